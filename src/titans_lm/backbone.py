@@ -1,0 +1,169 @@
+"""A stack of blocks: hidden states in, hidden states out, state in, state out. It knows no tokens."""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from titans_lm.attention import Projections
+from titans_lm.blocks import BLOCKS
+from titans_lm.config import BackboneConfig
+from titans_lm.layers import Call, RMSNorm, Rope, SwiGLU, rope_angles
+from titans_lm.memory import GateProjection, NeuralMemory
+from titans_lm.ops.state import state_tensors
+
+Hidden = Float[Tensor, "B T E"]
+
+
+class BackboneState(NamedTuple):
+    """What a stack carries between calls: tokens read by each row, and one state per block."""
+
+    position: Int[Tensor, " B"]
+    layers: tuple[Any, ...]
+
+
+class Packing(NamedTuple):
+    """Rows with padding anywhere, moved to the left and back."""
+
+    lengths: Int[Tensor, " B"]
+    source: Int[Tensor, "B T"]
+    target: Int[Tensor, "B T"]
+
+    @classmethod
+    def of(cls, valid: Bool[Tensor, "B T"]) -> "Packing":
+        order = torch.argsort(~valid, dim=1, stable=True)
+        return cls(valid.sum(1), order, (valid.cumsum(1) - 1).clamp(min=0))
+
+    def pack(self, x: Hidden) -> Hidden:
+        return x.gather(1, self.source[..., None].expand_as(x))
+
+    def unpack(self, x: Tensor, valid: Bool[Tensor, "B T"]) -> Tensor:
+        tail = [1] * (x.dim() - 2)
+        x = x.gather(1, self.target.view(*self.target.shape, *tail).expand_as(x))
+        return x * valid.view(*valid.shape, *tail)
+
+
+class Backbone(nn.Module):
+    """A stack of blocks of one architecture with a final norm.
+
+    `forward(x, state=None, valid=None)` is the one path of training, prefill and decoding: hidden states (B, T, E) and
+    the state after earlier tokens go in, hidden states and the state after these go out, so any sequence may be cut
+    anywhere. `valid` (B, T) marks real tokens, with padding anywhere; padding moves no state and its output is zero.
+    """
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(BLOCKS[config.architecture](config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.gradient_checkpointing = False
+        self._layout: list[tuple[int, ...]] | None = None
+        self.apply(self.init_weights)
+
+    def init_weights(self, module: nn.Module) -> None:
+        """Draw a module's weights: the one place where every parameter of a model gets its first value.
+
+        Linear maps N(0, 1 / fan-in); maps into the residual stream (o_proj, down_proj) 1 / √(2 · blocks) of that; gate
+        projections N(0, 0.02²), their biases as D2 says; the memory as D14 says.
+        """
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        elif hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+        if isinstance(module, GateProjection):
+            nn.init.normal_(module.proj.weight, std=0.02)
+        out = {Projections: "o_proj", NeuralMemory: "o_proj", SwiGLU: "down_proj"}
+        for kind, name in out.items():
+            if isinstance(module, kind):
+                weight = getattr(module, name).weight
+                nn.init.normal_(weight, std=(2 * self.config.num_hidden_layers * weight.shape[1]) ** -0.5)
+
+    def init_state(self, batch_size: int) -> BackboneState:
+        """The state at the start of a document, persistent tokens read."""
+        if batch_size < 1:
+            raise ValueError(f"got batch_size={batch_size}; expected at least 1")
+        position = torch.zeros(batch_size, dtype=torch.int64, device=self.norm.weight.device)
+        return BackboneState(position, tuple(block.init_state(batch_size) for block in self.layers))
+
+    def forward(
+        self,
+        x: Hidden,
+        state: BackboneState | None = None,
+        valid: Bool[Tensor, "B T"] | None = None,
+        surprise: list[Tensor] | None = None,
+    ) -> tuple[Hidden, BackboneState]:
+        """Read hidden states; a list passed as `surprise` receives ‖∇ℓ‖ (B, T, H, L) of every memory layer in turn.
+
+        Raises ValueError for an input, a mask or a state that does not belong to this stack or to the batch.
+        """
+        self._check(x, state, valid)
+        fresh = state is None
+        state = self.init_state(x.shape[0]) if state is None else state
+        if x.shape[1] == 0:
+            return x, state
+        packing = None
+        if valid is not None and not bool(valid.all()):
+            packing = Packing.of(valid)
+            x = packing.pack(x * valid[..., None])
+        lengths = None if packing is None else packing.lengths
+        found = None if surprise is None else []
+        call = Call(state.position, lengths, self._rope(x, state.position, fresh), fresh, found)
+        layers = []
+        for block, layer in zip(self.layers, state.layers, strict=True):
+            if self.gradient_checkpointing and self.training and torch.is_grad_enabled() and surprise is None:
+                x, layer = checkpoint(block, x, layer, call, use_reentrant=False)
+            else:
+                x, layer = block(x, layer, call)
+            layers.append(layer)
+        x = self.norm(x)
+        if packing is not None and valid is not None:
+            x = packing.unpack(x, valid)
+            found = None if found is None else [packing.unpack(size, valid) for size in found]
+        if surprise is not None and found is not None:
+            surprise.extend(found)
+        return x, BackboneState(state.position + (x.shape[1] if lengths is None else lengths), tuple(layers))
+
+    def _rope(self, x: Hidden, position: Int[Tensor, " B"], fresh: bool) -> Rope:
+        c = self.config
+        places = torch.arange(x.shape[1], device=x.device)[None]
+        if not fresh:
+            places = position[:, None] + places
+        if c.architecture in ("mac", "segment"):  # positions count inside a segment
+            places = places % c.segment_len
+        return rope_angles(places, c.rotary_dim, c.rope_theta, x.dtype)
+
+    def _check(self, x: Tensor, state: BackboneState | None, valid: Tensor | None) -> None:
+        E = self.config.hidden_size
+        if x.dim() != 3 or x.shape[-1] != E or not x.dtype.is_floating_point:
+            raise ValueError(
+                f"got hidden states {x.dtype} {tuple(x.shape)}; expected floating point (B, T, E) with E = {E}"
+            )
+        if valid is not None and (valid.dtype != torch.bool or valid.shape != x.shape[:2]):
+            raise ValueError(
+                f"got valid {valid.dtype} {tuple(valid.shape)}; expected bool (B, T) = {tuple(x.shape[:2])}"
+            )
+        if state is None:
+            return
+        if not isinstance(state, BackboneState):
+            raise ValueError(f"got a state of type {type(state).__name__}; expected BackboneState (see init_state)")
+        if self._layout is None:
+            with torch.no_grad():
+                self._layout = self._shapes(self.init_state(1))
+        got = self._shapes(state)
+        if got != self._layout:
+            raise ValueError(
+                "got the state of another model: its blocks or tensor sizes differ; start from init_state()"
+            )
+        if state.position.shape[0] != x.shape[0]:
+            raise ValueError(f"got a state of {state.position.shape[0]} rows and {x.shape[0]} rows of input")
+
+    def _shapes(self, state: BackboneState) -> list[tuple[int, ...]]:
+        """Shapes of a state without its batch; full attention's keys and values have no fixed length."""
+        free = self.config.architecture == "attention"
+        return [tuple(x.shape[2:] if free and x.dim() == 4 else x.shape[1:]) for x in state_tensors(state)]

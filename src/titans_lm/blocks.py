@@ -1,0 +1,261 @@
+"""The blocks: one class per figure of the paper, and the same stack without memory as the honest ablation.
+
+Every block is pre-norm with a SwiGLU MLP, x + mix(norm(x)) then x + mlp(norm(x)); they differ in `mix` alone. All have
+P persistent tokens (P, E): learned rows, independent of the data (eq. 19).
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from titans_lm.attention import FullAttention, KeyValues, SegmentAttention, WindowAttention, segment_pieces
+from titans_lm.config import BackboneConfig
+from titans_lm.layers import Call, RMSNorm, SwiGLU
+from titans_lm.memory import LayerState, NeuralMemory
+from titans_lm.ops.state import repeat_rows, select_rows
+
+Hidden = Float[Tensor, "B T E"]
+
+
+class MACState(NamedTuple):
+    """What a MAC block carries: besides the memory, the memory as it stood when the segment began (for eq. 21)."""
+
+    memory: LayerState
+    at_segment_start: tuple[Tensor, ...]
+    query_conv: tuple[Tensor, ...]
+    attention: KeyValues
+    recalled: tuple[Tensor, Tensor]
+
+
+class HybridState(NamedTuple):
+    """What a MAG or MAL block carries."""
+
+    memory: LayerState
+    attention: KeyValues
+
+
+class Block(nn.Module, ABC):
+    """The macro-architecture that all blocks share: x + mix(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.mixer_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, config.mlp_width)
+        unread = config.architecture == "lmm" and not config.memory_reads_persistent
+        self.persistent = nn.Parameter(torch.empty(0 if unread else config.num_persistent, config.hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Persistent tokens join the normalised tokens, so they start at the same scale."""
+        nn.init.normal_(self.persistent)
+
+    @abstractmethod
+    def init_state(self, batch_size: int) -> Any:
+        """The state at the start of a document."""
+
+    @abstractmethod
+    def mix(self, x: Hidden, state: Any, call: Call) -> tuple[Hidden, Any]:
+        """Mix tokens over time."""
+
+    def forward(self, x: Hidden, state: Any, call: Call) -> tuple[Hidden, Any]:
+        y, state = self.mix(self.mixer_norm(x), state, call)
+        x = x + y
+        return x + self.mlp(self.mlp_norm(x)), state
+
+    def memory_start(self, memory: NeuralMemory, batch_size: int) -> LayerState:
+        """The memory at the start of a document, after it has read the persistent tokens: M(x̃), x̃ = [P | x] (D16)."""
+        if not self.config.memory_reads_persistent or not self.persistent.shape[0]:
+            return memory.init_state(batch_size)
+        _, state = memory(self.persistent[None], memory.init_state(1))
+        return repeat_rows(state, batch_size)
+
+
+class LMMBlock(Block):
+    """The memory alone mixes tokens.
+
+    x̃ = [P | x],   o = M(x̃)
+    """
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
+        self.memory = NeuralMemory(config)
+
+    def init_state(self, batch_size: int) -> LayerState:
+        return self.memory_start(self.memory, batch_size)
+
+    def mix(self, x: Hidden, state: LayerState, call: Call) -> tuple[Hidden, LayerState]:
+        return self.memory(x, state, call.lengths, call.surprise)
+
+
+class MACBlock(Block):
+    """Memory as a context: attention sees what the memory recalls, then the memory writes what attention made of it.
+
+        h_t = M*_{t−1}(s_t W_Q)             recall with the memory after the previous segment     (eq. 21)
+        y_t = Attn([P | h_t | s_t])         causal in tokens and in recalled rows                 (eq. 22–23)
+        M_t = M_{t−1}(y_t)                  write what attention made of it                       (eq. 24)
+        o_t = y_t ⊗ M*_t(y_t)               gate by a second recall, after the write              (eq. 25)
+
+    t counts segments of `segment_len` tokens. The gate of token i comes from the memory written up to i: the whole
+    segment's M_t would tell the future. The segment's own rows of y are written (D7), one row is recalled per token
+    (D8), and y ⊗ m = RMSNorm(y) ∘ σ(RMSNorm(m)) with learned weights (D9).
+    """
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
+        self.memory = NeuralMemory(config)
+        self.attention = SegmentAttention(config)
+        self.gate = Gate(config)
+
+    def init_state(self, batch_size: int) -> MACState:
+        memory = self.memory.init_state(batch_size)
+        tails = self.memory.init_tails(batch_size)
+        attention = self.attention.init_state(batch_size)
+        return MACState(memory, memory.memory.M, tails, attention, self.attention.init_recalled(batch_size))
+
+    def mix(self, x: Hidden, state: MACState, call: Call) -> tuple[Hidden, MACState]:
+        outputs, surprise = [], None if call.surprise is None else []
+        for start, stop, phase in segment_pieces(call, x.shape[1], self.config.segment_len):
+            piece = call.piece(start, stop)._replace(surprise=surprise)
+            o, state = self._segment(x[:, start:stop], state, piece, phase)
+            outputs.append(o)
+        if call.surprise is not None and surprise:
+            call.surprise.append(torch.cat(surprise, dim=1))
+        return torch.cat(outputs, dim=1), state
+
+    def _segment(self, s: Hidden, state: MACState, call: Call, phase: int | Tensor) -> tuple[Hidden, MACState]:
+        """Tokens of one segment, or of the part of it that this call holds."""
+        h, tails = self.memory.recall(s, state.at_segment_start, state.query_conv, call.lengths)
+        y, attention, recalled = self.attention(s, state.attention, call, self.persistent, phase, (h, state.recalled))
+        m, memory = self.memory(y, state.memory, call.lengths, call.surprise)
+        at_start = self._segment_start(state, memory, call, phase, s.shape[1])
+        return self.gate(y, m), MACState(memory, at_start, tails, attention, recalled)
+
+    def _segment_start(
+        self, state: MACState, memory: LayerState, call: Call, phase: int | Tensor, length: int
+    ) -> tuple[Tensor, ...]:
+        """The memory that the next token recalls from: a new one where the call has ended a segment."""
+        if isinstance(phase, int) and call.lengths is None:
+            ended = phase + length == self.config.segment_len
+            return memory.memory.M if ended else state.at_segment_start
+        counted = length if call.lengths is None else call.lengths
+        ended = phase + counted == self.config.segment_len
+        return select_rows(ended, memory.memory.M, state.at_segment_start)
+
+
+class Gate(nn.Module):
+    """y ⊗ m = RMSNorm(y) ∘ σ(RMSNorm(m)), each norm with its learned weights (eq. 25 and 28; D9)."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        # A gated branch has no projection of its own behind it, so its size at the start is set here.
+        self.value_norm = RMSNorm(config.hidden_size, config.norm_eps, scale=0.1)
+        self.gate_norm = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def forward(self, y: Hidden, m: Hidden) -> Hidden:
+        return self.value_norm(y) * torch.sigmoid(self.gate_norm(m))
+
+
+class MAGBlock(Block):
+    """Memory as a gate: sliding-window attention and memory side by side, multiplied.
+
+    x̃ = [P | x],   y = SWA(x̃)                                                                (eq. 26–27)
+    o = y ⊗ M(x̃)                                                                             (eq. 28)
+    """
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
+        self.memory = NeuralMemory(config)
+        self.attention = WindowAttention(config)
+        self.gate = Gate(config)
+
+    def init_state(self, batch_size: int) -> HybridState:
+        return HybridState(self.memory_start(self.memory, batch_size), self.attention.init_state(batch_size))
+
+    def mix(self, x: Hidden, state: HybridState, call: Call) -> tuple[Hidden, HybridState]:
+        y, attention = self.attention(x, state.attention, call, self.persistent)
+        m, memory = self.memory(x, state.memory, call.lengths, call.surprise)
+        return self.gate(y, m), HybridState(memory, attention)
+
+
+class MALBlock(Block):
+    """Memory as a layer: the memory compresses, then sliding-window attention looks at what it made.
+
+    x̃ = [P | x],   y = M(x̃)                                                                  (eq. 29–30)
+    o = SWA(y)                                                                               (eq. 31)
+    """
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
+        self.memory = NeuralMemory(config)
+        self.attention = WindowAttention(config)
+        self.between = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def init_state(self, batch_size: int) -> HybridState:
+        return HybridState(self.memory_start(self.memory, batch_size), self.attention.init_state(batch_size))
+
+    def mix(self, x: Hidden, state: HybridState, call: Call) -> tuple[Hidden, HybridState]:
+        y, memory = self.memory(x, state.memory, call.lengths, call.surprise)
+        o, attention = self.attention(self.between(y), state.attention, call, self.persistent)
+        return o, HybridState(memory, attention)
+
+
+class AttentionBlock(Block):
+    """No memory: full causal attention over everything read so far."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
+        self.attention = FullAttention(config)
+
+    def init_state(self, batch_size: int) -> KeyValues:
+        return self.attention.init_state(batch_size)
+
+    def mix(self, x: Hidden, state: KeyValues, call: Call) -> tuple[Hidden, KeyValues]:
+        return self.attention(x, state, call, self.persistent)
+
+
+class SlidingBlock(Block):
+    """No memory: what is left of MAG and MAL, sliding-window attention."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
+        self.attention = WindowAttention(config)
+
+    def init_state(self, batch_size: int) -> KeyValues:
+        return self.attention.init_state(batch_size)
+
+    def mix(self, x: Hidden, state: KeyValues, call: Call) -> tuple[Hidden, KeyValues]:
+        return self.attention(x, state, call, self.persistent)
+
+
+class SegmentBlock(Block):
+    """No memory: what is left of MAC, attention inside segments."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
+        self.attention = SegmentAttention(config)
+
+    def init_state(self, batch_size: int) -> KeyValues:
+        return self.attention.init_state(batch_size)
+
+    def mix(self, x: Hidden, state: KeyValues, call: Call) -> tuple[Hidden, KeyValues]:
+        outputs = []
+        for start, stop, phase in segment_pieces(call, x.shape[1], self.config.segment_len):
+            o, state, _ = self.attention(x[:, start:stop], state, call.piece(start, stop), self.persistent, phase)
+            outputs.append(o)
+        return torch.cat(outputs, dim=1), state
+
+
+BLOCKS: dict[str, type[Block]] = {
+    "lmm": LMMBlock,
+    "mac": MACBlock,
+    "mag": MAGBlock,
+    "mal": MALBlock,
+    "attention": AttentionBlock,
+    "sliding": SlidingBlock,
+    "segment": SegmentBlock,
+}

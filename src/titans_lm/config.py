@@ -1,0 +1,205 @@
+"""Settings of the memory and of the stack around it: frozen dataclasses, and every check of a setting.
+
+Configurations speak words (`memory_depth`), the ops speak letters (`L`); `memory.py` is where one becomes the other.
+One flat set of names serves the library, the Hugging Face config and the command line, so a `BackboneConfig` is a
+`MemoryConfig` with a stack around it.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Architecture = Literal["lmm", "mac", "mag", "mal", "attention", "sliding", "segment"]
+Activation = Literal["gelu", "silu", "relu"]
+Gates = Literal["head", "layer", "channel"]
+Objective = Literal["l2", "dot"]
+ForgetTo = Literal["zero", "init"]
+Backend = Literal["auto", "reference", "chunked"]
+
+MEMORY_ARCHITECTURES = ("lmm", "mac", "mag", "mal")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Phrase the nearest known name as a hint, or list what is known."""
+    known = sorted(known)
+    match = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {match[0]!r}?" if match else f"expected one of {', '.join(known)}"
+
+
+def check_choice(what: str, got: Any, known: Iterable[str]) -> None:
+    known = tuple(known)
+    if got not in known:
+        raise ValueError(f"got {what}={got!r}; {nearest(str(got), known)} (one of {', '.join(known)})")
+
+
+def check_at_least(what: str, got: Any, least: int) -> None:
+    if not isinstance(got, int) or isinstance(got, bool) or got < least:
+        raise ValueError(f"got {what}={got!r}; expected an integer of at least {least}")
+
+
+def check_between(what: str, got: Any, low: float, high: float) -> None:
+    if not isinstance(got, (int, float)) or isinstance(got, bool) or not low <= got <= high:
+        raise ValueError(f"got {what}={got!r}; expected a number from {low} to {high}")
+
+
+def check_known(cls: type, settings: Iterable[str]) -> None:
+    """Fail on a setting that the config class does not have, with the nearest match."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in settings:
+        if name not in names:
+            raise ValueError(f"unknown setting {name!r} for {cls.__name__}; {nearest(name, names)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """Settings of one neural long-term memory layer."""
+
+    hidden_size: int = 256
+    """Width E of the model."""
+    num_attention_heads: int = 4
+    """Heads H, of attention and of the memory: one memory of D = E / H channels per head (D5)."""
+    memory_depth: int = 2
+    """Layers L of the memory network, 1 to 4; 1 is the linear memory M(x) = x W."""
+    memory_expansion: int = 4
+    """Hidden width of the memory network in multiples of the head dimension (depth 2 and more)."""
+    memory_activation: Activation = "gelu"
+    """Non-linearity φ of the memory network."""
+    memory_residual: bool | None = None
+    """Whether M(x) adds x; by default for depth 2 and more."""
+    memory_norm: bool | None = None
+    """Whether the memory network ends in a LayerNorm; by default for depth 2 and more."""
+    memory_objective: Objective = "l2"
+    """Inner loss: l2 is ‖M(k) − v‖² (eq. 12), dot is −⟨M(k), v⟩ (linear attention)."""
+    forget_to: ForgetTo = "init"
+    """Where forgetting leads: to the learned initial memory, or to zero as in eq. 13 (D13)."""
+    chunk_size: int = 16
+    """Tokens C whose gradients are taken at the same memory; part of the model, not a speed knob."""
+    gates: Gates = "layer"
+    """Gates per head, per head and memory layer, or channel-wise on each layer's input (D3)."""
+    gate_rank: int = 32
+    """Rank of the projection that makes channel-wise gates (D2)."""
+    momentum: bool = True
+    """Whether past surprise is carried (η); off sets η = 0."""
+    decay: bool = True
+    """Whether the memory forgets (α); off sets α = 0."""
+    theta_bound: float = 0.9
+    """c in θ ≤ c (1 − η_max) / C, the bound that keeps repeated keys stable (D10)."""
+    eta_max: float = 0.8
+    """Largest share of past surprise that a token may keep (D10)."""
+    alpha_max: float = 1.0
+    """Largest share of the memory that a token may forget."""
+    alpha_init: float = 0.002
+    """Share of the memory that a token forgets before training (D2)."""
+    conv_size: int = 4
+    """Kernel of the causal depthwise convolution on the memory's q, k, v; 1 switches it off."""
+    memory_backend: Backend = "auto"
+    """What computes the memory; every backend gives the same result."""
+    norm_eps: float = 1e-6
+    """Epsilon of every RMSNorm."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_attention_heads", "memory_expansion", "chunk_size", "gate_rank", "conv_size"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("memory_depth", self.memory_depth, 1)
+        if self.memory_depth > 4:
+            raise ValueError(f"got memory_depth={self.memory_depth}; expected 1 to 4 layers")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"got hidden_size={self.hidden_size} and num_attention_heads={self.num_attention_heads}; "
+                "expected a width that the heads divide"
+            )
+        check_choice("memory_activation", self.memory_activation, get_args(Activation))
+        check_choice("memory_objective", self.memory_objective, get_args(Objective))
+        check_choice("forget_to", self.forget_to, get_args(ForgetTo))
+        check_choice("gates", self.gates, get_args(Gates))
+        check_choice("memory_backend", self.memory_backend, get_args(Backend))
+        check_between("theta_bound", self.theta_bound, 0.0, 1.0)
+        check_between("eta_max", self.eta_max, 0.0, 0.999)
+        check_between("alpha_max", self.alpha_max, 0.0, 1.0)
+        check_between("alpha_init", self.alpha_init, 0.0, 1.0)
+        if self.decay and not 0.0 < self.alpha_init < self.alpha_max:
+            raise ValueError(
+                f"got alpha_init={self.alpha_init} and alpha_max={self.alpha_max}; expected 0 < alpha_init < alpha_max "
+                "(decay=False switches forgetting off)"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Channels D of one head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def memory_widths(self) -> tuple[int, ...]:
+        """Widths D_0 … D_L of the memory network."""
+        hidden = self.memory_expansion * self.head_dim
+        return (self.head_dim, *[hidden] * (self.memory_depth - 1), self.head_dim)
+
+    @property
+    def use_residual(self) -> bool:
+        return self.memory_depth > 1 if self.memory_residual is None else self.memory_residual
+
+    @property
+    def use_norm(self) -> bool:
+        return self.memory_depth > 1 if self.memory_norm is None else self.memory_norm
+
+    @property
+    def theta_max(self) -> float:
+        """Largest step: c (1 − η_max) / C (MATH §3; D10)."""
+        eta_max = self.eta_max if self.momentum else 0.0
+        return self.theta_bound * (1.0 - eta_max) / self.chunk_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneConfig(MemoryConfig):
+    """Settings of a stack of blocks: hidden states in, hidden states out."""
+
+    architecture: Architecture = "mac"
+    """lmm, mac, mag, mal, or the same stack without memory: attention (full), sliding (window), segment."""
+    num_hidden_layers: int = 4
+    """Blocks in the stack."""
+    intermediate_size: int | None = None
+    """Width of the SwiGLU MLP; by default 8/3 of hidden_size, rounded up to a multiple of 32."""
+    segment_len: int = 512
+    """Tokens of a segment (mac, segment); a multiple of chunk_size for mac."""
+    window: int = 512
+    """Tokens that sliding-window attention sees, the token itself included (mag, mal, sliding)."""
+    num_persistent: int = 16
+    """Persistent tokens P of each block: learned, independent of the data (D11)."""
+    memory_reads_persistent: bool = True
+    """Whether the memory reads the persistent tokens before a document (lmm, mag, mal; D16)."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary embedding."""
+    rotary_fraction: float = 0.5
+    """Share of a head's channels that the rotary embedding turns; the rest is free of position (D18)."""
+    attention_conv_size: int = 1
+    """Kernel of a causal depthwise convolution on attention's q, k, v; 1 is none (for fair baselines, 4)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("architecture", self.architecture, get_args(Architecture))
+        for name in ("num_hidden_layers", "segment_len", "window", "attention_conv_size"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("num_persistent", self.num_persistent, 0)
+        if self.intermediate_size is not None:
+            check_at_least("intermediate_size", self.intermediate_size, 1)
+        check_between("rotary_fraction", self.rotary_fraction, 0.0, 1.0)
+        if self.architecture == "mac" and self.segment_len % self.chunk_size:
+            raise ValueError(
+                f"got segment_len={self.segment_len} and chunk_size={self.chunk_size}; expected a segment_len that is "
+                "a multiple of chunk_size, so that a segment ends where a chunk ends"
+            )
+
+    @property
+    def mlp_width(self) -> int:
+        return self.intermediate_size or -(-8 * self.hidden_size // 3 // 32) * 32
+
+    @property
+    def rotary_dim(self) -> int:
+        """Channels of a head that the rotary embedding turns: an even number."""
+        return int(self.head_dim * self.rotary_fraction) // 2 * 2
+
+    @property
+    def has_memory(self) -> bool:
+        return self.architecture in MEMORY_ARCHITECTURES

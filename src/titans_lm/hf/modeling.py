@@ -1,0 +1,212 @@
+"""Titans as Hugging Face models: embedding, backbone, head, and the contract of `generate()`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import ModelOutput
+
+from titans_lm.backbone import Backbone, BackboneState
+from titans_lm.blocks import BLOCKS
+from titans_lm.hf.cache import TitansCache
+from titans_lm.hf.configuration import TitansConfig
+
+
+@dataclass
+class TitansOutput(ModelOutput):
+    """What a forward pass returns.
+
+    `state` (with return_state) carries gradients and belongs to truncated or full backpropagation through segments;
+    `past_key_values` holds the same state without them. `surprise` (with output_surprise) has ‖∇ℓ‖ of every token,
+    (B, T, H, L) for each block with a memory.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    past_key_values: Cache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    state: BackboneState | None = None
+    surprise: tuple[Tensor, ...] | None = None
+
+
+class TitansPreTrainedModel(PreTrainedModel):
+    """What every Titans model shares: its config, how weights start, and what stays in float32."""
+
+    config_class = TitansConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = [block.__name__ for block in BLOCKS.values()]  # noqa: RUF012 - a list is what transformers reads
+    _keep_in_fp32_modules_strict = {"initial"}  # noqa: RUF012 - M_init starts a state, and states are float32
+    _is_stateful = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        self.base_model.backbone.init_weights(module)
+
+
+class TitansModel(TitansPreTrainedModel):
+    """Token embedding and backbone: input ids (B, T) in, hidden states (B, T, E) out."""
+
+    def __init__(self, config: TitansConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.backbone = Backbone(config.backbone_config())
+        self.post_init()
+
+    def init_state(self, batch_size: int) -> BackboneState:
+        """The state at the start of a document."""
+        return self.backbone.init_state(batch_size)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: TitansCache | None = None,
+        inputs_embeds: Float[Tensor, "B T E"] | None = None,
+        use_cache: bool | None = None,
+        state: BackboneState | None = None,
+        return_state: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_surprise: bool = False,
+        return_dict: bool | None = None,
+    ) -> TitansOutput | tuple:
+        """Read tokens after those that a cache or a state already holds.
+
+        The mask (B, T) or (B, past + T) marks real tokens, padding on any side. Raises ValueError for ids outside the
+        vocabulary's type, for both or none of ids and embeddings, and for a cache or mask of another form.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("got both or none of input_ids and inputs_embeds; expected exactly one")
+        if output_attentions:
+            raise ValueError("got output_attentions=True; fused attention keeps no weights, and memories have none")
+        if input_ids is not None and (input_ids.dim() != 2 or input_ids.dtype.is_floating_point):
+            raise ValueError(f"got input_ids {input_ids.dtype} {tuple(input_ids.shape)}; expected integers (B, T)")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        cache = self._cache(past_key_values, use_cache, state)
+        state = state if cache is None or cache.state is None else cache.state
+        surprise: list[Tensor] | None = [] if output_surprise else None
+        hidden: list[Tensor] | None = [x] if output_hidden_states else None
+        with _collect(self.backbone.layers, hidden):
+            x, state = self.backbone(x, state, _valid(attention_mask, x), surprise)
+        if cache is not None:
+            cache.store(state, x.shape[1])
+        output = TitansOutput(
+            last_hidden_state=x,
+            past_key_values=cache if use_cache else None,
+            hidden_states=None if hidden is None else tuple(hidden),
+            state=state if return_state else None,
+            surprise=None if surprise is None else tuple(surprise),
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    @staticmethod
+    def _cache(cache: Any, use_cache: bool, state: BackboneState | None) -> TitansCache | None:
+        if cache is None:
+            return TitansCache() if use_cache else None
+        if not isinstance(cache, TitansCache):
+            raise ValueError(
+                f"got past_key_values of type {type(cache).__name__}; expected TitansCache, or None to start one"
+            )
+        if state is not None:
+            raise ValueError("got both past_key_values and state; expected one of them: both say what came before")
+        return cache
+
+
+class _collect:
+    """Append each block's output to a list while inside."""
+
+    def __init__(self, blocks: nn.ModuleList, into: list[Tensor] | None) -> None:
+        self.blocks, self.into, self.hooks = blocks, into, []
+
+    def __enter__(self) -> None:
+        if self.into is not None:
+            into = self.into
+            self.hooks = [b.register_forward_hook(lambda _m, _a, out: into.append(out[0])) for b in self.blocks]
+
+    def __exit__(self, *_: Any) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+
+def _valid(mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """The mask of this call's tokens: `generate()` passes one for past and present together."""
+    if mask is None:
+        return None
+    B, T = x.shape[:2]
+    if mask.dim() != 2 or mask.shape[0] != B or mask.shape[1] < T:
+        raise ValueError(
+            f"got attention_mask of shape {tuple(mask.shape)}; expected (B, T) or (B, past + T), B, T = {B}, {T}"
+        )
+    return mask[:, mask.shape[1] - T :].to(device=x.device, dtype=torch.bool)
+
+
+class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
+    """A Titans language model: `generate()`, safetensors, Trainer and PEFT as any causal LM, a state of constant size.
+
+    `forward(…)` takes what `TitansModel.forward` takes, and `labels` (B, T), shifted inside, −100 ignored, and
+    `logits_to_keep`: how many last positions get logits, 0 for all.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: TitansConfig) -> None:
+        super().__init__(config)
+        self.model = TitansModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def init_state(self, batch_size: int) -> BackboneState:
+        """The state at the start of a document."""
+        return self.model.init_state(batch_size)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as every transformers model does, with the memory's state as the cache."""
+        settings = kwargs.get("generation_config") or self.generation_config
+        use_cache = kwargs.get("use_cache", getattr(settings, "use_cache", True))
+        if use_cache is not False and kwargs.get("past_key_values") is None:
+            kwargs["past_key_values"] = TitansCache()
+        return super().generate(*args, **kwargs)
+
+    def forward(  # noqa: PLR0913 - the arguments are transformers'
+        self,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: TitansCache | None = None,
+        inputs_embeds: Float[Tensor, "B T E"] | None = None,
+        labels: Int[Tensor, "B T"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        state: BackboneState | None = None,
+        return_state: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_surprise: bool = False,
+        return_dict: bool | None = None,
+        **loss_settings: Any,
+    ) -> TitansOutput | tuple:
+        """Predict the next token at every position; see the class and `TitansModel.forward`."""
+        unknown = set(loss_settings) - {"num_items_in_batch"}
+        if unknown:
+            raise ValueError(
+                f"got unknown arguments {sorted(unknown)}; only num_items_in_batch may be added, for the loss"
+            )
+        output = self.model(
+            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, state, return_state,
+            output_attentions, output_hidden_states, output_surprise,
+        )  # fmt: skip
+        hidden = output.last_hidden_state
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        output.logits = self.lm_head(hidden[:, keep, :])
+        if labels is not None:
+            output.loss = self.loss_function(
+                logits=output.logits, labels=labels, vocab_size=self.config.vocab_size, **loss_settings
+            )
+        output.last_hidden_state = None
+        return output.to_tuple() if return_dict is False else output

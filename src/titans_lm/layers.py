@@ -1,0 +1,131 @@
+"""The ordinary parts: RMSNorm, SwiGLU, rotary embedding, short convolution, and what a call tells every layer."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from titans_lm.ops.state import state_dtype
+
+
+class Rope(NamedTuple):
+    """Cosines and sines of the rotary embedding for the tokens of a call."""
+
+    cos: Float[Tensor, "_ T R"]
+    sin: Float[Tensor, "_ T R"]
+
+
+class Call(NamedTuple):
+    """What every layer needs to know about one call besides its input and state.
+
+    `position` counts the tokens of each row before the call. `lengths` are the real tokens of each row, padding to the
+    right; None when all are real. `fresh` says that every row starts a document, so nothing is cached yet. A list in
+    `surprise` collects the memory layers' ‖∇ℓ‖ (B, T, H, L) in the order of the blocks.
+    """
+
+    position: Int[Tensor, " B"]
+    lengths: Int[Tensor, " B"] | None
+    rope: Rope
+    fresh: bool
+    surprise: list[Tensor] | None = None
+
+    def piece(self, start: int, stop: int) -> "Call":
+        """The same call as seen by tokens start … stop of it."""
+        lengths = None if self.lengths is None else (self.lengths - start).clamp(0, stop - start)
+        rope = Rope(self.rope.cos[:, start:stop], self.rope.sin[:, start:stop])
+        taken = start if self.lengths is None else self.lengths.clamp(max=start)
+        return self._replace(
+            position=self.position + taken, lengths=lengths, rope=rope, fresh=self.fresh and start == 0
+        )
+
+
+def valid_tokens(lengths: Int[Tensor, " B"] | None, length: int) -> Bool[Tensor, "B T"] | None:
+    """Turn lengths of right-padded rows into a mask."""
+    if lengths is None:
+        return None
+    return torch.arange(length, device=lengths.device) < lengths[:, None]
+
+
+def last_rows(x: Tensor, keep: int, lengths: Int[Tensor, " B"] | None) -> Tensor:
+    """The last `keep` rows that count: x is (B, keep + T, …), of which the first keep + lengths are real."""
+    if lengths is None:
+        return x[:, x.shape[1] - keep :]
+    index = lengths[:, None] + torch.arange(keep, device=x.device)
+    tail = [1] * (x.dim() - 2)
+    return x.gather(1, index.view(*index.shape, *tail).expand(-1, -1, *x.shape[2:]))
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean(x²) + ε) · weight, computed in at least float32."""
+
+    def __init__(self, width: int, eps: float, scale: float = 1.0) -> None:
+        super().__init__()
+        self.eps, self.scale = eps, scale
+        self.weight = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.scale)
+
+    def forward(self, x: Float[Tensor, "*s E"]) -> Float[Tensor, "*s E"]:
+        precise = state_dtype(x.dtype)
+        return (F.rms_norm(x.to(precise), x.shape[-1:], eps=self.eps) * self.weight.to(precise)).to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """The Llama MLP: W_down(SiLU(W_gate x) ∘ W_up x)."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, hidden, bias=False)
+        self.up_proj = nn.Linear(width, hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class ShortConvolution(nn.Module):
+    """Causal depthwise convolution whose last inputs are a value, then SiLU: y_t = SiLU(Σ_i w_i ∘ x_{t−i})."""
+
+    def __init__(self, width: int, kernel: int) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.weight = nn.Parameter(torch.empty(kernel, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = self.kernel**-0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def init_tail(self, batch_size: int) -> Float[Tensor, "B K1 E"]:
+        """Nothing but zeros before the first token."""
+        width, dtype = self.weight.shape[1], state_dtype(self.weight.dtype)
+        return torch.zeros(batch_size, self.kernel - 1, width, dtype=dtype, device=self.weight.device)
+
+    def forward(
+        self, x: Float[Tensor, "B T E"], tail: Float[Tensor, "B K1 E"], lengths: Int[Tensor, " B"] | None
+    ) -> tuple[Float[Tensor, "B T E"], Float[Tensor, "B K1 E"]]:
+        T = x.shape[1]
+        padded = torch.cat([tail.to(x.dtype), x], dim=1)
+        # A handful of shifted products: on CPU faster than a grouped convolution, and no transposes.
+        y = sum(padded[:, i : i + T] * self.weight[i].to(x.dtype) for i in range(self.kernel))
+        return F.silu(y), last_rows(padded, self.kernel - 1, lengths).to(tail.dtype)
+
+
+def rope_angles(positions: Int[Tensor, "_ T"], channels: int, base: float, dtype: torch.dtype) -> Rope:
+    """Rotary angles of integer positions, computed in float64 so that token 10⁶ turns as exactly as token 1."""
+    half = torch.arange(0, channels, 2, device=positions.device, dtype=torch.float64)
+    angles = positions.to(torch.float64).unsqueeze(-1) * base ** (-half / max(channels, 1))
+    return Rope(angles.cos().to(state_dtype(dtype)), angles.sin().to(state_dtype(dtype)))
+
+
+def rotate(x: Float[Tensor, "B T H D"], rope: Rope) -> Float[Tensor, "B T H D"]:
+    """Turn the first 2R channels of every head by its token's angles; the others know no position (D18)."""
+    half = rope.cos.shape[-1]
+    cos, sin = rope.cos.unsqueeze(2), rope.sin.unsqueeze(2)
+    a, b = x[..., :half].to(cos.dtype), x[..., half : 2 * half].to(cos.dtype)
+    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+    return torch.cat([turned, x[..., 2 * half :]], dim=-1)

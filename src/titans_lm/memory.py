@@ -1,0 +1,183 @@
+"""The neural long-term memory as a layer: projections and gates, the op, and a gated output."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from titans_lm.config import MemoryConfig
+from titans_lm.layers import RMSNorm, ShortConvolution, valid_tokens
+from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
+from titans_lm.ops.state import state_dtype
+
+Hidden = Float[Tensor, "B T E"]
+
+
+class LayerState(NamedTuple):
+    """What a memory layer carries: the memory itself, and the last inputs of its three convolutions."""
+
+    memory: MemoryState
+    conv: tuple[Tensor, ...]
+
+
+class GateProjection(nn.Module):
+    """A gate from the token: limit_l · σ(x W + b), per head, per head and layer, or channel-wise (D2, D3)."""
+
+    def __init__(self, config: MemoryConfig, limits: list[float], start: float) -> None:
+        super().__init__()
+        self.kind, self.heads, self.limits, self.start = config.gates, config.num_attention_heads, limits, start
+        self.widths = list(config.memory_widths[:-1])
+        per_head = {"head": 1, "layer": len(limits), "channel": sum(self.widths)}[self.kind]
+        E, out = config.hidden_size, self.heads * per_head
+        self.down = nn.Linear(E, config.gate_rank, bias=False) if self.kind == "channel" else nn.Identity()
+        self.proj = nn.Linear(config.gate_rank if self.kind == "channel" else E, out)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Gates start at the same share of their limit for every token, and learn to differ."""
+        nn.init.constant_(self.proj.bias, math.log(self.start / (1.0 - self.start)))
+
+    def forward(self, x: Hidden) -> Tensor | tuple[Tensor, ...]:
+        logits = self.proj(self.down(x)).unflatten(-1, (self.heads, -1))
+        gate = torch.sigmoid(logits.to(state_dtype(x.dtype)))
+        if self.kind == "head":
+            gate = gate.expand(*gate.shape[:-1], len(self.limits))
+        if self.kind == "channel":
+            parts = gate.split(self.widths, dim=-1)
+            return tuple(part * limit for part, limit in zip(parts, self.limits, strict=True))
+        return gate * gate.new_tensor(self.limits)
+
+
+class NeuralMemory(nn.Module):
+    """A memory that learns while it reads, at inference too: one network per row and head, whose weights are the state.
+
+        q, k, v = conv(x W_Q), conv(x W_K), conv(x W_V)      SiLU after the convolution; ‖q‖ = ‖k‖ = 1
+        θ, η, α = gates(x)                                   θ ≤ c (1 − η_max) / C                      (D2, D10)
+        o, M    = memory(q, k, v, θ, η, α, M)                write, then read                           (eq. 11–15)
+        y       = (RMSNorm(o) ∘ SiLU(x W_G)) W_O
+
+    `forward(x, state=None)` takes and returns (B, T, E) and a state of constant size, so any sequence may be cut
+    anywhere. M_init and every gate are trained through the write path.
+    """
+
+    def __init__(self, config: MemoryConfig) -> None:
+        super().__init__()
+        self.config = config
+        E, H, D, L = config.hidden_size, config.num_attention_heads, config.head_dim, config.memory_depth
+        self.q_proj = nn.Linear(E, E, bias=False)
+        self.k_proj = nn.Linear(E, E, bias=False)
+        self.v_proj = nn.Linear(E, E, bias=False)
+        self.gate_proj = nn.Linear(E, E, bias=False)
+        self.o_proj = nn.Linear(E, E, bias=False)
+        self.convs = nn.ModuleList(
+            ShortConvolution(E, config.conv_size) for _ in range(3 if config.conv_size > 1 else 0)
+        )
+        # θ_l carries 1 / fan-in for l ≥ 2: a step on W_l acts with ‖h_{l−1}‖², which grows with the width (D14).
+        scales = [1.0] + [1.0 / width for width in config.memory_widths[1:-1]]
+        self.theta_proj = GateProjection(config, [config.theta_max * s for s in scales], 0.5)
+        self.eta_proj = GateProjection(config, [config.eta_max] * L, 0.5) if config.momentum else None
+        start = config.alpha_init / config.alpha_max if config.decay else 0.5
+        self.alpha_proj = GateProjection(config, [config.alpha_max] * L, start) if config.decay else None
+        widths = config.memory_widths
+        self.initial = nn.ParameterList(nn.Parameter(torch.empty(H, widths[i], widths[i + 1])) for i in range(L))
+        self.norm_weight = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
+        self.norm_bias = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
+        self.o_norm = RMSNorm(D, config.norm_eps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """M_init: W_1 ~ N(0, 1) because keys have norm 1, W_l ~ N(0, 1 / fan-in) after it (D14).
+
+        A linear memory starts at zero: whatever it would answer before it has read anything is noise.
+        """
+        for layer, weight in enumerate(self.initial):
+            if len(self.initial) == 1 and not self.config.use_norm:
+                nn.init.zeros_(weight)
+            else:
+                nn.init.normal_(weight, std=1.0 if layer == 0 else weight.shape[1] ** -0.5)
+        if self.norm_weight is not None and self.norm_bias is not None:
+            nn.init.ones_(self.norm_weight)
+            nn.init.zeros_(self.norm_bias)
+
+    @property
+    def network(self) -> MemoryNetwork:
+        """The memory's network as the ops know it."""
+        c = self.config
+        initial = tuple(self.initial) if c.forget_to == "init" else None
+        return MemoryNetwork(
+            c.memory_activation,
+            c.use_residual,
+            self.norm_weight,
+            self.norm_bias,
+            c.memory_objective,
+            c.forget_to,
+            initial,
+        )
+
+    def init_state(self, batch_size: int) -> LayerState:
+        """The state before the first token: M_init in every row, no surprise."""
+        memory = MemoryState.initial(tuple(self.initial), batch_size)
+        return LayerState(memory, tuple(conv.init_tail(batch_size) for conv in self.convs))
+
+    def _stream(
+        self, i: int, proj: nn.Linear, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
+    ) -> tuple[Float[Tensor, "B T H D"], tuple[Tensor, ...]]:
+        """Stream i of q, k, v: projection, convolution with its tail, heads."""
+        y = proj(x)
+        if self.convs:
+            y, tail = self.convs[i](y, tails[i], lengths)
+            tails = (*tails[:i], tail, *tails[i + 1 :])
+        y = y.unflatten(-1, (self.config.num_attention_heads, -1))
+        y = y.to(state_dtype(y.dtype))
+        if i < 2:
+            y = F.normalize(y, dim=-1)
+        elif self.config.use_norm:  # with LayerNorm the prediction has a fixed norm, so the target has it too (D15)
+            y = F.rms_norm(y, y.shape[-1:], eps=self.config.norm_eps)
+        return y, tails
+
+    def _finish(self, o: Float[Tensor, "B T H D"], x: Hidden) -> Hidden:
+        o = self.o_norm(o).flatten(-2).to(x.dtype)
+        return self.o_proj(o * F.silu(self.gate_proj(x)))
+
+    def forward(
+        self,
+        x: Hidden,
+        state: LayerState | None = None,
+        lengths: Int[Tensor, " B"] | None = None,
+        surprise: list[Tensor] | None = None,
+    ) -> tuple[Hidden, LayerState]:
+        """Read (B, T, E) into the memory and answer every token from the memory it has just changed.
+
+        `lengths` (B,) are the real tokens of right-padded rows. A list passed as `surprise` receives ‖∇ℓ‖ (B, T, H, L).
+        """
+        state = self.init_state(x.shape[0]) if state is None else state
+        tails = state.conv
+        q, tails = self._stream(0, self.q_proj, x, tails, lengths)
+        k, tails = self._stream(1, self.k_proj, x, tails, lengths)
+        v, tails = self._stream(2, self.v_proj, x, tails, lengths)
+        theta = self.theta_proj(x)
+        zero = torch.zeros(q.shape[:3], dtype=q.dtype, device=q.device)
+        eta = zero if self.eta_proj is None else self.eta_proj(x)
+        alpha = zero if self.alpha_proj is None else self.alpha_proj(x)
+        o, memory, size = neural_memory(
+            q, k, v, theta, eta, alpha, state.memory, network=self.network, chunk_size=self.config.chunk_size,
+            valid=valid_tokens(lengths, x.shape[1]), return_surprise=True,
+            backend=self.config.memory_backend,
+        )  # fmt: skip
+        if surprise is not None:
+            surprise.append(size)
+        return self._finish(o, x), LayerState(memory, tails)
+
+    def recall(
+        self, x: Hidden, M: tuple[Tensor, ...], tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None = None
+    ) -> tuple[Hidden, tuple[Tensor, ...]]:
+        """Only read: h = M*(x W_Q), finished as an output is (eq. 21). The query's convolution has its own tail."""
+        q, tails = self._stream(0, self.q_proj, x, tails, lengths)
+        return self._finish(read(M, q, self.network), x), tails
+
+    def init_tails(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Tails for `recall`: of the query's convolution alone."""
+        return tuple(conv.init_tail(batch_size) for conv in self.convs[:1])

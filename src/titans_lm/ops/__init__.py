@@ -1,0 +1,90 @@
+"""The mathematics of the neural memory: pure functions on tensors, no nn.Module.
+
+`neural_memory` writes and reads, `read` only reads. Every backend has the same signature and gives the same results;
+`reference.py` is the definition, `chunked.py` the closed form of a chunk.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from titans_lm.config import Backend, check_choice
+from titans_lm.ops.check import check_call, check_read, layer_gates
+from titans_lm.ops.chunked import chunked
+from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters
+from titans_lm.ops.reference import reference
+from titans_lm.ops.state import MemoryState, state_dtype
+
+__all__ = ["MemoryNetwork", "MemoryState", "neural_memory", "read"]
+
+_BACKENDS = {"reference": reference, "chunked": chunked, "auto": chunked}
+
+Gate = Tensor | tuple[Tensor, ...]
+
+
+def neural_memory(
+    q: Float[Tensor, "B T H D"],
+    k: Float[Tensor, "B T H D"],
+    v: Float[Tensor, "B T H D"],
+    theta: Gate,
+    eta: Gate,
+    alpha: Gate,
+    state: MemoryState,
+    *,
+    network: MemoryNetwork,
+    chunk_size: int,
+    valid: Bool[Tensor, "B T"] | None = None,
+    return_surprise: bool = False,
+    backend: Backend = "auto",
+) -> tuple[Tensor, MemoryState] | tuple[Tensor, MemoryState, Tensor]:
+    """Write each token into the memory, then read with its query; one memory per row and head.
+
+        S_t = η_t S_{t−1} − θ_t ∇ℓ(M_a; k_t, v_t)      surprise                      (eq. 14)
+        M_t = (1 − α_t) M_{t−1} + S_t                  forgetting                    (eq. 13)
+        o_t = M_t(q_t)                                 reading, after the write      (eq. 15)
+
+    ℓ = ‖M(k) − v‖² (eq. 12) or the network's other objective; M_a is the memory at the end of the previous chunk of
+    `chunk_size` tokens, which is part of the model: 1 is the exact recurrence, more is a cheaper, different model.
+
+    Gates are per head (B, T, H), per head and memory layer (B, T, H, L), or channel-wise on the input rows of each
+    weight: a tuple of L tensors (B, T, H, D_{l−1}). `valid` marks real tokens: the others change neither M, S, anchor
+    nor offset, and their output is undefined. Computed and kept in the state's precision, at least float32, also under
+    autocast; o has the dtype of q. With `return_surprise` a third value (B, T, H, L) gives ‖∇_{W_l} ℓ‖ of every token.
+
+    Raises ValueError when shapes, dtypes, the state, or the backend's name do not fit.
+    """
+    check_choice("backend", backend, _BACKENDS)
+    check_call(q, k, v, state, network, chunk_size, valid)
+    gates = [layer_gates(name, gate, q, state) for name, gate in (("theta", theta), ("eta", eta), ("alpha", alpha))]
+    if q.shape[1] == 0:
+        surprise = q.new_zeros(*q.shape[:3], len(state.M), dtype=state.M[0].dtype)
+        return (torch.zeros_like(q), state, surprise) if return_surprise else (torch.zeros_like(q), state)
+    dtype = state.M[0].dtype
+    tensors = [x.to(dtype) for x in (q, k, v)]
+    gates = [tuple(g.to(dtype) for g in gate) for gate in gates]
+    if valid is not None:  # whatever stands in the padding, a NaN too, must not reach a product
+        tensors = [x.masked_fill(~valid[:, :, None, None], 0.0) for x in tensors]
+        gates = [
+            tuple(g.masked_fill(~valid.view(*valid.shape, *[1] * (g.dim() - 2)), 0.0) for g in gate) for gate in gates
+        ]
+    with torch.autocast(device_type=q.device.type, enabled=False):
+        o, state, surprise = _BACKENDS[backend](
+            *tensors, *gates, state, network=network, chunk_size=chunk_size, valid=valid
+        )
+    o = o.to(q.dtype)
+    return (o, state, surprise) if return_surprise else (o, state)
+
+
+def read(
+    M: tuple[Float[Tensor, "B H _ _"], ...], q: Float[Tensor, "B T H D"], network: MemoryNetwork
+) -> Float[Tensor, "B T H D"]:
+    """Recall M*(q) without writing: every query meets the same memory (the recall of eq. 15 and 21).
+
+    Raises ValueError when the weights are not those of a memory for these queries.
+    """
+    check_read(M, q, network)
+    dtype = state_dtype(torch.promote_types(q.dtype, M[0].dtype))
+    with torch.autocast(device_type=q.device.type, enabled=False):
+        weights = tuple(w.to(dtype) for w in M)
+        parameters = norm_parameters(network, dtype)
+        return forward(weights, q.to(dtype).transpose(1, 2), network, *parameters).transpose(1, 2).to(q.dtype)

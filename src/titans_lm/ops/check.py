@@ -1,0 +1,102 @@
+"""What may enter the ops: shapes, dtypes and states, each refusal with what was got and what was expected."""
+
+import torch
+from torch import Tensor
+
+from titans_lm.ops.network import MemoryNetwork
+from titans_lm.ops.state import MemoryState, state_dtype
+
+
+def _shape(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+
+
+def check_call(
+    q: Tensor, k: Tensor, v: Tensor, state: MemoryState, network: MemoryNetwork, chunk_size: int, valid: Tensor | None
+) -> None:
+    """Refuse what `neural_memory` cannot mean."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4 or not x.dtype.is_floating_point:
+            raise ValueError(f"got {name} {_shape(x)}; expected a floating point tensor (B, T, H, D)")
+        if x.shape != q.shape or x.dtype != q.dtype:
+            raise ValueError(f"got q {_shape(q)} and {name} {_shape(x)}; expected q, k and v of one shape and dtype")
+    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1:
+        raise ValueError(f"got chunk_size={chunk_size!r}; expected an integer of at least 1")
+    if valid is not None and (valid.dtype != torch.bool or valid.shape != q.shape[:2]):
+        raise ValueError(f"got valid {_shape(valid)}; expected bool (B, T) = {tuple(q.shape[:2])}")
+    check_state(state, q)
+    check_network(network, state.M, q)
+
+
+def check_state(state: MemoryState, q: Tensor) -> None:
+    """Refuse a state of another batch, model or precision."""
+    if not isinstance(state, MemoryState):
+        raise ValueError(f"got a state of type {type(state).__name__}; expected MemoryState (see MemoryState.initial)")
+    for name, weights in (("M", state.M), ("S", state.S), ("anchor", state.anchor)):
+        check_weights(f"state.{name}", weights, q)
+        if [w.shape for w in weights] != [w.shape for w in state.M]:
+            raise ValueError(f"got state.{name} of other shapes than state.M; expected the state of one memory")
+        for w in weights:
+            if w.dtype != state.M[0].dtype or w.dtype != state_dtype(w.dtype):
+                raise ValueError(f"got state.{name} in {w.dtype}; expected all of it in float32, or all in float64")
+    if q.dtype == torch.float64 and state.M[0].dtype != torch.float64:
+        raise ValueError("got q in float64 and a state in float32; expected a float64 state for a float64 model")
+    if state.offset.shape != q.shape[:1] or state.offset.dtype.is_floating_point:
+        raise ValueError(f"got state.offset {_shape(state.offset)}; expected integers (B,) = {tuple(q.shape[:1])}")
+
+
+def check_weights(name: str, weights: tuple[Tensor, ...], q: Tensor) -> None:
+    """Refuse weights that are not a network from D to D channels for every row and head of q."""
+    B, _, H, D = q.shape
+    if not isinstance(weights, tuple) or not weights:
+        raise ValueError(f"got {name}={type(weights).__name__}; expected a tuple of L tensors (B, H, D_in, D_out)")
+    width = D
+    for layer, w in enumerate(weights):
+        if w.dim() != 4 or w.shape[:2] != (B, H) or w.shape[2] != width:
+            raise ValueError(
+                f"got {name}[{layer}] of shape {tuple(w.shape)}; expected (B, H, D_in, D_out) = ({B}, {H}, {width}, …) "
+                "for these queries: a state belongs to one batch and one model"
+            )
+        width = w.shape[3]
+    if width != D:
+        raise ValueError(f"got {name} ending in {width} channels; expected {D}, the head dimension of q")
+
+
+def check_network(network: MemoryNetwork, weights: tuple[Tensor, ...], q: Tensor) -> None:
+    """Refuse a network whose LayerNorm or initial memory is of another size than the weights."""
+    H, D = q.shape[2:]
+    for name, x in (("norm_weight", network.norm_weight), ("norm_bias", network.norm_bias)):
+        if x is not None and x.shape != (H, D):
+            raise ValueError(f"got network.{name} of shape {tuple(x.shape)}; expected (H, D) = ({H}, {D})")
+    if network.forget_to == "init":
+        got = [tuple(w.shape) for w in network.initial or ()]
+        expected = [tuple(w.shape[1:]) for w in weights]
+        if got != expected:
+            raise ValueError(f"got network.initial of shapes {got}; expected {expected}")
+
+
+def check_read(M: tuple[Tensor, ...], q: Tensor, network: MemoryNetwork) -> None:
+    """Refuse what `read` cannot mean."""
+    if q.dim() != 4 or not q.dtype.is_floating_point:
+        raise ValueError(f"got q {_shape(q)}; expected a floating point tensor (B, T, H, D)")
+    check_weights("M", M, q)
+    check_network(network, M, q)
+
+
+def layer_gates(name: str, gate: Tensor | tuple[Tensor, ...], q: Tensor, state: MemoryState) -> tuple[Tensor, ...]:
+    """One gate per memory layer: L tensors (B, T, H), or channel-wise (B, T, H, D_{l−1})."""
+    L, head = len(state.M), tuple(q.shape[:3])
+    if isinstance(gate, Tensor):
+        if tuple(gate.shape) == head:
+            return (gate,) * L
+        if tuple(gate.shape) == (*head, L):
+            return gate.unbind(-1)
+        raise ValueError(
+            f"got {name} of shape {tuple(gate.shape)}; expected (B, T, H) = {head}, (B, T, H, L) = {(*head, L)}, or a "
+            "tuple of L channel-wise tensors (B, T, H, D_in)"
+        )
+    shapes = [tuple(g.shape) for g in gate]
+    expected = [(*head, w.shape[2]) for w in state.M]
+    if shapes != expected:
+        raise ValueError(f"got {name} as a tuple of shapes {shapes}; expected channel-wise gates {expected}")
+    return tuple(gate)

@@ -1,0 +1,76 @@
+"""What each token of a chunk still weighs: A, H, R, G, exact at 0 and at 1.
+
+For the positions 1…C of a chunk, with position 0 its start (MATH §3):
+
+    A(t, j) = ∏_{j<i≤t} (1 − α_i)      H(t, j) = ∏_{j<i≤t} η_i      R = A H      G(t, j) = R(t, j) θ_j
+
+so that M_t = a_t M_0 + f_t S_0 − Σ_{j≤t} G(t, j) u_j with a_t = A(t, 0) and f_t = Σ_{j≤t} A(t, j) H(j, 0). Products run
+over intervals, never over ratios or differences of logarithms: α = 1, η = 0 and θ = 0 are legal gates.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+class ChunkGates(NamedTuple):
+    """The weights of one memory layer in every chunk of a call; "…" is (N, B, H), K is 1 or D_in (channel-wise gates).
+
+    a, f (…, C, K): what M_0 and S_0 still weigh at position t. G (…, C, C), or (…, D_in, C, C): what the gradient of j
+    weighs in M_t. The last three say what is left at the end of the chunk, for the surprise: η_end (…, 1, K) for S_0,
+    surprise_end (…, C, K) for the gradients, and memory_end (…, C, K), the last row of G.
+    """
+
+    a: Float[Tensor, "... C K"]
+    f: Float[Tensor, "... C K"]
+    G: Tensor
+    eta_end: Float[Tensor, "... 1 K"]
+    surprise_end: Float[Tensor, "... C K"]
+    memory_end: Float[Tensor, "... C K"]
+
+
+def interval_products(d: Float[Tensor, "*s C"]) -> Float[Tensor, "*s C C1"]:
+    """P(t, j) = ∏_{j<i≤t} d_i for t = 1…C (rows) and j = 0…C (columns); 1 on the diagonal, 0 above it."""
+    C = d.shape[-1]
+    unit = torch.eye(C + 1, dtype=d.dtype, device=d.device)
+    row, rows = unit[0], []
+    for t in range(C):
+        row = row * d[..., t, None] + unit[t + 1]
+        rows.append(row)
+    return torch.stack(rows, dim=-2)
+
+
+def chunk_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Bool[Tensor, "... C"] | None) -> ChunkGates:
+    """Turn the gates of every token, (N, B, H, C) or channel-wise (N, B, H, C, D_in), into the weights of its chunk.
+
+    Of channel-wise gates, those that do not depend on the channel may have D_in = 1.
+
+    A position that holds no token must carry θ = 0, η = 1, α = 0 and be absent from `present`: then it is left out of
+    the sum over A H, and neither memory nor surprise moves there.
+    """
+    channelwise = theta.dim() == 5
+    if channelwise:  # channels go to the front, so that positions are last for both kinds
+        theta, eta, alpha = (x.transpose(-1, -2) for x in (theta, eta, alpha))
+        present = None if present is None else present.unsqueeze(-2)
+    A = interval_products(1.0 - alpha)
+    H = interval_products(eta)
+    summed = H if present is None else H * present.unsqueeze(-1)
+    fR = A[..., 1:] @ summed  # column 0 is f, the others are R
+    f, G = fR[..., 0], fR[..., 1:] * theta.unsqueeze(-2)
+    a, surprise_end, memory_end, eta_end = A[..., 0], H[..., -1, 1:] * theta, G[..., -1, :], H[..., -1, :1]
+    if channelwise:
+        a, f, eta_end, surprise_end, memory_end = (
+            x.transpose(-1, -2) for x in (a, f, eta_end, surprise_end, memory_end)
+        )
+        return ChunkGates(a, f, G, eta_end, surprise_end, memory_end)
+    a, f, eta_end, surprise_end, memory_end = (x.unsqueeze(-1) for x in (a, f, eta_end, surprise_end, memory_end))
+    return ChunkGates(a, f, G, eta_end, surprise_end, memory_end)
+
+
+def weighted_similarity(x: Float[Tensor, "B H C D"], h: Float[Tensor, "B H C D"], G: Tensor) -> Tensor:
+    """(x hᵀ) ∘ G for one chunk; with channel-wise gates Σ_d x_td h_jd G_dtj."""
+    if G.dim() == 4:
+        return (x @ h.transpose(-1, -2)) * G
+    return torch.einsum("bhtd,bhjd,bhdtj->bhtj", x, h, G)

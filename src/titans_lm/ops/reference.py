@@ -1,0 +1,65 @@
+"""The definition: one token at a time, straight from the paper. Everything faster is tested against this file."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.func import grad, vmap
+
+from titans_lm.ops.network import MemoryNetwork, forward, loss, norm_parameters
+from titans_lm.ops.state import MemoryState, select_rows
+
+
+def _spread(gate: Tensor, t: int) -> Tensor:
+    """One token's gate, (B, H) or (B, H, D_in), shaped to scale the rows of a weight (B, H, D_in, D_out)."""
+    gate = gate[:, t]
+    return gate[..., None] if gate.dim() == 3 else gate[..., None, None]
+
+
+def reference(
+    q: Float[Tensor, "B T H D"],
+    k: Float[Tensor, "B T H D"],
+    v: Float[Tensor, "B T H D"],
+    theta: tuple[Tensor, ...],
+    eta: tuple[Tensor, ...],
+    alpha: tuple[Tensor, ...],
+    state: MemoryState,
+    *,
+    network: MemoryNetwork,
+    chunk_size: int,
+    valid: Bool[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L"]]:
+    """Write each token into the memory, then read with its query.
+
+        S_t = η_t S_{t−1} − θ_t ∇ℓ(M_a; k_t, v_t)     past and momentary surprise    (eq. 14, ℓ of eq. 12)
+        M_t = (1 − α_t) M_{t−1} + S_t                 forgetting                     (eq. 13)
+        o_t = M_t(q_t)                                reading, after the write       (eq. 15, D1)
+
+    M_a, the anchor, is the memory at the end of the previous chunk; chunk_size = 1 is the exact recurrence. Forgetting
+    to M_init adds α_t M_init (D13). Gates come as one tensor per memory layer, (B, T, H) or (B, T, H, D_{l-1}). The
+    third value is the size of the momentary surprise, ‖∇_{W_l} ℓ‖.
+    """
+    L = len(state.M)
+    weight, bias = norm_parameters(network, q.dtype)
+    per_head = None if weight is None else weight.squeeze(-2)  # (H, D): vmap hands each head its own row
+    per_head_bias = None if bias is None else bias.squeeze(-2)
+    gradient = grad(lambda M, k, v, w, b: loss(M, k, v, network, w, b))
+    head_dims = (0, 0, 0, None if per_head is None else 0, None if per_head_bias is None else 0)
+    gradient = vmap(vmap(gradient, in_dims=head_dims), in_dims=(0, 0, 0, None, None))
+    leads_to = (0.0,) * L if network.forget_to == "zero" else tuple(w.to(q.dtype) for w in network.initial or ())
+
+    outputs, surprise = [], []
+    for t in range(q.shape[1]):
+        M, S, anchor, offset = state
+        u = gradient(anchor, k[:, t], v[:, t], per_head, per_head_bias)
+        S = tuple(_spread(eta[i], t) * S[i] - _spread(theta[i], t) * u[i] for i in range(L))
+        keep = tuple(1.0 - _spread(alpha[i], t) for i in range(L))
+        M = tuple(keep[i] * M[i] + (1.0 - keep[i]) * leads_to[i] + S[i] for i in range(L))
+        offset = offset + 1
+        complete = offset == chunk_size
+        anchor = select_rows(complete, M, anchor)
+        offset = torch.where(complete, 0, offset)
+        new = MemoryState(M, S, anchor, offset)
+        state = new if valid is None else select_rows(valid[:, t], new, state)
+        outputs.append(forward(M, q[:, t].unsqueeze(-2), network, weight, bias).squeeze(-2))
+        surprise.append(torch.stack([g.detach().flatten(-2).norm(dim=-1) for g in u], dim=-1))
+    return torch.stack(outputs, dim=1), state, torch.stack(surprise, dim=1)

@@ -1,0 +1,103 @@
+"""The value that flows: what a memory knows after the tokens it has read.
+
+State is a value, never a buffer of a module: every function takes one and returns a new one, so a sequence may be cut
+anywhere, a state can be kept, compared, forked and saved, and two users of one model never meet.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+State = TypeVar("State")
+Weights = tuple[Float[Tensor, "B H _ _"], ...]
+
+
+class MemoryState(NamedTuple):
+    """What one memory layer knows after some tokens, one memory per row and head.
+
+    M holds the weights of the memory network and S the surprise with its past, each a tuple of L tensors
+    (B, H, D_{l-1}, D_l). `anchor` is M at the end of the previous chunk, where the gradients of this chunk are taken,
+    and `offset` (B,) counts the tokens since then, from 0 to chunk_size − 1.
+    """
+
+    M: Weights
+    S: Weights
+    anchor: Weights
+    offset: Int[Tensor, " B"]
+
+    @classmethod
+    def initial(cls, weights: Sequence[Float[Tensor, "H _ _"]], batch_size: int) -> "MemoryState":
+        """Start every row from the same weights (H, D_{l-1}, D_l) with no surprise: M_0 = M_init, S_0 = 0 (D4).
+
+        The state is at least float32 whatever the weights are, and gradients reach the weights through it.
+        """
+        if not weights:
+            raise ValueError("got no weights; expected a tuple of L tensors (H, D_in, D_out)")
+        for weight in weights:
+            if weight.dim() != 3:
+                raise ValueError(f"got initial weights of shape {tuple(weight.shape)}; expected (H, D_in, D_out)")
+        if batch_size < 1:
+            raise ValueError(f"got batch_size={batch_size}; expected at least 1")
+        M = tuple(w.to(state_dtype(w.dtype)).expand(batch_size, *w.shape).clone() for w in weights)
+        S = tuple(torch.zeros_like(m) for m in M)
+        offset = torch.zeros(batch_size, dtype=torch.int64, device=M[0].device)
+        return cls(M, S, M, offset)
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Precision of a state: at least float32, float64 in a float64 model."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def map_state(fn: Callable[..., Tensor], state: State, *others: State) -> State:
+    """Apply a function to every tensor of a nested state, or to matching tensors of several states."""
+    if isinstance(state, Tensor):
+        return fn(state, *others)
+    if state is None:
+        return None
+    if not isinstance(state, tuple):
+        raise TypeError(f"got {type(state).__name__} inside a state; expected tensors, tuples and None")
+    parts = [map_state(fn, *parts) for parts in zip(state, *others, strict=True)]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
+def state_tensors(state: Any) -> Iterator[Tensor]:
+    """Walk over every tensor of a nested state."""
+    if isinstance(state, Tensor):
+        yield state
+    elif state is not None:
+        for part in state:
+            yield from state_tensors(part)
+
+
+def detach_state(state: State) -> State:
+    """Cut the graph: the same values, without the history that gradients would follow."""
+    return map_state(torch.Tensor.detach, state)
+
+
+def take_rows(state: State, index: Int[Tensor, " N"]) -> State:
+    """Pick rows of the batch, in any order and as often as asked: beams, forks, one row of many."""
+    return map_state(lambda x: x.index_select(0, index.to(x.device)), state)
+
+
+def repeat_rows(state: State, times: int) -> State:
+    """Repeat every row next to itself, as beam search and several samples per prompt do."""
+    return map_state(lambda x: x.repeat_interleave(times, dim=0), state)
+
+
+def select_rows(mask: Bool[Tensor, " B"], a: State, b: State) -> State:
+    """Take row i from `a` where the mask is true and from `b` elsewhere."""
+
+    def pick(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, y)
+
+    return map_state(pick, a, b)
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes that a state holds; tensors that share storage count once."""
+    storages = {x.untyped_storage().data_ptr(): x.numel() * x.element_size() for x in state_tensors(state)}
+    return sum(storages.values())
