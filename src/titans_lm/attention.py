@@ -16,7 +16,7 @@ from titans_lm.config import BackboneConfig
 from titans_lm.layers import Call, Rope, ShortConvolution, last_rows, rotate, valid_tokens
 from titans_lm.ops.state import state_dtype
 
-Heads = Float[Tensor, "B T H D"]
+Heads = Float[Tensor, "B _ H D"]
 
 
 class KeyValues(NamedTuple):

@@ -1,0 +1,47 @@
+# Every target sets up .venv by itself: on a machine with Python 3.11 or newer and make, each is the only command needed.
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format docs
+
+help:
+	@echo 'make demo    train small models, read, write and report (about 6 minutes on 2 cores) -> runs/demo/'
+	@echo 'make test    run the tests (WORKERS=$(WORKERS) processes)'
+	@echo 'make lint    ruff and the type checker'
+	@echo 'make format  let ruff fix and format'
+	@echo 'make docs    build the documentation -> site/'
+	@echo 'Each sets up .venv first. PYTHON=$(PYTHON) is the interpreter it is made with.'
+
+demo: $(READY)
+	$(BIN)/titans demo
+
+# One thread per worker: on few cores, processes share them better than threads.
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyrefly check
+
+format: $(READY)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(READY)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+# torch comes first and alone, so that a machine's own build of that version (no GPU, say) is taken where pip knows one.
+# The stamp is written last: an interrupted set-up is taken up again by the next make.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("titans-lm needs Python 3.11 or newer; $(PYTHON) is %d.%d. Try: make PYTHON=python3.12" % v[:2])'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,61 @@
+"""What every test stands on: one thread, no network, no screen, a fixed seed, and shapes checked."""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import jaxtyping
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before anything imports huggingface_hub or matplotlib, and inherited by the processes that tests start.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+torch.set_num_threads(1)
+
+# Every annotated function of the package checks its tensors' shapes (typecheck.py). torch.compile cannot
+# trace through that: a test that compiles starts a process of its own, where nothing is checked.
+# TITANS_TYPECHECK=0 runs the whole suite as users run the package.
+if os.environ.get("TITANS_TYPECHECK", "1") != "0":
+    jaxtyping.install_import_hook("titans_lm", "typecheck.checked")
+
+# The same examples on every machine and in every run; no deadline, since machines differ.
+hypothesis.settings.register_profile("titans", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("titans")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "data_dir" in getattr(item, "fixturenames", ()):
+            item.add_marker("data")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Draw the same numbers in every test, whichever tests ran before it."""
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Call the package as its users do, without shape checks: for tests of its own answers to wrong input."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The project's real data, which is measured with and never shipped: TITANS_DATA, or ../shared/data."""
+    path = Path(os.environ.get("TITANS_DATA") or ROOT.parent / "shared" / "data")
+    if not path.is_dir():
+        pytest.skip(f"the project's real data is not at {path} (set TITANS_DATA)")
+    return path
