@@ -1,10 +1,28 @@
-"""titans-lm: sequence models whose memory keeps learning while they read."""
+"""titans-lm: sequence models whose memory keeps learning while they read.
 
-from titans_lm.backbone import Backbone, BackboneState
-from titans_lm.config import BackboneConfig, MemoryConfig
-from titans_lm.memory import NeuralMemory
-from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
+Names are imported when they are first used, so that `titans --help` need not wait for torch.
+"""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from titans_lm.backbone import Backbone, BackboneState
+    from titans_lm.config import BackboneConfig, MemoryConfig
+    from titans_lm.memory import NeuralMemory
+    from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
+
+_HOME = {
+    "Backbone": "backbone",
+    "BackboneConfig": "config",
+    "BackboneState": "backbone",
+    "MemoryConfig": "config",
+    "MemoryNetwork": "ops",
+    "MemoryState": "ops",
+    "NeuralMemory": "memory",
+    "neural_memory": "ops",
+    "read": "ops",
+}
 __all__ = [
     "Backbone",
     "BackboneConfig",
@@ -17,3 +35,13 @@ __all__ = [
     "read",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'titans_lm' has no attribute {name!r}")
+    return getattr(import_module(f"titans_lm.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -7,12 +7,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from titans_lm.attention import Projections
 from titans_lm.blocks import BLOCKS
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, RMSNorm, Rope, SwiGLU, rope_angles
-from titans_lm.memory import GateProjection, NeuralMemory
-from titans_lm.ops.state import state_tensors
+from titans_lm.layers import Call, RMSNorm, Rope, rope_angles, start_linear
+from titans_lm.ops.state import state_dtype, state_tensors
 
 Hidden = Float[Tensor, "B T E"]
 
@@ -60,29 +58,28 @@ class Backbone(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
         self._layout: list[tuple[int, ...]] | None = None
+        self._mark_outputs()
         self.apply(self.init_weights)
 
     def init_weights(self, module: nn.Module) -> None:
         """Draw a module's weights: the one place where every parameter of a model gets its first value.
 
-        Linear maps N(0, 1 / fan-in); maps into the residual stream (o_proj, down_proj) 1 / √(2 · blocks) of that; gate
-        projections N(0, 0.02²), their biases as D2 says; the memory as D14 says.
+        Linear maps N(0, 1 / fan-in); maps into the residual stream (o_proj, down_proj) with 1 / √(8 · blocks) of that
+        spread and embeddings N(0, 1 / 4E), so that no branch drowns the tokens at the start (both are GPT-2's 0.02 at
+        width 768, kept in proportion); gate projections N(0, 0.02²), their biases as D2 says; the memory as D14 says.
         """
         if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=module.in_features**-0.5)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+            start_linear(module)
         elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=0.02)
+            nn.init.normal_(module.weight, std=0.5 * module.embedding_dim**-0.5)
         elif hasattr(module, "reset_parameters"):
             module.reset_parameters()
-        if isinstance(module, GateProjection):
-            nn.init.normal_(module.proj.weight, std=0.02)
-        out = {Projections: "o_proj", NeuralMemory: "o_proj", SwiGLU: "down_proj"}
-        for kind, name in out.items():
-            if isinstance(module, kind):
-                weight = getattr(module, name).weight
-                nn.init.normal_(weight, std=(2 * self.config.num_hidden_layers * weight.shape[1]) ** -0.5)
+
+    def _mark_outputs(self) -> None:
+        """Tell maps into the residual stream how they start: weights may be drawn module by module, in any order."""
+        for name, module in self.named_modules():
+            if name.endswith(("o_proj", "down_proj")):
+                module.start_std = (8 * self.config.num_hidden_layers * module.in_features) ** -0.5
 
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document, persistent tokens read."""
@@ -97,12 +94,20 @@ class Backbone(nn.Module):
         state: BackboneState | None = None,
         valid: Bool[Tensor, "B T"] | None = None,
         surprise: list[Tensor] | None = None,
+        hidden: list[Tensor] | None = None,
     ) -> tuple[Hidden, BackboneState]:
         """Read hidden states; a list passed as `surprise` receives ‖∇ℓ‖ (B, T, H, L) of every memory layer in turn.
 
+        A list passed as `hidden` receives what each block gives to the next, and last the normalised output.
         Raises ValueError for an input, a mask or a state that does not belong to this stack or to the batch.
         """
         self._check(x, state, valid)
+        checkpointed = self.gradient_checkpointing and self.training and torch.is_grad_enabled() and surprise is None
+        if checkpointed and self.config.has_memory and self.config.memory_backend == "reference":
+            raise ValueError(
+                'got gradient checkpointing with memory_backend="reference", whose torch.func gradients torch cannot '
+                'recompute; expected memory_backend="auto" or "chunked", which give the same result'
+            )
         fresh = state is None
         state = self.init_state(x.shape[0]) if state is None else state
         if x.shape[1] == 0:
@@ -110,23 +115,25 @@ class Backbone(nn.Module):
         packing = None
         if valid is not None and not bool(valid.all()):
             packing = Packing.of(valid)
-            x = packing.pack(x * valid[..., None])
+            x = packing.pack(x.masked_fill(~valid[..., None], 0.0))  # a NaN times zero would stay one
         lengths = None if packing is None else packing.lengths
-        found = None if surprise is None else []
-        call = Call(state.position, lengths, self._rope(x, state.position, fresh), fresh, found)
-        layers = []
+        found: list[Tensor] = []
+        sizes = None if surprise is None else found
+        call = Call(state.position, lengths, self._rope(x, state.position, fresh), fresh, sizes)
+        layers, passed = [], []
         for block, layer in zip(self.layers, state.layers, strict=True):
-            if self.gradient_checkpointing and self.training and torch.is_grad_enabled() and surprise is None:
+            if checkpointed:
                 x, layer = checkpoint(block, x, layer, call, use_reentrant=False)
             else:
                 x, layer = block(x, layer, call)
             layers.append(layer)
-        x = self.norm(x)
-        if packing is not None and valid is not None:
+            passed.append(x)
+        x = passed[-1] = self.norm(x)
+        for collected, into in ((found, surprise), (passed, hidden)):
+            if into is not None:
+                into.extend(collected if packing is None else [packing.unpack(y, valid) for y in collected])
+        if packing is not None:
             x = packing.unpack(x, valid)
-            found = None if found is None else [packing.unpack(size, valid) for size in found]
-        if surprise is not None and found is not None:
-            surprise.extend(found)
         return x, BackboneState(state.position + (x.shape[1] if lengths is None else lengths), tuple(layers))
 
     def _rope(self, x: Hidden, position: Int[Tensor, " B"], fresh: bool) -> Rope:
@@ -148,8 +155,10 @@ class Backbone(nn.Module):
             raise ValueError(
                 f"got valid {valid.dtype} {tuple(valid.shape)}; expected bool (B, T) = {tuple(x.shape[:2])}"
             )
-        if state is None:
-            return
+        if state is not None:
+            self._check_state(x, state)
+
+    def _check_state(self, x: Tensor, state: BackboneState) -> None:
         if not isinstance(state, BackboneState):
             raise ValueError(f"got a state of type {type(state).__name__}; expected BackboneState (see init_state)")
         if self._layout is None:
@@ -160,6 +169,10 @@ class Backbone(nn.Module):
             raise ValueError(
                 "got the state of another model: its blocks or tensor sizes differ; start from init_state()"
             )
+        precision = state_dtype(self.norm.weight.dtype)
+        wrong = {y.dtype for y in state_tensors(state) if y.is_floating_point()} - {precision}
+        if wrong:
+            raise ValueError(f"got a state in {wrong.pop()}; expected {precision}, the precision of this model's state")
         if state.position.shape[0] != x.shape[0]:
             raise ValueError(f"got a state of {state.position.shape[0]} rows and {x.shape[0]} rows of input")
 

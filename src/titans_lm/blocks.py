@@ -46,13 +46,16 @@ class Block(nn.Module, ABC):
         self.mixer_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.mlp_width)
-        unread = config.architecture == "lmm" and not config.memory_reads_persistent
-        self.persistent = nn.Parameter(torch.empty(0 if unread else config.num_persistent, config.hidden_size))
+        # A parameter that nothing reads would get no gradient, which DistributedDataParallel refuses.
+        unread = config.architecture == "lmm" and not (config.memory_reads_persistent and config.num_persistent)
+        persistent = None if unread else nn.Parameter(torch.empty(config.num_persistent, config.hidden_size))
+        self.register_parameter("persistent", persistent)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Persistent tokens join the normalised tokens, so they start at the same scale."""
-        nn.init.normal_(self.persistent)
+        if self.persistent is not None:
+            nn.init.normal_(self.persistent)
 
     @abstractmethod
     def init_state(self, batch_size: int) -> Any:
@@ -69,7 +72,7 @@ class Block(nn.Module, ABC):
 
     def memory_start(self, memory: NeuralMemory, batch_size: int) -> LayerState:
         """The memory at the start of a document, after it has read the persistent tokens: M(x̃), x̃ = [P | x] (D16)."""
-        if not self.config.memory_reads_persistent or not self.persistent.shape[0]:
+        if not self.config.memory_reads_persistent or not self.config.num_persistent:
             return memory.init_state(batch_size)
         _, state = memory(self.persistent[None], memory.init_state(1))
         return repeat_rows(state, batch_size)

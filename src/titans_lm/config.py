@@ -7,6 +7,7 @@ One flat set of names serves the library, the Hugging Face config and the comman
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -24,14 +25,15 @@ MEMORY_ARCHITECTURES = ("lmm", "mac", "mag", "mal")
 def nearest(name: str, known: Iterable[str]) -> str:
     """Phrase the nearest known name as a hint, or list what is known."""
     known = sorted(known)
-    match = difflib.get_close_matches(name, known, n=1)
+    match = difflib.get_close_matches(name.lower(), known, n=1)
     return f"did you mean {match[0]!r}?" if match else f"expected one of {', '.join(known)}"
 
 
 def check_choice(what: str, got: Any, known: Iterable[str]) -> None:
     known = tuple(known)
     if got not in known:
-        raise ValueError(f"got {what}={got!r}; {nearest(str(got), known)} (one of {', '.join(known)})")
+        hint, listed = nearest(str(got), known), f"one of {', '.join(known)}"
+        raise ValueError(f"got {what}={got!r}; " + (f"{hint} ({listed})" if "?" in hint else f"expected {listed}"))
 
 
 def check_at_least(what: str, got: Any, least: int) -> None:
@@ -42,6 +44,16 @@ def check_at_least(what: str, got: Any, least: int) -> None:
 def check_between(what: str, got: Any, low: float, high: float) -> None:
     if not isinstance(got, (int, float)) or isinstance(got, bool) or not low <= got <= high:
         raise ValueError(f"got {what}={got!r}; expected a number from {low} to {high}")
+
+
+def check_positive(what: str, got: Any) -> None:
+    if not isinstance(got, (int, float)) or isinstance(got, bool) or not 0.0 < got < math.inf:
+        raise ValueError(f"got {what}={got!r}; expected a finite number above 0")
+
+
+def check_switch(what: str, got: Any) -> None:
+    if not isinstance(got, bool):
+        raise ValueError(f"got {what}={got!r}; expected True or False")
 
 
 def check_known(cls: type, settings: Iterable[str]) -> None:
@@ -85,8 +97,8 @@ class MemoryConfig:
     decay: bool = True
     """Whether the memory forgets (α); off sets α = 0."""
     theta_bound: float = 0.9
-    """c in θ ≤ c (1 − η_max) / C, the bound that keeps repeated keys stable (D10)."""
-    eta_max: float = 0.8
+    """c in the bound on θ that keeps repeated keys stable (D10)."""
+    eta_max: float = 0.6
     """Largest share of past surprise that a token may keep (D10)."""
     alpha_max: float = 1.0
     """Largest share of the memory that a token may forget."""
@@ -115,6 +127,11 @@ class MemoryConfig:
         check_choice("forget_to", self.forget_to, get_args(ForgetTo))
         check_choice("gates", self.gates, get_args(Gates))
         check_choice("memory_backend", self.memory_backend, get_args(Backend))
+        for name in ("momentum", "decay"):
+            check_switch(name, getattr(self, name))
+        for name in ("memory_residual", "memory_norm"):
+            check_switch(name, getattr(self, name) or False)
+        check_positive("norm_eps", self.norm_eps)
         check_between("theta_bound", self.theta_bound, 0.0, 1.0)
         check_between("eta_max", self.eta_max, 0.0, 0.999)
         check_between("alpha_max", self.alpha_max, 0.0, 1.0)
@@ -146,9 +163,9 @@ class MemoryConfig:
 
     @property
     def theta_max(self) -> float:
-        """Largest step: c (1 − η_max) / C (MATH §3; D10)."""
+        """Largest step c (1 − η_max) / (C + 2 η_max / (1 − η_max)): what a chunk of equal keys can take (D10)."""
         eta_max = self.eta_max if self.momentum else 0.0
-        return self.theta_bound * (1.0 - eta_max) / self.chunk_size
+        return self.theta_bound * (1.0 - eta_max) / (self.chunk_size + 2.0 * eta_max / (1.0 - eta_max))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +201,8 @@ class BackboneConfig(MemoryConfig):
         check_at_least("num_persistent", self.num_persistent, 0)
         if self.intermediate_size is not None:
             check_at_least("intermediate_size", self.intermediate_size, 1)
+        check_switch("memory_reads_persistent", self.memory_reads_persistent)
+        check_positive("rope_theta", self.rope_theta)
         check_between("rotary_fraction", self.rotary_fraction, 0.0, 1.0)
         if self.architecture == "mac" and self.segment_len % self.chunk_size:
             raise ValueError(

@@ -50,11 +50,18 @@ def valid_tokens(lengths: Int[Tensor, " B"] | None, length: int) -> Bool[Tensor,
 
 def last_rows(x: Tensor, keep: int, lengths: Int[Tensor, " B"] | None) -> Tensor:
     """The last `keep` rows that count: x is (B, keep + T, …), of which the first keep + lengths are real."""
-    if lengths is None:
-        return x[:, x.shape[1] - keep :]
+    if lengths is None:  # a copy: a view would keep all of x alive in the state
+        return x[:, x.shape[1] - keep :].clone()
     index = lengths[:, None] + torch.arange(keep, device=x.device)
     tail = [1] * (x.dim() - 2)
     return x.gather(1, index.view(*index.shape, *tail).expand(-1, -1, *x.shape[2:]))
+
+
+def start_linear(module: nn.Linear) -> None:
+    """Draw a linear map: N(0, 1 / fan-in) and no bias, unless its owner has set `start_std` or `start_bias` on it."""
+    nn.init.normal_(module.weight, std=getattr(module, "start_std", module.in_features**-0.5))
+    if module.bias is not None:
+        nn.init.constant_(module.bias, getattr(module, "start_bias", 0.0))
 
 
 class RMSNorm(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import MemoryConfig
-from titans_lm.layers import RMSNorm, ShortConvolution, valid_tokens
+from titans_lm.layers import RMSNorm, ShortConvolution, start_linear, valid_tokens
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
 from titans_lm.ops.state import state_dtype
 
@@ -28,17 +28,18 @@ class GateProjection(nn.Module):
 
     def __init__(self, config: MemoryConfig, limits: list[float], start: float) -> None:
         super().__init__()
-        self.kind, self.heads, self.limits, self.start = config.gates, config.num_attention_heads, limits, start
+        self.kind, self.heads, self.limits = config.gates, config.num_attention_heads, limits
         self.widths = list(config.memory_widths[:-1])
         per_head = {"head": 1, "layer": len(limits), "channel": sum(self.widths)}[self.kind]
         E, out = config.hidden_size, self.heads * per_head
         self.down = nn.Linear(E, config.gate_rank, bias=False) if self.kind == "channel" else nn.Identity()
         self.proj = nn.Linear(config.gate_rank if self.kind == "channel" else E, out)
+        self.proj.start_std, self.proj.start_bias = 0.02, math.log(start / (1.0 - start))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Gates start at the same share of their limit for every token, and learn to differ."""
-        nn.init.constant_(self.proj.bias, math.log(self.start / (1.0 - self.start)))
+        start_linear(self.proj)
 
     def forward(self, x: Hidden) -> Tensor | tuple[Tensor, ...]:
         logits = self.proj(self.down(x)).unflatten(-1, (self.heads, -1))
@@ -55,9 +56,9 @@ class NeuralMemory(nn.Module):
     """A memory that learns while it reads, at inference too: one network per row and head, whose weights are the state.
 
         q, k, v = conv(x W_Q), conv(x W_K), conv(x W_V)      SiLU after the convolution; ‖q‖ = ‖k‖ = 1
-        θ, η, α = gates(x)                                   θ ≤ c (1 − η_max) / C                      (D2, D10)
+        θ, η, α = gates(x)                                   each bounded, θ and η together             (D2, D10)
         o, M    = memory(q, k, v, θ, η, α, M)                write, then read                           (eq. 11–15)
-        y       = (RMSNorm(o) ∘ SiLU(x W_G)) W_O
+        y       = (RMSNorm(o) ∘ σ(x W_G)) W_O
 
     `forward(x, state=None)` takes and returns (B, T, E) and a state of constant size, so any sequence may be cut
     anywhere. M_init and every gate are trained through the write path.
@@ -71,6 +72,7 @@ class NeuralMemory(nn.Module):
         self.k_proj = nn.Linear(E, E, bias=False)
         self.v_proj = nn.Linear(E, E, bias=False)
         self.gate_proj = nn.Linear(E, E, bias=False)
+        self.gate_proj.start_std = 0.02  # the gate starts half open for every token, and learns whom to let through
         self.o_proj = nn.Linear(E, E, bias=False)
         self.convs = nn.ModuleList(
             ShortConvolution(E, config.conv_size) for _ in range(3 if config.conv_size > 1 else 0)
@@ -89,24 +91,37 @@ class NeuralMemory(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """M_init: W_1 ~ N(0, 1) because keys have norm 1, W_l ~ N(0, 1 / fan-in) after it (D14).
-
-        A linear memory starts at zero: whatever it would answer before it has read anything is noise.
-        """
-        for layer, weight in enumerate(self.initial):
-            if len(self.initial) == 1 and not self.config.use_norm:
+        """M_init starts at N(0, 1) times its scale, a linear memory at zero: what it knows before reading is noise."""
+        for weight in self.initial:
+            if self.starts_empty:
                 nn.init.zeros_(weight)
             else:
-                nn.init.normal_(weight, std=1.0 if layer == 0 else weight.shape[1] ** -0.5)
+                nn.init.normal_(weight)
         if self.norm_weight is not None and self.norm_bias is not None:
             nn.init.ones_(self.norm_weight)
             nn.init.zeros_(self.norm_bias)
 
     @property
+    def starts_empty(self) -> bool:
+        """Whether the memory is linear, M(x) = x W, and so starts at W = 0."""
+        return self.config.memory_depth == 1 and not self.config.use_norm
+
+    @property
+    def initial_weights(self) -> tuple[Tensor, ...]:
+        """M_init (D14): keys have norm 1, so W_1 has scale 1, and W_l after it 1 / √fan-in.
+
+        The scale stands outside the parameter, so that one step of the outer optimiser moves every layer alike. A
+        linear memory has 1 / D: it starts at zero, and must not outgrow within a few steps what a token writes.
+        """
+        scales = [1.0 / self.config.head_dim if self.starts_empty else 1.0]
+        scales += [width**-0.5 for width in self.config.memory_widths[1:-1]]
+        return tuple(weight * scale for weight, scale in zip(self.initial, scales, strict=True))
+
+    @property
     def network(self) -> MemoryNetwork:
         """The memory's network as the ops know it."""
         c = self.config
-        initial = tuple(self.initial) if c.forget_to == "init" else None
+        initial = self.initial_weights if c.forget_to == "init" else None
         return MemoryNetwork(
             c.memory_activation,
             c.use_residual,
@@ -119,11 +134,11 @@ class NeuralMemory(nn.Module):
 
     def init_state(self, batch_size: int) -> LayerState:
         """The state before the first token: M_init in every row, no surprise."""
-        memory = MemoryState.initial(tuple(self.initial), batch_size)
+        memory = MemoryState.initial(self.initial_weights, batch_size)
         return LayerState(memory, tuple(conv.init_tail(batch_size) for conv in self.convs))
 
     def _stream(
-        self, i: int, proj: nn.Linear, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
+        self, i: int, proj: nn.Module, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T H D"], tuple[Tensor, ...]]:
         """Stream i of q, k, v: projection, convolution with its tail, heads."""
         y = proj(x)
@@ -133,14 +148,12 @@ class NeuralMemory(nn.Module):
         y = y.unflatten(-1, (self.config.num_attention_heads, -1))
         y = y.to(state_dtype(y.dtype))
         if i < 2:
-            y = F.normalize(y, dim=-1)
-        elif self.config.use_norm:  # with LayerNorm the prediction has a fixed norm, so the target has it too (D15)
-            y = F.rms_norm(y, y.shape[-1:], eps=self.config.norm_eps)
-        return y, tails
+            return F.normalize(y, dim=-1), tails
+        return F.rms_norm(y, y.shape[-1:], eps=self.config.norm_eps), tails  # D15
 
     def _finish(self, o: Float[Tensor, "B T H D"], x: Hidden) -> Hidden:
         o = self.o_norm(o).flatten(-2).to(x.dtype)
-        return self.o_proj(o * F.silu(self.gate_proj(x)))
+        return self.o_proj(o * torch.sigmoid(self.gate_proj(x)))
 
     def forward(
         self,

@@ -84,17 +84,15 @@ class TitansModel(TitansPreTrainedModel):
             raise ValueError("got both or none of input_ids and inputs_embeds; expected exactly one")
         if output_attentions:
             raise ValueError("got output_attentions=True; fused attention keeps no weights, and memories have none")
-        if input_ids is not None and (input_ids.dim() != 2 or input_ids.dtype.is_floating_point):
-            raise ValueError(f"got input_ids {input_ids.dtype} {tuple(input_ids.shape)}; expected integers (B, T)")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         cache = self._cache(past_key_values, use_cache, state)
         state = state if cache is None or cache.state is None else cache.state
         surprise: list[Tensor] | None = [] if output_surprise else None
         hidden: list[Tensor] | None = [x] if output_hidden_states else None
-        with _collect(self.backbone.layers, hidden):
-            x, state = self.backbone(x, state, _valid(attention_mask, x), surprise)
+        seen = 0 if cache is None else cache.get_seq_length()
+        x, state = self.backbone(x, state, _valid(attention_mask, x, seen), surprise, hidden)
         if cache is not None:
             cache.store(state, x.shape[1])
         output = TitansOutput(
@@ -105,6 +103,18 @@ class TitansModel(TitansPreTrainedModel):
             surprise=None if surprise is None else tuple(surprise),
         )
         return output.to_tuple() if return_dict is False else output
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        if input_ids.dim() != 2 or input_ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"got input_ids {input_ids.dtype} {tuple(input_ids.shape)}; expected int32 or int64 (B, T)"
+            )
+        try:
+            return self.embed_tokens(input_ids)
+        except IndexError as error:  # raised on CPU; looking at the ids first would make every call wait for a GPU
+            low, high = int(input_ids.min()), int(input_ids.max())
+            last = self.config.vocab_size - 1
+            raise ValueError(f"got token ids from {low} to {high}; expected 0 to {last}") from error
 
     @staticmethod
     def _cache(cache: Any, use_cache: bool, state: BackboneState | None) -> TitansCache | None:
@@ -119,30 +129,15 @@ class TitansModel(TitansPreTrainedModel):
         return cache
 
 
-class _collect:
-    """Append each block's output to a list while inside."""
-
-    def __init__(self, blocks: nn.ModuleList, into: list[Tensor] | None) -> None:
-        self.blocks, self.into, self.hooks = blocks, into, []
-
-    def __enter__(self) -> None:
-        if self.into is not None:
-            into = self.into
-            self.hooks = [b.register_forward_hook(lambda _m, _a, out: into.append(out[0])) for b in self.blocks]
-
-    def __exit__(self, *_: Any) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
-
-def _valid(mask: Tensor | None, x: Tensor) -> Tensor | None:
+def _valid(mask: Tensor | None, x: Tensor, seen: int) -> Tensor | None:
     """The mask of this call's tokens: `generate()` passes one for past and present together."""
     if mask is None:
         return None
     B, T = x.shape[:2]
-    if mask.dim() != 2 or mask.shape[0] != B or mask.shape[1] < T:
+    if mask.dim() != 2 or mask.shape[0] != B or mask.shape[1] not in (T, seen + T):
         raise ValueError(
-            f"got attention_mask of shape {tuple(mask.shape)}; expected (B, T) or (B, past + T), B, T = {B}, {T}"
+            f"got attention_mask of shape {tuple(mask.shape)}; expected (B, T) = ({B}, {T}), or (B, {seen} + {T}) "
+            "with the tokens that the cache has read"
         )
     return mask[:, mask.shape[1] - T :].to(device=x.device, dtype=torch.bool)
 

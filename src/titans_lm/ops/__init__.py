@@ -56,9 +56,10 @@ def neural_memory(
     check_choice("backend", backend, _BACKENDS)
     check_call(q, k, v, state, network, chunk_size, valid)
     gates = [layer_gates(name, gate, q, state) for name, gate in (("theta", theta), ("eta", eta), ("alpha", alpha))]
-    if q.shape[1] == 0:
+    if 0 in q.shape[:2]:  # no token to read, or no row to read it
         surprise = q.new_zeros(*q.shape[:3], len(state.M), dtype=state.M[0].dtype)
         return (torch.zeros_like(q), state, surprise) if return_surprise else (torch.zeros_like(q), state)
+    state = state._replace(offset=state.offset.long())
     dtype = state.M[0].dtype
     tensors = [x.to(dtype) for x in (q, k, v)]
     gates = [tuple(g.to(dtype) for g in gate) for gate in gates]

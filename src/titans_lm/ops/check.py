@@ -25,6 +25,7 @@ def check_call(
     if valid is not None and (valid.dtype != torch.bool or valid.shape != q.shape[:2]):
         raise ValueError(f"got valid {_shape(valid)}; expected bool (B, T) = {tuple(q.shape[:2])}")
     check_state(state, q)
+    check_offset(state.offset, chunk_size)
     check_network(network, state.M, q)
 
 
@@ -41,8 +42,20 @@ def check_state(state: MemoryState, q: Tensor) -> None:
                 raise ValueError(f"got state.{name} in {w.dtype}; expected all of it in float32, or all in float64")
     if q.dtype == torch.float64 and state.M[0].dtype != torch.float64:
         raise ValueError("got q in float64 and a state in float32; expected a float64 state for a float64 model")
-    if state.offset.shape != q.shape[:1] or state.offset.dtype.is_floating_point:
+    if state.offset.shape != q.shape[:1] or state.offset.dtype.is_floating_point or state.offset.dtype == torch.bool:
         raise ValueError(f"got state.offset {_shape(state.offset)}; expected integers (B,) = {tuple(q.shape[:1])}")
+
+
+def check_offset(offset: Tensor, chunk_size: int) -> None:
+    """Refuse a state that stands where no chunk of this size can; on a GPU, looking would make every call wait."""
+    if not offset.is_cpu or torch.compiler.is_compiling():
+        return
+    outside = offset[(offset < 0) | (offset >= chunk_size)].tolist()
+    if outside:
+        raise ValueError(
+            f"got state.offset {outside[0]} with chunk_size={chunk_size}; expected 0 to {chunk_size - 1}: "
+            "chunk_size is part of the model, and this state comes from another one"
+        )
 
 
 def check_weights(name: str, weights: tuple[Tensor, ...], q: Tensor) -> None:
@@ -86,6 +99,10 @@ def check_read(M: tuple[Tensor, ...], q: Tensor, network: MemoryNetwork) -> None
 def layer_gates(name: str, gate: Tensor | tuple[Tensor, ...], q: Tensor, state: MemoryState) -> tuple[Tensor, ...]:
     """One gate per memory layer: L tensors (B, T, H), or channel-wise (B, T, H, D_{l−1})."""
     L, head = len(state.M), tuple(q.shape[:3])
+    for part in gate if isinstance(gate, (tuple, list)) else (gate,):
+        if not isinstance(part, Tensor) or not part.dtype.is_floating_point:
+            got = part.dtype if isinstance(part, Tensor) else type(part).__name__
+            raise ValueError(f"got {name} of {got}; expected a floating point tensor, or a tuple of them")
     if isinstance(gate, Tensor):
         if tuple(gate.shape) == head:
             return (gate,) * L

@@ -82,8 +82,6 @@ def _steps(offset: Tensor, length: int, chunk_size: int, valid: Tensor | None) -
         counted = 1 if valid is None else valid[:, t].to(offset.dtype)
         filled = offset + counted
         done = filled == chunk_size
-        if valid is not None:
-            done = done & valid[:, t]
         complete.append(True if chunk_size == 1 and valid is None else done)
         offset = torch.where(done, 0, filled)
     return Grid(length, 1, 0, length, None, None, valid, tuple(complete), offset)

@@ -37,6 +37,8 @@ def reference(
     M_a, the anchor, is the memory at the end of the previous chunk; chunk_size = 1 is the exact recurrence. Forgetting
     to M_init adds α_t M_init (D13). Gates come as one tensor per memory layer, (B, T, H) or (B, T, H, D_{l-1}). The
     third value is the size of the momentary surprise, ‖∇_{W_l} ℓ‖.
+
+    Gradients come from torch.func, which torch cannot run inside a non-reentrant checkpoint (a RuntimeError).
     """
     L = len(state.M)
     weight, bias = norm_parameters(network, q.dtype)

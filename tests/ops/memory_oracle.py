@@ -1,0 +1,81 @@
+"""A second opinion on the definition: plain loops over rows and tokens, gradients by torch.autograd, nothing of ops/.
+
+Padding is skipped by Python, offsets are Python integers, LayerNorm and the non-linearity are torch's own. Only the
+containers (MemoryState, MemoryNetwork) are shared with the package.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from titans_lm.ops import MemoryNetwork, MemoryState
+
+PHI = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
+
+
+def predict(M: list[Tensor], x: Tensor, network: MemoryNetwork) -> Tensor:
+    """M(x) for one token of every head: x is (H, D), a weight (H, D_in, D_out)."""
+    z = torch.einsum("hi,hio->ho", x, M[0])
+    for W in M[1:]:
+        z = torch.einsum("hi,hio->ho", PHI[network.activation](z), W)
+    if network.norm_weight is not None:
+        z = F.layer_norm(z, z.shape[-1:], eps=1e-5) * network.norm_weight
+        z = z if network.norm_bias is None else z + network.norm_bias
+    return x + z if network.residual else z
+
+
+def inner_loss(M: list[Tensor], k: Tensor, v: Tensor, network: MemoryNetwork) -> Tensor:
+    prediction = predict(M, k, network)
+    return -(prediction * v).sum() if network.objective == "dot" else ((prediction - v) ** 2).sum()
+
+
+def gate_of(gate: Tensor | tuple[Tensor, ...], row: int, t: int, layer: int) -> Tensor:
+    """One token's gate for one layer, shaped to scale the rows of (H, D_in, D_out)."""
+    if isinstance(gate, tuple):
+        return gate[layer][row, t].unsqueeze(-1)
+    return (gate[row, t] if gate.dim() == 3 else gate[row, t, :, layer])[:, None, None]
+
+
+def oracle(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    theta: Tensor | tuple[Tensor, ...],
+    eta: Tensor | tuple[Tensor, ...],
+    alpha: Tensor | tuple[Tensor, ...],
+    state: MemoryState,
+    *,
+    network: MemoryNetwork,
+    chunk_size: int,
+    valid: Tensor | None = None,
+) -> tuple[Tensor, MemoryState, Tensor]:
+    """The same call as `neural_memory`, one row after another; outputs of padding are zero."""
+    layers = range(len(state.M))
+    rows = []
+    for row in range(q.shape[0]):
+        M, S, anchor = ([w[row] for w in part] for part in state[:3])
+        offset = int(state.offset[row])
+        outputs, surprise = [], []
+        for t in range(q.shape[1]):
+            if valid is not None and not valid[row, t]:
+                outputs.append(torch.zeros_like(q[row, t]))
+                surprise.append(q.new_zeros(q.shape[2], len(M)))
+                continue
+            anchor = [w if w.requires_grad else w.clone().requires_grad_() for w in anchor]
+            error = inner_loss(anchor, k[row, t], v[row, t], network)
+            u = torch.autograd.grad(error, anchor, create_graph=True)
+            for i in layers:
+                S[i] = gate_of(eta, row, t, i) * S[i] - gate_of(theta, row, t, i) * u[i]
+                forget = gate_of(alpha, row, t, i)
+                M[i] = (1 - forget) * M[i] + S[i]
+                if network.forget_to == "init":
+                    M[i] = M[i] + forget * network.initial[i]
+            offset += 1
+            if offset == chunk_size:
+                anchor, offset = list(M), 0
+            outputs.append(predict(M, q[row, t], network))
+            surprise.append(torch.stack([(g * g).sum((1, 2)).sqrt() for g in u], dim=-1))
+        rows.append((torch.stack(outputs), torch.stack(surprise), M, S, anchor, torch.tensor(offset)))
+    o, surprise = (torch.stack([r[i] for r in rows]) for i in (0, 1))
+    parts = [tuple(torch.stack([r[i][layer] for r in rows]) for layer in layers) for i in (2, 3, 4)]
+    return o, MemoryState(*parts, torch.stack([r[5] for r in rows])), surprise.detach()

@@ -1,0 +1,168 @@
+"""Every backend computes the definition: values, states, surprise and all gradients, in float64, to 1e-10.
+
+The definition (`reference`) is itself checked against an independent loop (memory_oracle.py), `chunked` against it.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ops.memory_cases import Case, assert_agree, make_call
+
+LINEAR = {"depth": 1, "residual": False, "norm": "none"}
+NETWORKS = {
+    "linear": LINEAR,
+    "linear-norm": {"depth": 1},
+    "default": {},
+    "no-norm": {"norm": "none"},
+    "no-residual": {"residual": False, "norm": "weight"},
+    "wide": {"expansion": 4},
+    "depth3": {"depth": 3},
+    "depth4": {"depth": 4, "norm": "weight"},
+    "depth4-bare": {"depth": 4, "norm": "none", "residual": False},
+}
+MIXED = ("layer", "head", "channel")
+GATES = {kind: (kind,) * 3 for kind in ("head", "layer", "channel")} | {
+    "mixed": MIXED,
+    "theta-channel": ("channel", "head", "head"),
+    "eta-channel": ("head", "channel", "layer"),
+}
+LENGTHS = (1, 2, 15, 16, 17, 63)
+CHUNKS = (1, 4, 16, 64)
+
+
+def described(cases: list[Case]) -> list:
+    """Parametrize over the cases, each named by what is unlike the default in it."""
+    unique = dict.fromkeys(cases)
+    return [pytest.param(case, id=str(case)) for case in unique]
+
+
+def structures() -> list[Case]:
+    """Every network with every kind of gates and either goal of forgetting; lengths, chunks and the rest take turns."""
+    cases = []
+    for i, (network, gates, forget_to) in enumerate(product(NETWORKS.values(), GATES.values(), ("zero", "init"))):
+        cases.append(
+            Case(
+                tokens=LENGTHS[i % 5] if i % 7 else LENGTHS[5],
+                chunk=CHUNKS[(i + i // 4) % 4],
+                gates=gates,
+                forget_to=forget_to,
+                activation=("gelu", "silu", "relu")[(i // 2) % 3],
+                objective="dot" if i % 5 == 4 else "l2",
+                seed=i,
+                **network,
+            )
+        )
+    return cases
+
+
+def edges() -> list[Case]:
+    """θ = 0, η = 0, α = 1, alone and together, here and there and everywhere."""
+    which = (("theta",), ("eta",), ("alpha",), ("eta", "alpha"), ("theta", "eta", "alpha"))
+    return [
+        Case(tokens=11, offsets=(1, 3), gates=GATES[gates], forget_to=forget_to, edges=names, edge_share=share)
+        for names, share, gates, forget_to in product(
+            which, (0.3, 1.0), ("layer", "mixed", "channel"), ("zero", "init")
+        )
+    ]
+
+
+def starts() -> list[Case]:
+    """Calls that begin inside a chunk (S ≠ 0, anchor ≠ M), rows alike or not, with padding anywhere."""
+    paddings = ("none", "left", "right", "middle", "scattered", "empty row", "all empty")
+    cases = []
+    for i, (padding, chunk, alike) in enumerate(product(paddings, (1, 4, 16), (True, False))):
+        last = chunk - 1
+        cases.append(
+            Case(
+                rows=3,
+                tokens=(1, 2, 9, 18)[i % 4] if padding == "none" else 10,
+                chunk=chunk,
+                offsets=(last // 2,) if alike else (last, 0, last // 2),
+                padding=padding,
+                gates=MIXED,
+                forget_to=("init", "zero")[i % 2],
+                seed=i,
+            )
+        )
+    return cases
+
+
+@pytest.mark.parametrize("case", described(structures()[::4] + edges()[::5] + starts()[::2]))
+def test_the_definition_is_plain_autograd(case: Case) -> None:
+    assert_agree(case, "oracle", "reference")
+
+
+@pytest.mark.parametrize("case", described(structures()))
+def test_chunked_is_exact_for_every_network_and_gate(case: Case) -> None:
+    assert_agree(case, "reference", "chunked")
+
+
+@pytest.mark.parametrize("case", described(edges()))
+def test_chunked_is_exact_at_the_edges_of_the_gates(case: Case) -> None:
+    assert_agree(case, "reference", "chunked")
+
+
+@pytest.mark.parametrize("case", described(starts()))
+def test_chunked_is_exact_from_any_start_and_with_padding(case: Case) -> None:
+    assert_agree(case, "reference", "chunked")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("tokens", [100, 257])
+@pytest.mark.parametrize("network", ["linear", "default", "depth4"])
+def test_chunked_is_exact_over_many_chunks(network: str, tokens: int, chunk: int) -> None:
+    case = Case(tokens=tokens, chunk=chunk, gates=MIXED, forget_to="init", **NETWORKS[network])
+    assert_agree(case, "reference", "chunked")
+    assert_agree(replace(case, offsets=(chunk - 1, 0), padding="scattered"), "reference", "chunked")
+
+
+@st.composite
+def legal_cases(draw: st.DrawFn) -> Case:
+    chunk = draw(st.integers(1, 9))
+    padding = draw(st.sampled_from(["none", "left", "right", "middle", "scattered", "empty row", "all empty"]))
+    return Case(
+        tokens=draw(st.integers(1, 20)),
+        chunk=chunk,
+        rows=draw(st.integers(1, 3)),
+        heads=draw(st.integers(1, 2)),
+        width=draw(st.integers(4, 6)),
+        depth=draw(st.integers(1, 4)),
+        expansion=draw(st.integers(2, 4)),
+        gates=tuple(draw(st.sampled_from(["head", "layer", "channel"])) for _ in range(3)),
+        activation=draw(st.sampled_from(["gelu", "silu", "relu"])),
+        residual=draw(st.booleans()),
+        norm=draw(st.sampled_from(["none", "weight", "weight and bias"])),
+        objective=draw(st.sampled_from(["l2", "dot"])),
+        forget_to=draw(st.sampled_from(["zero", "init"])),
+        offsets=tuple(draw(st.lists(st.integers(0, chunk - 1), max_size=3))),
+        padding=padding,
+        edges=tuple(draw(st.sets(st.sampled_from(["theta", "eta", "alpha"])))),
+        edge_share=draw(st.sampled_from([0.3, 1.0])),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@settings(max_examples=40)
+@given(case=legal_cases())
+@example(case=Case(tokens=1, rows=1, heads=1, depth=1))
+def test_any_legal_call_gives_the_same_in_all_three(case: Case) -> None:
+    assert_agree(case, "oracle", "reference")
+    assert_agree(case, "reference", "chunked")
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("forget_to", ["zero", "init"])
+@pytest.mark.parametrize("gates", [GATES["layer"], GATES["channel"]], ids=["layer", "channel"])
+def test_a_gradient_reaches_every_input(backend: str, forget_to: str, gates: tuple[str, str, str]) -> None:
+    """Comparing gradients means something only where they are not all zero."""
+    case = Case(tokens=9, offsets=(1, 3), gates=gates, forget_to=forget_to)
+    _, gradients = make_call(case).results(backend)
+    for name, gradient in gradients.items():
+        assert torch.isfinite(gradient).all(), name
+        assert (gradient != 0).any(), name
