@@ -1,0 +1,131 @@
+"""Batches whose content is a pure function of the seed and the step, so that a run resumes at any step without reading
+what came before.
+
+Every batch holds `input_ids` and `targets` of one shape (B, T): `targets[b, t]` is the token that follows
+`input_ids[b, t]`, and −100 where nothing is to be predicted. Nothing is shifted afterwards.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from titans_lm.config import check_at_least
+from titans_lm.data.tokenizer import PAD, TokenIds
+
+IGNORED = -100
+Batch = dict[str, Tensor]
+
+
+class Batches(Protocol):
+    """Batches by step: any function from a step to a dictionary of tensors will do."""
+
+    def __call__(self, step: int) -> Batch: ...
+
+
+def fingerprint(documents: Sequence[TokenIds], **settings: int | str) -> str:
+    """Name the tokens and settings that batches are made of, so that a run resumes on the same ones or not at all."""
+    digest = blake2b(repr(sorted(settings.items())).encode(), digest_size=16)
+    for document in documents:
+        digest.update(len(document).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(document).data)
+    return digest.hexdigest()
+
+
+class RandomCrops:
+    """Crops of T + 1 tokens at random places of the documents, which lie one after the other.
+
+    A document keeps its <bos> and <eos>, so a crop that crosses a border shows where the next text starts. The first T
+    tokens of a crop are read, the last T predicted.
+    """
+
+    def __init__(self, documents: Sequence[TokenIds], *, seq_len: int, batch_size: int, seed: int = 0) -> None:
+        _check_sizes(seq_len, batch_size)
+        self.tokens = np.concatenate([np.zeros(0, np.uint16), *documents])
+        if len(self.tokens) <= seq_len:
+            raise ValueError(
+                f"got {len(self.tokens)} tokens to train on; expected at least seq_len + 1 = {seq_len + 1}: "
+                "give more text or a smaller seq_len"
+            )
+        self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
+        self.fingerprint = fingerprint(documents, kind="crops", seq_len=seq_len, batch_size=batch_size, seed=seed)
+
+    def __call__(self, step: int) -> Batch:
+        rng = np.random.default_rng([self.seed, step])
+        starts = rng.integers(0, len(self.tokens) - self.seq_len, self.batch_size)
+        crops = self.tokens[starts[:, None] + np.arange(self.seq_len + 1)]
+        crops = torch.from_numpy(crops.astype(np.int64))
+        return {"input_ids": crops[:, :-1].contiguous(), "targets": crops[:, 1:].contiguous()}
+
+
+class DocumentLanes:
+    """B lanes that read documents from start to end, T tokens a step: for memory that is carried from step to step.
+
+        input_ids        (B, T)   the next T tokens of each lane's document, <bos> first, padded on the right
+        targets          (B, T)   the token after each, across the borders of pieces; −100 on padding
+        attention_mask   (B, T)   0 on padding
+        reset            (B,)     true where a row's piece is the first of its document
+
+    So every token of a document is predicted exactly once, and only the last piece of a document is padded. The lanes
+    draw from one endless list, the documents in an order shuffled anew each time around. A document longer than an
+    equal share of all tokens is cut into such shares first, else one long file would leave all lanes but one idle.
+    """
+
+    def __init__(self, documents: Sequence[TokenIds], *, seq_len: int, batch_size: int, seed: int = 0) -> None:
+        _check_sizes(seq_len, batch_size)
+        self.documents = _shares([document for document in documents if len(document) > 1], batch_size)
+        if not self.documents:
+            raise ValueError("got no document of two tokens or more; expected text to train on")
+        self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
+        self.pieces = [-(-(len(document) - 1) // seq_len) for document in self.documents]
+        self.ends: list[list[int]] = [[] for _ in range(batch_size)]
+        self.fingerprint = fingerprint(documents, kind="lanes", seq_len=seq_len, batch_size=batch_size, seed=seed)
+        self._order = lru_cache(maxsize=8)(self._shuffled)
+
+    def __call__(self, step: int) -> Batch:
+        shape = (self.batch_size, self.seq_len)
+        inputs, targets = np.full(shape, PAD), np.full(shape, IGNORED)
+        mask, reset = np.zeros(shape, np.int64), np.zeros(self.batch_size, bool)
+        for lane in range(self.batch_size):
+            document, piece = self._locate(lane, step)
+            start = piece * self.seq_len
+            tokens = self.documents[document][start : start + self.seq_len + 1]
+            length = len(tokens) - 1
+            inputs[lane, :length], targets[lane, :length] = tokens[:-1], tokens[1:]
+            mask[lane, :length], reset[lane] = 1, piece == 0
+        parts = {"input_ids": inputs, "targets": targets, "attention_mask": mask, "reset": reset}
+        return {name: torch.from_numpy(part) for name, part in parts.items()}
+
+    def _locate(self, lane: int, step: int) -> tuple[int, int]:
+        """Find the document and the piece that a lane reads at a step, by where its documents end so far."""
+        ends = self.ends[lane]
+        while not ends or ends[-1] <= step:
+            ends.append((ends[-1] if ends else 0) + self.pieces[self._entry(lane, len(ends))])
+        place = bisect_right(ends, step)
+        return self._entry(lane, place), step - (ends[place - 1] if place else 0)
+
+    def _entry(self, lane: int, place: int) -> int:
+        """Name the document at a place of a lane's list: entry `place * B + lane` of the endless list."""
+        entry = place * self.batch_size + lane
+        return int(self._order(entry // len(self.documents))[entry % len(self.documents)])
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, epoch]).permutation(len(self.documents))
+
+
+def _check_sizes(seq_len: int, batch_size: int) -> None:
+    check_at_least("seq_len", seq_len, 1)
+    check_at_least("batch_size", batch_size, 1)
+
+
+def _shares(documents: Sequence[TokenIds], lanes: int) -> list[TokenIds]:
+    """Cut documents longer than an equal share of all tokens; the cut token ends one part and begins the next."""
+    share = max(-(-sum(len(document) - 1 for document in documents) // lanes), 1)
+    return [
+        document[start : start + share + 1] for document in documents for start in range(0, len(document) - 1, share)
+    ]

@@ -1,0 +1,159 @@
+"""Documents from a file, a folder, or this machine's own Python library; and the part of them that is held out."""
+
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+STDLIB = "stdlib"
+STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+SNIFFED = 8192
+"""Bytes at the start of a file in which a zero byte says: not text."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text by name: its path below the folder it was read from, and its bytes."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents to train on and documents to test on, with what was left out and how they were split."""
+
+    train: tuple[Document, ...]
+    held_out: tuple[Document, ...]
+    skipped: tuple[str, ...]
+    """Files that were not read, each with the reason."""
+    split: str
+    """How the two parts were divided, in words."""
+
+    def describe(self) -> dict[str, str | int]:
+        """Count what there is."""
+        return {
+            "train_documents": len(self.train),
+            "train_bytes": sum(len(document.data) for document in self.train),
+            "held_out_documents": len(self.held_out),
+            "held_out_bytes": sum(len(document.data) for document in self.held_out),
+            "skipped_files": len(self.skipped),
+            "split": self.split,
+        }
+
+
+def load_corpus(source: str | Path, *, held_out: float = 0.05, valid: str | Path | None = None) -> Corpus:
+    """Read documents and hold a part of them out, or read the held-out part from a place of its own.
+
+    `source` is a file, a folder, or the word "stdlib": the source of the Python library of the running interpreter.
+    """
+    documents, skipped = read_documents(source)
+    if valid is not None:
+        held, more = read_documents(valid)
+        return Corpus(tuple(documents), tuple(held), (*skipped, *more), f"held out: {valid}")
+    train, held, split = split_documents(documents, held_out)
+    return Corpus(tuple(train), tuple(held), tuple(skipped), split)
+
+
+def read_documents(source: str | Path) -> tuple[list[Document], list[str]]:
+    """Read every text of a source in the order of their names, and say which files were skipped and why.
+
+    A file that is named is read whatever it holds. In a folder, files that are empty, hold a zero byte near their start
+    or cannot be opened are skipped, as are names that start with a dot. ValueError where nothing is left to read.
+    """
+    if str(source) == STDLIB:
+        folder = Path(sysconfig.get_paths()["stdlib"])
+        documents, skipped = _read_folder(folder, left_out=STDLIB_LEFT_OUT, suffix=".py")
+    elif Path(source).is_dir():
+        documents, skipped = _read_folder(Path(source))
+    elif Path(source).is_file():
+        documents, skipped = _read_one(Path(source)), []
+    else:
+        raise ValueError(f"got {str(source)!r}, which does not exist; expected a file, a folder or the word stdlib")
+    if not documents:
+        reason = f" ({len(skipped)} files skipped, the first: {skipped[0]})" if skipped else ""
+        raise ValueError(f"got no text in {str(source)!r}{reason}; expected at least one file that is not empty")
+    return documents, skipped
+
+
+def split_documents(
+    documents: Sequence[Document], held_out: float = 0.05
+) -> tuple[list[Document], list[Document], str]:
+    """Hold out whole documents, chosen by a hash of their names; of a single document, hold out the end.
+
+    The choice depends on nothing but the names, so the same files give the same split everywhere, and a file added
+    later moves no other. With two documents or more, each part gets at least one. The held-out part comes in the order
+    of the hash, so that its first few documents are a fair sample of it.
+    """
+    if not 0.0 < held_out < 1.0:
+        raise ValueError(f"got held_out={held_out}; expected a share of the text between 0 and 1, say 0.05")
+    if len(documents) == 1:
+        return _split_position(documents[0], held_out)
+    chances = {document.name: _chance(document.name) for document in documents}
+    ranked = sorted(documents, key=lambda document: (chances[document.name], document.name))
+    count = sum(chances[document.name] < held_out for document in documents)
+    held = ranked[: min(max(count, 1), len(documents) - 1)]
+    chosen = {document.name for document in held}
+    train = [document for document in documents if document.name not in chosen]
+    return train, held, f"{len(held)} of {len(documents)} documents held out, by a hash of their names"
+
+
+def _split_position(document: Document, held_out: float) -> tuple[list[Document], list[Document], str]:
+    """Cut one document near its end, after a line where there is one close by."""
+    data = document.data
+    if len(data) < 2:
+        raise ValueError(f"got {len(data)} byte in {document.name!r}; expected at least 2, to train on and to test on")
+    cut = min(max(round(len(data) * (1.0 - held_out)), 1), len(data) - 1)
+    line = data.find(b"\n", cut, cut + 1024) + 1
+    cut = line if 0 < line < len(data) else cut
+    parts = Document(document.name, data[:cut]), Document(f"{document.name}[{cut}:]", data[cut:])
+    return [parts[0]], [parts[1]], f"one document: bytes 0 to {cut} to train on, the rest held out"
+
+
+def _chance(name: str) -> float:
+    """Map a name to a number in [0, 1) that looks random and never changes."""
+    return int.from_bytes(blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") / 2**64
+
+
+def _read_one(path: Path) -> list[Document]:
+    data = path.read_bytes()
+    return [Document(path.name, data)] if data else []
+
+
+def _read_folder(
+    folder: Path, left_out: frozenset[str] = frozenset(), suffix: str = ""
+) -> tuple[list[Document], list[str]]:
+    documents, skipped = [], []
+    for path in sorted(_files(folder, left_out), key=lambda path: path.relative_to(folder).as_posix()):
+        if not path.name.endswith(suffix):
+            continue
+        name = path.relative_to(folder).as_posix()
+        try:
+            data = _read_text(path)
+        except OSError as error:
+            skipped.append(f"{name}: {error.strerror}")
+            continue
+        if data:
+            documents.append(Document(name, data))
+        else:
+            skipped.append(f"{name}: {'empty' if data is not None else 'not text (it holds a zero byte)'}")
+    return documents, skipped
+
+
+def _read_text(path: Path) -> bytes | None:
+    """Read a file, or return None where its start shows that it is no text: then the rest is not read."""
+    with path.open("rb") as file:
+        start = file.read(SNIFFED)
+        return None if b"\0" in start else start + file.read()
+
+
+def _files(folder: Path, left_out: frozenset[str]) -> Iterator[Path]:
+    """Walk over the regular files of a folder; links to folders are not followed, so the walk ends."""
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in left_out and not name.startswith(".")]
+        for name in files:
+            path = Path(root, name)
+            if not name.startswith(".") and path.is_file():
+                yield path

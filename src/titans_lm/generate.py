@@ -1,0 +1,149 @@
+"""Text from a model: read a prompt of any length, then write on, a piece at a time."""
+
+import codecs
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import TextStreamer
+from transformers.generation.streamers import BaseStreamer
+
+from titans_lm.config import check_at_least, check_between
+from titans_lm.data.tokenizer import BOS, decode_bytes, encode_bytes, is_byte_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a model wrote, and how long it took."""
+
+    text: str
+    """The text after the prompt; bytes that make no character are shown as U+FFFD."""
+    tokens: int
+    prompt_tokens: int
+    seconds: float
+    """Time for reading the prompt and writing."""
+
+
+class ByteStream(BaseStreamer):
+    """Pass on bytes as text as soon as they make whole characters.
+
+    A character of several bytes comes out when its last byte has come; bytes that can be no character come out as
+    U+FFFD, once it is certain that they are none.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.write = write
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.prompt_seen = False
+
+    def put(self, value: Tensor) -> None:
+        if not self.prompt_seen:  # the first call brings the prompt
+            self.prompt_seen = True
+            return
+        self._write(self.decoder.decode(decode_bytes(value.flatten().tolist())))
+
+    def end(self) -> None:
+        self._write(self.decoder.decode(b"", final=True))
+
+    def _write(self, text: str) -> None:
+        if text:
+            self.write(text)
+
+
+class WordStream(TextStreamer):
+    """Pass on the text of any other tokenizer, word by word, as transformers decides what is a word."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", write: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.write = write
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        if text:
+            self.write(text)
+
+
+def generate_text(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: str | bytes = "",
+    *,
+    max_new_tokens: int = 200,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int | None = None,
+    write: Callable[[str], None] | None = None,
+) -> Generated:
+    """Write on after a prompt; `write` receives the text in pieces as it comes.
+
+    The prompt starts a document: <bos> stands before it. temperature 0 takes the likeliest token every time; top_k
+    keeps the k likeliest and top_p the likeliest that add up to p (0 and 1 keep all). With a seed the text is the same
+    every time, and the random numbers of the caller are left as they are. Bytes that are not UTF-8 can be a prompt for
+    a byte model only.
+    """
+    check_at_least("max_new_tokens", max_new_tokens, 1)
+    check_between("temperature", temperature, 0.0, 100.0)
+    check_between("top_p", top_p, 1e-6, 1.0)
+    check_at_least("top_k", top_k, 0)
+    input_ids = encode_prompt(tokenizer, prompt).to(model.device)
+    bytewise = is_byte_tokenizer(tokenizer)
+    streamer = None
+    if write is not None:
+        streamer = ByteStream(write) if bytewise else WordStream(tokenizer, write)
+    dials: dict[str, Any] = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+    if temperature > 0.0:
+        dials = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    started = time.perf_counter()
+    with torch.inference_mode(), _seeded(seed, model.device):
+        output = model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            max_new_tokens=max_new_tokens,
+            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+            streamer=streamer,
+            **dials,
+        )
+    seconds = time.perf_counter() - started
+    new = output[0, input_ids.shape[1] :].tolist()
+    text = decode_bytes(new).decode(errors="replace") if bytewise else tokenizer.decode(new, skip_special_tokens=True)
+    return Generated(text, len(new), input_ids.shape[1], seconds)
+
+
+def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str | bytes) -> Tensor:
+    """Turn a prompt into token ids (1, T) that start a document.
+
+    A str made from bytes that are not UTF-8 (surrogateescape, as in sys.argv) gives those bytes back.
+    """
+    if is_byte_tokenizer(tokenizer):
+        data = prompt.encode("utf-8", "surrogateescape") if isinstance(prompt, str) else prompt
+        return torch.tensor([[BOS, *encode_bytes(data).tolist()]])
+    if isinstance(prompt, bytes):
+        try:
+            prompt = prompt.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError("got a prompt that is not UTF-8; expected UTF-8, as the model reads no bytes") from error
+    ids = tokenizer(prompt).input_ids
+    start = tokenizer.bos_token_id
+    if start is not None and ids[:1] != [start]:
+        ids = [start, *ids]
+    if not ids:
+        raise ValueError("got an empty prompt for a tokenizer without a start token; expected some text")
+    return torch.tensor([ids])
+
+
+@contextmanager
+def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Draw from a seed inside, and put the random numbers back after."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,61 @@
+"""Where a model runs, in which precision, and what ran it."""
+
+import platform
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import Tensor
+
+from titans_lm.config import check_choice
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """Return the device of that name; "auto" takes a GPU where there is one. ValueError where there is none such."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # each kind of device fails in its own way
+        raise ValueError(
+            f"got device={name!r}; this machine has {torch.cuda.device_count()} CUDA devices; "
+            "expected auto, cpu, or a device that is there, such as cuda:0"
+        ) from error
+    return device
+
+
+def mixed_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context that a forward runs in: bfloat16 autocast, or nothing.
+
+    "auto" is bfloat16 on a GPU that computes it natively, and float32 everywhere else.
+    """
+    check_choice("precision", precision, ("auto", "float32", "bfloat16"))
+    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bfloat16" or (precision == "auto" and native):
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copy a batch to a device."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def environment() -> dict[str, str | int | list[str]]:
+    """Describe this machine and the versions of what runs on it, for the record beside a number."""
+    packages = {}
+    for name in ("titans-lm", "torch", "transformers", "tokenizers", "safetensors", "numpy"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = "not installed"
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+        **packages,
+    }

@@ -1,0 +1,95 @@
+"""Files that are there whole or not at all: written under another name, flushed to the disk, then renamed."""
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HIDDEN = ".unfinished-"
+"""Start of the names of what is not finished, or no longer wanted; nothing reads these."""
+
+
+def write_atomically(path: Path, data: str | bytes) -> None:
+    """Write a file so that a reader, or a machine that dies meanwhile, finds the old content or the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=HIDDEN, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, atomically; numbers that are not finite become null."""
+    write_atomically(path, json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """Replace numbers that JSON cannot hold by None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return value
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Fill a folder that appears under its name only when the block ends well; an older one of that name goes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{HIDDEN}{path.name}-", dir=path.parent))
+    try:
+        unfinished.chmod(0o777 & ~_umask())
+        yield unfinished
+        for file in unfinished.rglob("*"):
+            _sync_folder(file)
+        _sync_folder(unfinished)
+        remove_folder(path)
+        os.replace(unfinished, path)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder; it loses its name at once, so nobody ever reads a part of it."""
+    if path.exists():
+        doomed = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=path.parent))
+        os.replace(path, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed left unfinished."""
+    for leftover in folder.glob(f"{HIDDEN}*"):
+        shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make the disk hold a file's content, or a folder's names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

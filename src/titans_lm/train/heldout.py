@@ -1,0 +1,123 @@
+"""Bits per byte on text that was held out: every token predicted once, with the memory carried or started anew."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from titans_lm.config import check_at_least
+from titans_lm.data.batches import IGNORED
+from titans_lm.data.text import Document
+from titans_lm.data.tokenizer import PAD, TokenIds, encode_document
+from titans_lm.ops.state import map_state
+
+LN2 = 0.6931471805599453
+
+
+class HeldOut:
+    """Measure bits per byte on documents: the evaluation that runs during training.
+
+    Documents are read whole in the given order until `max_bytes` are used up; the last is cut there.
+    """
+
+    def __init__(
+        self, documents: Iterable[Document], *, seq_len: int, batch_size: int, max_bytes: int, carry: bool = False
+    ) -> None:
+        self.seq_len, self.batch_size, self.carry = seq_len, batch_size, carry
+        self.documents: list[TokenIds] = []
+        for document in documents:
+            if max_bytes > 0:
+                self.documents.append(encode_document(document.data[:max_bytes], eos=False))
+                max_bytes -= len(document.data)
+        self.bytes = sum(len(document) - 1 for document in self.documents)
+        if not self.bytes:
+            raise ValueError("got no held-out text; expected at least one byte to predict")
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        bits = token_bits(model, self.documents, seq_len=self.seq_len, batch_size=self.batch_size, carry=self.carry)
+        return {"held_out_bits_per_byte": float(sum(part.sum() for part in bits)) / self.bytes}
+
+
+@torch.no_grad()
+def token_bits(
+    model: nn.Module, documents: Sequence[TokenIds], *, seq_len: int, batch_size: int = 8, carry: bool = False
+) -> list[Tensor]:
+    """Return how many bits the model needs for each token of each document after its first, in float64 on the CPU.
+
+    Documents are read in pieces of `seq_len` tokens, and every token but a document's first is predicted exactly once:
+    the last token of a piece predicts the first of the next. With `carry` the state goes on from piece to piece (the
+    model needs `init_state`); without it every piece starts anew with one token of context.
+    """
+    check_at_least("seq_len", seq_len, 1)
+    check_at_least("batch_size", batch_size, 1)
+    if carry and not hasattr(model, "init_state"):
+        raise ValueError(f"got carry=True for a {type(model).__name__}, which has no init_state; expected memory")
+    was_training = model.training
+    model.eval()
+    try:
+        parts: list[list[Tensor]] = [[] for _ in documents]
+        read = _read_on if carry else _read_anew
+        for row, bits in read(model, documents, seq_len, batch_size):
+            parts[row].append(bits)
+        return [torch.cat([torch.zeros(0, dtype=torch.float64), *part]) for part in parts]
+    finally:
+        model.train(was_training)
+
+
+def _read_anew(
+    model: nn.Module, documents: Sequence[TokenIds], seq_len: int, batch_size: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Score pieces of all documents side by side; sorted by length, so that little is padding."""
+    pieces = [
+        (row, start, document[start : start + seq_len + 1])
+        for row, document in enumerate(documents)
+        for start in range(0, len(document) - 1, seq_len)
+    ]
+    pieces.sort(key=lambda piece: -len(piece[2]))
+    scored = []
+    for first in range(0, len(pieces), batch_size):
+        group = pieces[first : first + batch_size]
+        bits, _ = _score(model, [tokens for _, _, tokens in group], None, carry=False)
+        scored += [(row, start, part) for (row, start, _), part in zip(group, bits, strict=True)]
+    for row, _, bits in sorted(scored, key=lambda piece: piece[:2]):
+        yield row, bits
+
+
+def _read_on(
+    model: nn.Module, documents: Sequence[TokenIds], seq_len: int, batch_size: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Score documents piece by piece with the state carried; longest first, so that rows end from the last on."""
+    order = sorted((row for row in range(len(documents)) if len(documents[row]) > 1), key=lambda i: -len(documents[i]))
+    for first in range(0, len(order), batch_size):
+        group, state, start = order[first : first + batch_size], None, 0
+        while group:
+            bits, state = _score(
+                model, [documents[row][start : start + seq_len + 1] for row in group], state, carry=True
+            )
+            yield from zip(group, bits, strict=True)
+            start += seq_len
+            group = [row for row in group if len(documents[row]) - 1 > start]
+            alive = len(group)
+            state = map_state(lambda x, alive=alive: x[:alive], state)
+
+
+def _score(model: nn.Module, pieces: Sequence[TokenIds], state: object, *, carry: bool) -> tuple[list[Tensor], object]:
+    """Return the bits of each piece's tokens after its first, and the state after the piece."""
+    device = next(model.parameters()).device
+    lengths = [len(tokens) - 1 for tokens in pieces]
+    shape = (len(pieces), max(lengths))
+    inputs, targets = np.full(shape, PAD), np.full(shape, IGNORED)
+    for row, tokens in enumerate(pieces):
+        inputs[row, : lengths[row]], targets[row, : lengths[row]] = tokens[:-1], tokens[1:]
+    input_ids = torch.from_numpy(inputs).to(device)
+    # Padding stands on the right of rows that end here: a causal model's answers before it do not depend on it.
+    extra = {"state": state, "return_state": True} if carry else {}
+    output = model(input_ids=input_ids, use_cache=False, **extra)
+    logits = output.logits.float()
+    nats = F.cross_entropy(
+        logits.flatten(0, 1), torch.from_numpy(targets).to(device).flatten(), reduction="none", ignore_index=IGNORED
+    )
+    bits = (nats.view(shape) / LN2).double().cpu()
+    return [bits[row, :length] for row, length in enumerate(lengths)], output.state if carry else None

@@ -1,0 +1,95 @@
+"""What training leaves behind for people: a line of JSON per step, and a progress bar."""
+
+import json
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from titans_lm.train.files import finite, write_atomically
+
+QUIET_SECONDS = 10.0
+"""Seconds between two lines of progress where the screen is a file."""
+SHOWN = ("bits_per_token", "accuracy")
+"""Metrics of a loss that the progress shows beside it."""
+
+
+class JsonLines:
+    """A file of one JSON object per line that grows while training runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a line; numbers that are not finite become null."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite(record)) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the records; a last line that was cut off when the machine died is left out."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def rewind(self, step: int) -> None:
+        """Drop the records after a step: training goes on from there and writes them again."""
+        kept = [record for record in self.read() if record["step"] <= step]
+        write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+class ProgressReport:
+    """How far a run is: a bar on a terminal, a line now and then elsewhere, nothing when quiet. Writes to stderr."""
+
+    def __init__(self, *, quiet: bool = False, title: str = "training", console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.title, self.quiet = title, quiet
+        self.total, self.rate, self.last_line = 0, 0.0, -float("inf")
+        self.bar: Progress | None = None
+
+    def start(self, total: int, done: int = 0) -> "ProgressReport":
+        """Begin to count: `done` of `total` steps lie behind. Used as a context manager, it ends by itself."""
+        self.total, self.rate, self.last_line = total, 0.0, time.monotonic()
+        if self.console.is_terminal and not self.quiet:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self.bar.start()
+            self.task = self.bar.add_task(self.title, total=total, completed=done, note="")
+        return self
+
+    def __enter__(self) -> "ProgressReport":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def update(self, record: dict[str, Any]) -> None:
+        """Show a step: its loss, how many tokens a second go by, and what the last evaluation found."""
+        self.rate = 0.9 * self.rate + 0.1 * record["tokens_per_second"] if self.rate else record["tokens_per_second"]
+        extra = "".join(f"  {name} {value:.3f}" for name, value in record.items() if name in SHOWN)
+        note = f"loss {record['loss']:.3f}{extra}  {self.rate:,.0f} tokens/s"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=record["step"], note=note)
+        elif time.monotonic() - self.last_line >= QUIET_SECONDS or record["step"] == self.total:
+            self.last_line = time.monotonic()
+            self.say(f"{self.title} {record['step']}/{self.total}  {note}")
+
+    def say(self, text: str) -> None:
+        """Write a line beside the progress."""
+        if self.quiet:
+            return
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,91 @@
+"""Losses that the loop minimises: each takes a model and a batch, and returns the loss and what else to log.
+
+They read `model(...).logits`, so any Hugging Face causal language model will do. Targets are explicit (data/batches):
+nothing is shifted here.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.ops.state import detach_state, map_state, select_rows, state_tensors
+
+Metrics = dict[str, Tensor]
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean negative log-likelihood of the targets in nats, at least in float32."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def next_token_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
+    """Predict every target from the tokens before it in its row; every row starts anew."""
+    loss = token_loss(_call(model, batch).logits, batch["targets"])
+    return loss, {"bits_per_token": loss.detach() / math.log(2)}
+
+
+def recall_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
+    """Predict the targets, and report the share of them whose likeliest token is right."""
+    logits = _call(model, batch).logits
+    return token_loss(logits, batch["targets"]), {"accuracy": accuracy(logits, batch["targets"])}
+
+
+def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of targets that the likeliest token hits."""
+    asked = targets != IGNORED
+    return (logits.argmax(-1)[asked] == targets[asked]).float().mean()
+
+
+class CarriedLoss:
+    """Predict every target from the document so far: the state is carried from step to step, the gradient is not.
+
+    For batches of `DocumentLanes`: a row whose document starts gets the model's initial state (and trains it), the
+    others get the state that the last step left, detached (truncated back-propagation). The state is part of a
+    checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.state: Any = None
+        self.saved: list[Tensor] | None = None
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
+        if not hasattr(model, "init_state"):
+            raise ValueError(f"got a {type(model).__name__}, which has no init_state; expected a model with memory")
+        state = model.init_state(len(batch["input_ids"]))
+        carried = self._restored(state) if self.saved is not None else self.state
+        if carried is not None:
+            state = select_rows(batch["reset"], state, carried)
+        output = _call(model, batch, state=state, return_state=True)
+        self.state = detach_state(output.state)
+        loss = token_loss(output.logits, batch["targets"])
+        return loss, {"bits_per_token": loss.detach() / math.log(2)}
+
+    def forget(self) -> None:
+        """Start every row anew at the next step: what a step that was not finite left behind is of no use."""
+        self.state = self.saved = None
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        if self.saved is not None:
+            return {"carried": self.saved}
+        return {"carried": [tensor.cpu().clone() for tensor in state_tensors(self.state)]}
+
+    def load_state_dict(self, saved: dict[str, list[Tensor]]) -> None:
+        self.state, self.saved = None, saved["carried"] or None
+
+    def _restored(self, fresh: Any) -> Any:
+        """Give saved tensors the structure of a fresh state, which knows the model's shapes and device."""
+        shapes = [tensor.shape for tensor in state_tensors(fresh)]
+        if shapes != [tensor.shape for tensor in self.saved or []]:
+            raise ValueError("got a carried state of another model or batch size than the one that is trained")
+        tensors = iter(self.saved or [])
+        self.saved = None
+        return map_state(lambda like: next(tensors).to(like), fresh)
+
+
+def _call(model: nn.Module, batch: Batch, **extra: Any) -> Any:
+    return model(input_ids=batch["input_ids"], attention_mask=batch.get("attention_mask"), use_cache=False, **extra)

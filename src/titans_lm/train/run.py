@@ -1,0 +1,156 @@
+"""The folder of a run, and where in it a model is found.
+
+runs/NAME/
+  settings.json       the settings as they were resolved; `--config` reads it
+  environment.json    machine and versions
+  metrics.jsonl       a line per step
+  checkpoints/
+    step-000250/      a checkpoint: a saved model, and what training needs to go on
+    LATEST            the name of the newest whole one
+  model/              the model after the last step, without the rest
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from torch import nn
+
+from titans_lm.train.checkpoint import quiet_transformers, save_checkpoint, save_model
+from titans_lm.train.device import choose_device, environment
+from titans_lm.train.files import new_folder, remove_folder, remove_unfinished, write_atomically, write_json
+from titans_lm.train.log import JsonLines
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SETTINGS, ENVIRONMENT, METRICS, MODEL = "settings.json", "environment.json", "metrics.jsonl", "model"
+CHECKPOINTS, LATEST, STEP = "checkpoints", "LATEST", "step"
+
+
+class RunFolder:
+    """One run on disk. Make it with `create` or `open`."""
+
+    def __init__(self, path: Path, tokenizer: "PreTrainedTokenizerBase | None" = None) -> None:
+        self.path, self.tokenizer = path, tokenizer
+        self.metrics = JsonLines(path / METRICS)
+        self.checkpoints = path / CHECKPOINTS
+
+    @classmethod
+    def create(
+        cls, path: Path, settings: dict[str, Any], tokenizer: "PreTrainedTokenizerBase | None" = None
+    ) -> "RunFolder":
+        """Begin a run in a folder that is new or empty; ValueError where something is in the way."""
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"got the run folder {path}, which is a file; expected a folder to make")
+        found = {entry.name for entry in path.iterdir()} if path.exists() else set()
+        if found - {SETTINGS, ENVIRONMENT}:
+            raise ValueError(
+                f"got the run folder {path}, which holds {sorted(found)[0]!r} already; "
+                "choose another folder, or resume the run"
+            )
+        write_json(path / SETTINGS, settings)
+        write_json(path / ENVIRONMENT, environment())
+        return cls(path, tokenizer)
+
+    @classmethod
+    def open(cls, path: Path, tokenizer: "PreTrainedTokenizerBase | None" = None) -> "RunFolder":
+        """Open the folder of a run that was begun before; ValueError where it is none."""
+        if not (path / SETTINGS).is_file():
+            raise ValueError(f"got the run folder {path}, which holds no {SETTINGS}; expected the folder of a run")
+        return cls(path, tokenizer)
+
+    def latest(self) -> Path | None:
+        """Find the checkpoint to go on from: the one that LATEST names, else the newest that is there."""
+        return latest_checkpoint(self.path)
+
+    def save(self, step: int, model: nn.Module, trainer: dict[str, Any], keep: int) -> Path:
+        """Write the checkpoint of a step, make it the latest, and remove all but the newest `keep`."""
+        folder = self.checkpoints / f"step-{step:06d}"
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(self.checkpoints)
+        save_checkpoint(folder, model, trainer, self.tokenizer)
+        write_atomically(self.checkpoints / LATEST, folder.name + "\n")
+        for old in _steps(self.path)[:-keep]:
+            remove_folder(old)
+        return folder
+
+    def finish(self, step: int, model: nn.Module) -> Path:
+        """Save the finished model, and the step it was finished at."""
+        with new_folder(self.path / MODEL) as unfinished:
+            save_model(unfinished, model, self.tokenizer)
+            write_json(unfinished / f"{STEP}.json", {STEP: step})
+        return self.path / MODEL
+
+
+def latest_checkpoint(run: Path) -> Path | None:
+    """Find a run's newest checkpoint, or None: what LATEST names, unless somebody removed it."""
+    pointer = run / CHECKPOINTS / LATEST
+    named = run / CHECKPOINTS / pointer.read_text().strip() if pointer.is_file() else None
+    if named is not None and named.parent == run / CHECKPOINTS and named.is_dir():
+        return named
+    return (_steps(run) or [None])[-1]
+
+
+def resolve_model(path: str | Path) -> Path:
+    """Find the saved model that a path means: a saved model or checkpoint itself, or the newest one of a run.
+
+    ValueError where there is none, saying what was found instead.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(f"got the model {str(path)!r}, which does not exist; expected a run folder or a saved model")
+    if not path.is_dir():
+        raise ValueError(f"got the model {str(path)!r}, which is a file; expected the folder that holds it")
+    if (path / "config.json").is_file():
+        return path
+    finished, checkpoint = path / MODEL, latest_checkpoint(path)
+    candidates = [folder for folder in (finished, checkpoint) if folder and (folder / "config.json").is_file()]
+    if not candidates:
+        found = "a run without a checkpoint yet" if (path / SETTINGS).is_file() else "neither a run nor a saved model"
+        raise ValueError(f"got the model {str(path)!r}, which is {found}; expected config.json and weights in it")
+    # Of equal steps the finished model is taken; a run that was resumed and stopped has a newer checkpoint.
+    return max(candidates, key=_step)
+
+
+def load_model(path: str | Path, device: str = "auto") -> "PreTrainedModel":
+    """Load a model from wherever `resolve_model` finds it, ready to be used; ValueError where it cannot be read."""
+    from transformers import AutoModelForCausalLM
+
+    import titans_lm.hf  # noqa: F401 - registers our classes
+
+    model = _load(AutoModelForCausalLM, resolve_model(path), "model")
+    return model.eval().to(choose_device(device))
+
+
+def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer that was saved beside a model; ValueError where there is none."""
+    from transformers import AutoTokenizer
+
+    import titans_lm.hf  # noqa: F401 - registers our classes
+
+    return _load(AutoTokenizer, resolve_model(path), "tokenizer")
+
+
+def _load(auto_class: Any, folder: Path, what: str) -> Any:
+    try:
+        with quiet_transformers():
+            return auto_class.from_pretrained(folder)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"the {what} in {folder} cannot be loaded: {reason}") from error
+
+
+def _steps(run: Path) -> list[Path]:
+    """List a run's checkpoints, oldest first."""
+    folders = [path for path in (run / CHECKPOINTS).glob("step-*") if path.name[5:].isdigit() and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name[5:]))
+
+
+def _step(folder: Path) -> int:
+    """Read the step that a saved model was saved at."""
+    if folder.name == MODEL:
+        file = folder / f"{STEP}.json"
+        return int(json.loads(file.read_bytes())[STEP]) if file.is_file() else 0
+    return int(folder.name[5:])

@@ -1,0 +1,183 @@
+"""Settings of training, and settings from files: plain dataclasses that know nothing of torch.
+
+One set of names serves the library, the command line (`--warmup-steps 100`), a config file and the `settings.json` of
+a run, which is itself such a file.
+"""
+
+import dataclasses
+import json
+import tomllib
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_known
+
+Precision = Literal["auto", "float32", "bfloat16"]
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitSettings:
+    """Settings of the training loop, whatever the task."""
+
+    steps: int = 600
+    """Steps of the optimiser."""
+    lr: float = 3e-3
+    """Peak learning rate."""
+    warmup_steps: int = 50
+    """Steps over which the learning rate rises to its peak."""
+    lr_floor: float = 0.1
+    """Share of the peak that the cosine ends at."""
+    weight_decay: float = 0.1
+    """Weight decay of the weight matrices; nothing else decays."""
+    beta1: float = 0.9
+    """AdamW's decay of the mean of gradients."""
+    beta2: float = 0.95
+    """AdamW's decay of the mean of their squares."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 leaves it as it is."""
+    accumulate: int = 1
+    """Batches whose gradients make one step."""
+    precision: Precision = "auto"
+    """Precision of matrix products; auto is bfloat16 on a GPU that has it and float32 elsewhere."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
+    seed: int = 0
+    """Seed of the fresh weights and of the order of the data."""
+    log_every: int = 1
+    """Steps between two lines of metrics.jsonl."""
+    eval_every: int = 200
+    """Steps between two evaluations; 0 evaluates at the end only."""
+    save_every: int = 200
+    """Steps between two checkpoints; 0 saves at the end only."""
+    keep: int = 2
+    """Checkpoints kept, the newest ones."""
+    max_skipped: int = 25
+    """Steps in a row whose loss or gradient is not finite before training gives up."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "accumulate", "log_every", "keep", "max_skipped"):
+            check_at_least(name, getattr(self, name), 1)
+        for name in ("warmup_steps", "eval_every", "save_every", "seed"):
+            check_at_least(name, getattr(self, name), 0)
+        for name in ("lr", "weight_decay", "clip"):
+            check_between(name, getattr(self, name), 0.0, float("inf"))
+        check_between("lr_floor", self.lr_floor, 0.0, 1.0)
+        for name in ("beta1", "beta2"):
+            check_between(name, getattr(self, name), 0.0, 0.99999)
+        check_choice("precision", self.precision, get_args(Precision))
+
+
+def small_model() -> BackboneConfig:
+    """Size the model that `titans train` trains unless told otherwise: minutes on two CPU cores."""
+    return BackboneConfig(
+        architecture="mac",
+        hidden_size=128,
+        num_attention_heads=4,
+        num_hidden_layers=3,
+        memory_expansion=2,
+        segment_len=128,
+        window=128,
+        num_persistent=4,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageSettings(FitSettings):
+    """Settings of training a language model on bytes."""
+
+    data: str | None = None
+    """A file, a folder of text, or the word stdlib: the Python library's own source on this machine."""
+    run: Path | None = None
+    """Folder of the run; by default runs/ARCHITECTURE-DATE-TIME."""
+    model: BackboneConfig = field(default_factory=small_model)
+    """The model."""
+    seq_len: int = 512
+    """Tokens of a row that a step reads."""
+    batch_size: int = 4
+    """Rows of a batch."""
+    stateful: bool = False
+    """Read each document from start to end and carry the memory from step to step; gradients stop at the step."""
+    held_out: float = 0.05
+    """Share of the documents to test on, never trained on; of a single file, its end."""
+    valid: str | None = None
+    """A file or folder to test on instead."""
+    eval_bytes: int = 65_536
+    """Bytes of held-out text that an evaluation reads."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("seq_len", "batch_size", "eval_bytes"):
+            check_at_least(name, getattr(self, name), 1)
+        if self.stateful and self.model.architecture == "attention":
+            raise ValueError(
+                "got stateful=True with architecture='attention', whose state grows with the text; "
+                "expected an architecture whose state has a fixed size, such as mac or sliding"
+            )
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """Read settings from a .json or .toml file; ValueError for a file that is neither."""
+    if not path.is_file():
+        raise ValueError(f"got the settings file {str(path)!r}, which does not exist")
+    text = path.read_bytes()
+    try:
+        values = tomllib.loads(text.decode()) if path.suffix == ".toml" else json.loads(text)
+    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"got {str(path)!r}, which is not {path.suffix.lstrip('.') or 'json'}: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"got {str(path)!r} with a {type(values).__name__} in it; expected names and values")
+    return values
+
+
+def merge_settings(default: Settings, values: dict[str, Any]) -> Settings:
+    """Replace settings by values that came from a file; dataclasses inside go by nested names.
+
+    ValueError for an unknown name, with the nearest known one, and for a value of the wrong kind.
+    """
+    check_known(type(default), values)
+    hints = get_type_hints(type(default))
+    changes = {}
+    for name, value in values.items():
+        before = getattr(default, name)
+        if dataclasses.is_dataclass(before):
+            if not isinstance(value, dict):
+                raise ValueError(f"got {name}={value!r}; expected names and values below {name}")
+            changes[name] = merge_settings(before, value)
+        else:
+            changes[name] = _convert(name, value, hints[name])
+    return dataclasses.replace(default, **changes)
+
+
+def plain_settings(settings: Any) -> dict[str, Any]:
+    """Turn settings into what JSON can hold; `merge_settings` is the way back."""
+    return {
+        item.name: plain_settings(value)
+        if dataclasses.is_dataclass(value)
+        else (str(value) if isinstance(value, Path) else value)
+        for item in dataclasses.fields(settings)
+        for value in [getattr(settings, item.name)]
+    }
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """Take a value as the type that a setting has, without guessing: no "3" for 3, no 1 for true."""
+    if get_origin(hint) is Literal:
+        check_choice(name, value, get_args(hint))
+        return value
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    literal = next((kind for kind in kinds if get_origin(kind) is Literal), None)
+    if literal is not None and value is not None:
+        check_choice(name, value, get_args(literal))
+        return value
+    for kind in kinds:
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if kind is Path and isinstance(value, str):
+            return Path(value)
+        if type(value) is kind:
+            return value
+    wanted = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds)
+    raise ValueError(f"got {name}={value!r}; expected {wanted}")

@@ -1,0 +1,116 @@
+import pytest
+import torch
+
+from titans_lm.data.batches import IGNORED
+from titans_lm.data.recall import FILLER, RecallBatches, RecallSettings
+
+SETTINGS = {
+    "mqar": RecallSettings(pairs=4, symbols=32, length=64, gap=0, answers=False),
+    "gap": RecallSettings(pairs=8, symbols=128, length=4 * 8 + 40, gap=40),
+    "gap, spread": RecallSettings(pairs=3, symbols=16, length=60, gap=20),
+    "least": RecallSettings(pairs=1, symbols=2, length=4),
+}
+
+
+def queries(batch, settings):
+    """Every (row, place of the value that was shown, place of the query)."""
+    for row, place in (batch["targets"] != IGNORED).nonzero().tolist():
+        key = int(batch["input_ids"][row, place])
+        shown = batch["input_ids"][row, 0 : 2 * settings.pairs : 2].tolist().index(key)
+        yield row, 2 * shown + 1, place
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_key_is_asked_once_and_labelled_with_its_value(name):
+    settings = SETTINGS[name]
+    batch = RecallBatches(settings, batch_size=16)(0)
+    assert batch["input_ids"].shape == batch["targets"].shape == (16, settings.length)
+    found = list(queries(batch, settings))
+    assert len(found) == 16 * settings.pairs
+    assert len({(row, shown) for row, shown, _ in found}) == len(found)
+    for row, shown, place in found:
+        value = batch["input_ids"][row, shown]
+        assert batch["targets"][row, place] == value
+        assert batch["input_ids"][row, place + 1] == (value if settings.answers else FILLER)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_pair_is_closer_to_its_query_than_the_gap(name):
+    settings = SETTINGS[name]
+    batches = RecallBatches(settings, batch_size=32)
+    distances = [place - shown for step in range(4) for _, shown, place in queries(batches(step), settings)]
+    assert min(distances) >= settings.gap + 1
+
+
+def test_the_gap_and_every_empty_place_hold_the_filler():
+    settings = SETTINGS["gap, spread"]
+    batch = RecallBatches(settings, batch_size=8)(0)
+    start = 2 * settings.pairs
+    assert (batch["input_ids"][:, start : start + settings.gap] == FILLER).all()
+    symbols = (batch["input_ids"] != FILLER).sum(1)
+    assert symbols.tolist() == [4 * settings.pairs] * 8
+    assert (batch["targets"] != IGNORED).sum(1).tolist() == [settings.pairs] * 8
+
+
+def test_keys_and_values_are_different_symbols_of_two_halves():
+    settings = SETTINGS["gap"]
+    inputs = RecallBatches(settings, batch_size=64)(0)["input_ids"]
+    keys, values = inputs[:, 0:16:2], inputs[:, 1:16:2]
+    assert (keys.min(), keys.max(), values.min(), values.max()) == (1, 64, 65, 128)
+    for rows in (keys, values):
+        assert all(len(set(row)) == 8 for row in rows.tolist())
+    assert inputs.max() < settings.vocab_size == 129
+    assert settings.chance == 1 / 64
+
+
+def test_a_batch_is_a_function_of_seed_and_step():
+    settings = SETTINGS["gap"]
+    a, b = RecallBatches(settings, batch_size=4, seed=1), RecallBatches(settings, batch_size=4, seed=1)
+    a(0)
+    assert torch.equal(a(7)["input_ids"], b(7)["input_ids"])
+    assert not torch.equal(a(7)["input_ids"], a(8)["input_ids"])
+    assert not torch.equal(a(7)["input_ids"], RecallBatches(settings, batch_size=4, seed=2)(7)["input_ids"])
+    assert a.fingerprint == b.fingerprint != RecallBatches(settings, batch_size=4, seed=2).fingerprint
+
+
+def test_small_exponents_ask_early():
+    early = RecallSettings(pairs=2, symbols=8, length=204, spread=0.01)
+    even = RecallSettings(pairs=2, symbols=8, length=204, spread=1.0)
+
+    def mean_place(settings):
+        targets = RecallBatches(settings, batch_size=256)(0)["targets"]
+        return float((targets != IGNORED).nonzero()[:, 1].float().mean())
+
+    assert mean_place(early) < 60
+    assert 85 < mean_place(even) < 120  # the middle of 4 … 204
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"pairs": 0}, "got pairs=0"),
+        ({"symbols": 15}, "expected an even number"),
+        ({"symbols": 14}, "expected an even number of at least 2 × pairs"),
+        ({"length": 31}, r"expected at least 4 × pairs \+ gap = 32"),
+        ({"gap": 33}, r"= 65"),
+        ({"gap": -1}, "got gap=-1"),
+    ],
+)
+def test_settings_are_checked(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        RecallSettings(**{"pairs": 8, "symbols": 16, "length": 64, **wrong})
+
+
+def test_the_docstring_shows_an_example():
+    settings = RecallSettings(pairs=2, symbols=8, gap=4, length=12)
+    lines = [line.split() for line in RecallBatches.__doc__.splitlines() if line.strip().startswith(("input", "targ"))]
+    shown = {name: [int(token.replace("−", "-")) for token in tokens] for name, *tokens in lines}
+    assert len(shown["input_ids"]) == len(shown["targets"]) == settings.length
+    batches = RecallBatches(settings, batch_size=256)
+    found = (
+        batch["input_ids"][row].tolist() == shown["input_ids"] and batch["targets"][row].tolist() == shown["targets"]
+        for step in range(20)
+        for batch in [batches(step)]
+        for row in range(256)
+    )
+    assert any(found)

@@ -1,0 +1,87 @@
+import os
+import stat
+
+import pytest
+
+from titans_lm.train.files import new_folder, remove_folder, remove_unfinished, write_atomically, write_json
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "deep" / "file"
+    write_atomically(path, "old")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert names(path.parent) == ["file"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~current_umask()
+
+
+def current_umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+
+    def no_space(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_json_has_no_number_that_json_lacks(tmp_path):
+    write_json(tmp_path / "x.json", {"a": float("nan"), "b": [float("inf"), 1.5], "ü": "é"})
+    assert (tmp_path / "x.json").read_text() == ('{\n  "a": null,\n  "b": [\n    null,\n    1.5\n  ],\n  "ü": "é"\n}\n')
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path):
+    path = tmp_path / "folder"
+    with new_folder(path) as unfinished:
+        (unfinished / "a").write_text("1")
+        assert not path.exists()
+    with new_folder(path) as unfinished:
+        (unfinished / "b").write_text("2")
+        assert names(path) == ["a"]
+    assert names(path) == ["b"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_folder_that_fails_leaves_the_old_one_and_nothing_else(tmp_path):
+    path = tmp_path / "folder"
+    with new_folder(path) as unfinished:
+        (unfinished / "a").write_text("1")
+
+    def fill(folder):
+        (folder / "b").write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), new_folder(path) as unfinished:
+        fill(unfinished)
+    assert names(path) == ["a"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    (tmp_path / ".unfinished-folder-x").mkdir()
+    (tmp_path / ".unfinished-y").write_text("half")
+    (tmp_path / "kept").write_text("whole")
+    remove_unfinished(tmp_path)
+    assert names(tmp_path) == ["kept"]
+
+
+def test_a_folder_is_removed_at_once(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a").write_text("1")
+    remove_folder(tmp_path / "folder")
+    remove_folder(tmp_path / "was never there")
+    assert names(tmp_path) == []

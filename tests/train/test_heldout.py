@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from titans_lm.data.text import Document
+from titans_lm.data.tokenizer import encode_document
+from titans_lm.train.heldout import HeldOut, token_bits
+
+TEXTS = [b"short", b"the longest of these documents by far, in many pieces", b"", b"a", b"of middling length here"]
+DOCUMENTS = [encode_document(text, eos=False) for text in TEXTS]
+
+
+def bits_of(model, ids):
+    ids = torch.tensor([int(i) for i in ids])[None]
+    nats = F.cross_entropy(model(ids[:, :-1]).logits[0], ids[0, 1:], reduction="none")
+    return nats.detach() / math.log(2)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("architecture", ["lmm", "mac", "mag", "mal", "sliding", "segment", "attention"])
+def test_carried_bits_are_those_of_one_pass(titans, architecture, batch_size):
+    model = titans(architecture).double()
+    found = token_bits(model, DOCUMENTS, seq_len=8, batch_size=batch_size, carry=True)
+    assert [len(bits) for bits in found] == [len(text) for text in TEXTS]
+    for document, bits in zip(DOCUMENTS, found, strict=True):
+        if len(bits):
+            torch.testing.assert_close(bits, bits_of(model, document), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["titans", "llama"])
+def test_bits_without_memory_are_those_of_separate_pieces(request, kind):
+    model = request.getfixturevalue(kind)().double()
+    found = token_bits(model, DOCUMENTS, seq_len=8, batch_size=3)
+    for document, bits in zip(DOCUMENTS, found, strict=True):
+        pieces = [bits_of(model, document[s : s + 9]) for s in range(0, len(document) - 1, 8)]
+        assert len(bits) == len(document) - 1
+        if pieces:
+            torch.testing.assert_close(bits, torch.cat(pieces), rtol=1e-6, atol=1e-6)
+
+
+def test_the_model_is_left_as_it_was(titans):
+    model = titans().train()
+    token_bits(model, DOCUMENTS, seq_len=4)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_model_that_knows_nothing_needs_eight_bits():
+    class Uniform(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, input_ids, **_):
+            return type("Output", (), {"logits": torch.zeros(*input_ids.shape, 256)})
+
+    held_out = HeldOut([Document("x", b"abc" * 50)], seq_len=16, batch_size=2, max_bytes=1000)
+    assert held_out(Uniform()) == {"held_out_bits_per_byte": pytest.approx(8.0)}
+
+
+def test_bits_per_byte_is_the_mean_over_what_fits(titans):
+    model = titans("mag")
+    documents = [Document(str(i), text) for i, text in enumerate(TEXTS)]
+    held_out = HeldOut(documents, seq_len=8, batch_size=2, max_bytes=20, carry=True)
+    assert held_out.bytes == 20
+    read = [encode_document(TEXTS[0], eos=False), encode_document(TEXTS[1][:15], eos=False)]
+    wanted = torch.cat([bits_of(model, document) for document in read]).mean()
+    assert held_out(model)["held_out_bits_per_byte"] == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_nothing_to_read_is_an_error(titans, llama):
+    with pytest.raises(ValueError, match="got no held-out text"):
+        HeldOut([Document("x", b"")], seq_len=8, batch_size=1, max_bytes=10)
+    with pytest.raises(ValueError, match="got carry=True for a LlamaForCausalLM"):
+        token_bits(llama(), DOCUMENTS, seq_len=8, carry=True)
+    with pytest.raises(ValueError, match="got seq_len=0"):
+        token_bits(titans(), DOCUMENTS, seq_len=0)

@@ -1,0 +1,134 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from titans_lm.config import BackboneConfig
+from titans_lm.data.text import load_corpus
+from titans_lm.data.tokenizer import encode_document
+from titans_lm.train.heldout import token_bits
+from titans_lm.train.language import train_language_model
+from titans_lm.train.settings import LanguageSettings, merge_settings, read_settings_file
+
+SMALL = BackboneConfig(
+    architecture="mac",
+    hidden_size=16,
+    num_attention_heads=2,
+    num_hidden_layers=1,
+    memory_expansion=1,
+    intermediate_size=32,
+    segment_len=16,
+    window=16,
+    num_persistent=2,
+)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for index in range(6):
+        (texts / f"{index}.txt").write_bytes(b"%d: all work and no play makes jack a dull boy.\n" % index * (index + 3))
+    return LanguageSettings(
+        data=str(texts),
+        run=tmp_path / "run",
+        steps=6,
+        warmup_steps=1,
+        seq_len=32,
+        batch_size=2,
+        eval_every=3,
+        save_every=3,
+        eval_bytes=300,
+        held_out=0.2,
+        model=SMALL,
+    )
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_it_leaves_a_run_folder_that_says_everything(settings, stateful):
+    settings = dataclasses.replace(settings, stateful=stateful)
+    result = train_language_model(settings)
+    run = settings.run
+    assert sorted(path.name for path in run.iterdir()) == [
+        "checkpoints",
+        "environment.json",
+        "metrics.jsonl",
+        "model",
+        "settings.json",
+    ]
+    assert merge_settings(LanguageSettings(), read_settings_file(run / "settings.json")) == settings
+    assert result["steps"] == 6
+    assert result["parameters"] > 1000
+    assert json.loads(json.dumps(result)) == result
+    model = AutoModelForCausalLM.from_pretrained(run / "model")
+    assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (256, 257, 258)
+    assert AutoTokenizer.from_pretrained(run / "model")("a").input_ids == [97]
+
+    held = [encode_document(d.data, eos=False) for d in load_corpus(settings.data, held_out=0.2).held_out]
+    assert sum(len(document) - 1 for document in held) <= 300
+    bits = torch.cat(token_bits(model, held, seq_len=32, carry=stateful))
+    assert result["held_out_bits_per_byte"] == pytest.approx(float(bits.mean()), rel=1e-4)
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in logged if "held_out_bits_per_byte" in r] == [3, 6]
+    assert [r["step"] for r in logged if "loss" in r] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_seed_decides_everything(settings, tmp_path):
+    first = train_language_model(settings)
+    again = train_language_model(dataclasses.replace(settings, run=tmp_path / "again"))
+    other = train_language_model(dataclasses.replace(settings, run=tmp_path / "other", seed=1))
+    assert first["loss"] == again["loss"] != other["loss"]
+
+
+def test_a_longer_run_goes_on_from_a_shorter_one(settings):
+    train_language_model(settings)
+    longer = train_language_model(dataclasses.replace(settings, steps=9), resume=True)
+    assert longer["steps"] == 9
+    wider = dataclasses.replace(settings, steps=12, model=dataclasses.replace(settings.model, hidden_size=32))
+    with pytest.raises(ValueError, match="do not fit this TitansForCausalLM: it has hidden_size=16, not 32"):
+        train_language_model(wider, resume=True)
+
+
+def test_another_model_is_trained_the_same_way(settings, llama):
+    result = train_language_model(settings, model=llama())
+    assert AutoModelForCausalLM.from_pretrained(result["model"]).config.model_type == "llama"
+
+
+def test_bytes_that_are_no_text_are_trained_on_too(settings, tmp_path):
+    data = tmp_path / "noise.bin"
+    data.write_bytes(bytes(range(256)) * 8)
+    result = train_language_model(dataclasses.replace(settings, data=str(data), steps=2))
+    assert result["data"]["split"].startswith("one document: bytes 0 to")
+    assert result["held_out_bits_per_byte"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": None}, "got no data; expected a file, a folder of text, or the word stdlib"),
+        ({"data": "/nowhere"}, "does not exist"),
+        ({"seq_len": 100_000}, "give more text or a smaller seq_len"),
+        ({"device": "tpu9"}, "got device='tpu9'"),
+        ({"held_out": 2.0}, "expected a share of the text"),
+    ],
+)
+def test_what_will_not_do_is_an_error_before_anything_is_written(settings, change, message):
+    with pytest.raises(ValueError, match=message):
+        train_language_model(dataclasses.replace(settings, **change))
+    assert not settings.run.exists()
+
+
+def test_a_run_to_resume_must_be_there(settings):
+    with pytest.raises(ValueError, match=r"holds no settings\.json"):
+        train_language_model(settings, resume=True)
+    with pytest.raises(ValueError, match="got no run folder to resume"):
+        train_language_model(dataclasses.replace(settings, run=None), resume=True)
+
+
+def test_a_run_names_itself_by_its_architecture_and_the_time(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = train_language_model(dataclasses.replace(settings, run=None, steps=1))
+    assert result["run"].startswith("runs/mac-2")
+    assert (tmp_path / result["model"] / "config.json").is_file()

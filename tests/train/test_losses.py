@@ -1,0 +1,132 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from titans_lm.data.batches import IGNORED, DocumentLanes
+from titans_lm.data.recall import RecallBatches, RecallSettings
+from titans_lm.data.tokenizer import encode_document
+from titans_lm.ops.state import state_tensors
+from titans_lm.train.losses import CarriedLoss, next_token_loss, recall_loss
+
+CARRYING = ["lmm", "mac", "mag", "mal", "sliding", "segment"]
+TEXTS = [b"to be or not to be, that is", b"a", b"one two three four five six seven eight nine", b"xyz" * 7]
+
+
+def test_targets_are_what_follows_and_nothing_is_shifted(llama):
+    model = llama()
+    input_ids = torch.randint(0, 256, (2, 7))
+    targets = torch.randint(0, 256, (2, 7))
+    targets[0, 3:] = IGNORED
+    loss, metrics = next_token_loss(model, {"input_ids": input_ids, "targets": targets})
+    log_p = model(input_ids).logits.log_softmax(-1)
+    wanted = [-log_p[b, t, targets[b, t]] for b, t in (targets != IGNORED).nonzero().tolist()]
+    torch.testing.assert_close(loss, torch.stack(wanted).mean())
+    assert float(metrics["bits_per_token"]) == pytest.approx(float(loss.detach()) / math.log(2))
+
+
+def test_it_agrees_with_the_loss_of_transformers(titans):
+    model = titans("mag")
+    ids = torch.randint(0, 256, (2, 9))
+    loss, _ = next_token_loss(model, {"input_ids": ids[:, :-1], "targets": ids[:, 1:]})
+    torch.testing.assert_close(loss, model(ids, labels=ids).loss, rtol=1e-5, atol=1e-6)
+
+
+def test_recall_counts_the_targets_that_are_hit():
+    batch = RecallBatches(RecallSettings(pairs=2, symbols=8, length=12, gap=4), batch_size=4)(0)
+
+    class Oracle(torch.nn.Module):
+        """Right everywhere, except in the first row."""
+
+        def forward(self, input_ids, **_):
+            right = F.one_hot(batch["targets"].clamp(min=0), 9).float() * 10
+            right[0] = 0.0
+            return type("Output", (), {"logits": right})
+
+    loss, metrics = recall_loss(Oracle(), batch)
+    assert metrics["accuracy"] == 0.75
+    assert float(loss) == pytest.approx(math.log(9) / 4, rel=1e-2)
+
+
+@pytest.mark.parametrize("architecture", CARRYING)
+def test_a_carried_state_predicts_like_one_long_pass(titans, architecture):
+    """In float64: pieces with the state carried, against each document read whole."""
+    model = titans(architecture).double()
+    documents = [encode_document(text) for text in TEXTS]
+    batches = DocumentLanes(documents, seq_len=8, batch_size=2, seed=1)
+    loss_fn, whole = CarriedLoss(), {}
+    for document in batches.documents:
+        ids = torch.from_numpy(document.astype("int64"))[None]
+        nats = F.cross_entropy(model(ids[:, :-1]).logits[0], ids[0, 1:], reduction="none")
+        whole[tuple(document.tolist())] = nats.detach()
+    known = {tuple(d.tolist()[:4]): tuple(d.tolist()) for d in batches.documents}
+    reading = [None, None]
+    for step in range(9):
+        batch = batches(step)
+        wanted = []
+        for row in range(2):
+            length = int(batch["attention_mask"][row].sum())
+            if batch["reset"][row]:
+                first = [*batch["input_ids"][row, :length].tolist(), int(batch["targets"][row, length - 1])]
+                reading[row] = [known[tuple(first[:4])], 0]
+            document, start = reading[row]
+            wanted.append(whole[document][start : start + length])
+            reading[row][1] += length
+        loss, _ = loss_fn(model, batch)
+        torch.testing.assert_close(loss.detach(), torch.cat(wanted).mean(), rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_stop_at_the_step_and_reach_the_initial_memory_at_a_start(titans):
+    model, loss_fn = titans("lmm"), CarriedLoss()
+    ids = torch.randint(0, 256, (2, 8))
+    batch = {"input_ids": ids, "targets": ids, "attention_mask": torch.ones_like(ids)}
+    initial = dict(model.named_parameters())["model.backbone.layers.0.memory.initial.0"]
+    for reset, expected in (([True, True], True), ([True, False], True)):
+        model.zero_grad()
+        loss, _ = loss_fn(model, batch | {"reset": torch.tensor(reset)})
+        loss.backward()
+        assert not any(tensor.requires_grad for tensor in state_tensors(loss_fn.state))
+        assert bool((initial.grad != 0).any()) == expected
+
+
+def test_a_row_that_starts_a_document_knows_nothing_of_the_last_one(titans):
+    model, loss_fn = titans("mal").eval(), CarriedLoss()
+    ids = torch.randint(0, 256, (2, 8))
+    batch = {"input_ids": ids, "targets": ids, "attention_mask": torch.ones_like(ids)}
+    start, on = torch.tensor([True, True]), torch.tensor([False, False])
+    first, _ = loss_fn(model, batch | {"reset": start})
+    carried, _ = loss_fn(model, batch | {"reset": on})
+    again, _ = loss_fn(model, batch | {"reset": start})
+    assert again.item() == first.item() != carried.item()
+    loss_fn(model, batch | {"reset": on})
+    loss_fn.forget()
+    forgotten, _ = loss_fn(model, batch | {"reset": on})
+    assert forgotten.item() == first.item()
+
+
+def test_the_carried_state_goes_through_a_checkpoint(titans):
+    model, loss_fn = titans("mac").eval(), CarriedLoss()
+    ids = torch.randint(0, 256, (2, 8))
+    batch = {
+        "input_ids": ids,
+        "targets": ids,
+        "attention_mask": torch.ones_like(ids),
+        "reset": torch.tensor([False] * 2),
+    }
+    assert loss_fn.state_dict() == {"carried": []}
+    loss_fn(model, batch)
+    saved = loss_fn.state_dict()
+    restored = CarriedLoss()
+    restored.load_state_dict(saved)
+    assert len(restored.state_dict()["carried"]) == len(saved["carried"]) > 0
+    assert restored(model, batch)[0].item() == loss_fn(model, batch)[0].item()
+    restored.load_state_dict(saved)
+    with pytest.raises(ValueError, match="of another model or batch size"):
+        restored(model, {name: part[:1] for name, part in batch.items()})
+
+
+def test_a_model_without_memory_has_nothing_to_carry(llama):
+    ids = torch.randint(0, 256, (1, 4))
+    with pytest.raises(ValueError, match="has no init_state; expected a model with memory"):
+        CarriedLoss()(llama(), {"input_ids": ids, "targets": ids, "reset": torch.tensor([True])})

@@ -1,0 +1,115 @@
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from titans_lm.data.tokenizer import byte_tokenizer, is_byte_tokenizer
+from titans_lm.train.run import RunFolder, load_model, load_tokenizer, resolve_model
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "run", {"lr": 0.5}, byte_tokenizer())
+
+
+def checkpoints(run):
+    return sorted(path.name for path in run.checkpoints.iterdir())
+
+
+def test_a_run_begins_with_its_settings(run):
+    assert json.loads((run.path / "settings.json").read_text()) == {"lr": 0.5}
+    assert json.loads((run.path / "environment.json").read_text())["torch"] == torch.__version__
+    assert run.latest() is None
+
+
+def test_nothing_is_overwritten(run, titans):
+    RunFolder.create(run.path, {"lr": 0.1})  # nothing was trained yet
+    run.save(1, titans(), {}, keep=1)
+    with pytest.raises(ValueError, match="which holds 'checkpoints' already; choose another folder, or resume"):
+        RunFolder.create(run.path, {})
+    (run.path.parent / "file").write_text("x")
+    with pytest.raises(ValueError, match="which is a file"):
+        RunFolder.create(run.path.parent / "file", {})
+
+
+def test_only_a_run_is_opened(run, tmp_path):
+    assert RunFolder.open(run.path).path == run.path
+    with pytest.raises(ValueError, match=r"holds no settings\.json; expected the folder of a run"):
+        RunFolder.open(tmp_path)
+
+
+def test_the_newest_checkpoints_are_kept(run, titans):
+    for step in (1, 2, 10, 3_000_000):
+        folder = run.save(step, titans(), {"step": step}, keep=2)
+        assert run.latest() == folder
+    assert checkpoints(run) == ["LATEST", "step-000010", "step-3000000"]
+
+
+def test_the_latest_is_found_though_it_was_removed(run, titans):
+    for step in (1, 2, 3):
+        run.save(step, titans(), {}, keep=3)
+    (run.checkpoints / "LATEST").write_text("step-000002\n")
+    assert run.latest().name == "step-000002"
+    (run.checkpoints / "LATEST").write_text("step-000009\n")
+    assert run.latest().name == "step-000003"
+    (run.checkpoints / "LATEST").write_text("../../elsewhere\n")
+    assert run.latest().name == "step-000003"
+    (run.checkpoints / "LATEST").unlink()
+    assert run.latest().name == "step-000003"
+
+
+def test_what_a_killed_save_left_is_no_checkpoint(run, titans):
+    run.save(1, titans(), {}, keep=2)
+    (run.checkpoints / ".unfinished-step-000002-x").mkdir()
+    assert run.latest().name == "step-000001"
+    run.save(3, titans(), {}, keep=2)
+    assert checkpoints(run) == ["LATEST", "step-000001", "step-000003"]
+
+
+def test_a_model_is_found_wherever_it_is(run, titans):
+    first = run.save(4, titans(), {}, keep=2)
+    assert resolve_model(run.path) == first
+    assert resolve_model(first) == first
+    finished = run.finish(4, titans())
+    assert resolve_model(str(run.path)) == finished == run.path / "model"
+    assert resolve_model(finished) == finished
+    later = run.save(8, titans(), {}, keep=2)
+    assert resolve_model(run.path) == later
+
+
+def test_where_there_is_no_model_it_says_what_there_is(run, tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path, message in (
+        (tmp_path / "nothing", "which does not exist; expected a run folder or a saved model"),
+        (tmp_path / "file", "which is a file; expected the folder that holds it"),
+        (tmp_path, "which is neither a run nor a saved model"),
+        (run.path, "which is a run without a checkpoint yet"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            resolve_model(path)
+
+
+def test_a_finished_model_is_loaded_by_transformers(run, titans):
+    model = titans("mag")
+    run.finish(5, model)
+    loaded = AutoModelForCausalLM.from_pretrained(run.path / "model")
+    ours = load_model(run.path)
+    assert not ours.training
+    for other in (loaded, ours):
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert is_byte_tokenizer(load_tokenizer(run.path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xff"])
+def test_a_model_that_is_damaged_is_an_error_of_one_line(run, titans, name, content):
+    folder = run.finish(5, titans())
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=r"the model in .*model cannot be loaded: ") as error:
+        load_model(run.path)
+    assert "\n" not in str(error.value)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be loaded: "):
+        load_tokenizer(run.path)

@@ -1,0 +1,114 @@
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from titans_lm.config import BackboneConfig
+from titans_lm.train.settings import (
+    FitSettings,
+    LanguageSettings,
+    merge_settings,
+    plain_settings,
+    read_settings_file,
+)
+
+
+def test_settings_survive_a_file(tmp_path):
+    settings = LanguageSettings(
+        data="stdlib",
+        run=Path("runs/x"),
+        lr=1e-4,
+        stateful=True,
+        model=BackboneConfig(architecture="mag", memory_norm=False),
+    )
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps(plain_settings(settings)))
+    assert merge_settings(LanguageSettings(), read_settings_file(path)) == settings
+
+
+def test_a_toml_file_changes_what_it_names(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text('lr = 1\nrun = "here"\n[model]\narchitecture = "lmm"\nmemory_depth = 1\n')
+    merged = merge_settings(LanguageSettings(seed=3), read_settings_file(path))
+    model = dataclasses.replace(LanguageSettings().model, architecture="lmm", memory_depth=1)
+    assert merged == LanguageSettings(seed=3, lr=1.0, run=Path("here"), model=model)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"learning_rat": 1}, "unknown setting 'learning_rat' for LanguageSettings"),
+        ({"warmup_step": 1}, "did you mean 'warmup_steps'?"),
+        (
+            {"model": {"memory_dept": 1}},
+            "unknown setting 'memory_dept' for BackboneConfig; did you mean 'memory_depth'",
+        ),
+        ({"model": 3}, "expected names and values below model"),
+        ({"model": {"architecture": "mad"}}, "got architecture='mad'; did you mean 'ma"),
+        ({"lr": "fast"}, "got lr='fast'; expected float"),
+        ({"lr": -1}, "got lr=-1.0; expected a number from 0.0"),
+        ({"steps": 2.5}, "got steps=2.5; expected int"),
+        ({"steps": True}, "got steps=True; expected int"),
+        ({"stateful": 1}, "got stateful=1; expected bool"),
+        ({"data": 3}, "got data=3; expected str or nothing"),
+        ({"run": 3}, "got run=3; expected Path or nothing"),
+        ({"precision": "fp8"}, "got precision='fp8'"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said(values, message):
+    with pytest.raises(ValueError, match=message):
+        merge_settings(LanguageSettings(), values)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.json", "{", "is not json"),
+        ("x.json", "[1]", "with a list in it; expected names and values"),
+        ("x.toml", "a = = 1", "is not toml"),
+        ("x.toml", b"\xff", "is not toml"),
+        ("x", "lr: 3", "is not json"),
+    ],
+)
+def test_a_file_that_holds_no_settings_is_an_error(tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=message):
+        read_settings_file(path)
+    with pytest.raises(ValueError, match="does not exist"):
+        read_settings_file(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 0},
+        {"lr": float("nan")},
+        {"lr_floor": 1.5},
+        {"beta2": 1.0},
+        {"keep": 0},
+        {"accumulate": 0},
+        {"eval_every": -1},
+        {"precision": "float16"},
+    ],
+)
+def test_settings_are_checked(wrong):
+    with pytest.raises(ValueError, match=f"got {next(iter(wrong))}="):
+        FitSettings(**wrong)
+
+
+def test_a_state_that_grows_cannot_be_carried():
+    with pytest.raises(ValueError, match="whose state grows with the text"):
+        LanguageSettings(stateful=True, model=BackboneConfig(architecture="attention"))
+
+
+def test_every_setting_is_explained():
+    """The docstring under a field is its help on the command line."""
+    source = Path(inspect.getfile(FitSettings)).read_text()
+    for cls in (FitSettings, LanguageSettings):
+        for field in cls.__annotations__:
+            assert f"    {field}: " in source
+            after = source.split(f"    {field}: ", 1)[1].split("\n")[1]
+            assert after.strip().startswith('"""'), field
