@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from titans_lm.data.batches import IGNORED
-from titans_lm.data.recall import FILLER, RecallBatches, RecallSettings
+from titans_lm.data.recall import FILLER, RecallBatches, RecallCurriculum, RecallSettings
 
 SETTINGS = {
     "mqar": RecallSettings(pairs=4, symbols=32, length=64, gap=0, answers=False),
@@ -114,3 +114,26 @@ def test_the_docstring_shows_an_example():
         for row in range(256)
     )
     assert any(found)
+
+
+def test_the_curriculum_takes_short_gaps_first_and_then_every_gap_in_turn():
+    settings = RecallSettings(pairs=2, symbols=16, length=40, gap=20)
+    batches = RecallCurriculum(settings, gaps=(0, 10, 20), alone=4, batch_size=8, seed=5)
+    least = []
+    for step in range(10):
+        batch = batches(step)
+        assert batch["input_ids"].shape == (8, 40)
+        least.append(min(place - shown for _, shown, place in queries(batch, settings)))
+        assert torch.equal(batch["input_ids"], batches(step)["input_ids"])
+    # a query stands gap + 1 tokens at least after the value, and in 8 rows one does so
+    assert least[:4] == [1, 1, 1, 1]
+    assert least[4:] == [11, 21, 1, 11, 21, 1]
+    assert RecallCurriculum(settings, gaps=(0, 20), alone=4, batch_size=8).fingerprint != batches.fingerprint
+
+
+def test_a_curriculum_needs_gaps_that_fit():
+    settings = RecallSettings(pairs=2, symbols=16, length=40, gap=20)
+    with pytest.raises(ValueError, match="got no gaps"):
+        RecallCurriculum(settings, gaps=(), alone=0, batch_size=1)
+    with pytest.raises(ValueError, match="length=40"):
+        RecallCurriculum(settings, gaps=(0, 60), alone=0, batch_size=1)

@@ -4,7 +4,7 @@ What a model must do is keep the pairs over the gap. Attention that sees the pai
 window is shorter than the gap cannot, unless layers hand the pair on: n layers of window W see n (W − 1) tokens back.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -93,6 +93,32 @@ class RecallBatches:
         if s.answers:
             np.put_along_axis(inputs, places + 1, values, axis=1)
         return {"input_ids": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
+
+
+class RecallCurriculum:
+    """Batches of the task with gaps that grow: first the shortest alone, then every gap in turn.
+
+    Trained on a long gap alone, a model learns which values occurred and stays there: what the filler writes hides
+    what a pair has written. With short gaps among them it first learns to bind a key to its value, then to keep it.
+    The length of an example stays that of `settings`, and so does the vocabulary.
+    """
+
+    def __init__(
+        self, settings: RecallSettings, *, gaps: tuple[int, ...], alone: int, batch_size: int, seed: int = 0
+    ) -> None:
+        check_at_least("alone", alone, 0)
+        if not gaps:
+            raise ValueError("got no gaps; expected at least one")
+        self.stages = [
+            RecallBatches(replace(settings, gap=gap), batch_size=batch_size, seed=seed + i)
+            for i, gap in enumerate(gaps)
+        ]
+        self.alone = alone
+        self.fingerprint = f"alone={alone} " + " | ".join(stage.fingerprint for stage in self.stages)
+
+    def __call__(self, step: int) -> Batch:
+        stage = 0 if step < self.alone else step % len(self.stages)
+        return self.stages[stage](step)
 
 
 def _draw(rng: np.random.Generator, log_weights: np.ndarray, rows: int, count: int) -> np.ndarray:
