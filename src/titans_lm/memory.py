@@ -175,13 +175,13 @@ class NeuralMemory(nn.Module):
         zero = torch.zeros(q.shape[:3], dtype=q.dtype, device=q.device)
         eta = zero if self.eta_proj is None else self.eta_proj(x)
         alpha = zero if self.alpha_proj is None else self.alpha_proj(x)
-        o, memory, size = neural_memory(
+        o, memory, *size = neural_memory(
             q, k, v, theta, eta, alpha, state.memory, network=self.network, chunk_size=self.config.chunk_size,
-            valid=valid_tokens(lengths, x.shape[1]), return_surprise=True,
+            valid=valid_tokens(lengths, x.shape[1]), return_surprise=surprise is not None,
             backend=self.config.memory_backend,
         )  # fmt: skip
         if surprise is not None:
-            surprise.append(size)
+            surprise.extend(size)
         return self._finish(o, x), LayerState(memory, tails)
 
     def recall(

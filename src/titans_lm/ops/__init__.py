@@ -70,7 +70,13 @@ def neural_memory(
         ]
     with torch.autocast(device_type=q.device.type, enabled=False):
         o, state, surprise = _BACKENDS[backend](
-            *tensors, *gates, state, network=network, chunk_size=chunk_size, valid=valid
+            *tensors,
+            *gates,
+            state,
+            network=network,
+            chunk_size=chunk_size,
+            valid=valid,
+            return_surprise=return_surprise,
         )
     o = o.to(q.dtype)
     return (o, state, surprise) if return_surprise else (o, state)

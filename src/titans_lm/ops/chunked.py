@@ -83,7 +83,8 @@ def chunked(
     network: MemoryNetwork,
     chunk_size: int,
     valid: Bool[Tensor, "B T"] | None = None,
-) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L"]]:
+    return_surprise: bool = False,
+) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L"] | None]:
     """Write and read a chunk at a time; the same values and gradients as `reference`.
 
     All gradients of a chunk are taken at the anchor, so they come from one batched forward and backward pass as outer
@@ -91,15 +92,16 @@ def chunked(
     Chunks follow one another; batch, heads and the positions of a chunk run side by side.
     """
     grid = make_grid(state.offset, q.shape[1], chunk_size, valid)
-    Q, K, V = (grid.place(x).transpose(2, 3) for x in (q, k, v))  # (N, B, H, C, D)
-    gates = _lay_out_gates(grid, theta, eta, alpha)
+    # Chunks are unbound once: indexing them one by one would make the backward pass quadratic in their number.
+    Q, K, V = (grid.place(x).transpose(2, 3).unbind(0) for x in (q, k, v))  # N times (B, H, C, D)
+    gates = [[x.unbind(0) for x in layer] for layer in _lay_out_gates(grid, theta, eta, alpha)]
     initial = None
     if network.forget_to == "init" and network.initial is not None:
         initial = tuple(w.to(q.dtype) for w in network.initial)
 
     outputs, surprise = [], []
     for n in range(grid.chunks):
-        here = [ChunkGates(*(x[n] for x in g)) for g in gates]
+        here = [ChunkGates(*(x[n] for x in layer)) for layer in gates]
         inputs, deltas = errors(state.anchor, K[n], V[n], network)
         outputs.append(_read_chunk(Q[n], state, here, inputs, deltas, network, initial))
         M, S = _write_chunk(state, here, inputs, deltas, initial)
@@ -110,7 +112,9 @@ def chunked(
         elif complete:
             anchor = M
         state = MemoryState(M, S, anchor, state.offset)
-        sizes = [h.detach().norm(dim=-1) * d.detach().norm(dim=-1) for h, d in zip(inputs, deltas, strict=True)]
-        surprise.append(torch.stack(sizes, dim=-1))
+        if return_surprise:
+            sizes = [h.detach().norm(dim=-1) * d.detach().norm(dim=-1) for h, d in zip(inputs, deltas, strict=True)]
+            surprise.append(torch.stack(sizes, dim=-1))
     o = grid.restore(torch.stack(outputs).transpose(2, 3))
-    return o, state._replace(offset=grid.offset), grid.restore(torch.stack(surprise).transpose(2, 3))
+    sizes = grid.restore(torch.stack(surprise).transpose(2, 3)) if return_surprise else None
+    return o, state._replace(offset=grid.offset), sizes

@@ -36,8 +36,8 @@ def interval_products(d: Float[Tensor, "*s C"]) -> Float[Tensor, "*s C C1"]:
     C = d.shape[-1]
     unit = torch.eye(C + 1, dtype=d.dtype, device=d.device)
     row, rows = unit[0], []
-    for t in range(C):
-        row = row * d[..., t, None] + unit[t + 1]
+    for t, factor in enumerate(d.unsqueeze(-1).unbind(-2)):
+        row = row * factor + unit[t + 1]
         rows.append(row)
     return torch.stack(rows, dim=-2)
 

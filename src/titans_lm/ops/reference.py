@@ -27,7 +27,8 @@ def reference(
     network: MemoryNetwork,
     chunk_size: int,
     valid: Bool[Tensor, "B T"] | None = None,
-) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L"]]:
+    return_surprise: bool = False,
+) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L"] | None]:
     """Write each token into the memory, then read with its query.
 
         S_t = η_t S_{t−1} − θ_t ∇ℓ(M_a; k_t, v_t)     past and momentary surprise    (eq. 14, ℓ of eq. 12)
@@ -36,7 +37,7 @@ def reference(
 
     M_a, the anchor, is the memory at the end of the previous chunk; chunk_size = 1 is the exact recurrence. Forgetting
     to M_init adds α_t M_init (D13). Gates come as one tensor per memory layer, (B, T, H) or (B, T, H, D_{l-1}). The
-    third value is the size of the momentary surprise, ‖∇_{W_l} ℓ‖.
+    third value, on request, is the size of the momentary surprise, ‖∇_{W_l} ℓ‖.
 
     Gradients come from torch.func, which torch cannot run inside a non-reentrant checkpoint (a RuntimeError).
     """
@@ -63,5 +64,6 @@ def reference(
         new = MemoryState(M, S, anchor, offset)
         state = new if valid is None else select_rows(valid[:, t], new, state)
         outputs.append(forward(M, q[:, t].unsqueeze(-2), network, weight, bias).squeeze(-2))
-        surprise.append(torch.stack([g.detach().flatten(-2).norm(dim=-1) for g in u], dim=-1))
-    return torch.stack(outputs, dim=1), state, torch.stack(surprise, dim=1)
+        if return_surprise:
+            surprise.append(torch.stack([g.detach().flatten(-2).norm(dim=-1) for g in u], dim=-1))
+    return torch.stack(outputs, dim=1), state, torch.stack(surprise, dim=1) if return_surprise else None
