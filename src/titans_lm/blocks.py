@@ -72,7 +72,7 @@ class Block(nn.Module, ABC):
 
     def memory_start(self, memory: NeuralMemory, batch_size: int) -> LayerState:
         """The memory at the start of a document, after it has read the persistent tokens: M(x̃), x̃ = [P | x] (D16)."""
-        if not self.config.memory_reads_persistent or not self.config.num_persistent:
+        if self.persistent is None or not (self.config.memory_reads_persistent and self.config.num_persistent):
             return memory.init_state(batch_size)
         _, state = memory(self.persistent[None], memory.init_state(1))
         return repeat_rows(state, batch_size)
@@ -105,7 +105,7 @@ class MACBlock(Block):
 
     t counts segments of `segment_len` tokens. The gate of token i comes from the memory written up to i: the whole
     segment's M_t would tell the future. The segment's own rows of y are written (D7), one row is recalled per token
-    (D8), and y ⊗ m = RMSNorm(y) ∘ σ(RMSNorm(m)) with learned weights (D9).
+    (D8), and y ⊗ m = (RMSNorm(y) ∘ σ(RMSNorm(m))) W_O with learned weights (D9).
     """
 
     def __init__(self, config: BackboneConfig) -> None:
@@ -151,16 +151,16 @@ class MACBlock(Block):
 
 
 class Gate(nn.Module):
-    """y ⊗ m = RMSNorm(y) ∘ σ(RMSNorm(m)), each norm with its learned weights (eq. 25 and 28; D9)."""
+    """y ⊗ m = (RMSNorm(y) ∘ σ(RMSNorm(m))) W_O, each norm with its learned weights (eq. 25 and 28; D9)."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
-        # A gated branch has no projection of its own behind it, so its size at the start is set here.
-        self.value_norm = RMSNorm(config.hidden_size, config.norm_eps, scale=0.1)
+        self.value_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gate_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, y: Hidden, m: Hidden) -> Hidden:
-        return self.value_norm(y) * torch.sigmoid(self.gate_norm(m))
+        return self.o_proj(self.value_norm(y) * torch.sigmoid(self.gate_norm(m)))
 
 
 class MAGBlock(Block):

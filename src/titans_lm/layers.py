@@ -67,14 +67,14 @@ def start_linear(module: nn.Linear) -> None:
 class RMSNorm(nn.Module):
     """x / √(mean(x²) + ε) · weight, computed in at least float32."""
 
-    def __init__(self, width: int, eps: float, scale: float = 1.0) -> None:
+    def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.eps, self.scale = eps, scale
+        self.eps = eps
         self.weight = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, self.scale)
+        nn.init.ones_(self.weight)
 
     def forward(self, x: Float[Tensor, "*s E"]) -> Float[Tensor, "*s E"]:
         precise = state_dtype(x.dtype)

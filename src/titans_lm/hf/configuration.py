@@ -9,7 +9,16 @@ from titans_lm.config import BackboneConfig, check_at_least, nearest
 
 _BACKBONE = {field.name: field.default for field in dataclasses.fields(BackboneConfig)}
 # What older or newer releases of transformers write into a config.json beside the attributes of the base class.
-_WRITTEN_BY_TRANSFORMERS = {"architectures", "auto_map", "dtype", "model_type", "torch_dtype", "transformers_version"}
+_WRITTEN_BY_TRANSFORMERS = {
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "dtype",
+    "experts_implementation",
+    "model_type",
+    "torch_dtype",
+    "transformers_version",
+}
 
 
 class TitansConfig(PreTrainedConfig):

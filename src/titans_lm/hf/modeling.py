@@ -40,6 +40,7 @@ class TitansPreTrainedModel(PreTrainedModel):
     config_class = TitansConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _supports_sdpa = True
     _no_split_modules = [block.__name__ for block in BLOCKS.values()]  # noqa: RUF012 - a list is what transformers reads
     _keep_in_fp32_modules_strict = {"initial"}  # noqa: RUF012 - M_init starts a state, and states are float32
     _is_stateful = True
@@ -161,13 +162,13 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         """The state at the start of a document."""
         return self.model.init_state(batch_size)
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(self, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Generate as every transformers model does, with the memory's state as the cache."""
-        settings = kwargs.get("generation_config") or self.generation_config
+        settings = generation_config or self.generation_config
         use_cache = kwargs.get("use_cache", getattr(settings, "use_cache", True))
         if use_cache is not False and kwargs.get("past_key_values") is None:
             kwargs["past_key_values"] = TitansCache()
-        return super().generate(*args, **kwargs)
+        return super().generate(inputs, generation_config, *args, **kwargs)
 
     def forward(  # noqa: PLR0913 - the arguments are transformers'
         self,
@@ -187,21 +188,27 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         **loss_settings: Any,
     ) -> TitansOutput | tuple:
         """Predict the next token at every position; see the class and `TitansModel.forward`."""
+        loss_settings.pop("cache_position", None)  # transformers before 5.2 passes it to every model
         unknown = set(loss_settings) - {"num_items_in_batch"}
         if unknown:
             raise ValueError(
                 f"got unknown arguments {sorted(unknown)}; only num_items_in_batch may be added, for the loss"
             )
-        output = self.model(
+        trunk = self.model(
             input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, state, return_state,
             output_attentions, output_hidden_states, output_surprise,
         )  # fmt: skip
-        hidden = output.last_hidden_state
+        hidden = trunk.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        output.logits = self.lm_head(hidden[:, keep, :])
+        logits, loss = self.lm_head(hidden[:, keep, :]), None
         if labels is not None:
-            output.loss = self.loss_function(
-                logits=output.logits, labels=labels, vocab_size=self.config.vocab_size, **loss_settings
-            )
-        output.last_hidden_state = None
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_settings)
+        output = TitansOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=trunk.past_key_values,
+            hidden_states=trunk.hidden_states,
+            state=trunk.state,
+            surprise=trunk.surprise,
+        )
         return output.to_tuple() if return_dict is False else output

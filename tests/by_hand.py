@@ -1,0 +1,159 @@
+"""What a layer does to one row, written out: loops over tokens and lists of visible rows, from the layer's parameters.
+
+Nothing of layers.py, attention.py or memory.py computes here; of the package only the token-by-token reference of the
+memory does, which tests/ops checks on its own. x is (T, E), one row of a batch from the start of its document.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from titans_lm.attention import Projections
+from titans_lm.config import BackboneConfig, MemoryConfig
+from titans_lm.layers import RMSNorm, ShortConvolution
+from titans_lm.memory import GateProjection, NeuralMemory
+from titans_lm.ops import MemoryState, neural_memory
+
+Pair = tuple[Tensor, Tensor]
+
+
+def rms(x: Tensor, norm: RMSNorm) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+
+
+def convolve(x: Tensor, conv: ShortConvolution) -> Tensor:
+    """y_t = SiLU(Σ_i w_i ∘ x_{t−i}), where weight[-1] meets the token itself."""
+    rows = []
+    for t in range(len(x)):
+        y = torch.zeros_like(x[0])
+        for back in range(min(conv.kernel, t + 1)):
+            y = y + conv.weight[conv.kernel - 1 - back] * x[t - back]
+        rows.append(y * torch.sigmoid(y))
+    return torch.stack(rows)
+
+
+def turn(x: Tensor, position: int, config: BackboneConfig) -> Tensor:
+    """Rotate channels (i, i + R/2) of every head (H, D) as complex numbers; the channels from R on stay."""
+    half = config.rotary_dim // 2
+    y = x.clone()
+    for i in range(half):
+        angle = position * config.rope_theta ** (-2 * i / config.rotary_dim)
+        z = torch.complex(x[:, i], x[:, i + half]) * complex(math.cos(angle), math.sin(angle))
+        y[:, i], y[:, i + half] = z.real, z.imag
+    return y
+
+
+class AttentionByHand:
+    """Rows of q, k, v of an attention layer, and a softmax over an explicit list of (key, value) rows."""
+
+    def __init__(self, layer: Projections, config: BackboneConfig) -> None:
+        self.layer, self.config, self.heads = layer, config, config.num_attention_heads
+
+    def qkv(self, x: Tensor, positions: list[int]) -> tuple[list[Tensor], list[Pair]]:
+        """Turned queries, and (turned key, value) pairs, (H, D) each."""
+        a = self.layer
+        streams = [x @ proj.weight.T for proj in (a.q_proj, a.k_proj, a.v_proj)]
+        if self.config.attention_conv_size > 1:
+            streams = [convolve(y, conv) for y, conv in zip(streams, a.convs, strict=True)]
+        q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in streams)
+        turned = [[turn(y[t], p, self.config) for t, p in enumerate(positions)] for y in (q, k)]
+        return turned[0], list(zip(turned[1], v, strict=True))
+
+    def key_values(self, x: Tensor) -> Pair:
+        """Keys and values of rows that are no tokens: without convolution, not yet turned."""
+        k_proj, v_proj = self.layer.k_proj, self.layer.v_proj
+        return (x @ k_proj.weight.T).unflatten(-1, (self.heads, -1)), (x @ v_proj.weight.T).unflatten(
+            -1, (self.heads, -1)
+        )
+
+    def prefix(self, persistent: Tensor) -> list[Pair]:
+        """Persistent rows: what would turn in their keys is zero."""
+        k, v = self.key_values(persistent)
+        k = k.clone()
+        k[..., : self.config.rotary_dim] = 0.0
+        return list(zip(k, v, strict=True))
+
+    def recalled(self, h: Tensor, positions: list[int]) -> list[Pair]:
+        """Recalled rows: keys at the position of the token they were recalled for."""
+        k, v = self.key_values(h)
+        return [(turn(k[t], p, self.config), v[t]) for t, p in enumerate(positions)]
+
+    def look(self, q: Tensor, rows: list[Pair]) -> Tensor:
+        """softmax(q kᵀ / √D) v of one token over the rows it sees, and the output projection."""
+        scores = torch.stack([(q * k).sum(-1) / math.sqrt(q.shape[-1]) for k, _ in rows])
+        weights = scores.exp() / scores.exp().sum(0)
+        y = sum(w[:, None] * v for w, (_, v) in zip(weights, rows, strict=True))
+        return y.flatten() @ self.layer.o_proj.weight.T
+
+
+def gate_by_hand(
+    x: Tensor, gate: GateProjection | None, config: MemoryConfig, limits: list[float]
+) -> Tensor | tuple[Tensor, ...]:
+    """limit_l · σ(x W + b), in the shape that the ops take, for one row."""
+    H, L = config.num_attention_heads, config.memory_depth
+    if gate is None:
+        return torch.zeros(1, len(x), H, dtype=x.dtype)
+    down = x @ gate.down.weight.T if config.gates == "channel" else x
+    share = torch.sigmoid(down @ gate.proj.weight.T + gate.proj.bias).view(1, len(x), H, -1)
+    if config.gates == "layer":
+        return torch.stack([limits[i] * share[..., i] for i in range(L)], dim=-1)
+    if config.gates == "head":
+        return torch.stack([limits[i] * share[..., 0] for i in range(L)], dim=-1)
+    ends = [sum(config.memory_widths[: i + 1]) for i in range(L)]
+    return tuple(limits[i] * share[..., end - config.memory_widths[i] : end] for i, end in enumerate(ends))
+
+
+class MemoryByHand:
+    """The memory layer on one row, read from its document's start in one go."""
+
+    def __init__(self, layer: NeuralMemory) -> None:
+        self.layer, self.config = layer, layer.config
+
+    def stream(self, i: int, x: Tensor) -> Tensor:
+        """q, k or v (1, T, H, D): projected, convolved, normalised."""
+        m, c = self.layer, self.config
+        y = x @ (m.q_proj, m.k_proj, m.v_proj)[i].weight.T
+        y = convolve(y, m.convs[i]) if c.conv_size > 1 else y
+        y = y.view(1, len(x), c.num_attention_heads, c.head_dim)
+        if i < 2:
+            return y / y.norm(dim=-1, keepdim=True)
+        return y / (y.pow(2).mean(-1, keepdim=True) + c.norm_eps).sqrt()
+
+    def start(self) -> MemoryState:
+        return MemoryState.initial(self.layer.initial_weights, 1)
+
+    def write(self, x: Tensor) -> tuple[Tensor, MemoryState]:
+        """o (T, E) and the state after the last token."""
+        c, widths = self.config, self.config.memory_widths
+        q, k, v = (self.stream(i, x) for i in range(3))
+        steps = [c.theta_max / (1 if i == 0 else widths[i]) for i in range(c.memory_depth)]
+        theta = gate_by_hand(x, self.layer.theta_proj, c, steps)
+        eta = gate_by_hand(x, self.layer.eta_proj, c, [c.eta_max] * c.memory_depth)
+        alpha = gate_by_hand(x, self.layer.alpha_proj, c, [c.alpha_max] * c.memory_depth)
+        o, state = neural_memory(
+            q, k, v, theta, eta, alpha, self.start(), network=self.layer.network, chunk_size=c.chunk_size,
+            backend="reference",
+        )  # fmt: skip
+        return self.finish(o[0], x), state
+
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        share = torch.sigmoid(x @ self.layer.gate_proj.weight.T)
+        return (rms(o, self.layer.o_norm).flatten(1) * share) @ self.layer.o_proj.weight.T
+
+    def recall(self, x: Tensor, M: tuple[Tensor, ...]) -> Tensor:
+        """Only read, every token from the same weights (1, H, D_in, D_out); tokens (T, E) from the document's start."""
+        q, network = self.stream(0, x)[0], self.layer.network
+        phi = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}[network.activation]
+        z = torch.einsum("thd,hde->the", q, M[0][0])
+        for W in M[1:]:
+            z = torch.einsum("thd,hde->the", phi(z), W[0])
+        if network.norm_weight is not None:
+            z = F.layer_norm(z, z.shape[-1:]) * network.norm_weight + network.norm_bias
+        return self.finish(q + z if network.residual else z, x)
+
+
+def capture(module: nn.Module, into: list) -> None:
+    """Append the arguments and the result of every call of a module to a list."""
+    module.register_forward_hook(lambda _, arguments, result: into.append((arguments, result)))

@@ -1,0 +1,93 @@
+"""The Hugging Face config: the backbone's settings, flat, checked, and the same after a trip to disk."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from hf.hf_cases import ARCHITECTURES, SIZES
+from titans_lm.config import BackboneConfig
+from titans_lm.hf import TitansConfig
+
+
+def test_the_defaults_are_those_of_the_backbone() -> None:
+    config = TitansConfig()
+    assert config.backbone_config() == BackboneConfig()
+    assert config.vocab_size == 259
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, None, None)
+    assert config.tie_word_embeddings
+
+
+def test_every_setting_of_the_backbone_is_a_setting() -> None:
+    changed = BackboneConfig(
+        architecture="mal", hidden_size=12, num_attention_heads=3, memory_depth=3, memory_expansion=2,
+        memory_activation="silu", memory_residual=False, memory_norm=False, memory_objective="dot", forget_to="zero",
+        chunk_size=8, gates="channel", gate_rank=5, momentum=False, decay=False, theta_bound=0.5, eta_max=0.3,
+        alpha_max=0.9, alpha_init=0.1, conv_size=2, memory_backend="reference", norm_eps=1e-5, num_hidden_layers=3,
+        intermediate_size=7, segment_len=24, window=9, num_persistent=2, memory_reads_persistent=False,
+        rope_theta=500.0, rotary_fraction=1.0, attention_conv_size=3,
+    )  # fmt: skip
+    values = dataclasses.asdict(changed)
+    same = [name for name, value in dataclasses.asdict(BackboneConfig()).items() if values[name] == value]
+    assert not same, "this test must change every setting"
+    config = TitansConfig(**values)
+    assert config.backbone_config() == changed
+    assert {name: getattr(config, name) for name in values} == values
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_config_is_the_same_after_a_trip_to_disk(architecture: str, tmp_path: Path) -> None:
+    config = TitansConfig(architecture=architecture, **SIZES, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(loaded, TitansConfig)
+    assert loaded.backbone_config() == config.backbone_config()
+    assert loaded.to_dict() | {"_name_or_path": ""} == config.to_dict()
+
+
+def test_every_setting_is_written_so_that_a_new_default_changes_no_old_model(tmp_path: Path) -> None:
+    TitansConfig().save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert dataclasses.asdict(BackboneConfig()).items() <= written.items()
+    assert written["vocab_size"] == 259
+    assert written["model_type"] == "titans"
+
+
+def test_a_config_can_be_changed_while_it_is_loaded(tmp_path: Path) -> None:
+    TitansConfig(**SIZES).save_pretrained(tmp_path)
+    assert TitansConfig.from_pretrained(tmp_path, window=11).window == 11
+    with pytest.raises(ValueError, match="window=0"):
+        TitansConfig.from_pretrained(tmp_path, window=0).backbone_config()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("memory_deth", "memory_depth"), ("num_heads", "num_attention_heads"), ("vocab", "vocab_size"), ("eos", "eos_")],
+)
+def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown setting '{name}' for TitansConfig; .*{nearest}"):
+        TitansConfig(**{name: 3})
+
+
+def test_wrong_settings_are_refused_as_in_the_backbone() -> None:
+    with pytest.raises(ValueError, match="multiple of chunk_size"):
+        TitansConfig(architecture="mac", segment_len=10, chunk_size=4)
+    with pytest.raises(ValueError, match="did you mean 'lmm'"):
+        TitansConfig(architecture="LMM")
+    with pytest.raises(ValueError, match="got vocab_size=0"):
+        TitansConfig(vocab_size=0)
+
+
+def test_settings_that_every_config_has_are_taken() -> None:
+    config = TitansConfig(output_hidden_states=True, id2label={0: "a"}, name_or_path="x")
+    assert config.output_hidden_states
+    assert config.id2label == {0: "a"}
+
+
+def test_a_setting_that_was_changed_later_is_checked_when_a_model_is_made() -> None:
+    config = TitansConfig(**SIZES)
+    config.hidden_size = 15
+    with pytest.raises(ValueError, match="expected a width that the heads divide"):
+        config.backbone_config()

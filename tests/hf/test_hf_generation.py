@@ -1,0 +1,213 @@
+"""generate(): with a cache as without, in a batch as alone, in pieces as in one go."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, TextStreamer, pipeline
+
+from hf.hf_cases import ARCHITECTURES, GREEDY, prompt, small_model, words
+from model_cases import assert_close
+from titans_lm.hf import TitansCache, TitansForCausalLM
+
+# segment_len is 8, window 6, chunk_size 4: shorter, equal to the window, to the segment, across, far beyond.
+PROMPTS = [3, 6, 8, 13, 45]
+NEW = 41
+every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+def decoded(model: TitansForCausalLM, ids: Tensor, **settings: Any) -> tuple[Tensor, Tensor]:
+    """Sequences and the logits of every decoded token, before generate() makes them float32."""
+    logits: list[Tensor] = []
+    hook = model.lm_head.register_forward_hook(lambda _, arguments, result: logits.append(result))
+    settings = GREEDY | {"max_new_tokens": 12, "return_dict_in_generate": True} | settings
+    out = model.generate(ids, **settings)
+    hook.remove()
+    assert isinstance(out.past_key_values, TitansCache)
+    assert [step.shape[1] for step in logits] == [1] * len(logits), "no logits that nobody needs"
+    return out.sequences, torch.cat(logits, dim=1)
+
+
+@pytest.mark.parametrize("length", PROMPTS)
+@every_architecture
+def test_cached_logits_are_those_of_one_parallel_pass(architecture: str, length: int) -> None:
+    model = small_model(architecture, torch.float64, attention_conv_size=2)
+    sequences, logits = decoded(model, prompt(length, 2), max_new_tokens=NEW)
+    assert sequences.shape == (2, length + NEW)
+    assert_close(logits, model(sequences).logits[:, length - 1 : -1], 1e-9)
+
+
+@pytest.mark.parametrize("length", [8, 45])
+@every_architecture
+def test_cached_logits_are_those_of_one_parallel_pass_in_float32(architecture: str, length: int) -> None:
+    model = small_model(architecture)
+    sequences, logits = decoded(model, prompt(length, 2), max_new_tokens=NEW)
+    assert_close(logits, model(sequences).logits[:, length - 1 : -1], 1e-4)
+
+
+@every_architecture
+def test_a_left_padded_batch_decodes_as_each_prompt_alone(architecture: str) -> None:
+    model, lengths = small_model(architecture, torch.float64), [3, 13, 21, 1]
+    ids, mask = torch.zeros(4, 21, dtype=torch.long), torch.zeros(4, 21, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, 21 - length :], mask[row, 21 - length :] = prompt(length, seed=row)[0], 1
+    sequences, logits = decoded(model, ids, attention_mask=mask)
+    for row, length in enumerate(lengths):
+        alone, its_logits = decoded(model, prompt(length, seed=row))
+        assert torch.equal(sequences[row, 21 - length :], alone[0])
+        assert_close(logits[row], its_logits[0], 1e-9)
+
+
+@every_architecture
+def test_greedy_sampling_and_beams_need_no_cache(architecture: str) -> None:
+    model, ids = small_model(architecture), prompt(5, 2)
+    for settings in ({"do_sample": False}, {"do_sample": True, "top_k": 10}, {"num_beams": 3, "do_sample": False}):
+        found = []
+        for use_cache in (True, False):
+            torch.manual_seed(1)
+            found.append(model.generate(ids, max_new_tokens=6, use_cache=use_cache, pad_token_id=0, **settings))
+        assert torch.equal(*found), settings
+
+
+def test_several_samples_per_prompt_are_of_that_prompt() -> None:
+    model, ids = small_model("mac"), prompt(11, 2)
+    found = []
+    for use_cache in (True, False):
+        torch.manual_seed(1)
+        settings = {"num_return_sequences": 3, "do_sample": True, "max_new_tokens": 9, "pad_token_id": 0}
+        found.append(model.generate(ids, use_cache=use_cache, **settings))
+    assert torch.equal(*found)
+    assert found[0].shape == (6, 20)
+    assert torch.equal(found[0][:, :11], ids.repeat_interleave(3, dim=0))
+    assert len({tuple(row.tolist()) for row in found[0]}) > 2
+
+
+@every_architecture
+def test_the_cache_that_is_returned_can_be_continued(architecture: str) -> None:
+    model, ids = small_model(architecture, torch.float64), prompt(11, 2)
+    whole, _ = decoded(model, ids)
+    first = model.generate(ids, max_new_tokens=7, return_dict_in_generate=True, **GREEDY)
+    cache = first.past_key_values
+    assert cache.get_seq_length() == 11 + 6, "the last token has not been read"
+    rest = model.generate(first.sequences, past_key_values=cache, max_new_tokens=5, **GREEDY)
+    assert torch.equal(rest, whole)
+
+
+@pytest.mark.parametrize("architecture", ["mac", "mal", "attention"])
+def test_a_prompt_may_be_read_in_pieces(architecture: str) -> None:
+    model, ids = small_model(architecture, torch.float64), prompt(21, 2)
+    whole, _ = decoded(model, ids)
+    cache = TitansCache()
+    for start, stop in ((0, 5), (5, 14)):
+        model(ids[:, start:stop], past_key_values=cache)
+    assert torch.equal(model.generate(ids, past_key_values=cache, max_new_tokens=12, **GREEDY), whole)
+    assert torch.equal(model.generate(ids, prefill_chunk_size=5, max_new_tokens=12, **GREEDY), whole)
+
+
+@pytest.mark.parametrize("architecture", ["mac", "lmm", "sliding"])
+def test_a_padded_prompt_may_be_read_in_pieces(architecture: str) -> None:
+    """The mask of a later piece covers what came before, as generate() passes it."""
+    model, ids = small_model(architecture, torch.float64), prompt(21, 2)
+    mask = torch.ones(2, 21, dtype=torch.long)
+    mask[0, :9] = 0
+    whole, _ = decoded(model, ids, attention_mask=mask)
+    cache = TitansCache()
+    model(ids[:, :12], mask[:, :12], cache)
+    model(ids[:, 12:17], mask[:, :17], cache)
+    again = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=12, **GREEDY)
+    assert torch.equal(again, whole)
+
+
+@every_architecture
+def test_several_questions_can_be_asked_of_one_memory(architecture: str) -> None:
+    model, document = small_model(architecture, torch.float64), prompt(30)
+    read = model(document, use_cache=True).past_key_values
+    for seed in (1, 2):
+        text = torch.cat([document, prompt(4, seed=seed)], dim=1)
+        answer = model.generate(text, past_key_values=copy.deepcopy(read), max_new_tokens=4, **GREEDY)
+        assert torch.equal(answer, model.generate(text, max_new_tokens=4, **GREEDY))
+    assert read.get_seq_length() == 30
+
+
+def test_embeddings_may_be_the_prompt() -> None:
+    model, ids = small_model("mac"), prompt(11, 2)
+    whole = model.generate(ids, max_new_tokens=8, **GREEDY)
+    embedded = model.generate(inputs_embeds=model.get_input_embeddings()(ids), max_new_tokens=8, **GREEDY)
+    assert torch.equal(embedded, whole[:, 11:])
+
+
+def test_generation_works_in_inference_mode_and_changes_no_weight() -> None:
+    model, ids = small_model("mac"), prompt(11, 2)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    expected = model.generate(ids, max_new_tokens=8, **GREEDY)
+    for backend in ("chunked", "reference"):
+        other = small_model("mac", memory_backend=backend)
+        with torch.inference_mode():
+            assert torch.equal(other.generate(ids, max_new_tokens=8, **GREEDY), expected)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_a_text_ends_at_its_end_token() -> None:
+    model, ids = small_model("mac"), prompt(11, 2)
+    free = model.generate(ids, max_new_tokens=12, **GREEDY)
+    end = int(free[0, 14])
+    ended = model.generate(ids, max_new_tokens=12, eos_token_id=end, **GREEDY)
+    first = (free[0, 11:] == end).nonzero()[0].item() + 11
+    assert torch.equal(ended[0, : first + 1], free[0, : first + 1])
+    assert not ended[0, first + 1 :].any(), "padding follows"
+
+
+@pytest.mark.parametrize("positional", [False, True])
+def test_a_generation_config_decides_about_the_cache(positional: bool) -> None:
+    model, ids = small_model("mac"), prompt(11)
+    config = GenerationConfig(max_new_tokens=3, use_cache=False, return_dict_in_generate=True, **GREEDY)
+    out = model.generate(ids, config) if positional else model.generate(ids, generation_config=config)
+    assert out.past_key_values is None
+    config.use_cache = True
+    assert isinstance(model.generate(ids, generation_config=config).past_key_values, TitansCache)
+
+
+def test_hidden_states_of_every_step_can_be_asked_for() -> None:
+    settings = GREEDY | {"max_new_tokens": 3, "return_dict_in_generate": True, "output_hidden_states": True}
+    out = small_model("mac").generate(prompt(11), **settings)
+    assert [step[0].shape[1] for step in out.hidden_states] == [11, 1, 1]
+
+
+def test_text_streams_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = small_model("mac"), words()
+    ids = prompt(11)
+    written = model.generate(ids, streamer=TextStreamer(tokenizer, skip_prompt=True), max_new_tokens=8, **GREEDY)
+    assert capsys.readouterr().out.split() == tokenizer.decode(written[0, 11:]).split()
+
+
+def test_the_pipeline_writes_text() -> None:
+    model, tokenizer = small_model("mac"), words()
+    write = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    texts = [tokenizer.decode(prompt(length)[0]) for length in (11, 4)]
+    settings = GREEDY | {"max_new_tokens": 8, "max_length": None, "return_full_text": False}
+    answers = write(texts, batch_size=2, **settings)
+    for text, [answer] in zip(texts, answers, strict=True):
+        alone = model.generate(tokenizer(text, return_tensors="pt").input_ids, max_new_tokens=8, **GREEDY)
+        assert answer["generated_text"].split() == tokenizer.decode(alone[0]).split()[-8:]
+
+
+def test_a_cache_of_another_kind_is_refused(unchecked: None) -> None:
+    with pytest.raises(ValueError, match="got past_key_values of type DynamicCache; expected TitansCache"):
+        small_model("mac").generate(prompt(11), past_key_values=DynamicCache(), max_new_tokens=3, **GREEDY)
+
+
+def test_a_cache_of_another_batch_is_refused() -> None:
+    model = small_model("mac")
+    cache = model(prompt(5)).past_key_values
+    with pytest.raises(ValueError, match="got a state of 1 rows and 2 rows of input"):
+        model.generate(prompt(11, 2), past_key_values=cache, max_new_tokens=3, **GREEDY)
+
+
+def test_decoding_that_would_have_to_unread_tokens_is_refused() -> None:
+    model, assistant = small_model("mac"), small_model("lmm")
+    with pytest.raises(ValueError, match="stateful"):
+        model.generate(prompt(11), assistant_model=assistant, max_new_tokens=3, **GREEDY)
+    with pytest.raises(ValueError, match="stateful"):
+        model.generate(prompt(11), prompt_lookup_num_tokens=2, max_new_tokens=3, **GREEDY)

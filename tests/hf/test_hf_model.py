@@ -1,0 +1,325 @@
+"""Embedding, backbone and head as a Hugging Face model: outputs, losses, files, and refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
+
+from hf.hf_cases import ARCHITECTURES, MEMORIES, SIZES, VOCABULARY, prompt, small_model
+from model_cases import assert_close, named_tensors
+from titans_lm.hf import TitansCache, TitansConfig, TitansForCausalLM, TitansModel
+
+every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+@every_architecture
+def test_logits_are_the_head_on_the_backbone_on_the_embedding(architecture: str) -> None:
+    model, ids = small_model(architecture), prompt(21, 2)
+    y, _ = model.model.backbone(model.model.embed_tokens(ids))
+    out = model(ids)
+    assert_close(out.logits, y @ model.lm_head.weight.T, 1e-5)
+    assert torch.equal(model(inputs_embeds=model.model.embed_tokens(ids)).logits, out.logits)
+    assert out.loss is None
+    assert out.state is None
+    assert out.surprise is None
+    assert isinstance(out.past_key_values, TitansCache)
+    assert isinstance(model(ids.int()).logits, Tensor)
+
+
+@every_architecture
+def test_the_loss_predicts_the_next_token(architecture: str) -> None:
+    model, ids = small_model(architecture), prompt(21, 2)
+    labels = ids.clone()
+    labels[0, :5] = -100
+    out = model(ids, labels=labels)
+    expected = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+    assert_close(out.loss, expected, 1e-6)
+    total = model(ids, labels=labels, num_items_in_batch=7).loss
+    assert_close(total, expected * (2 * 20 - 4) / 7, 1e-4)
+
+
+def test_logits_to_keep_are_the_last_or_those_named() -> None:
+    model, ids = small_model("mac"), prompt(21, 2)
+    whole = model(ids).logits
+    assert_close(model(ids, logits_to_keep=3).logits, whole[:, -3:], 1e-6)
+    assert_close(model(ids, logits_to_keep=torch.tensor([0, 4])).logits, whole[:, [0, 4]], 1e-6)
+    assert model(ids, logits_to_keep=0).logits.shape == (2, 21, VOCABULARY)
+
+
+def test_outputs_may_be_a_tuple() -> None:
+    model, ids = small_model("mac"), prompt(9)
+    out = model(ids, labels=ids, use_cache=False)
+    assert list(out) == ["loss", "logits"], "what is not asked for is not there, and the loss comes first"
+    loss, logits = model(ids, labels=ids, use_cache=False, return_dict=False)
+    assert torch.equal(loss, out.loss)
+    assert torch.equal(logits, out.logits)
+    assert model.model(ids, use_cache=False, return_dict=False)[0].shape == (1, 9, 16)
+
+
+@every_architecture
+@pytest.mark.parametrize("padded", [False, True])
+def test_hidden_states_lead_from_the_embedding_to_the_head(architecture: str, padded: bool) -> None:
+    model, ids = small_model(architecture), prompt(21, 2)
+    mask = torch.ones(2, 21, dtype=torch.long)
+    mask[0, :9] = 0 if padded else 1
+    out = model(ids, attention_mask=mask, output_hidden_states=True)
+    assert len(out.hidden_states) == 3
+    assert torch.equal(out.hidden_states[0], model.model.embed_tokens(ids))
+    assert_close(model.lm_head(out.hidden_states[-1]), out.logits, 1e-6)
+    alone = model(ids[:1, 9 * padded :], output_hidden_states=True)
+    for got, expected in zip(out.hidden_states, alone.hidden_states, strict=True):
+        assert_close(got[:1, 9 * padded :], expected, 1e-5)
+
+
+@every_architecture
+def test_surprise_has_a_number_for_every_token_head_and_layer(architecture: str) -> None:
+    model, ids = small_model(architecture), prompt(21, 2)
+    surprise = model(ids, output_surprise=True).surprise
+    assert len(surprise) == (2 if architecture in MEMORIES else 0)
+    for size in surprise:
+        assert size.shape == (2, 21, 2, 2)
+        assert bool((size > 0).all())
+
+
+@every_architecture
+def test_an_array_of_masks_counts_as_padding_on_any_side(architecture: str) -> None:
+    model, ids = small_model(architecture, torch.float64), prompt(21, 3)
+    mask = torch.ones(3, 21, dtype=torch.long)
+    mask[0, :9], mask[1, 15:], mask[2, 4:10] = 0, 0, 0
+    for kind in (torch.long, torch.bool, torch.float32):
+        logits = model(ids, attention_mask=mask.to(kind)).logits
+        for row in range(3):
+            real = mask[row].bool()
+            assert_close(logits[row, real], model(ids[row, real][None]).logits[0])
+
+
+@every_architecture
+def test_gradients_flow_through_the_returned_state(architecture: str) -> None:
+    model, ids = small_model(architecture).train(), prompt(26, 2)
+    whole = model(ids, labels=ids).loss
+    whole.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    first = model(ids[:, :13], return_state=True)
+    second = model(ids[:, 13:], state=first.state, return_state=True)
+    assert first.past_key_values is None
+    logits = torch.cat([first.logits, second.logits], dim=1)
+    F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    for name, p in model.named_parameters():
+        assert_close(p.grad, expected[name], 1e-4)
+    assert second.state.position.tolist() == [26, 26]
+
+
+def test_a_cache_is_made_for_reading_and_not_for_training() -> None:
+    model, ids = small_model("mac"), prompt(5)
+    assert model(ids).past_key_values is not None
+    assert model(ids, use_cache=False).past_key_values is None
+    model.train()
+    assert model(ids).past_key_values is None
+    assert model(ids, use_cache=True).past_key_values is not None
+    for _, x in named_tensors(model(ids, use_cache=True).past_key_values.state):
+        assert not x.requires_grad
+
+
+@every_architecture
+def test_gradient_checkpointing_changes_nothing_and_is_used(architecture: str) -> None:
+    model, ids = small_model(architecture).train(), prompt(21, 2)
+    calls: list[int] = []
+    for block in model.model.backbone.layers:
+        block.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        calls.clear()
+        model(ids, labels=ids).loss.backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    plain = gradients()
+    assert len(calls) == 2
+    model.activation_checkpointing_enable()
+    checkpointed = gradients()
+    assert len(calls) == 4
+    model.activation_checkpointing_disable()
+    again = gradients()
+    assert len(calls) == 2
+    for a, b, c in zip(plain, checkpointed, again, strict=True):
+        assert_close(a, b, 1e-6)
+        assert_close(a, c, 0.0)
+
+
+@every_architecture
+def test_a_model_is_the_same_after_a_trip_to_disk(architecture: str, tmp_path: Path) -> None:
+    model, ids = small_model(architecture), prompt(21, 2)
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert "lm_head.weight" not in file.keys(), "tied weights are written once"  # noqa: SIM118
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert isinstance(loaded, TitansForCausalLM)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert not loaded.training
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    for (name, a), b in zip(model.named_parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    trunk = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(trunk, TitansModel)
+    assert torch.equal(trunk(ids).last_hidden_state, model.model(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tie_word_embeddings": False},
+        {"num_persistent": 0},
+        {"memory_depth": 1},
+        {"gates": "channel", "gate_rank": 3, "attention_conv_size": 3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("architecture", ["lmm", "mac"])
+def test_every_kind_of_model_survives_a_trip_to_disk(
+    architecture: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model, ids = small_model(architecture, **settings), prompt(21, 2)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == settings.get("tie_word_embeddings", True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("architecture", MEMORIES)
+def test_a_model_can_be_loaded_in_another_precision(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model, ids = small_model(architecture), prompt(21, 2)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    assert loaded.dtype == dtype
+    out = loaded(ids)
+    assert out.logits.dtype == dtype
+    assert_close(out.logits.float(), model(ids).logits, 1e-4 if dtype == torch.float64 else 0.5)
+    precision = torch.promote_types(dtype, torch.float32)
+    initial = {p.dtype for name, p in loaded.named_parameters() if "initial" in name}
+    assert initial == {precision}, "M_init starts a state, and states are never less than float32"
+    assert {x.dtype for _, x in named_tensors(out.past_key_values.state) if x.is_floating_point()} == {precision}
+
+
+def test_the_attention_that_is_used_may_be_asked_for(tmp_path: Path) -> None:
+    model, ids = small_model("mac"), prompt(9)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_weights_start_as_the_backbone_says() -> None:
+    """Also those that from_pretrained finds missing and those of a model made by a config."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(TitansConfig(architecture="mac", **SIZES))
+    block = model.model.backbone.layers[0]
+    assert bool((block.memory.norm_weight == 1).all())
+    assert block.memory.q_proj.weight.std().item() == pytest.approx(16**-0.5, rel=0.2)
+    for output in (block.memory.o_proj, block.attention.o_proj, block.gate.o_proj, block.mlp.down_proj):
+        assert output.weight.std().item() == pytest.approx(output.start_std, rel=0.2)
+    start = torch.sigmoid(block.memory.theta_proj.proj.bias)
+    assert_close(start, torch.full_like(start, 0.5), 1e-6)
+
+
+def test_missing_weights_are_drawn_and_others_kept(tmp_path: Path) -> None:
+    model = small_model("mac")
+    weights = {k: v for k, v in model.state_dict().items() if "alpha_proj" not in k and "persistent" not in k}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, p in loaded.named_parameters():
+        if "alpha_proj" in name or "persistent" in name:
+            assert bool(p.isfinite().all()), name
+            assert bool(p.any()), name
+        else:
+            assert torch.equal(p, model.get_parameter(name)), name
+    alpha = torch.sigmoid(loaded.model.backbone.layers[0].memory.alpha_proj.proj.bias)
+    expected = loaded.config.alpha_init / loaded.config.alpha_max
+    assert_close(alpha, torch.full_like(alpha, expected), 1e-6)
+
+
+@pytest.mark.parametrize("size", [60, 40])
+def test_the_vocabulary_can_be_resized(size: int) -> None:
+    model, ids = small_model("mac"), prompt(9) % 40
+    before = model(ids).logits
+    model.resize_token_embeddings(size, mean_resizing=False)
+    assert model.config.vocab_size == size
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    after = model(ids).logits
+    assert after.shape == (1, 9, size)
+    assert_close(after[..., :40], before[..., :40], 1e-6)
+
+
+@every_architecture
+def test_parameters_are_those_of_the_backbone_and_the_embedding(architecture: str) -> None:
+    model = small_model(architecture)
+    backbone = sum(p.numel() for p in model.model.backbone.parameters())  # test_backbone.py has the formula
+    assert model.num_parameters() == backbone + VOCABULARY * 16
+    untied = small_model(architecture, tie_word_embeddings=False)
+    assert untied.num_parameters() == backbone + 2 * VOCABULARY * 16
+
+
+@pytest.mark.usefixtures("unchecked")
+class TestRefusals:
+    def refuse(self, message: str, *arguments: Any, **named: Any) -> None:
+        with pytest.raises(ValueError, match=message):
+            small_model("mac")(*arguments, **named)
+
+    def test_ids_outside_the_vocabulary(self) -> None:
+        self.refuse(r"got token ids from 3 to 50; expected 0 to 49", torch.tensor([[3, 50]]))
+        self.refuse(r"got token ids from -1 to 3; expected 0 to 49", torch.tensor([[3, -1]]))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8])
+    def test_ids_that_are_no_integers(self, dtype: torch.dtype) -> None:
+        self.refuse(r"got input_ids .*; expected int32 or int64 \(B, T\)", torch.ones(1, 3, dtype=dtype))
+
+    def test_ids_of_another_rank(self) -> None:
+        self.refuse(r"got input_ids torch.int64 \(3,\); expected", torch.ones(3, dtype=torch.long))
+
+    def test_both_or_none_of_ids_and_embeddings(self) -> None:
+        self.refuse("both or none of input_ids and inputs_embeds")
+        self.refuse("both or none of input_ids and inputs_embeds", prompt(3), inputs_embeds=torch.zeros(1, 3, 16))
+
+    def test_embeddings_of_another_width(self) -> None:
+        self.refuse("with E = 16", inputs_embeds=torch.zeros(1, 3, 15))
+
+    @pytest.mark.parametrize("shape", [(1, 4), (1, 2), (2, 3), (1, 1, 3, 3), (3,)])
+    def test_masks_of_another_shape(self, shape: tuple[int, ...]) -> None:
+        self.refuse(r"got attention_mask of shape .*; expected \(B, T\) = \(1, 3\)", prompt(3), torch.ones(shape))
+
+    def test_a_cache_of_another_kind(self) -> None:
+        self.refuse(
+            "got past_key_values of type DynamicCache; expected TitansCache", prompt(3), past_key_values=DynamicCache()
+        )
+
+    def test_both_a_cache_and_a_state(self) -> None:
+        state = small_model("mac").init_state(1)
+        self.refuse("got both past_key_values and state", prompt(3), past_key_values=TitansCache(), state=state)
+
+    def test_a_state_of_another_batch_or_model(self) -> None:
+        self.refuse("got a state of 2 rows and 1 rows of input", prompt(3), state=small_model("mac").init_state(2))
+        self.refuse("got the state of another model", prompt(3), state=small_model("lmm").init_state(1))
+        self.refuse(
+            "got the state of another model", prompt(3), past_key_values=small_model("lmm")(prompt(3)).past_key_values
+        )
+
+    def test_attention_weights(self) -> None:
+        self.refuse("output_attentions", prompt(3), output_attentions=True)
+
+    def test_arguments_that_mean_nothing_here(self) -> None:
+        self.refuse(r"got unknown arguments \['position_ids'\]", prompt(3), position_ids=prompt(3))
+
+
+@every_architecture
+@pytest.mark.parametrize("length", [0, 1])
+def test_no_token_and_one_token_are_texts(architecture: str, length: int) -> None:
+    model, ids = small_model(architecture), prompt(5)
+    first = model(ids[:, :length])
+    assert first.logits.shape == (1, length, VOCABULARY)
+    rest = model(ids[:, length:], past_key_values=first.past_key_values)
+    assert_close(torch.cat([first.logits, rest.logits], dim=1), model(ids).logits, 1e-5)

@@ -1,0 +1,103 @@
+"""transformers' Trainer and PEFT take the models as they take any other."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch.utils.data import Dataset
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, set_seed
+
+from hf.hf_cases import ARCHITECTURES, GREEDY, prompt, small_model
+from model_cases import assert_close
+from titans_lm.hf import TitansForCausalLM
+
+
+class Texts(Dataset):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        ids = prompt(13, seed=i)[0]
+        return {"input_ids": ids, "labels": ids}
+
+
+def trainer(model: TitansForCausalLM, folder: Path, **settings: Any) -> Trainer:
+    arguments = {
+        "max_steps": 4,
+        "save_steps": 2,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        "report_to": [],
+        "disable_tqdm": True,
+        "seed": 3,
+    }
+    return Trainer(
+        model, TrainingArguments(str(folder), **(arguments | settings)), train_dataset=Texts(), eval_dataset=Texts()
+    )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_trainer_trains(architecture: str, tmp_path: Path) -> None:
+    model = small_model(architecture)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    run = trainer(model, tmp_path, save_strategy="no", max_steps=2)
+    run.train()
+    assert all(bool((p != before[name]).any()) for name, p in model.named_parameters())
+    result = run.evaluate()
+    assert result["eval_loss"] > 0
+    predicted = run.predict(Texts()).predictions
+    assert predicted.shape == (16, 13, 50), "logits and nothing else"
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"activation_checkpointing": True}, {"gradient_accumulation_steps": 2}], ids=str
+)
+def test_a_run_that_is_taken_up_again_is_the_run(settings: dict[str, Any], tmp_path: Path) -> None:
+    set_seed(3)
+    whole = small_model("mac").train()
+    trainer(whole, tmp_path, **settings).train()
+    again = small_model("mac").train()
+    trainer(again, tmp_path / "again", **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for (name, a), b in zip(whole.named_parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=0.0, msg=lambda m, name=name: f"{name}: {m}")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-4")
+    assert_close(saved(prompt(9)).logits, whole.eval()(prompt(9)).logits, 1e-6)
+
+
+# PEFT asks transformers by an old name.
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize("architecture", ["mac", "mag", "lmm"])
+def test_lora_trains_generates_and_survives_a_trip_to_disk(architecture: str, tmp_path: Path) -> None:
+    base = small_model(architecture)
+    frozen = {name: p.clone() for name, p in base.named_parameters()}
+    targets = ["q_proj", "v_proj", "o_proj", "down_proj"]
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"))
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    optimiser = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    ids, losses = prompt(13, 2), []
+    model.train()
+    for _ in range(6):
+        loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    model.eval()
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(small_model(architecture), tmp_path).eval()
+    assert_close(loaded(input_ids=ids).logits, model(input_ids=ids).logits, 1e-5)
+    written = model.generate(input_ids=ids, max_new_tokens=5, **GREEDY)
+    assert torch.equal(written, loaded.generate(input_ids=ids, max_new_tokens=5, **GREEDY))
+    assert torch.equal(written, model.generate(input_ids=ids, max_new_tokens=5, use_cache=False, **GREEDY))
+    for name, p in small_model(architecture).named_parameters():
+        assert torch.equal(p, frozen[name])
+    merged = model.merge_and_unload()
+    assert_close(merged(ids).logits, loaded(input_ids=ids).logits, 1e-5)

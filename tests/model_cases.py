@@ -1,0 +1,106 @@
+"""Small stacks for the tests of everything above ops/: sizes that cross every border, and weights that are awake."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from titans_lm.backbone import Backbone, BackboneState
+from titans_lm.config import BackboneConfig
+
+MEMORIES = ("lmm", "mac", "mag", "mal")
+PLAIN = ("attention", "sliding", "segment")
+ARCHITECTURES = MEMORIES + PLAIN
+
+# Every setting that changes which parameters exist or what they reach, one at a time.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "gates per head": {"gates": "head"},
+    "gates channel-wise": {"gates": "channel", "gate_rank": 3},
+    "no momentum": {"momentum": False},
+    "no decay": {"decay": False},
+    "linear memory": {"memory_depth": 1},
+    "depth 3": {"memory_depth": 3, "memory_expansion": 2},
+    "no conv": {"conv_size": 1},
+    "attention conv": {"attention_conv_size": 4},
+    "no persistent": {"num_persistent": 0},
+    "persistent unread": {"memory_reads_persistent": False},
+    "forget to zero": {"forget_to": "zero"},
+    "no norm": {"memory_norm": False},
+    "no residual": {"memory_residual": False},
+    "linear with norm and residual": {"memory_depth": 1, "memory_norm": True, "memory_residual": True},
+    "dot product": {"memory_objective": "dot"},
+    "silu": {"memory_activation": "silu"},
+    "all turned": {"rotary_fraction": 1.0},
+    "none turned": {"rotary_fraction": 0.0},
+    "exact recurrence": {"chunk_size": 1},
+}
+MEMORY_ONLY = {"default", "no persistent", "attention conv", "all turned", "none turned"}
+
+
+def small_config(architecture: str, **settings: Any) -> BackboneConfig:
+    """A config whose segment, window and chunk are all shorter than the sequences that tests use."""
+    sizes = {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 12,
+        "segment_len": 8,
+        "window": 6,
+        "chunk_size": 4,
+        "num_persistent": 3,
+        "memory_expansion": 2,
+    }
+    return BackboneConfig(architecture=architecture, **(sizes | settings))
+
+
+def wake(module: nn.Module, scale: float = 0.3) -> None:
+    """Move every parameter away from its start, where gates hardly depend on the token and norms are ones."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_((scale * noise).to(parameter.dtype))
+
+
+def small_backbone(
+    architecture: str, dtype: torch.dtype = torch.float64, awake: bool = True, **settings: Any
+) -> Backbone:
+    torch.manual_seed(0)  # stacks of one shape get the same weights
+    stack = Backbone(small_config(architecture, **settings)).to(dtype)
+    if awake:
+        wake(stack)
+    return stack
+
+
+def read_in_pieces(
+    stack: Backbone, x: Tensor, cuts: list[int], state: BackboneState | None = None
+) -> tuple[Tensor, BackboneState | None]:
+    """Read x in calls that end at the cuts."""
+    outputs = []
+    for start, stop in pairwise([0, *cuts, x.shape[1]]):
+        y, state = stack(x[:, start:stop], state)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1), state
+
+
+def assert_close(x: Tensor, y: Tensor, tolerance: float = 1e-9) -> None:
+    """Equal up to rounding, with a message that says how far apart."""
+    torch.testing.assert_close(x, y, rtol=0.0, atol=tolerance)
+
+
+def close(x: Tensor, y: Tensor, tolerance: float = 1e-9) -> bool:
+    """Equal up to rounding; a NaN is close to nothing."""
+    return x.shape == y.shape and (x.numel() == 0 or bool((x - y).abs().max() <= tolerance))
+
+
+def named_tensors(state: Any, name: str = "state") -> Iterator[tuple[str, Tensor]]:
+    """Walk over every tensor of a nested state with a name for messages."""
+    if isinstance(state, Tensor):
+        yield name, state
+    elif state is not None:
+        fields = getattr(state, "_fields", range(len(state)))
+        for field, part in zip(fields, state, strict=True):
+            yield from named_tensors(part, f"{name}.{field}")

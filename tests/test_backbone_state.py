@@ -1,0 +1,223 @@
+"""What a stack carries, what it refuses, and what it tells besides its output."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_cases import ARCHITECTURES, MEMORIES, assert_close, close, named_tensors, small_backbone
+from titans_lm.backbone import Backbone
+from titans_lm.ops.state import state_bytes, take_rows
+
+LONG = 10_000
+every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+BOUNDED = [a for a in ARCHITECTURES if a != "attention"]
+
+
+def tokens(rows: int = 2, length: int = 21, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(rows, length, 8, dtype=dtype)
+
+
+def floats(state: Any) -> set[torch.dtype]:
+    return {x.dtype for _, x in named_tensors(state) if x.is_floating_point()}
+
+
+def held_bytes(state: Any) -> int:
+    """What a state keeps alive: whole storages, each once."""
+    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for _, x in named_tensors(state)}.values())
+
+
+@pytest.mark.parametrize("architecture", BOUNDED)
+def test_a_state_is_as_large_after_ten_tokens_as_after_ten_thousand(architecture: str) -> None:
+    stack = small_backbone(architecture, torch.float32, num_hidden_layers=1, chunk_size=16, segment_len=32, window=50)
+    with torch.no_grad():
+        start = stack.init_state(1)
+        x = tokens(1, LONG, torch.float32)
+        _, early = stack(x[:, :10])
+        _, late = stack(x)
+    sizes = [[(name, x.shape, x.dtype) for name, x in named_tensors(s)] for s in (start, early, late)]
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert state_bytes(start) == state_bytes(early) == state_bytes(late)
+    assert late.position.item() == LONG
+    assert held_bytes(late) <= 1.1 * state_bytes(late), "no view of a longer tensor"
+
+
+def test_only_full_attention_grows() -> None:
+    stack = small_backbone("attention", torch.float32)
+    sizes = [state_bytes(stack(tokens(1, n, torch.float32))[1]) for n in (10, 20, 40)]
+    assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0]) > 0
+
+
+@every_architecture
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_state_is_at_least_float32(architecture: str, dtype: torch.dtype) -> None:
+    stack = small_backbone(architecture, dtype, attention_conv_size=2)
+    y, state = stack(tokens(dtype=dtype))
+    assert y.dtype == dtype
+    y, state = stack(tokens(length=1, dtype=dtype), state)
+    assert y.dtype == dtype
+    assert floats(state) == {torch.promote_types(dtype, torch.float32)}
+
+
+@every_architecture
+def test_a_state_is_float32_under_autocast(architecture: str) -> None:
+    # Heads of 16 channels: at 4, single tokens come so near to a norm of zero that bfloat16 turns them around.
+    stack = small_backbone(architecture, torch.float32, attention_conv_size=2, hidden_size=32)
+    x = torch.randn(2, 29, 32)
+    exact, _ = stack(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = stack(x[:, :13])
+        z, state = stack(x[:, 13:], state)
+    assert floats(state) == {torch.float32}
+    assert close(torch.cat([y, z], dim=1).float(), exact, 0.5)
+    assert not close(torch.cat([y, z], dim=1).float(), exact, 1e-5), "bfloat16 was used"
+
+
+@every_architecture
+def test_a_bfloat16_model_may_be_cut_anywhere_too(architecture: str) -> None:
+    """What is cached is what one pass would have used, so only the order of sums may differ."""
+    stack, x = small_backbone(architecture, torch.bfloat16), tokens(dtype=torch.bfloat16)
+    whole, _ = stack(x)
+    first, state = stack(x[:, :13])
+    second, _ = stack(x[:, 13:], state)
+    assert_close(torch.cat([first, second], dim=1), whole, 0.1)
+
+
+@every_architecture
+def test_a_state_can_be_taken_apart_and_joined(architecture: str) -> None:
+    stack, x = small_backbone(architecture), tokens(3, 13)
+    after = tokens(3, 5)
+    _, state = stack(x)
+    whole, _ = stack(after, state)
+    order = torch.tensor([2, 0, 0])
+    picked, _ = stack(after[order], take_rows(state, order))
+    assert_close(picked, whole[order])
+
+
+@every_architecture
+@pytest.mark.parametrize("length", [0, 1])
+def test_no_token_and_one_token_are_texts(architecture: str, length: int) -> None:
+    stack, x = small_backbone(architecture), tokens(length=9)
+    y, state = stack(x[:, :length])
+    assert y.shape == (2, length, 8)
+    rest, _ = stack(x[:, length:], state)
+    whole, _ = stack(x)
+    assert_close(torch.cat([y, rest], dim=1), whole)
+    _, same = stack(x[:, :0], state, torch.zeros(2, 0, dtype=torch.bool))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(named_tensors(state), named_tensors(same), strict=True))
+
+
+@every_architecture
+def test_hidden_states_and_surprise_stand_where_their_tokens_stand(architecture: str) -> None:
+    stack, x = small_backbone(architecture), tokens(2, 21)
+    valid = torch.rand(2, 21) < 0.6
+    hidden: list[Tensor] = []
+    surprise: list[Tensor] = []
+    y, _ = stack(x, None, valid, surprise, hidden)
+    assert len(hidden) == 2
+    assert len(surprise) == (2 if architecture in MEMORIES else 0)
+    assert torch.equal(hidden[-1], y)
+    for row in range(2):
+        alone_hidden: list[Tensor] = []
+        alone_surprise: list[Tensor] = []
+        stack(x[row, valid[row]][None], None, None, alone_surprise, alone_hidden)
+        for got, expected in zip([*hidden, *surprise], [*alone_hidden, *alone_surprise], strict=True):
+            assert_close(got[row, valid[row]], expected[0])
+            assert not got[row, ~valid[row]].any()
+
+
+def train_step(stack: Backbone, x: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    stack.zero_grad()
+    y, state = stack(x[:, :13])
+    z, _ = stack(x[:, 13:], state)
+    loss = y.square().sum() + z.square().sum()
+    loss.backward()
+    return loss.detach(), [p.grad for p in stack.parameters()]
+
+
+@every_architecture
+def test_gradient_checkpointing_recomputes_and_changes_nothing(architecture: str) -> None:
+    stack, x = small_backbone(architecture).train(), tokens()
+    calls: list[int] = []
+    for block in stack.layers:
+        block.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    loss, gradients = train_step(stack, x)
+    assert len(calls) == 2 * 2
+    stack.gradient_checkpointing = True
+    again, same = train_step(stack, x)
+    assert len(calls) == 3 * 2 * 2, "every block ran a second time, in the backward pass"
+    assert torch.equal(loss, again)
+    for a, b in zip(gradients, same, strict=True):
+        assert_close(a, b, 1e-12)
+    stack.eval()
+    calls.clear()
+    train_step(stack, x)
+    assert len(calls) == 2 * 2
+
+
+@pytest.mark.usefixtures("unchecked")
+class TestRefusals:
+    """A wrong input is named, with what was expected, before anything is computed."""
+
+    @pytest.mark.parametrize(
+        "x",
+        [torch.zeros(2, 5, 7), torch.zeros(2, 8), torch.zeros(2, 5, 8, dtype=torch.int64), torch.zeros(1, 2, 5, 8)],
+        ids=["width", "rank 2", "integers", "rank 4"],
+    )
+    def test_hidden_states(self, x: Tensor) -> None:
+        with pytest.raises(ValueError, match=r"got hidden states .*; expected floating point \(B, T, E\) with E = 8"):
+            small_backbone("mac", torch.float32)(x)
+
+    @pytest.mark.parametrize(
+        "valid",
+        [
+            torch.ones(2, 4, dtype=torch.bool),
+            torch.ones(5, dtype=torch.bool),
+            torch.ones(2, 5),
+            torch.ones(2, 5).long(),
+        ],
+        ids=["length", "rank", "float", "integers"],
+    )
+    def test_masks(self, valid: Tensor) -> None:
+        with pytest.raises(ValueError, match=r"got valid .*; expected bool \(B, T\) = \(2, 5\)"):
+            small_backbone("mac", torch.float32)(torch.zeros(2, 5, 8), None, valid)
+
+    @every_architecture
+    def test_a_state_of_another_batch(self, architecture: str) -> None:
+        stack = small_backbone(architecture)
+        with pytest.raises(ValueError, match="got a state of 3 rows and 2 rows of input"):
+            stack(tokens(2), stack.init_state(3))
+
+    @every_architecture
+    def test_a_state_of_another_model(self, architecture: str) -> None:
+        """One whose tensors have other shapes: what is the same in form cannot be told apart (mag and mal)."""
+        stack = small_backbone(architecture)
+        alike = [{"mag", "mal"}, {"attention", "sliding", "segment"}]
+        own = next((group for group in alike if architecture in group), {architecture})
+        others = [small_backbone(a) for a in ARCHITECTURES if a not in own]
+        others += [
+            small_backbone(architecture, num_hidden_layers=3),
+            small_backbone(architecture, num_attention_heads=1),
+        ]
+        for other in others:
+            with pytest.raises(ValueError, match="got the state of another model"):
+                stack(tokens(2), other.init_state(2))
+
+    @every_architecture
+    def test_a_state_of_another_precision(self, architecture: str) -> None:
+        stack, other = small_backbone(architecture), small_backbone(architecture, torch.float32)
+        with pytest.raises(ValueError, match=r"got a state in torch.float32; expected torch.float64"):
+            stack(tokens(2), other.init_state(2))
+        with pytest.raises(ValueError, match=r"got a state in torch.float64; expected torch.float32"):
+            other(tokens(2, dtype=torch.float32), stack.init_state(2))
+
+    @pytest.mark.parametrize("state", [(), {}, torch.zeros(2)])
+    def test_what_is_no_state(self, state: Any) -> None:
+        with pytest.raises(ValueError, match=r"got a state of type .*; expected BackboneState"):
+            small_backbone("mac")(tokens(2), state)
+
+    @pytest.mark.parametrize("rows", [0, -1])
+    def test_a_batch_without_rows(self, rows: int) -> None:
+        with pytest.raises(ValueError, match=f"got batch_size={rows}; expected at least 1"):
+            small_backbone("mac").init_state(rows)

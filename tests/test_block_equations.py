@@ -1,0 +1,254 @@
+"""Equations 19 to 31, one test each: what a block mixes, recomputed token by token from the block's own parameters.
+
+Every sum is written out by by_hand.py: softmax over a list of visible rows, memory by the token-by-token reference.
+The text is longer than two segments and three windows, and its length is a multiple of nothing.
+"""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from by_hand import AttentionByHand, MemoryByHand, Pair, capture, rms
+from model_cases import assert_close, small_config, wake
+from titans_lm.blocks import BLOCKS, Block, Gate
+from titans_lm.config import BackboneConfig
+from titans_lm.layers import Call, rope_angles
+from titans_lm.ops import MemoryState
+from titans_lm.ops.state import take_rows
+
+T = 21
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear memory": {"memory_depth": 1},
+    "channel-wise, to zero": {"gates": "channel", "forget_to": "zero", "alpha_init": 0.1},
+    "convolved attention": {"attention_conv_size": 3},
+    "reference": {"memory_backend": "reference"},
+}
+every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+
+
+class Mixed(NamedTuple):
+    """A block, what it was given, what it made of it, and the calls of its parts: (arguments, result)."""
+
+    block: Any
+    config: BackboneConfig
+    x: Tensor
+    o: Tensor
+    state: Any
+    attention: list[tuple[tuple, tuple]]
+    memory: list[tuple[tuple, tuple]]
+
+
+def mix(architecture: str, **settings: Any) -> Mixed:
+    """Let a block mix one row of T tokens at the start of a document."""
+    config = small_config(architecture, **settings)
+    block: Block = BLOCKS[architecture](config).double()
+    wake(block)
+    attention: list = []
+    memory: list = []
+    for name, into in (("attention", attention), ("memory", memory)):
+        if hasattr(block, name):
+            capture(getattr(block, name), into)
+    places = torch.arange(T)[None]
+    if architecture == "mac":
+        places = places % config.segment_len
+    rope = rope_angles(places, config.rotary_dim, config.rope_theta, torch.float64)
+    x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
+    start = block.init_state(1)
+    memory.clear()  # the persistent tokens, read before the document
+    o, state = block.mix(x, start, Call(torch.zeros(1, dtype=torch.int64), None, rope, fresh=True))
+    return Mixed(block, config, x[0], o[0], state, attention, memory)
+
+
+def gate_by_hand(y: Tensor, m: Tensor, gate: Gate) -> Tensor:
+    return (rms(y, gate.value_norm) * torch.sigmoid(rms(m, gate.gate_norm))) @ gate.o_proj.weight.T
+
+
+def read_after_persistent(block: Any, x: Tensor) -> tuple[Tensor, MemoryState]:
+    """M(x̃) of x̃ = [P | x]: the rows of x, and the memory in the end."""
+    o, state = MemoryByHand(block.memory).write(torch.cat([block.persistent, x]))
+    return o[len(block.persistent) :], state
+
+
+def slide(block: Any, config: BackboneConfig, x: Tensor) -> Tensor:
+    """SWA(x̃): every token sees the persistent rows and the last `window` tokens."""
+    hand = AttentionByHand(block.attention, config)
+    q, rows = hand.qkv(x, list(range(len(x))))
+    prefix = hand.prefix(block.persistent)
+    return torch.stack([hand.look(q[t], prefix + rows[max(0, t - config.window + 1) : t + 1]) for t in range(len(x))])
+
+
+class Segments:
+    """MAC by hand, segment after segment; the memory is read back from its start for every question."""
+
+    def __init__(self, block: Any, config: BackboneConfig, x: Tensor) -> None:
+        self.attention, self.memory = AttentionByHand(block.attention, config), MemoryByHand(block.memory)
+        self.prefix = self.attention.prefix(block.persistent)
+        self.places = [t % config.segment_len for t in range(len(x))]
+        self.q, self.rows = self.attention.qkv(x, self.places)
+        self.h, self.y = x[:0], x[:0]
+        for start in range(0, len(x), config.segment_len):
+            stop = min(start + config.segment_len, len(x))
+            h = self.memory.recall(x, self.before(start).M)[start:stop]
+            self.h = torch.cat([self.h, h])
+            y = [self.attention.look(self.q[t], self.visible(t)) for t in range(start, stop)]
+            self.y = torch.cat([self.y, torch.stack(y)])
+        self.m, self.end = self.memory.write(self.y)
+
+    def before(self, start: int) -> MemoryState:
+        """The memory after the segments before token `start`, all of whose y have been written."""
+        return self.memory.write(self.y[:start])[1] if start else self.memory.start()
+
+    def visible(self, t: int) -> list[Pair]:
+        """S̃ as token t sees it: P, the recalled rows and the tokens of its segment, up to its own."""
+        start = t - self.places[t]
+        recalled = self.attention.recalled(self.h[start : t + 1], self.places[start : t + 1])
+        return self.prefix + recalled + self.rows[start : t + 1]
+
+
+def recalled_rows(mixed: Mixed) -> Tensor:
+    """The rows h that the block handed to its attention."""
+    return torch.cat([arguments[5][0][0] for arguments, _ in mixed.attention])
+
+
+def outputs(calls: list[tuple[tuple, tuple]]) -> Tensor:
+    return torch.cat([result[0][0] for _, result in calls])
+
+
+@every_setting
+def test_eq19_persistent_tokens_come_before_the_text(settings: dict[str, Any]) -> None:
+    """x̃ = [p_1 … p_P | x]"""
+    mixed = mix("lmm", **settings)
+    o, state = read_after_persistent(mixed.block, mixed.x)
+    assert_close(mixed.o, o)
+    for got, expected in zip(mixed.state.memory.M, state.M, strict=True):
+        assert_close(got, expected)
+
+
+def test_eq20_persistent_rows_are_a_feed_forward_layer_of_attention() -> None:
+    """FFN(x) = W_V softmax(W_K x): what a token sees of the prefix depends on the token and on no other token."""
+    mixed = mix("sliding", window=1)
+    a, P = mixed.block.attention, mixed.block.persistent
+    hand = AttentionByHand(a, mixed.config)
+    q, rows = hand.qkv(mixed.x, list(range(T)))
+    W_K, W_V = (torch.stack([pair[i] for pair in hand.prefix(P)], dim=1) for i in (0, 1))  # (H, P, D)
+    for t in range(T):
+        scores = (W_K @ q[t][..., None]).squeeze(-1) / q[t].shape[-1] ** 0.5  # (H, P)
+        own = (q[t] * rows[t][0]).sum(-1, keepdim=True) / q[t].shape[-1] ** 0.5
+        share = torch.cat([scores, own], dim=-1).softmax(-1)[:, :-1].sum(-1, keepdim=True)  # attention to the prefix
+        ffn = (scores.softmax(-1)[:, None] @ W_V).squeeze(1)
+        y = share * ffn + (1 - share) * rows[t][1]
+        assert_close(mixed.o[t], y.flatten() @ a.o_proj.weight.T)
+
+
+@every_setting
+def test_eq21_mac_recalls_with_the_memory_after_the_previous_segment(settings: dict[str, Any]) -> None:
+    """h_t = M*_{t−1}(S_t W_Q)"""
+    mixed = mix("mac", **settings)
+    hand = Segments(mixed.block, mixed.config, mixed.x)
+    assert_close(recalled_rows(mixed), hand.h)
+
+
+@every_setting
+def test_eq22_mac_attention_has_persistent_recalled_and_present_rows(settings: dict[str, Any]) -> None:
+    """S̃_t = [P | h_t | S_t]: P + 2 i rows for the i-th token of a segment, and without any of them another result."""
+    mixed = mix("mac", **settings)
+    hand = Segments(mixed.block, mixed.config, mixed.x)
+    y, P = outputs(mixed.attention), mixed.config.num_persistent
+    for t in range(T):
+        visible = hand.visible(t)
+        assert len(visible) == P + 2 * (hand.places[t] + 1)
+        for missing in range(len(visible)):
+            less = hand.attention.look(hand.q[t], visible[:missing] + visible[missing + 1 :])
+            assert (less - y[t]).abs().max() > 1e-9
+
+
+@every_setting
+def test_eq23_mac_attends_over_them(settings: dict[str, Any]) -> None:
+    """y_t = Attn(S̃_t)"""
+    mixed = mix("mac", **settings)
+    hand = Segments(mixed.block, mixed.config, mixed.x)
+    assert_close(outputs(mixed.attention), hand.y)
+
+
+@every_setting
+def test_eq24_mac_writes_what_attention_made(settings: dict[str, Any]) -> None:
+    """M_t = M_{t−1}(y_t)"""
+    mixed = mix("mac", **settings)
+    hand = Segments(mixed.block, mixed.config, mixed.x)
+    assert_close(torch.cat([arguments[0][0] for arguments, _ in mixed.memory]), hand.y)
+    for got, expected in zip(mixed.state.memory.memory[:3], hand.end[:3], strict=True):
+        for a, b in zip(got, expected, strict=True):
+            assert_close(a, b)
+    begun = T - T % mixed.config.segment_len
+    for a, b in zip(mixed.state.at_segment_start, hand.before(begun).M, strict=True):
+        assert_close(a, b)
+
+
+@every_setting
+def test_eq25_mac_gates_by_a_second_recall(settings: dict[str, Any]) -> None:
+    """o_t = y_t ⊗ M*_t(y_t), token i from the memory as written up to i"""
+    mixed = mix("mac", **settings)
+    hand = Segments(mixed.block, mixed.config, mixed.x)
+    assert_close(outputs(mixed.memory), hand.m)
+    assert_close(mixed.o, gate_by_hand(hand.y, hand.m, mixed.block.gate))
+
+
+@every_setting
+def test_eq26_mag_gives_both_branches_the_persistent_tokens(settings: dict[str, Any]) -> None:
+    """x̃ = [P | x]"""
+    mixed = mix("mag", **settings)
+    [(attended, _)], [(written, _)] = mixed.attention, mixed.memory
+    assert torch.equal(attended[0][0], mixed.x)
+    assert torch.equal(attended[3], mixed.block.persistent)
+    assert torch.equal(written[0][0], mixed.x)
+    _, read = MemoryByHand(mixed.block.memory).write(mixed.block.persistent)
+    for got, expected in zip(written[1].memory.M, read.M, strict=True):
+        assert_close(got, expected)
+
+
+@every_setting
+def test_eq27_mag_slides_a_window(settings: dict[str, Any]) -> None:
+    """y = SWA(x̃)"""
+    mixed = mix("mag", **settings)
+    assert_close(outputs(mixed.attention), slide(mixed.block, mixed.config, mixed.x))
+
+
+@every_setting
+def test_eq28_mag_gates_by_the_memory(settings: dict[str, Any]) -> None:
+    """o = y ⊗ M(x̃)"""
+    mixed = mix("mag", **settings)
+    m, _ = read_after_persistent(mixed.block, mixed.x)
+    assert_close(mixed.o, gate_by_hand(slide(mixed.block, mixed.config, mixed.x), m, mixed.block.gate))
+
+
+@every_setting
+def test_eq29_mal_gives_the_memory_the_persistent_tokens(settings: dict[str, Any]) -> None:
+    """x̃ = [P | x]"""
+    mixed = mix("mal", **settings)
+    [(written, _)], [(attended, _)] = mixed.memory, mixed.attention
+    assert torch.equal(written[0][0], mixed.x)
+    assert torch.equal(attended[3], mixed.block.persistent)
+    _, read = MemoryByHand(mixed.block.memory).write(mixed.block.persistent)
+    for got, expected in zip(written[1].memory.M, read.M, strict=True):
+        assert_close(got, expected)
+
+
+@every_setting
+def test_eq30_mal_compresses_first(settings: dict[str, Any]) -> None:
+    """y = M(x̃)"""
+    mixed = mix("mal", **settings)
+    y, state = read_after_persistent(mixed.block, mixed.x)
+    assert_close(outputs(mixed.memory), y)
+    for got, expected in zip(take_rows(mixed.state.memory.memory, torch.tensor([0])).M, state.M, strict=True):
+        assert_close(got, expected)
+
+
+@every_setting
+def test_eq31_mal_looks_at_what_the_memory_made(settings: dict[str, Any]) -> None:
+    """o = SWA(y)"""
+    mixed = mix("mal", **settings)
+    y, _ = read_after_persistent(mixed.block, mixed.x)
+    assert_close(mixed.o, slide(mixed.block, mixed.config, rms(y, mixed.block.between)))

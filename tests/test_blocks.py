@@ -1,0 +1,137 @@
+"""What blocks have in common, what each carries, and what each is made of; their mixing is test_block_equations.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from by_hand import rms
+from model_cases import ARCHITECTURES, MEMORIES, VARIANTS, assert_close, named_tensors, small_config, wake
+from titans_lm.blocks import BLOCKS, Block, Gate, MACBlock
+from titans_lm.config import BackboneConfig
+from titans_lm.layers import Call, rope_angles
+
+T = 11
+
+
+def make(architecture: str, **settings: Any) -> tuple[Any, BackboneConfig]:
+    config = small_config(architecture, **settings)
+    block: Block = BLOCKS[architecture](config).double()
+    wake(block)
+    return block, config
+
+
+def fresh_call(config: BackboneConfig, rows: int, length: int) -> Call:
+    places = torch.arange(length)[None]
+    if config.architecture in ("mac", "segment"):
+        places = places % config.segment_len
+    rope = rope_angles(places, config.rotary_dim, config.rope_theta, torch.float64)
+    return Call(torch.zeros(rows, dtype=torch.int64), None, rope, fresh=True)
+
+
+def tokens(rows: int = 2, length: int = T) -> Tensor:
+    return torch.randn(rows, length, 8, dtype=torch.float64)
+
+
+def test_there_is_a_block_for_every_architecture() -> None:
+    assert tuple(BLOCKS) == ARCHITECTURES
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_block_is_two_residual_steps(architecture: str) -> None:
+    """x + mix(norm(x)), then x + mlp(norm(x))"""
+    block, config = make(architecture)
+    x, call = tokens(), fresh_call(config, 2, T)
+    y, _ = block(x, block.init_state(2), call)
+    mixed, _ = block.mix(rms(x, block.mixer_norm), block.init_state(2), call)
+    middle = x + mixed
+    assert_close(y, middle + block.mlp(rms(middle, block.mlp_norm)))
+
+
+def test_the_gate_is_its_formula() -> None:
+    gate = Gate(small_config("mag")).double()
+    y, m = tokens(), tokens()
+    wake(gate)
+    gated = rms(y, gate.value_norm) * torch.sigmoid(rms(m, gate.gate_norm))
+    assert_close(gate(y, m), gated @ gate.o_proj.weight.T)
+
+
+@pytest.mark.parametrize("architecture", ["lmm", "mag", "mal"])
+def test_the_memory_reads_the_persistent_tokens_unless_told_not_to(architecture: str) -> None:
+    block, config = make(architecture)
+    start = block.init_state(3)
+    memory = start if architecture == "lmm" else start.memory
+    assert memory.memory.offset.tolist() == [config.num_persistent % config.chunk_size] * 3
+    unread, _ = make(architecture, memory_reads_persistent=False)
+    start = unread.init_state(3)
+    memory = start if architecture == "lmm" else start.memory
+    for got, weight in zip(memory.memory.M, unread.memory.initial_weights, strict=True):
+        assert_close(got, weight.expand_as(got), 0.0)
+
+
+def test_persistent_tokens_that_nothing_reads_do_not_exist() -> None:
+    unread, _ = make("lmm", memory_reads_persistent=False)
+    assert unread.persistent is None
+    assert make("lmm", num_persistent=0)[0].persistent is None
+    attended, _ = make("mag", memory_reads_persistent=False)
+    assert attended.persistent.shape == (3, 8)
+
+
+def test_the_memory_of_mac_starts_unwritten() -> None:
+    block, _ = make("mac")
+    start = block.init_state(2)
+    assert start.memory.memory.offset.tolist() == [0, 0]
+    for got, weight in zip(start.at_segment_start, block.memory.initial_weights, strict=True):
+        assert_close(got, weight.expand_as(got), 0.0)
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 17])
+def test_mac_recalls_from_the_last_border_of_a_segment(length: int) -> None:
+    block, config = make("mac")
+    assert isinstance(block, MACBlock)
+    x = tokens(length=length)
+    _, state = block.mix(x, block.init_state(2), fresh_call(config, 2, length))
+    border = length - length % config.segment_len
+    at_border = block.init_state(2)
+    if border:
+        _, at_border = block.mix(x[:, :border], at_border, fresh_call(config, 2, border))
+    for got, expected in zip(state.at_segment_start, at_border.memory.memory.M, strict=True):
+        assert_close(got, expected)
+
+
+@pytest.mark.parametrize("architecture", MEMORIES)
+def test_surprise_comes_once_per_token_and_block(architecture: str) -> None:
+    """MAC reads its segments one after another; their numbers are one tensor in the end."""
+    block, config = make(architecture)
+    sizes: list[Tensor] = []
+    block.mix(tokens(length=21), block.init_state(2), fresh_call(config, 2, 21)._replace(surprise=sizes))
+    [size] = sizes
+    assert size.shape == (2, 21, config.num_attention_heads, config.memory_depth)
+    assert bool((size > 0).all())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rows_of_a_state_come_first_and_keep_their_size(architecture: str) -> None:
+    block, config = make(architecture, attention_conv_size=4)
+    start = block.init_state(3)
+    _, state = block.mix(tokens(rows=3), start, fresh_call(config, 3, T))
+    for (name, before), (_, after) in zip(named_tensors(start), named_tensors(state), strict=True):
+        assert before.shape[0] == after.shape[0] == 3, name
+        assert before.dtype == after.dtype, name
+        if architecture != "attention":
+            assert before.shape == after.shape, name
+
+
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_parameters_are_counted_by_a_formula(architecture: str, settings: dict[str, Any]) -> None:
+    block, c = make(architecture, **settings)
+    E = c.hidden_size
+    persistent = 0 if architecture == "lmm" and not c.memory_reads_persistent else c.num_persistent
+    common = 2 * E + 3 * E * c.mlp_width + persistent * E
+    attention = 4 * E * E + (3 * E * c.attention_conv_size if c.attention_conv_size > 1 else 0)
+    memory = sum(p.numel() for p in block.memory.parameters()) if c.has_memory else 0  # test_memory.py
+    own = {"lmm": 0, "mac": attention + 2 * E + E * E, "mag": attention + 2 * E + E * E, "mal": attention + E}
+    expected = common + memory + own.get(architecture, attention)
+    assert sum(p.numel() for p in block.parameters()) == expected

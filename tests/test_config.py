@@ -1,0 +1,163 @@
+"""Settings: what follows from them, and every refusal with what was got and what is known."""
+
+import dataclasses
+import inspect
+import math
+import re
+from typing import Any, get_args
+
+import pytest
+
+from model_cases import ARCHITECTURES, MEMORIES, small_config
+from titans_lm.config import (
+    MEMORY_ARCHITECTURES,
+    Architecture,
+    BackboneConfig,
+    MemoryConfig,
+    check_known,
+    nearest,
+)
+
+WRONG = [
+    ("hidden_size", 0, "hidden_size=0"),
+    ("hidden_size", 6.0, "hidden_size=6.0"),
+    ("num_attention_heads", 3, "expected a width that the heads divide"),
+    ("num_attention_heads", True, "num_attention_heads=True"),
+    ("memory_depth", 0, "at least 1"),
+    ("memory_depth", 5, "expected 1 to 4 layers"),
+    ("memory_expansion", 0, "at least 1"),
+    ("memory_activation", "gelo", "did you mean 'gelu'"),
+    ("memory_objective", "l1", "expected one of l2, dot"),
+    ("memory_backend", "cuda", "one of auto, reference, chunked"),
+    ("forget_to", "initial", "did you mean 'init'"),
+    ("gates", "channels", "did you mean 'channel'"),
+    ("gate_rank", 0, "at least 1"),
+    ("chunk_size", 0, "at least 1"),
+    ("chunk_size", "16", "chunk_size='16'"),
+    ("conv_size", 0, "at least 1"),
+    ("theta_bound", 1.5, "from 0.0 to 1.0"),
+    ("theta_bound", math.nan, "theta_bound=nan"),
+    ("eta_max", 1.0, "from 0.0 to 0.999"),
+    ("alpha_max", -0.1, "from 0.0 to 1.0"),
+    ("alpha_init", 2.0, "from 0.0 to 1.0"),
+    ("alpha_init", 0.0, "0 < alpha_init < alpha_max"),
+    ("alpha_max", 0.001, "0 < alpha_init < alpha_max"),
+    ("architecture", "MAC", "did you mean 'mac'"),
+    ("architecture", "transformer", "one of lmm, mac, mag, mal, attention, sliding, segment"),
+    ("num_hidden_layers", 0, "at least 1"),
+    ("intermediate_size", 0, "at least 1"),
+    ("segment_len", 0, "at least 1"),
+    ("window", 0, "at least 1"),
+    ("num_persistent", -1, "at least 0"),
+    ("rotary_fraction", 1.1, "from 0.0 to 1.0"),
+    ("attention_conv_size", 0, "at least 1"),
+    ("rope_theta", 0.0, "above 0"),
+    ("norm_eps", 0, "above 0"),
+    ("momentum", "false", "expected True or False"),
+    ("decay", None, "expected True or False"),
+    ("memory_norm", "no", "expected True or False"),
+    ("memory_reads_persistent", 1, "expected True or False"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), WRONG, ids=[f"{n}={v}" for n, v, _ in WRONG])
+def test_a_wrong_setting_is_refused_with_what_was_got(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match="got ") as refusal:
+        small_config(**({"architecture": "mac"} | {name: value}))
+    assert message in str(refusal.value)
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="unknown setting 'memory_deph' for MemoryConfig; did you mean 'memory_depth'"):
+        check_known(MemoryConfig, {"memory_deph": 2})
+    check_known(BackboneConfig, dataclasses.asdict(BackboneConfig()))
+
+
+def test_far_from_every_name_all_are_listed() -> None:
+    assert nearest("xyz", ["b", "a"]) == "expected one of a, b"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_only_mac_needs_segments_that_end_where_chunks_end(architecture: str) -> None:
+    if architecture == "mac":
+        with pytest.raises(ValueError, match="multiple of chunk_size"):
+            small_config(architecture, segment_len=10, chunk_size=4)
+    else:
+        assert small_config(architecture, segment_len=10, chunk_size=4).segment_len == 10
+
+
+def test_forgetting_that_is_off_asks_nothing_of_its_start() -> None:
+    assert not MemoryConfig(decay=False, alpha_init=0.0).decay
+
+
+def test_architectures_are_all_known_and_four_have_a_memory() -> None:
+    assert get_args(Architecture) == ARCHITECTURES
+    assert MEMORY_ARCHITECTURES == MEMORIES
+    assert [a for a in ARCHITECTURES if small_config(a).has_memory] == list(MEMORIES)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        small_config("mac").window = 3  # type: ignore[misc]
+
+
+def test_every_setting_is_documented() -> None:
+    """The docstring under each field becomes the help of the command line."""
+    source = inspect.getsource(MemoryConfig) + inspect.getsource(BackboneConfig)
+    for field in dataclasses.fields(BackboneConfig):
+        assert re.search(rf'^    {field.name}: .* = .*\n    """\w', source, re.MULTILINE), field.name
+
+
+def test_memory_widths_follow_depth_and_expansion() -> None:
+    def widths(**settings: Any) -> tuple[int, ...]:
+        return MemoryConfig(hidden_size=12, num_attention_heads=3, **settings).memory_widths
+
+    assert widths(memory_depth=1) == (4, 4)
+    assert widths(memory_depth=2) == (4, 16, 4)
+    assert widths(memory_depth=4, memory_expansion=2) == (4, 8, 8, 8, 4)
+
+
+def test_a_linear_memory_is_bare_unless_asked() -> None:
+    linear, deep = MemoryConfig(memory_depth=1), MemoryConfig(memory_depth=2)
+    assert (linear.use_residual, linear.use_norm) == (False, False)
+    assert (deep.use_residual, deep.use_norm) == (True, True)
+    asked = MemoryConfig(memory_depth=1, memory_residual=True, memory_norm=True)
+    assert (asked.use_residual, asked.use_norm) == (True, True)
+    refused = MemoryConfig(memory_depth=2, memory_residual=False, memory_norm=False)
+    assert (refused.use_residual, refused.use_norm) == (False, False)
+
+
+def test_the_step_is_bounded_by_chunk_and_momentum() -> None:
+    config = MemoryConfig(theta_bound=0.9, eta_max=0.8, chunk_size=16)
+    assert config.theta_max == pytest.approx(0.9 * 0.2 / (16 + 8))
+    assert dataclasses.replace(config, momentum=False).theta_max == pytest.approx(0.9 / 16)
+    assert dataclasses.replace(config, chunk_size=1).theta_max == pytest.approx(0.9 * 0.2 / 9)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.5, 0.8, 0.95, 0.99])
+@pytest.mark.parametrize("chunk", [1, 4, 16, 64])
+def test_the_largest_step_can_be_taken_for_ever(chunk: int, eta: float) -> None:
+    """One unit key over and over, gates at their bounds: the error of a linear memory never grows (MATH §3)."""
+    theta = MemoryConfig(theta_bound=0.99, eta_max=eta, chunk_size=chunk).theta_max
+    error, surprise = 1.0, 0.0
+    sizes = []
+    for _ in range(2000):
+        anchor = error
+        for _ in range(chunk):
+            surprise = eta * surprise - theta * 2.0 * anchor
+            error += surprise
+        sizes.append(abs(error))
+    assert max(sizes) < 1.5
+    assert max(sizes[-500:]) < 0.999 * max(sizes[:500])
+
+
+@pytest.mark.parametrize(("width", "expected"), [(64, 192), (256, 704), (768, 2048)])
+def test_the_mlp_is_as_wide_as_llamas(width: int, expected: int) -> None:
+    assert BackboneConfig(hidden_size=width).mlp_width == expected
+    assert BackboneConfig(hidden_size=width, intermediate_size=5).mlp_width == 5
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0.0, 0), (0.3, 2), (0.5, 4), (0.99, 8), (1.0, 10)])
+def test_turned_channels_come_in_pairs(fraction: float, expected: int) -> None:
+    config = BackboneConfig(hidden_size=20, num_attention_heads=2, rotary_fraction=fraction)
+    assert config.rotary_dim == expected

@@ -1,0 +1,254 @@
+"""The memory layer: its equations by hand, its gates and their bounds, and its state as a value."""
+
+import dataclasses
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from by_hand import MemoryByHand
+from model_cases import MEMORY_ONLY, VARIANTS, assert_close, named_tensors, small_config, wake
+from titans_lm.config import MemoryConfig
+from titans_lm.layers import valid_tokens
+from titans_lm.memory import NeuralMemory
+from titans_lm.ops import read
+from titans_lm.ops.state import take_rows
+
+T = 11
+LAYERS = {name: settings for name, settings in VARIANTS.items() if name not in MEMORY_ONLY - {"default"}}
+BACKENDS = ["chunked", "reference"]
+
+
+def make(dtype: torch.dtype = torch.float64, awake: bool = True, **settings: Any) -> NeuralMemory:
+    torch.manual_seed(0)  # layers of one shape get the same weights
+    layer = NeuralMemory(small_config("lmm", **settings)).to(dtype)
+    if awake:
+        wake(layer)
+    return layer
+
+
+def tokens(rows: int = 2, length: int = T, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(rows, length, 8, dtype=dtype)
+
+
+def assert_same_state(x: Any, y: Any, tolerance: float = 1e-9) -> None:
+    for (name, a), (_, b) in zip(named_tensors(x), named_tensors(y), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("settings", LAYERS.values(), ids=LAYERS)
+def test_the_layer_is_its_equations(settings: dict[str, Any], backend: str) -> None:
+    layer, x = make(memory_backend=backend, **settings), tokens()
+    y, state = layer(x)
+    hand = MemoryByHand(layer)
+    for row in range(2):
+        expected, memory = hand.write(x[row])
+        assert_close(y[row], expected)
+        assert_same_state(take_rows(state.memory, torch.tensor([row])), memory)
+
+
+@pytest.mark.parametrize("settings", LAYERS.values(), ids=LAYERS)
+def test_recall_is_reading_and_changes_nothing(settings: dict[str, Any]) -> None:
+    layer, x = make(**settings), tokens(rows=1)
+    _, state = layer(tokens(rows=1))
+    before = [t.clone() for _, t in named_tensors(state)]
+    h, tails = layer.recall(x, state.memory.M, layer.init_tails(1))
+    assert_close(h[0], MemoryByHand(layer).recall(x[0], state.memory.M))
+    assert all(torch.equal(a, b) for a, (_, b) in zip(before, named_tensors(state), strict=True))
+    first, middle = layer.recall(x[:, :4], state.memory.M, layer.init_tails(1))
+    second, end = layer.recall(x[:, 4:], state.memory.M, middle)
+    assert_close(torch.cat([first, second], dim=1), h)
+    assert_same_state(end, tails)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 10])
+def test_a_cut_changes_nothing(cut: int) -> None:
+    layer, x = make(), tokens()
+    whole, end = layer(x)
+    first, middle = layer(x[:, :cut])
+    second, state = layer(x[:, cut:], middle)
+    assert_close(torch.cat([first, second], dim=1), whole)
+    assert_same_state(state, end)
+
+
+def test_lengths_leave_padding_out() -> None:
+    layer, x, lengths = make(), tokens(rows=3), torch.tensor([T, 5, 0])
+    noisy = x.masked_fill(~valid_tokens(lengths, T)[..., None], torch.nan)
+    y, state = layer(noisy, None, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        alone, end = layer(x[row : row + 1, :length])
+        assert_close(y[row, :length], alone[0])
+        assert_same_state(take_rows(state, torch.tensor([row])), end)
+
+
+@pytest.mark.parametrize("settings", LAYERS.values(), ids=LAYERS)
+def test_backends_give_the_same_gradients(settings: dict[str, Any]) -> None:
+    x = tokens()
+    found = []
+    for backend in BACKENDS:
+        layer = make(memory_backend=backend, **settings)
+        y, state = layer(x)
+        (y.pow(2).sum() + sum(w.pow(2).sum() for w in state.memory.M)).backward()
+        found.append([p.grad for p in layer.parameters()])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_no_token_is_no_change() -> None:
+    layer = make()
+    _, state = layer(tokens())
+    y, same = layer(tokens(length=0), state)
+    assert y.shape == (2, 0, 8)
+    assert_same_state(same, state, 0.0)
+
+
+def extreme_gates(config: MemoryConfig, push: float) -> dict[str, list[Tensor]]:
+    """The gates of a layer whose logits are all driven to ±∞, by name and memory layer."""
+    layer = NeuralMemory(config)
+    gates = {"theta": layer.theta_proj, "eta": layer.eta_proj, "alpha": layer.alpha_proj}
+    found = {}
+    for name, gate in gates.items():
+        if gate is not None:
+            torch.nn.init.constant_(gate.proj.bias, push)
+            values = gate(torch.randn(1, 3, config.hidden_size))
+            found[name] = list(values) if isinstance(values, tuple) else list(values.unbind(-1))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["head", "layer", "channel"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"momentum": False}, {"memory_depth": 3}, {"chunk_size": 1}, {"eta_max": 0.99}]
+)
+def test_no_token_can_leave_the_bounds(kind: str, settings: dict[str, Any]) -> None:
+    """θ_1 ≤ theta_max, θ_l that over its fan-in, η ≤ η_max, α ≤ alpha_max."""
+    config = MemoryConfig(hidden_size=16, num_attention_heads=2, gates=kind, alpha_max=0.7, **settings)  # type: ignore[arg-type]
+    eta_max = config.eta_max if config.momentum else 0.0
+    most, least = extreme_gates(config, 1e6), extreme_gates(config, -1e6)
+    for i in range(config.memory_depth):
+        chunk = config.chunk_size + 2 * eta_max / (1 - eta_max)
+        step = config.theta_bound * (1 - eta_max) / chunk / (1 if i == 0 else config.memory_widths[i])
+        limits = {"theta": step, "alpha": 0.7} | ({"eta": eta_max} if config.momentum else {})
+        for name, limit in limits.items():
+            assert_close(most[name][i], torch.full_like(most[name][i], limit), 1e-7)
+            assert_close(least[name][i], torch.zeros_like(least[name][i]), 0.0)
+    assert ("eta" in most) == config.momentum
+
+
+@pytest.mark.parametrize("kind", ["head", "layer", "channel"])
+def test_gates_start_where_the_settings_say(kind: str) -> None:
+    config = MemoryConfig(gates=kind, alpha_max=0.5, alpha_init=0.01)  # type: ignore[arg-type]
+    layer = NeuralMemory(config)
+    zero = torch.zeros(1, 1, config.hidden_size)
+    for gate, start in ((layer.theta_proj, config.theta_max / 2), (layer.eta_proj, config.eta_max / 2)):
+        assert gate is not None
+        first = gate(zero)[0] if kind == "channel" else gate(zero)[..., 0]
+        assert_close(first, torch.full_like(first, start), 1e-6)
+    assert layer.alpha_proj is not None
+    for part in layer.alpha_proj(zero):
+        assert_close(part, torch.full_like(part, 0.01), 1e-6)
+
+
+def test_gates_differ_by_token_head_and_layer() -> None:
+    gate = make(gates="layer").theta_proj(tokens(rows=1, length=2))
+    assert isinstance(gate, Tensor)
+    assert gate.unique().numel() == gate.numel() == 2 * 2 * 2
+    per_head = make(gates="head").eta_proj
+    assert per_head is not None
+    share = per_head(tokens(rows=1, length=2))
+    assert isinstance(share, Tensor)
+    assert torch.equal(share[..., 0], share[..., 1]), "one gate for all layers of a head"
+
+
+def test_without_momentum_and_decay_nothing_is_kept_or_forgotten() -> None:
+    layer, x = make(momentum=False, decay=False, memory_depth=1, chunk_size=1), tokens(rows=1, length=2)
+    assert (layer.eta_proj, layer.alpha_proj) == (None, None)
+    _, one = layer(x[:, :1])
+    _, two = layer(x[:, 1:], one)
+    for M, S, before in zip(two.memory.M, two.memory.S, one.memory.M, strict=True):
+        assert_close(M, before + S)
+
+
+def test_queries_and_keys_have_norm_one_and_values_unit_size() -> None:
+    layer, x = make(awake=False), 100.0 * tokens()
+    q, k, v = (
+        layer._stream(i, p, x, layer.init_state(2).conv, None)[0]
+        for i, p in enumerate((layer.q_proj, layer.k_proj, layer.v_proj))
+    )
+    for y in (q, k):
+        assert_close(y.norm(dim=-1), torch.ones(2, T, 2, dtype=torch.float64))
+    assert_close(v.pow(2).mean(-1), torch.ones(2, T, 2, dtype=torch.float64), 1e-2)
+
+
+def test_the_memory_starts_at_its_scale() -> None:
+    layer = NeuralMemory(MemoryConfig(hidden_size=256, num_attention_heads=4))
+    first, second = layer.initial_weights
+    assert first.std().item() == pytest.approx(1.0, rel=0.05)
+    assert second.std().item() == pytest.approx(256**-0.5, rel=0.05)
+    linear = NeuralMemory(MemoryConfig(memory_depth=1))
+    assert not linear.initial_weights[0].any(), "before it has read anything, a linear memory answers nothing"
+
+
+def test_surprise_is_the_norm_of_the_momentary_gradient() -> None:
+    layer, x = make(), tokens()
+    sizes: list[Tensor] = []
+    layer(x, None, None, sizes)
+    [size] = sizes
+    assert size.shape == (2, T, 2, 2)
+    assert bool((size > 0).all())
+    by_reference: list[Tensor] = []
+    other = NeuralMemory(dataclasses.replace(layer.config, memory_backend="reference")).double()
+    other.load_state_dict(layer.state_dict())
+    other(x, None, None, by_reference)
+    assert_close(size, by_reference[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_state_is_at_least_float32(dtype: torch.dtype) -> None:
+    layer = make(dtype)
+    y, state = layer(tokens(dtype=dtype))
+    assert y.dtype == dtype
+    expected = torch.promote_types(dtype, torch.float32)
+    kinds = {x.dtype for _, x in named_tensors(state) if x.is_floating_point()}
+    assert kinds == {expected}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, state = layer.float()(tokens(dtype=torch.float32))
+    assert {x.dtype for _, x in named_tensors(state) if x.is_floating_point()} == {torch.float32}
+
+
+def test_what_is_written_can_be_read_back() -> None:
+    """A memory that has seen one pair often answers its key with its value."""
+    layer = make(awake=False, memory_depth=1, conv_size=1, chunk_size=1, decay=False)
+    x = tokens(rows=1, length=1).expand(1, 200, 8)
+    _, state = layer(x)
+    k, _ = layer._stream(1, layer.k_proj, x[:, :1], (), None)
+    v, _ = layer._stream(2, layer.v_proj, x[:, :1], (), None)
+    assert_close(read(state.memory.M, k, layer.network), v, 1e-6)
+
+
+@pytest.mark.parametrize("settings", LAYERS.values(), ids=LAYERS)
+def test_parameters_are_counted_by_a_formula(settings: dict[str, Any]) -> None:
+    layer = make(**settings)
+    c = layer.config
+    E, H, D, widths = c.hidden_size, c.num_attention_heads, c.head_dim, c.memory_widths
+    memory = H * sum(a * b for a, b in pairwise(widths))
+    norm = 2 * H * D if c.use_norm else 0
+    convs = 3 * E * c.conv_size if c.conv_size > 1 else 0
+    per_gate = {
+        "head": (E + 1) * H,
+        "layer": (E + 1) * H * c.memory_depth,
+        "channel": E * c.gate_rank + (c.gate_rank + 1) * H * sum(widths[:-1]),
+    }[c.gates]
+    gates = (1 + c.momentum + c.decay) * per_gate
+    assert sum(p.numel() for p in layer.parameters()) == 5 * E * E + memory + norm + convs + gates + D
+
+
+def test_the_start_of_the_deep_memory_is_not_the_identity() -> None:
+    layer = make(awake=False)
+    q = torch.nn.functional.normalize(tokens().unflatten(-1, (2, 4)), dim=-1)
+    answer = read(layer.init_state(2).memory.M, q, layer.network)
+    assert (answer - q).pow(2).mean().item() == pytest.approx(1.0, rel=0.01), "LN gives unit size"
+    assert math.isfinite(answer.sum().item())
