@@ -1,0 +1,5 @@
+"""What `titans demo` runs: two experiments in minutes, on two cores, and a page that says what came out.
+
+Import from the modules: `settings` names what is run, `run.run_demo` runs it. This package imports nothing by itself,
+so that the command line can name a setting without waiting for torch.
+"""

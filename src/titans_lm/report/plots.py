@@ -1,0 +1,153 @@
+"""Line plots, drawn once and given as a PNG file and as SVG to put into a page."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO, StringIO
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from titans_lm.report.html import Markup, escaped
+from titans_lm.train.files import write_atomically
+
+INK, SOFT, LINE = "#1b1f27", "#5b6472", "#e3e6eb"
+DOTS = 180
+"""Dots per inch of a PNG."""
+STYLE = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so a plot looks the same everywhere
+    "font.size": 9.5,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": SOFT,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "svg.fonttype": "path",
+    "svg.hashsalt": "titans",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a plot; `faint` are the single values behind a smoothed one."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str
+    faint: Sequence[float] | None = None
+    dashed: bool = False
+    marker: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """What a plot shows."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    y_range: tuple[float | None, float | None] = (None, None)
+    x_labels: Sequence[str] | None = None
+    """Names of the places 0, 1, 2, … of the horizontal axis, instead of numbers."""
+    percent: bool = False
+    """Whether the vertical axis counts shares of one."""
+    wide: bool = True
+
+
+def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
+    """Return the running mean that forgets: each value is weighed `weight` less with every step, without a bias."""
+    total = mass = 0.0
+    means = []
+    for value in values:
+        total, mass = weight * total + value, weight * mass + 1.0
+        means.append(total / mass)
+    return means
+
+
+def draw(plot: Plot) -> Figure:
+    """Draw a plot."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.2 if plot.wide else 5.4, 3.5), layout="constrained")
+        axes = figure.add_subplot()
+        for line in plot.lines:
+            _draw_line(axes, line)
+        axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
+        axes.set_ylim(*plot.y_range)
+        axes.margins(x=0.02)
+        if plot.percent:
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        if plot.x_labels is not None:
+            axes.xaxis.set_major_locator(FixedLocator(range(len(plot.x_labels))))
+            axes.xaxis.set_major_formatter(FixedFormatter(list(plot.x_labels)))
+            axes.xaxis.set_minor_locator(NullLocator())
+        if len(plot.lines) > 1:
+            axes.legend(loc="best", handlelength=1.6)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """Give a drawn figure as a PNG."""
+    file = BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(file, format="png", dpi=DOTS, metadata={"Software": None})
+    return file.getvalue()
+
+
+def inline_svg(figure: Figure, description: str, name: str) -> Markup:
+    """Give a drawn figure as an <svg> element for a page: no address in it, and ids that start with its name.
+
+    Inside HTML an <svg> needs no namespaces, which look like addresses; the metadata holds real ones.
+    """
+    file = StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{re.sub(r'[^a-z0-9]+', '-', name.lower())}-", text)
+    text = re.sub(r'<svg width="[^"]*" height="[^"]*"|<svg height="[^"]*" width="[^"]*"', "<svg", text, count=1)
+    return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escaped(description)}"', 1))
+
+
+def save_png(figure: Figure, path: Path) -> Path:
+    """Write a drawn figure as a PNG file."""
+    write_atomically(path, png(figure))
+    return path
+
+
+def _draw_line(axes: Axes, line: Line) -> None:
+    if line.faint is not None:
+        axes.plot(line.x, line.faint, color=line.colour, linewidth=0.8, alpha=0.25)
+    axes.plot(
+        np.asarray(line.x),
+        np.asarray(line.y, float),
+        color=line.colour,
+        linewidth=1.4 if line.dashed else 2.2,
+        linestyle=(0, (4, 3)) if line.dashed else "solid",
+        marker="o" if line.marker else None,
+        markersize=5,
+        label=line.label,
+        solid_capstyle="round",
+    )

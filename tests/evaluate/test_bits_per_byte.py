@@ -1,0 +1,182 @@
+"""Bits per byte against closed forms, whatever the pieces, and what a reset means."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model_cases import small_config, wake
+from titans_lm.data.text import Document
+from titans_lm.data.tokenizer import BOS, VOCAB_SIZE, byte_vocabulary
+from titans_lm.evaluate.perplexity import BitsPerByte, Text, bits_per_byte, compare, encode_text, score_texts
+from titans_lm.train.language import byte_model
+
+DATA = b"def f(x):\n    return x  # \xff\xc3\xa9\n"
+DOCUMENTS = [Document(f"{i}.py", (DATA * 3)[: 11 + 17 * i]) for i in range(5)]
+TEXTS = [encode_text(document) for document in DOCUMENTS]
+
+
+class Bigrams(nn.Module):
+    """Predicts from the last token by a table, and has no state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(VOCAB_SIZE, VOCAB_SIZE))
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+        return SimpleNamespace(logits=self.table[input_ids])
+
+
+class Counter(nn.Module):
+    """Gives every byte the same chance but one, whose logit is the number of tokens read: its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def init_state(self, batch_size: int) -> Tensor:
+        return torch.zeros(batch_size)
+
+    def forward(
+        self, input_ids: Tensor, use_cache: bool, state: Tensor | None = None, return_state: bool = False
+    ) -> Any:
+        state = torch.zeros(len(input_ids)) if state is None else state
+        read = state[:, None] + torch.arange(1, input_ids.shape[1] + 1)
+        logits = torch.zeros(*input_ids.shape, VOCAB_SIZE)
+        logits[..., ord("a")] = read / 8
+        return SimpleNamespace(logits=logits, state=read[:, -1])
+
+
+def counted(read: int) -> float:
+    """Bits that `Counter` needs for an "a" after so many tokens."""
+    return -math.log2(math.exp(read / 8) / (math.exp(read / 8) + VOCAB_SIZE - 1))
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    model = byte_model(small_config("mac"))
+    wake(model)
+    return model.eval()
+
+
+def test_bigrams_by_hand() -> None:
+    model = Bigrams()
+    log_p = torch.log_softmax(model.table.detach().double(), -1) / math.log(2)
+    expected = [-float(sum(log_p[a, b] for a, b in zip(t.ids[:-1], t.ids[1:], strict=True))) for t in TEXTS]
+    found = bits_per_byte(model, TEXTS, memory="reset", reset_every=7)
+    assert [d.bits for d in found.by_document] == pytest.approx(expected, rel=1e-6)
+    count = sum(len(document.data) for document in DOCUMENTS)
+    assert found.bits_per_byte == pytest.approx(sum(expected) / count, rel=1e-6)
+    assert (found.bytes, found.tokens) == (count, count)
+    assert found.perplexity == pytest.approx(2 ** (sum(expected) / count), rel=1e-6)
+
+
+@pytest.mark.parametrize("piece_len", [1, 3, 64])
+def test_a_state_by_hand_carried_and_reset(piece_len: int) -> None:
+    texts = [encode_text(Document("a", b"a" * 10)), encode_text(Document("b", b"a" * 4))]
+    on = bits_per_byte(Counter(), texts, memory="on", piece_len=piece_len, edges=[0, 4, 10])
+    assert on.by_document[0].bits == pytest.approx(sum(counted(i) for i in range(1, 11)))
+    assert [(b.start, b.stop, b.tokens) for b in on.by_position] == [(0, 4, 8), (4, 10, 6)]
+    assert on.by_position[0].bits_per_token == pytest.approx(sum(counted(i) for i in range(1, 5)) / 4)
+    assert on.by_position[1].bits_per_token == pytest.approx(sum(counted(i) for i in range(5, 11)) / 6)
+    reset = bits_per_byte(Counter(), texts, memory="reset", reset_every=4, piece_len=piece_len, edges=[0, 4, 10])
+    three = 2 * sum(counted(i) for i in range(1, 5)) + counted(1) + counted(2)
+    assert reset.by_document[0].bits == pytest.approx(three)
+    assert reset.by_document[1].bits == pytest.approx(on.by_document[1].bits)
+    assert (on.memory, reset.memory) == ("on", "reset every 4 tokens")
+
+
+@pytest.mark.parametrize(("piece_len", "batch_size"), [(1, 2), (5, 1), (8, 3), (200, 8)])
+def test_pieces_and_batches_change_nothing(model: Any, piece_len: int, batch_size: int) -> None:
+    for settings in ({"memory": "on"}, {"memory": "reset", "reset_every": 12}):
+        whole = score_texts(model, TEXTS, piece_len=1000, batch_size=1, **settings)
+        cut = score_texts(model, TEXTS, piece_len=piece_len, batch_size=batch_size, **settings)
+        for a, b in zip(whole, cut, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_a_document_is_predicted_from_everything_before(model: Any) -> None:
+    found = score_texts(model, TEXTS, memory="on", piece_len=8)
+    for text, bits in zip(TEXTS, found, strict=True):
+        np.testing.assert_allclose(bits, alone(model, text.ids), atol=2e-5)
+
+
+def test_a_reset_is_a_new_document(model: Any) -> None:
+    """One that begins with the last token before the reset."""
+    found = score_texts(model, TEXTS, memory="reset", reset_every=12)
+    for text, bits in zip(TEXTS, found, strict=True):
+        parts = [alone(model, text.ids[start : start + 13]) for start in range(0, len(text.ids) - 1, 12)]
+        np.testing.assert_allclose(bits, np.concatenate(parts), atol=2e-5)
+    carried = score_texts(model, TEXTS, memory="on")
+    assert not np.allclose(found[-1], carried[-1], atol=1e-3)
+
+
+@torch.no_grad()
+def alone(model: Any, ids: np.ndarray) -> np.ndarray:
+    tokens = torch.from_numpy(ids.astype(np.int64))
+    log_p = torch.log_softmax(model(tokens[None, :-1]).logits[0].double(), -1)
+    return -log_p.gather(-1, tokens[1:, None])[:, 0].numpy() / math.log(2)
+
+
+def test_the_first_byte_is_predicted_from_the_start_token() -> None:
+    text = encode_text(Document("x", b"abcdef"), max_bytes=4)
+    assert text.ids.tolist() == [BOS, *b"abcd"]
+    assert text.bytes == 4
+
+
+@pytest.mark.parametrize("start", [None, "<s>"])
+def test_words_count_the_bytes_they_stand_for(start: str | None) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pairs = byte_vocabulary() | {"ab": 256}
+    rust = Tokenizer(models.BPE(vocab=pairs, merges=[("a", "b")]))
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rust.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, bos_token=start)
+    text = encode_text(Document("x", "abéab".encode()), tokenizer)
+    assert len(text.ids) == (5 if start else 4)
+    assert text.bytes == (6 if start else 4), "without a start token, nothing predicts the first two bytes"
+    with pytest.raises(ValueError, match="not UTF-8"):
+        encode_text(Document("x", b"\xff"), tokenizer)
+
+
+def test_wrong_questions_are_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match="no text"):
+        bits_per_byte(model, [])
+    with pytest.raises(ValueError, match="reset_every"):
+        bits_per_byte(model, TEXTS, memory="reset")
+    with pytest.raises(ValueError, match="no state"):
+        bits_per_byte(Bigrams(), TEXTS, memory="on")
+    with pytest.raises(ValueError, match="edges"):
+        bits_per_byte(model, TEXTS, edges=[4, 2])
+    with pytest.raises(ValueError, match="at least one to predict"):
+        encode_text(Document("empty", b""))
+
+
+def measured(*bits: float) -> BitsPerByte:
+    texts = [Text(str(i), np.zeros(9, np.uint16), 8) for i in range(len(bits))]
+    scores = [type("Row", (), {"name": t.name, "bytes": 8, "bits": b})() for t, b in zip(texts, bits, strict=True)]
+    return BitsPerByte(sum(bits) / 8 / len(bits), 1.0, 8 * len(bits), 8 * len(bits), "on", (), tuple(scores))
+
+
+def test_a_difference_is_clear_where_all_documents_agree() -> None:
+    worse, better = measured(*[24.0] * 12), measured(*[16.0 + 0.1 * i for i in range(12)])
+    found = compare(better, worse)
+    assert found.bits_per_byte == pytest.approx((16.55 - 24.0) / 8)
+    assert found.low < found.bits_per_byte < found.high < 0.0
+    assert found.clear
+    assert compare(worse, better).low == pytest.approx(-found.high)
+    mixed = compare(measured(*[20.0, 28.0] * 6), worse)
+    assert mixed.low < 0.0 < mixed.high
+    assert not mixed.clear
+
+
+def test_different_documents_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="different documents"):
+        compare(measured(1.0, 2.0), measured(1.0))

@@ -1,0 +1,81 @@
+"""Plots as files and as part of a page."""
+
+import re
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from titans_lm.report.plots import Line, Plot, draw, inline_svg, png, save_png, smoothed
+
+LINES = [
+    Line(label="one & only", x=[1, 2, 3], y=[0.1, 0.5, 0.4], faint=[0.0, 0.6, 0.5], colour="#3451c6"),
+    Line(label="two", x=[1, 2, 3], y=[0.2, 0.2, 0.2], colour="#7a8290", dashed=True, marker=True),
+]
+PLOT = Plot(title="Title", x_label="step", y_label="share", lines=LINES, percent=True, y_range=(0.0, 1.0))
+
+
+def test_a_png_is_a_picture(tmp_path: Path) -> None:
+    path = save_png(draw(PLOT), tmp_path / "new" / "plot.png")
+    pixels = imread(path)
+    assert pixels.shape[0] > 400
+    assert pixels.shape[1] > 900
+    assert pixels[..., :3].std() > 0.01, "something is drawn"
+    assert path.read_bytes() == png(draw(PLOT)), "the same every time"
+    assert imread(BytesIO(png(draw(PLOT)))).shape == pixels.shape
+
+
+class Elements(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_an_svg_is_part_of_a_page() -> None:
+    svg = inline_svg(draw(PLOT), 'A <plot> & "more"', "Recall over time")
+    assert svg.startswith("<svg ")
+    assert svg.rstrip().endswith("</svg>")
+    assert "http" not in svg
+    assert "<metadata" not in svg
+    parser = Elements()
+    parser.feed(svg)
+    first, ids = parser.found[0][1], {attrs["id"] for _, attrs in parser.found if "id" in attrs}
+    assert first["aria-label"] == 'A <plot> & "more"'
+    assert "viewbox" in first
+    assert "width" not in first, "the page decides how wide it is"
+    assert all(name.startswith("recall-over-time-") for name in ids)
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
+    assert used
+    assert used <= ids, "what is referred to is there"
+
+
+def test_two_plots_on_a_page_share_no_ids() -> None:
+    a, b = (set(re.findall(r'\bid="([^"]+)"', inline_svg(draw(PLOT), "x", name))) for name in ("a", "b"))
+    assert a
+    assert not a & b
+
+
+def test_labels_of_places() -> None:
+    plot = Plot(title="", x_label="", y_label="", lines=[LINES[1]], x_labels=["a", "b", "c", "d"])
+    figure = draw(plot)
+    png(figure)
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["a", "b", "c", "d"]
+
+
+def test_percent_counts_shares() -> None:
+    figure = draw(PLOT)
+    png(figure)
+    assert "100 %" in [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def test_a_running_mean_starts_without_bias() -> None:
+    assert smoothed([3.0, 3.0, 3.0]) == pytest.approx([3.0, 3.0, 3.0])
+    assert smoothed([1.0, 0.0], weight=0.5) == pytest.approx([1.0, 1 / 3])
+    assert smoothed([]) == []
+    assert np.std(smoothed(np.random.default_rng(0).normal(size=500).tolist())[50:]) < 0.4

@@ -1,0 +1,295 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from titans_lm.cli import COMMANDS, is_mistake, main, parse
+from titans_lm.train.run import resolve_model
+from titans_lm.train.settings import LanguageSettings
+
+SMALL = [
+    *("--seq-len", "32", "--batch-size", "2", "--eval-bytes", "200", "--warmup-steps", "1"),
+    *("--model.hidden-size", "16", "--model.num-hidden-layers", "1", "--model.memory-expansion", "1"),
+    *("--model.segment-len", "16", "--model.window", "16", "--model.num-persistent", "2"),
+]
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"".join(b"line %d of a text, not too short\n" % i for i in range(60)))
+    return path
+
+
+def titans(capsys, *args):
+    """Run the command in this process; its exit code and what it wrote."""
+    capsys.readouterr()
+    code = 0
+    try:
+        main([str(arg) for arg in args])
+    except SystemExit as stop:
+        code = stop.code or 0
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def process(*args, **settings):
+    src = Path(__file__).resolve().parent.parent / "src"
+    return subprocess.Popen(
+        [sys.executable, *map(str, args)],
+        env=os.environ | {"PYTHONPATH": str(src)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **settings,
+    )
+
+
+def test_training_writing_and_describing_a_model(tmp_path, text, capsys):
+    run, report = tmp_path / "run", tmp_path / "train.json"
+    code, out, err = titans(capsys, "train", text, "--run", run, "--steps", 3, *SMALL, "--json", report)
+    assert code == 0
+    result = json.loads(report.read_text())
+    assert f"held-out bits per byte {result['held_out_bits_per_byte']:.4f} after 3 steps" in out
+    assert "training 3/3  loss" in err
+    assert result["settings"]["model"]["hidden_size"] == 16
+
+    report = tmp_path / "generate.json"
+    args = ["generate", run, "--prompt", "line 7", "--max-new-tokens", 9, "--seed", 1]
+    code, out, err = titans(capsys, *args, "--json", report)
+    assert (code, err) == (0, "")
+    written = json.loads(report.read_text())
+    assert out == written["text"] + "\n"
+    assert written["prompt_tokens"] == 7
+    assert titans(capsys, *args, "--quiet")[1] == out
+
+    report = tmp_path / "info.json"
+    code, out, err = titans(capsys, "info", run, "--json", report)
+    assert (code, err) == (0, "")
+    found = json.loads(report.read_text())
+    assert found["parameters"] == result["parameters"]
+    assert f"parameters: {result['parameters']:,}" in out
+    assert "layers.*.memory" in out
+    assert len(found["state_bytes_by_layer"]) == 1
+
+
+def test_quiet_is_quiet(tmp_path, text, capsys):
+    args = ["train", text, "--run", tmp_path / "run", "--steps", 1, *SMALL, "--quiet"]
+    assert titans(capsys, *args) == (0, "", "")
+
+
+def test_a_prompt_can_be_a_file_of_any_bytes(tmp_path, text, capsys):
+    titans(capsys, "train", text, "--run", tmp_path / "run", "--steps", 1, *SMALL, "--quiet")
+    (tmp_path / "prompt").write_bytes(b"\xff\x00")
+    report = tmp_path / "x.json"
+    args = ["generate", tmp_path / "run", "--prompt-file", tmp_path / "prompt", "--max-new-tokens", 2]
+    code, _, err = titans(capsys, *args, "--json", report)
+    assert (code, err) == (0, "")
+    assert json.loads(report.read_text())["prompt_tokens"] == 3
+
+
+def test_info_without_a_model_names_versions(capsys):
+    code, out, err = titans(capsys, "info")
+    assert (code, err) == (0, "")
+    assert "torch: " in out
+    assert "python: " in out
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_explains_every_command(capsys, command):
+    code, out, err = titans(capsys, *filter(None, [command]), "--help")
+    assert (code, err) == (0, "")
+    for name in [command] if command else COMMANDS:
+        assert name in out
+
+
+def test_help_waits_for_nothing_heavy():
+    code = """
+import sys
+from titans_lm.cli import main
+try:
+    main(["train", "--help"])
+except SystemExit as stop:
+    assert not stop.code
+heavy = {"torch", "transformers", "numpy", "matplotlib", "rich"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    with process("-c", code) as done:
+        out, err = done.communicate(timeout=60)
+    assert done.returncode == 0, err
+    assert "--model.architecture" in out
+
+
+def test_settings_come_from_defaults_then_a_file_then_the_command_line(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text('lr = 0.5\nsteps = 7\nstateful = true\ndata = "here"\n[model]\narchitecture = "lmm"\n')
+    command = parse(["train", "--config", str(path), "--steps", "9", "--model.memory-depth", "1"])
+    assert (command.lr, command.steps, command.stateful, command.data) == (0.5, 9, True, "here")
+    assert (command.model.architecture, command.model.memory_depth) == ("lmm", 1)
+    assert command.model.hidden_size == LanguageSettings().model.hidden_size
+    assert parse(["train", "there", f"--config={path}", "--no-stateful"]).data == "there"
+    assert not parse(["train", "there", f"--config={path}", "--no-stateful"]).stateful
+
+
+def test_a_run_is_taken_up_with_its_own_settings(tmp_path, text, capsys):
+    run = tmp_path / "run"
+    titans(capsys, "train", text, "--run", run, "--steps", 2, *SMALL, "--quiet")
+    code, out, _ = titans(capsys, "train", "--resume", run, "--steps", 4)
+    assert code == 0
+    assert "after 4 steps" in out
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()][-1] == 4
+
+
+MISTAKES = {
+    "no command": ([], "Expected one of {train, generate, info"),
+    "unknown command": (["trian"], "did you mean 'train'?"),
+    "no data": (["train"], "got no data"),
+    "missing data": (["train", "/nowhere"], "'/nowhere', which does not exist"),
+    "unknown option": (["train", "x", "--learning-rat", "1"], "Unrecognized options: --learning-rat, 1"),
+    "almost an option": (["train", "x", "--warmup-step", "1"], "perhaps you meant --warmup-steps"),
+    "no number": (["train", "x", "--lr", "fast"], "could not convert string to float: 'fast'"),
+    "wrong number": (["train", "x", "--lr", "-1"], "got lr=-1.0; expected a number from 0.0"),
+    "wrong choice": (["train", "x", "--model.architecture", "mad"], "'mad'"),
+    "wrong pair": (["train", "x", "--model.hidden-size", "3"], "got hidden_size=3 and num_attention_heads="),
+    "missing file": (["train", "x", "--config", "/nowhere.json"], "'/nowhere.json', which does not exist"),
+    "unknown key": (["train", "x", "--config", "{tmp}/bad.json"], "unknown setting 'step'"),
+    "no run": (["train", "--resume", "{tmp}"], "holds no settings.json"),
+    "no model": (["generate"], "got no model"),
+    "missing model": (["generate", "/nowhere"], "'/nowhere', which does not exist"),
+    "wrong folder": (["generate", "{tmp}"], "neither a run nor a saved model"),
+    "a file": (["info", "{tmp}/bad.json"], "which is a file"),
+    "missing prompt": (["generate", "{tmp}", "--prompt-file", "/nowhere"], "/nowhere: No such file"),
+    "two prompts": (["generate", "{tmp}", "--prompt-file", "a", "--prompt", "b"], "expected one of them"),
+    "empty text": (["train", "{tmp}/empty"], "got no text"),
+    "short text": (["train", "{tmp}/short"], "give more text or a smaller seq_len"),
+    "no device": (["train", "{tmp}/short", "--device", "tpu9"], "got device='tpu9'"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, name):
+    (tmp_path / "bad.json").write_text('{"step": 3}')
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "short").write_bytes(b"a few bytes")
+    args, message = MISTAKES[name]
+    code, out, err = titans(capsys, *(arg.replace("{tmp}", str(tmp_path)) for arg in args))
+    assert code == 2
+    assert out == ""
+    assert err.startswith("titans: error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.json", "empty", "short"]
+
+
+def test_a_run_is_never_overwritten(tmp_path, text, capsys):
+    args = ["train", text, "--run", tmp_path / "run", "--steps", 1, *SMALL, "--quiet"]
+    assert titans(capsys, *args)[0] == 0
+    code, _, err = titans(capsys, *args)
+    assert code == 2
+    assert "choose another folder, or resume the run" in err
+
+
+def test_a_damaged_checkpoint_is_a_mistake_that_names_it(tmp_path, text, capsys):
+    run = tmp_path / "run"
+    titans(capsys, "train", text, "--run", run, "--steps", 2, "--save-every", 1, *SMALL, "--quiet")
+    newest = run / "checkpoints" / "step-000002"
+    (newest / "trainer.pt").write_bytes(b"not a checkpoint")
+    code, _, err = titans(capsys, "train", "--resume", run, "--steps", 3, "--quiet")
+    assert code == 2
+    assert f"remove {newest} to go on from step-000001" in err
+    for path in newest.iterdir():
+        path.unlink()
+    newest.rmdir()
+    assert titans(capsys, "train", "--resume", run, "--steps", 3, "--quiet")[0] == 0
+
+
+def test_bugs_keep_their_traceback(monkeypatch):
+    def broken(_):
+        int("not raised by name in our own code")
+
+    monkeypatch.setitem(COMMANDS, "info", (COMMANDS["info"][0], broken))
+    with pytest.raises(ValueError, match="invalid literal"):
+        main(["info"])
+
+
+def test_a_mistake_is_told_from_a_bug():
+    def error_of(function):
+        try:
+            function()
+        except (ValueError, OSError) as error:
+            return error
+
+    assert is_mistake(error_of(lambda: resolve_model("/nowhere")))
+    assert is_mistake(error_of(lambda: Path("/nowhere").read_bytes()))
+    assert not is_mistake(error_of(lambda: int("x")))
+    assert not is_mistake(ValueError("never raised"))
+    assert not is_mistake(OSError("about no file"))
+
+
+def test_diverging_is_told_in_a_line(tmp_path, text, capsys, monkeypatch):
+    from titans_lm.train import losses
+
+    monkeypatch.setattr(losses, "token_loss", lambda logits, targets: logits.sum() * float("nan"))
+    args = ["train", text, "--run", tmp_path / "run", "--steps", 9, "--max-skipped", 2, *SMALL, "--quiet"]
+    code, _, err = titans(capsys, *args)
+    assert code == 1
+    assert err.startswith("titans: 2 steps in a row")
+    assert err.count("\n") == 1
+
+
+def start_training(run, text):
+    """Start a long run in a process of its own, and wait until it is under way."""
+    args = [
+        "-m",
+        "titans_lm.cli",
+        "train",
+        text,
+        "--run",
+        run,
+        "--steps",
+        100_000,
+        "--save-every",
+        2,
+        *SMALL,
+        "--quiet",
+    ]
+    running = process(*args)
+    metrics, deadline = run / "metrics.jsonl", time.monotonic() + 90
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 5:
+        assert running.poll() is None, running.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return running
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_a_model_and_a_run_that_goes_on(tmp_path, text, capsys, number):
+    run = tmp_path / "run"
+    running = start_training(run, text)
+    running.send_signal(number)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (130, "")
+    assert err.count("\n") == 1
+    assert err.startswith("titans: stopped after step ")
+    assert err.endswith(f"go on with: titans train --resume {run}\n")
+    step = int(err.split()[4].rstrip(";"))
+    assert resolve_model(run).name == f"step-{step:06d}"
+    assert AutoModelForCausalLM.from_pretrained(resolve_model(run)).num_parameters() > 1000
+    assert titans(capsys, "train", "--resume", run, "--steps", step + 2, "--quiet") == (0, "", "")
+
+
+def test_kill_leaves_the_last_checkpoint(tmp_path, text, capsys):
+    run = tmp_path / "run"
+    running = start_training(run, text)
+    running.kill()
+    running.communicate(timeout=60)
+    saved = resolve_model(run)
+    step = int(saved.name.removeprefix("step-"))
+    assert step >= 2
+    assert titans(capsys, "train", "--resume", run, "--steps", step + 2, "--quiet") == (0, "", "")
