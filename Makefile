@@ -22,7 +22,7 @@ demo: $(READY)
 
 # One thread per worker: on few cores, processes share them better than threads.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -131,7 +131,7 @@ def _recall_section(recall: RecallOutcome, pictures: dict[str, Markup]) -> Marku
             f"of {', '.join(map(str, recall.gaps))} tokens in turn, after a start with the shortest alone.",
         ),
         table(["model", "parameters", "state per sequence", "training", "fresh examples"], rows),
-        paragraphs(recall_findings(recall)),
+        _told(recall_findings(recall)),
         tag("h3", "One fresh example"),
         _example(recall.example, task.symbols, task.gap),
         id_="recall",
@@ -174,7 +174,7 @@ def _language_section(language: LanguageOutcome, pictures: dict[str, Markup], fa
     kinds = (
         ("memory carried through the document", language.memory, language.with_memory),
         (f"the same model, reset every {language.segment_len} bytes", language.memory, language.reset),
-        ("no memory: the same stack with segments alone", language.no_memory, language.without),
+        ("no memory: segments alone", language.no_memory, language.without),
     )
     rows = [
         [name, f"{t.parameters:,}", _bytes(t.state_bytes), f"{t.seconds:.0f} s", f"{m.bits_per_byte:.3f}"]
@@ -192,7 +192,7 @@ def _language_section(language: LanguageOutcome, pictures: dict[str, Markup], fa
             f"{language.with_memory.bytes:,} bytes in all.",
         ),
         table(["", "parameters", "state per sequence", "training", "bits per byte"], rows),
-        paragraphs(language_findings(language)),
+        _told(language_findings(language)),
         figure(
             pictures["position"],
             "Every point compares the same bytes; which documents reach a position, and what stands there (a licence, "
@@ -233,7 +233,7 @@ def _surprise_section(reading: Reading) -> Markup:
             coloured_text(shown, [levels(summary), levels(bits)], note, label=f"{reading.name}, coloured by surprise"),
             class_="views",
         ),
-        paragraphs(reading_findings(reading)),
+        _told(reading_findings(reading)),
         id_="surprise",
     )
 
@@ -279,6 +279,11 @@ def _settings(recall: RecallOutcome, language: LanguageOutcome, facts: Facts) ->
     return "\n".join(lines)
 
 
+def _told(lines: Sequence[str]) -> Markup:
+    """Set findings as paragraphs; a number and its percent sign stay on one line."""
+    return paragraphs(line.replace(" %", "\u00a0%") for line in lines)
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
@@ -303,11 +308,11 @@ STYLE = """
 .bar-value { text-align: right; font-weight: 600; font-variant-numeric: tabular-nums; }
 .track { background: var(--ground); border-radius: 4px; height: 1.1rem; overflow: hidden; }
 .fill { display: block; height: 100%; border-radius: 4px; min-width: 2px; }
-.chips { display: flex; flex-wrap: wrap; gap: .3rem; max-width: none; }
-.chip { font: 600 .8125rem/1 ui-monospace, Menlo, Consolas, monospace; padding: .4rem .5rem; border-radius: 6px; }
-.key { background: #e4e9fb; color: #2a42a3; margin-left: .35rem; }
-.value { background: #fdeedd; color: #9a4a06; }
-.gap { background: var(--ground); color: var(--soft); margin-left: .35rem; }
+.chips { display: flex; flex-wrap: wrap; gap: .25rem; max-width: none; }
+.chip { font: 600 .75rem/1 ui-monospace, Menlo, Consolas, monospace; padding: .4rem; border-radius: 6px; }
+.key { background: #e4e9fb; color: #2a42a3; }
+.value { background: #fdeedd; color: #9a4a06; margin-right: .35rem; }
+.gap { background: var(--ground); color: var(--soft); }
 .right { color: #18794e; font-weight: 600; }
 .written { background: #e4e9fb; color: #22368a; border-radius: 3px; }
 .views input { accent-color: var(--accent); margin: 0 .4rem 0 0; }

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from titans_lm.data.tokenizer import byte_tokenizer
@@ -27,6 +28,22 @@ FORMAT = "titans-lm demo 1"
 REPORT, RESULTS = "report.html", "results.json"
 AFTER_TRAINING = 35.0
 """Seconds kept for what follows the training: measuring, reading, writing the report."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, and with as many as before afterwards.
+
+    The models are so small that a second thread gains little; where something else runs on the machine it costs up to
+    a hundred times as much, because the threads wait for each other thousands of times a step. With one thread the
+    numbers do not depend on how many cores there are, either.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Stages:
@@ -53,8 +70,12 @@ def run_demo(settings: DemoSettings, *, quiet: bool = False, console: Console | 
     Raises ValueError for settings or data that will not do, and Interrupted (a KeyboardInterrupt) on Ctrl-C; the folder
     is written at the end, so an interruption leaves what was there before.
     """
-    console = console or Console(quiet=quiet)
     check_folder(settings.out)
+    with one_thread():
+        return _run(settings, quiet, console or Console(quiet=quiet))
+
+
+def _run(settings: DemoSettings, quiet: bool, console: Console) -> dict[str, Any]:
     plan = fast_plan(settings.seed) if settings.fast else full_plan(settings.seed)
     stages = Stages()
     _say(console, "Associative recall", f"a memory against a sliding window, over a gap of {plan.recall.gap} tokens")

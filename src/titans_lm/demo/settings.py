@@ -102,7 +102,7 @@ def full_plan(seed: int) -> DemoPlan:
     recall = RecallPlan(
         memory=BackboneConfig(architecture="lmm", memory_depth=1, chunk_size=16, num_persistent=4, **small),
         window=BackboneConfig(architecture="sliding", window=16, num_persistent=4, **small),
-        fit=FitSettings(steps=320, lr=3e-3, warmup_steps=20, eval_every=20, seed=seed),
+        fit=FitSettings(steps=280, lr=3e-3, warmup_steps=20, eval_every=20, seed=seed),
     )
     language = LanguagePlan(
         memory=BackboneConfig(architecture="mac", memory_depth=1, segment_len=64, num_persistent=4, **bytes_),
