@@ -66,7 +66,8 @@ class Backbone(nn.Module):
 
         Linear maps N(0, 1 / fan-in); maps into the residual stream (o_proj, down_proj) with 1 / √(8 · blocks) of that
         spread and embeddings N(0, 1 / 4E), so that no branch drowns the tokens at the start (both are GPT-2's 0.02 at
-        width 768, kept in proportion), and behind ⊗ a tenth of that; gate projections N(0, 0.02²), their biases as D2 says; the memory as D14 says.
+        width 768, kept in proportion), and behind ⊗ a tenth of that (D22); gate projections N(0, 0.02²), their biases
+        as D2 says; the memory as D14 says.
         """
         if isinstance(module, nn.Linear):
             start_linear(module)
