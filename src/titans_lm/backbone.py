@@ -79,10 +79,10 @@ class Backbone(nn.Module):
     def _mark_outputs(self) -> None:
         """Tell maps into the residual stream how they start: weights may be drawn module by module, in any order."""
         for name, module in self.named_modules():
-            if name.endswith(("o_proj", "down_proj")):
-                module.start_std = (8 * self.config.num_hidden_layers * module.in_features) ** -0.5
-            if name.endswith("gate.o_proj"):  # it projects what has just been normalised, noise at the start (D22)
-                module.start_std *= 0.1
+            if isinstance(module, nn.Linear) and name.endswith(("o_proj", "down_proj")):
+                std = (8 * self.config.num_hidden_layers * module.in_features) ** -0.5
+                # what ⊗ gives has just been normalised, and is noise at the start (D22)
+                module.start_std = 0.1 * std if name.endswith("gate.o_proj") else std
 
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document, persistent tokens read."""

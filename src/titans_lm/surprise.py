@@ -9,6 +9,7 @@ surprise. They are two things and need not agree.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,8 @@ def measure_surprise(model: nn.Module, ids: Sequence[int] | np.ndarray, *, piece
     tokens = np.asarray(ids).astype(np.int64)
     if tokens.ndim != 1 or len(tokens) < 2:
         raise ValueError(f"got token ids of shape {tokens.shape}; expected one document of two tokens or more")
-    if not hasattr(model, "init_state") or not model.config.backbone_config().has_memory:
+    config: Any = model.config
+    if not hasattr(model, "init_state") or not config.backbone_config().has_memory:
         raise ValueError(f"got a {type(model).__name__} without memory; expected lmm, mac, mag or mal")
     device = next(model.parameters()).device
     was_training, state = model.training, None

@@ -34,8 +34,8 @@ class Reading:
 
     def agreement(self) -> float:
         """Rank correlation, from −1 to 1, of the memory's surprise with the model's own bits, byte by byte."""
-        ranks = [np.argsort(np.argsort(x[1:])) for x in (self.surprise.summary(), self.surprise.bits)]
-        return float(np.corrcoef(*ranks)[0, 1]) if len(ranks[0]) > 1 else 0.0
+        a, b = (np.argsort(np.argsort(x[1:])) for x in (self.surprise.summary(), self.surprise.bits))
+        return float(np.corrcoef(a, b)[0, 1]) if len(a) > 1 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         return {

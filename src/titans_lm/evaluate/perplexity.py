@@ -221,4 +221,4 @@ def _encode_words(name: str, data: bytes, tokenizer: "PreTrainedTokenizerBase") 
     if tokenizer.bos_token_id is not None:
         return np.array([tokenizer.bos_token_id, *ids], np.int64), len(data)
     # Without <bos> nothing predicts the first token, so its bytes do not count.
-    return np.array(ids, np.int64), len(data) - len(tokenizer.decode(ids[:1]).encode())
+    return np.array(ids, np.int64), len(data) - len(str(tokenizer.decode(ids[:1])).encode())
