@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from model_cases import assert_close, close
 from titans_lm.layers import (
     Call,
+    Linear,
     RMSNorm,
     Rope,
     ShortConvolution,
@@ -163,3 +164,26 @@ def test_a_piece_of_a_call_is_the_call_as_its_tokens_see_it() -> None:
     whole = Call(torch.tensor([5, 0]), None, rope, fresh=False)
     assert whole.piece(4, 8).position.tolist() == [9, 4]
     assert whole.piece(4, 8).lengths is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (1,), (), (2, 1), (1, 3), (0, 2)], ids=str)
+def test_linear_is_a_product_for_one_row_and_for_many(
+    shape: tuple[int, ...], bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = Linear(5, 7, bias=bias).to(dtype)
+    x = torch.randn(*shape, 5, dtype=dtype, requires_grad=True)
+    expected = F.linear(x, layer.weight, layer.bias)
+    assert_close(layer(x), expected, 1e-6 if dtype != torch.bfloat16 else 0.0)
+    grads = [torch.autograd.grad(y.square().sum(), [x, *layer.parameters()]) for y in (layer(x), expected)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+    monkeypatch.setattr(Linear, "most", 0)
+    assert torch.equal(layer(x), expected), "a large matrix stays with the library"
+
+
+def test_linear_computes_one_row_under_autocast_as_asked() -> None:
+    layer, x = Linear(5, 7), torch.randn(1, 1, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16

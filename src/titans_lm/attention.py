@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, Rope, ShortConvolution, last_rows, rotate, valid_tokens
+from titans_lm.layers import Call, Linear, ShortConvolution, last_rows, rotate, valid_tokens
 from titans_lm.ops.state import state_dtype
 
 Heads = Float[Tensor, "B _ H D"]
+Pair = tuple[Tensor, Tensor]
+"""Keys, or values, of the prefix and of tokens."""
 
 
 class KeyValues(NamedTuple):
@@ -27,10 +29,11 @@ class KeyValues(NamedTuple):
     conv: tuple[Tensor, ...]
 
 
-def attend(q: Heads, k: Heads, v: Heads, mask: Bool[Tensor, "_ T N"]) -> Heads:
-    """softmax(q kᵀ / √D + mask) v on (B, T, H, D) tensors; True in the mask means visible."""
+def attend(q: Heads, k: Heads, v: Heads, mask: Bool[Tensor, "_ T N"] | None, causal: bool = False) -> Heads:
+    """softmax(q kᵀ / √D + mask) v on (B, T, H, D) tensors; True in the mask means visible, None that all is."""
     heads_first = (x.transpose(1, 2) for x in (q, k.to(q.dtype), v.to(q.dtype)))
-    return F.scaled_dot_product_attention(*heads_first, attn_mask=mask.unsqueeze(1)).transpose(1, 2)
+    mask = None if mask is None else mask.unsqueeze(1)
+    return F.scaled_dot_product_attention(*heads_first, attn_mask=mask, is_causal=causal).transpose(1, 2)
 
 
 class Projections(nn.Module):
@@ -40,10 +43,10 @@ class Projections(nn.Module):
         super().__init__()
         E = config.hidden_size
         self.heads, self.rotary = config.num_attention_heads, config.rotary_dim
-        self.q_proj = nn.Linear(E, E, bias=False)
-        self.k_proj = nn.Linear(E, E, bias=False)
-        self.v_proj = nn.Linear(E, E, bias=False)
-        self.o_proj = nn.Linear(E, E, bias=False)
+        self.q_proj = Linear(E, E, bias=False)
+        self.k_proj = Linear(E, E, bias=False)
+        self.v_proj = Linear(E, E, bias=False)
+        self.o_proj = Linear(E, E, bias=False)
         kernel = config.attention_conv_size
         self.convs = nn.ModuleList([ShortConvolution(E, kernel) for _ in range(3)] if kernel > 1 else [])
 
@@ -55,24 +58,45 @@ class Projections(nn.Module):
         return KeyValues(k, torch.zeros_like(k), tuple(conv.init_tail(batch_size) for conv in self.convs))
 
     def split(self, x: Float[Tensor, "_ T E"]) -> Float[Tensor, "_ T H D"]:
-        return x.unflatten(-1, (self.heads, -1))
+        return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
 
     def tokens(
-        self, x: Float[Tensor, "B T E"], tails: tuple[Tensor, ...], rope: Rope, lengths: Int[Tensor, " B"] | None
-    ) -> tuple[Heads, Heads, Heads, tuple[Tensor, ...]]:
-        """Rotated queries and keys, and values, of the call's tokens."""
-        qkv = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
-        if self.convs:
-            pairs = [conv(y, tail, lengths) for conv, y, tail in zip(self.convs, qkv, tails, strict=True)]
-            qkv, tails = [y for y, _ in pairs], tuple(tail for _, tail in pairs)
-        q, k, v = (self.split(y) for y in qkv)
-        return rotate(q, rope), rotate(k, rope), v, tails
+        self,
+        x: Float[Tensor, "B T E"],
+        tails: tuple[Tensor, ...],
+        call: Call,
+        persistent: Float[Tensor, "P E"],
+        recalled: Float[Tensor, "B T E"] | None = None,
+    ) -> tuple[Heads, list[Heads], list[Heads], tuple[Tensor, ...]]:
+        """Rotated queries of the tokens; keys and values of the prefix, of recalled rows if any, and of the tokens.
 
-    def prefix(self, persistent: Float[Tensor, "P E"], batch_size: int) -> tuple[Heads, Heads]:
-        """Keys and values of the persistent tokens; the keys are free of position."""
-        k, v = self.split(self.k_proj(persistent[None])), self.split(self.v_proj(persistent[None]))
-        k = torch.cat([torch.zeros_like(k[..., : self.rotary]), k[..., self.rotary :]], dim=-1)
+        Only what comes from a token has a position: keys of the prefix are zero in the rotated channels.
+        """
+        rows = [persistent[None], x] if recalled is None else [persistent[None], recalled, x]
+        q, keys, values = self.q_proj(x), self._each(self.k_proj, rows), self._each(self.v_proj, rows)
+        if self.convs:
+            streams = zip(self.convs, (q, keys[-1], values[-1]), tails, strict=True)
+            (q, keys[-1], values[-1]), tails = zip(
+                *(conv(y, tail, call.lengths) for conv, y, tail in streams), strict=True
+            )
+        q, keys, values = self.split(q), [self.split(k) for k in keys], [self.split(v) for v in values]
+        prefix, values[0] = self.prefix(keys[0], values[0], x.shape[0])
+        q, *turning = rotate(torch.cat([q, *keys[1:]], dim=2), call.rope).chunk(len(keys), dim=2)
+        return q, [prefix, *turning], values, tails
+
+    def prefix(self, k: Float[Tensor, "1 P H D"], v: Float[Tensor, "1 P H D"], batch_size: int) -> tuple[Heads, Heads]:
+        """Keys and values of the persistent tokens for every row; the keys are free of position."""
+        k = F.pad(k[..., self.rotary :], [self.rotary, 0])
         return k.expand(batch_size, -1, -1, -1), v.expand(batch_size, -1, -1, -1)
+
+    @staticmethod
+    def _each(proj: nn.Module, rows: list[Tensor]) -> list[Tensor]:
+        """A projection of several inputs; at one token in one product, as what costs there is reading its weights."""
+        if rows[-1].shape[1] > 1:
+            return [proj(x) for x in rows]
+        y = proj(torch.cat([x.flatten(0, 1) for x in rows]))
+        parts = y.split([x.shape[0] * x.shape[1] for x in rows])
+        return [part.view(*x.shape[:2], -1) for part, x in zip(parts, rows, strict=True)]
 
     def merge(self, y: Heads) -> Float[Tensor, "B T E"]:
         return self.o_proj(y.flatten(-2))
@@ -84,7 +108,12 @@ def see_prefix(mask: Bool[Tensor, "_ T N"], prefix: int) -> Bool[Tensor, "_ T PN
 
 
 class FullAttention(Projections):
-    """Causal attention over everything read so far; its keys and values grow with the text."""
+    """Causal attention over everything read so far; its keys and values grow with the text.
+
+    Quadratic in time and linear in memory: no mask is longer than `rows` queries.
+    """
+
+    rows = 256
 
     def init_state(self, batch_size: int) -> KeyValues:
         return self.init_kv(batch_size, 0)
@@ -92,22 +121,41 @@ class FullAttention(Projections):
     def forward(
         self, x: Float[Tensor, "B T E"], state: KeyValues, call: Call, persistent: Float[Tensor, "P E"]
     ) -> tuple[Float[Tensor, "B T E"], KeyValues]:
-        B, T = x.shape[:2]
-        q, k, v, conv = self.tokens(x, state.conv, call.rope, call.lengths)
-        seen = torch.arange(T, device=x.device)[None]
-        if not call.fresh:
-            # Every row's new keys follow its own last one, wherever other rows end.
-            seen = call.position[:, None] + seen
-            index = seen[..., None, None].expand_as(k)
-            k, v = (
-                F.pad(old, [0, 0, 0, 0, 0, T]).scatter(1, index, new.to(old.dtype))
-                for old, new in ((state.k, k), (state.v, v))
-            )
-        mask = torch.arange(k.shape[1], device=x.device) <= seen[..., None]
-        pk, pv = self.prefix(persistent, B)
-        keys, values = torch.cat([pk, k.to(pk.dtype)], dim=1), torch.cat([pv, v.to(pv.dtype)], dim=1)
-        y = attend(q, keys, values, see_prefix(mask, pk.shape[1]))
-        return self.merge(y), KeyValues(k.to(state.k.dtype), v.to(state.v.dtype), conv)
+        q, (pk, k), (pv, v), conv = self.tokens(x, state.conv, call, persistent)
+        if call.fresh:
+            # As many queries before the first as there are persistent rows make causal what is to be seen: no mask.
+            P = pk.shape[1]
+            keys, values = torch.cat([pk, k], dim=1), torch.cat([pv, v], dim=1)
+            y = attend(F.pad(q, [0, 0, 0, 0, P, 0]), keys, values, None, causal=True)[:, P:]
+            k, v = k.to(state.k.dtype).contiguous(), v.to(state.v.dtype)  # not a view of q beside k
+        else:
+            k, v = self._append(state.k, k, call), self._append(state.v, v, call)
+            keys, values = torch.cat([pk, k.to(pk.dtype)], dim=1), torch.cat([pv, v.to(pv.dtype)], dim=1)
+            y = self._look_back(q, keys, values, call, pk.shape[1])
+        return self.merge(y), KeyValues(k, v, conv)
+
+    @staticmethod
+    def _append(old: Heads, new: Heads, call: Call) -> Heads:
+        """Every row's new keys follow its own last one, wherever other rows end."""
+        new, T = new.to(old.dtype), new.shape[1]
+        if call.known == (old.shape[1],):
+            return torch.cat([old, new], dim=1)
+        index = call.position[:, None] + torch.arange(T, device=new.device)
+        return F.pad(old, [0, 0, 0, 0, 0, T]).scatter(1, index[..., None, None].expand_as(new), new)
+
+    def _look_back(self, q: Heads, keys: Heads, values: Heads, call: Call, prefix: int) -> Heads:
+        """Some queries at a time, each block against the keys that it can see."""
+        T, most = q.shape[1], keys.shape[1] - prefix
+        outputs = []
+        for start in range(0, T, self.rows):
+            stop = min(start + self.rows, T)
+            visible = most if call.known is None else min(most, max(call.known) + stop)
+            mask = None
+            if T > 1 or call.known != (most - 1,):  # one token at the end of every row sees all there is
+                seen = call.position[:, None] + torch.arange(start, stop, device=q.device)
+                mask = see_prefix(torch.arange(visible, device=q.device) <= seen[..., None], prefix)
+            outputs.append(attend(q[:, start:stop], keys[:, : prefix + visible], values[:, : prefix + visible], mask))
+        return torch.cat(outputs, dim=1)
 
 
 class WindowAttention(Projections):
@@ -124,18 +172,37 @@ class WindowAttention(Projections):
         self, x: Float[Tensor, "B T E"], state: KeyValues, call: Call, persistent: Float[Tensor, "P E"]
     ) -> tuple[Float[Tensor, "B T E"], KeyValues]:
         T, W = x.shape[1], self.window
-        q, k, v, conv = self.tokens(x, state.conv, call.rope, call.lengths)
+        q, (pk, k), (pv, v), conv = self.tokens(x, state.conv, call, persistent)
+        if T == 1 and call.lengths is None:
+            y, k, v = self._step(q, (pk, k), (pv, v), state, call)
+            return self.merge(y), KeyValues(k, v, conv)
         k, v = (torch.cat([old.to(new.dtype), new], dim=1) for old, new in ((state.k, k), (state.v, v)))
         kept = [last_rows(y, W, call.lengths).to(state.k.dtype) for y in (k, v)]
         first = min(T, W)
-        y = self._first(q[:, :first], k[:, : W + first], v[:, : W + first], call, persistent)
+        y = self._first(q[:, :first], (pk, k[:, : W + first]), (pv, v[:, : W + first]), call)
         if T > W:
-            y = torch.cat([y, self._others(q, k, v, persistent)], dim=1)
+            y = torch.cat([y, self._others(q, (pk, k), (pv, v))], dim=1)
         return self.merge(y), KeyValues(*kept, conv)
 
-    def _first(self, q: Heads, k: Heads, v: Heads, call: Call, persistent: Tensor) -> Heads:
+    def _step(self, q: Heads, keys: Pair, values: Pair, state: KeyValues, call: Call) -> tuple[Heads, Heads, Heads]:
+        """One token: the window moves on by one and is all that the token sees."""
+        W = self.window
+        (pk, k), (pv, v) = keys, values
+        k, v = (torch.cat([old[:, 1:], new.to(old.dtype)], dim=1) for old, new in ((state.k, k), (state.v, v)))
+        start, mask = 0, None
+        known = (0,) if call.fresh else call.known
+        if known is not None and len(known) == 1:
+            start = W - min(W, 1 + known[0])
+        else:
+            c = torch.arange(W, device=q.device)
+            mask = see_prefix((c >= W - 1 - call.position[:, None])[:, None], pk.shape[1])
+        seen_k, seen_v = torch.cat([pk, k[:, start:].to(pk.dtype)], 1), torch.cat([pv, v[:, start:].to(pv.dtype)], 1)
+        return attend(q, seen_k, seen_v, mask), k, v
+
+    def _first(self, q: Heads, keys: Pair, values: Pair, call: Call) -> Heads:
         """The first tokens of the call, which look back at what the state kept."""
-        B, T, W = q.shape[0], q.shape[1], self.window
+        T, W = q.shape[1], self.window
+        (pk, k), (pv, v) = keys, values
         i = torch.arange(T, device=q.device)[:, None]
         c = torch.arange(W + T, device=q.device)  # key c stands c − W tokens after the first query
         mask = ((c > i) & (c <= i + W))[None]
@@ -143,22 +210,22 @@ class WindowAttention(Projections):
             k, v, mask = k[:, W:], v[:, W:], mask[..., W:]
         else:
             mask = mask & (c >= W - call.position[:, None, None])
-        pk, pv = self.prefix(persistent, B)
         return attend(q, torch.cat([pk, k], 1), torch.cat([pv, v], 1), see_prefix(mask, pk.shape[1]))
 
-    def _others(self, q: Heads, k: Heads, v: Heads, persistent: Tensor) -> Heads:
+    def _others(self, q: Heads, keys: Pair, values: Pair) -> Heads:
         """Blocks of `window` tokens, each looking at itself and the block before it, all at once."""
         B, T, W = q.shape[0], q.shape[1], self.window
+        (pk, k), (pv, v) = keys, values
         blocks = -(-T // W) - 1
         pad = [0, 0, 0, 0, 0, (blocks + 1) * W - T]
         q = F.pad(q[:, W:], pad).unflatten(1, (blocks, W)).flatten(0, 1)
-        pk, pv = self.prefix(persistent, B * blocks)
+        pk, pv = (y[:1].expand(B * blocks, -1, -1, -1) for y in (pk, pv))
         # (B, blocks, H, D, 2W): block b holds keys b·W … (b + 2)·W of what follows the cached window
-        keys, values = (F.pad(y[:, W:], pad).unfold(1, 2 * W, W).permute(0, 1, 4, 2, 3).flatten(0, 1) for y in (k, v))
+        k, v = (F.pad(y[:, W:], pad).unfold(1, 2 * W, W).permute(0, 1, 4, 2, 3).flatten(0, 1) for y in (k, v))
         i = torch.arange(W, device=q.device)[:, None]
         c = torch.arange(2 * W, device=q.device)
         mask = see_prefix(((c > i) & (c <= i + W))[None], pk.shape[1])
-        y = attend(q, torch.cat([pk, keys], 1), torch.cat([pv, values], 1), mask)
+        y = attend(q, torch.cat([pk, k], 1), torch.cat([pv, v], 1), mask)
         return y.unflatten(0, (B, blocks)).flatten(1, 2)[:, : T - W]
 
 
@@ -192,44 +259,52 @@ class SegmentAttention(Projections):
         recalled: tuple[Float[Tensor, "B T E"], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Float[Tensor, "B T E"], KeyValues, tuple[Tensor, Tensor] | None]:
         """Attend; `recalled` are the call's rows and the keys and values of earlier ones in the segment."""
-        B, T = x.shape[:2]
-        q, k, v, conv = self.tokens(x, state.conv, call.rope, call.lengths)
-        token = torch.arange(T, device=x.device)[None]
-        slots = token + (phase if isinstance(phase, int) else phase[:, None])
-        k, v = self._store(state.k, k, slots, phase, call), self._store(state.v, v, slots, phase, call)
-        filled = phase + T if isinstance(phase, int) else self.segment_len
-        mask = torch.arange(filled, device=x.device) <= slots[..., None]
-        pk, pv = self.prefix(persistent, B)
-        keys, values, rows = [pk, k[:, :filled].to(q.dtype)], [pv, v[:, :filled].to(q.dtype)], None
-        if recalled is not None:
-            h, (old_k, old_v) = recalled
-            hk, hv = rotate(self.split(self.k_proj(h)), call.rope), self.split(self.v_proj(h))
-            rows = self._store(old_k, hk, slots, phase, call), self._store(old_v, hv, slots, phase, call)
-            keys.insert(1, rows[0][:, :filled].to(q.dtype))
-            values.insert(1, rows[1][:, :filled].to(q.dtype))
-            mask = torch.cat([mask, mask], dim=-1)
-        y = attend(q, torch.cat(keys, 1), torch.cat(values, 1), see_prefix(mask, pk.shape[1]))
-        return self.merge(y), KeyValues(k, v, conv), rows
+        T = x.shape[1]
+        h, stored = (None, None) if recalled is None else recalled
+        q, keys, values, conv = self.tokens(x, state.conv, call, persistent, h)
+        uniform = isinstance(phase, int)
+        filled = phase + T if uniform else self.segment_len
+        slots = None
+        if not (T == 1 and uniform and call.lengths is None):
+            slots = torch.arange(T, device=x.device)[None] + (phase if uniform else phase[:, None])
+        k, v = (self._store(*pair, slots, phase, call) for pair in ((state.k, keys[-1]), (state.v, values[-1])))
+        see_k, see_v, rows = [keys[0], k], [values[0], v], None
+        if stored is not None:
+            rows = tuple(
+                self._store(*pair, slots, phase, call) for pair in zip(stored, (keys[1], values[1]), strict=True)
+            )
+            see_k.insert(1, rows[0])
+            see_v.insert(1, rows[1])
+        see_k, see_v = (torch.cat([y[0], *(z[:, :filled].to(q.dtype) for z in y[1:])], 1) for y in (see_k, see_v))
+        mask = None
+        if slots is not None:
+            mask = torch.arange(filled, device=x.device) <= slots[..., None]
+            mask = see_prefix(mask if rows is None else torch.cat([mask, mask], dim=-1), keys[0].shape[1])
+        return self.merge(attend(q, see_k, see_v, mask)), KeyValues(k, v, conv), rows
 
-    def _store(self, old: Heads, new: Heads, slots: Tensor, phase: int | Tensor, call: Call) -> Heads:
+    def _store(self, old: Heads, new: Heads, slots: Tensor | None, phase: int | Tensor, call: Call) -> Heads:
         """Put the call's rows into their slots of the segment; padding leaves its slot as it was."""
         new = new.to(old.dtype)
         T = new.shape[1]
         if isinstance(phase, int) and call.lengths is None:
             return torch.cat([old[:, :phase], new, old[:, phase + T :]], dim=1)
-        index = slots
+        assert slots is not None, "only a uniform call has no need of them"
         valid = valid_tokens(call.lengths, T)
-        if valid is not None:  # padding goes to one slot too many, which is cut off again
-            index = torch.where(valid, slots, self.segment_len)
-        index = index[..., None, None].expand_as(new)
+        if valid is None:
+            return old.scatter(1, slots[..., None, None].expand_as(new), new)
+        # Padding goes to one slot too many, which is cut off again.
+        index = torch.where(valid, slots, self.segment_len)[..., None, None].expand_as(new)
         return F.pad(old, [0, 0, 0, 0, 0, 1]).scatter(1, index, new)[:, : self.segment_len]
 
 
 def segment_pieces(call: Call, length: int, segment_len: int) -> list[tuple[int, int, int | Tensor]]:
     """Cut a call into (start, stop, phase) so that no row crosses the border of a segment inside a piece."""
-    if length == 1:  # one token crosses no border: no need to know where the rows are
-        return [(0, 1, 0 if call.fresh else call.position % segment_len)]
-    phases = [0] if call.fresh else sorted(set((call.position % segment_len).tolist()))
+    known = (0,) if call.fresh else call.known
+    if length == 1 and known is None:  # one token crosses no border: no need to know where the rows are
+        return [(0, 1, call.position % segment_len)]
+    phases = sorted({place % segment_len for place in (call.position.tolist() if known is None else known)})
+    if length == 1:
+        return [(0, 1, phases[0] if len(phases) == 1 else call.position % segment_len)]
     borders = {i for phase in phases for i in range(segment_len - phase, length, segment_len)}
     cuts = [0, *sorted(borders), length]
     pieces = []

@@ -1,5 +1,6 @@
 """A stack of blocks: hidden states in, hidden states out, state in, state out. It knows no tokens."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from titans_lm.blocks import BLOCKS
 from titans_lm.config import BackboneConfig
 from titans_lm.layers import Call, RMSNorm, Rope, rope_angles, start_linear
-from titans_lm.ops.state import state_dtype, state_tensors
+from titans_lm.ops.state import map_state, state_dtype, state_tensors
 
 Hidden = Float[Tensor, "B T E"]
 
@@ -43,6 +44,10 @@ class Packing(NamedTuple):
         return x * valid.view(*valid.shape, *tail)
 
 
+def _run_block(block: nn.Module, x: Hidden, layer: Any, call: Call) -> tuple[Hidden, Any]:
+    return block(x, layer, call)
+
+
 class Backbone(nn.Module):
     """A stack of blocks of one architecture with a final norm.
 
@@ -58,6 +63,7 @@ class Backbone(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
         self._layout: list[tuple[int, ...]] | None = None
+        self._compiled: Callable[..., Any] | None = None
         self._mark_outputs()
         self.apply(self.init_weights)
 
@@ -91,6 +97,26 @@ class Backbone(nn.Module):
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.norm.weight.device)
         return BackboneState(position, tuple(block.init_state(batch_size) for block in self.layers))
 
+    def compile_decoding(self, backend: str = "inductor") -> None:
+        """Run single tokens through one compiled graph per kind of block, shared by all blocks and places in the text.
+
+        What a token costs in PyTorch is mostly the calling of small operations; `torch.compile` joins them. It compiles
+        on the first token (some seconds), again for another batch size, and needs a C++ compiler on a CPU. Training,
+        longer calls and `surprise` are not touched. Full attention, whose state grows, would be compiled again and
+        again: ValueError.
+        """
+        if self.config.architecture == "attention":
+            raise ValueError(
+                'got compile_decoding() of architecture="attention", whose keys and values grow with every token; '
+                "expected an architecture with a state of constant size"
+            )
+        self._compiled = torch.compile(_run_block, backend=backend, fullgraph=True, dynamic=False)
+
+    def _decodes(self, x: Hidden, fresh: bool, lengths: Tensor | None, surprise: list[Tensor] | None) -> bool:
+        """Whether the compiled graph is for this call."""
+        alone = x.shape[1] == 1 and not fresh and lengths is None and surprise is None
+        return self._compiled is not None and alone and not torch.is_grad_enabled()
+
     def forward(
         self,
         x: Hidden,
@@ -122,13 +148,20 @@ class Backbone(nn.Module):
         lengths = None if packing is None else packing.lengths
         found: list[Tensor] = []
         sizes = None if surprise is None else found
-        call = Call(state.position, lengths, self._rope(x, state.position, fresh), fresh, sizes)
+        rope = self._rope(x, state.position, fresh)
+        decodes = self._decodes(x, fresh, lengths, surprise)
+        if decodes:  # one graph for all places
+            known, x = None, x.clone(memory_format=torch.contiguous_format)
+        else:
+            known = self._known(x, state.position, fresh)
+        call = Call(state.position, lengths, rope, fresh, sizes, known)
+        run = self._compiled if decodes else _run_block
         layers, passed = [], []
         for block, layer in zip(self.layers, state.layers, strict=True):
             if checkpointed:
                 x, layer = checkpoint(block, x, layer, call, use_reentrant=False)
             else:
-                x, layer = block(x, layer, call)
+                x, layer = run(block, x, layer, call)
             layers.append(layer)
             passed.append(x)
         x = passed[-1] = self.norm(x)
@@ -137,7 +170,23 @@ class Backbone(nn.Module):
                 into.extend(collected if packing is None else [packing.unpack(y, valid) for y in collected])
         if packing is not None:
             x = packing.unpack(x, valid)
-        return x, BackboneState(state.position + (x.shape[1] if lengths is None else lengths), tuple(layers))
+        after = BackboneState(state.position + (x.shape[1] if lengths is None else lengths), tuple(layers))
+        return x, after if decodes else self._settled(after)
+
+    def _settled(self, state: BackboneState) -> BackboneState:
+        """The state with a tight storage for each tensor: for any other layout the graph would be compiled again."""
+        if self._compiled is None or torch.is_grad_enabled():
+            return state
+        return map_state(lambda x: x.clone(memory_format=torch.contiguous_format), state)
+
+    def _known(self, x: Hidden, position: Int[Tensor, " B"], fresh: bool) -> tuple[int, ...] | None:
+        """Where the rows stand, if it is known or can be, looked up once for all blocks (see `Call`)."""
+        if fresh:
+            return (0,)
+        if torch.compiler.is_compiling():
+            return None
+        cut = x.shape[1] > 1 and self.config.architecture in ("mac", "segment")  # segments must be found
+        return tuple(sorted(set(position.tolist()))) if cut or position.is_cpu else None
 
     def _rope(self, x: Hidden, position: Int[Tensor, " B"], fresh: bool) -> Rope:
         c = self.config
@@ -166,20 +215,21 @@ class Backbone(nn.Module):
             raise ValueError(f"got a state of type {type(state).__name__}; expected BackboneState (see init_state)")
         if self._layout is None:
             with torch.no_grad():
-                self._layout = self._shapes(self.init_state(1))
-        got = self._shapes(state)
-        if got != self._layout:
+                self._layout = self._shapes(list(state_tensors(self.init_state(1))))
+        tensors = list(state_tensors(state))
+        if self._shapes(tensors) != self._layout:
             raise ValueError(
                 "got the state of another model: its blocks or tensor sizes differ; start from init_state()"
             )
         precision = state_dtype(self.norm.weight.dtype)
-        wrong = {y.dtype for y in state_tensors(state) if y.is_floating_point()} - {precision}
+        wrong = {dtype for dtype in {y.dtype for y in tensors} if dtype.is_floating_point} - {precision}
         if wrong:
             raise ValueError(f"got a state in {wrong.pop()}; expected {precision}, the precision of this model's state")
         if state.position.shape[0] != x.shape[0]:
             raise ValueError(f"got a state of {state.position.shape[0]} rows and {x.shape[0]} rows of input")
 
-    def _shapes(self, state: BackboneState) -> list[tuple[int, ...]]:
+    def _shapes(self, tensors: list[Tensor]) -> list[tuple[int, ...]]:
         """Shapes of a state without its batch; full attention's keys and values have no fixed length."""
-        free = self.config.architecture == "attention"
-        return [tuple(x.shape[2:] if free and x.dim() == 4 else x.shape[1:]) for x in state_tensors(state)]
+        if self.config.architecture == "attention":
+            return [x.shape[2:] if x.dim() == 4 else x.shape[1:] for x in tensors]
+        return [x.shape[1:] for x in tensors]

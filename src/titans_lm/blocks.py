@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from titans_lm.attention import FullAttention, KeyValues, SegmentAttention, WindowAttention, segment_pieces
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, RMSNorm, SwiGLU
+from titans_lm.layers import Call, Linear, RMSNorm, SwiGLU
 from titans_lm.memory import LayerState, NeuralMemory
 from titans_lm.ops.state import repeat_rows, select_rows
 
@@ -128,7 +128,7 @@ class MACBlock(Block):
             outputs.append(o)
         if call.surprise is not None and surprise:
             call.surprise.append(torch.cat(surprise, dim=1))
-        return torch.cat(outputs, dim=1), state
+        return joined(outputs), state
 
     def _segment(self, s: Hidden, state: MACState, call: Call, phase: int | Tensor) -> tuple[Hidden, MACState]:
         """Tokens of one segment, or of the part of it that this call holds."""
@@ -147,7 +147,18 @@ class MACBlock(Block):
             return memory.memory.M if ended else state.at_segment_start
         counted = length if call.lengths is None else call.lengths
         ended = phase + counted == self.config.segment_len
+        if (
+            isinstance(ended, Tensor) and ended.is_cpu and not torch.compiler.is_compiling()
+        ):  # looking would make a GPU wait
+            rows = ended.tolist()
+            if all(rows) or not any(rows):  # no need to copy a memory to take all of it
+                return memory.memory.M if rows[0] else state.at_segment_start
         return select_rows(ended, memory.memory.M, state.at_segment_start)
+
+
+def joined(outputs: list[Tensor]) -> Hidden:
+    """The outputs of a call's segments, one after another; a single one as it is."""
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 class Gate(nn.Module):
@@ -157,7 +168,7 @@ class Gate(nn.Module):
         super().__init__()
         self.value_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gate_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.o_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, y: Hidden, m: Hidden) -> Hidden:
         return self.o_proj(self.value_norm(y) * torch.sigmoid(self.gate_norm(m)))
@@ -250,7 +261,7 @@ class SegmentBlock(Block):
         for start, stop, phase in segment_pieces(call, x.shape[1], self.config.segment_len):
             o, state, _ = self.attention(x[:, start:stop], state, call.piece(start, stop), self.persistent, phase)
             outputs.append(o)
-        return torch.cat(outputs, dim=1), state
+        return joined(outputs), state
 
 
 BLOCKS: dict[str, type[Block]] = {

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import MemoryConfig
-from titans_lm.layers import RMSNorm, ShortConvolution, start_linear, valid_tokens
+from titans_lm.layers import Linear, RMSNorm, ShortConvolution, start_linear, valid_tokens
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
 from titans_lm.ops.state import state_dtype
 
@@ -32,8 +32,8 @@ class GateProjection(nn.Module):
         self.widths = list(config.memory_widths[:-1])
         per_head = {"head": 1, "layer": len(limits), "channel": sum(self.widths)}[self.kind]
         E, out = config.hidden_size, self.heads * per_head
-        self.down = nn.Linear(E, config.gate_rank, bias=False) if self.kind == "channel" else nn.Identity()
-        self.proj = nn.Linear(config.gate_rank if self.kind == "channel" else E, out)
+        self.down = Linear(E, config.gate_rank, bias=False) if self.kind == "channel" else nn.Identity()
+        self.proj = Linear(config.gate_rank if self.kind == "channel" else E, out)
         self.proj.start_std, self.proj.start_bias = 0.02, math.log(start / (1.0 - start))
         self.reset_parameters()
 
@@ -42,14 +42,18 @@ class GateProjection(nn.Module):
         start_linear(self.proj)
 
     def forward(self, x: Hidden) -> Tensor | tuple[Tensor, ...]:
-        logits = self.proj(self.down(x)).unflatten(-1, (self.heads, -1))
+        logits = self.proj(self.down(x) if self.kind == "channel" else x).unflatten(-1, (self.heads, -1))
         gate = torch.sigmoid(logits.to(state_dtype(x.dtype)))
-        if self.kind == "head":
-            gate = gate.expand(*gate.shape[:-1], len(self.limits))
         if self.kind == "channel":
             parts = gate.split(self.widths, dim=-1)
             return tuple(part * limit for part, limit in zip(parts, self.limits, strict=True))
-        return gate * gate.new_tensor(self.limits)
+        if self.kind == "head":
+            gate = gate.expand(*gate.shape[:-1], len(self.limits))
+        if len(set(self.limits)) == 1:
+            return gate * self.limits[0]
+        # Numbers, not a tensor of limits: making one for every call would make a GPU wait.
+        parts = gate.unbind(-1)
+        return torch.stack([part * limit for part, limit in zip(parts, self.limits, strict=True)], dim=-1)
 
 
 class NeuralMemory(nn.Module):
@@ -68,12 +72,12 @@ class NeuralMemory(nn.Module):
         super().__init__()
         self.config = config
         E, H, D, L = config.hidden_size, config.num_attention_heads, config.head_dim, config.memory_depth
-        self.q_proj = nn.Linear(E, E, bias=False)
-        self.k_proj = nn.Linear(E, E, bias=False)
-        self.v_proj = nn.Linear(E, E, bias=False)
-        self.gate_proj = nn.Linear(E, E, bias=False)
+        self.q_proj = Linear(E, E, bias=False)
+        self.k_proj = Linear(E, E, bias=False)
+        self.v_proj = Linear(E, E, bias=False)
+        self.gate_proj = Linear(E, E, bias=False)
         self.gate_proj.start_std = 0.02  # the gate starts half open for every token, and learns whom to let through
-        self.o_proj = nn.Linear(E, E, bias=False)
+        self.o_proj = Linear(E, E, bias=False)
         self.convs = nn.ModuleList(
             ShortConvolution(E, config.conv_size) for _ in range(3 if config.conv_size > 1 else 0)
         )
@@ -115,22 +119,21 @@ class NeuralMemory(nn.Module):
         """
         scales = [1.0 / self.config.head_dim if self.starts_empty else 1.0]
         scales += [width**-0.5 for width in self.config.memory_widths[1:-1]]
-        return tuple(weight * scale for weight, scale in zip(self.initial, scales, strict=True))
+        weights = zip(self.initial, scales, strict=True)
+        return tuple(weight if scale == 1.0 else weight * scale for weight, scale in weights)
 
     @property
     def network(self) -> MemoryNetwork:
         """The memory's network as the ops know it."""
         c = self.config
         initial = self.initial_weights if c.forget_to == "init" else None
-        return MemoryNetwork(
-            c.memory_activation,
-            c.use_residual,
-            self.norm_weight,
-            self.norm_bias,
-            c.memory_objective,
-            c.forget_to,
-            initial,
-        )
+        norm = self.norm_weight, self.norm_bias
+        return MemoryNetwork(c.memory_activation, c.use_residual, *norm, c.memory_objective, c.forget_to, initial)
+
+    @property
+    def reader(self) -> MemoryNetwork:
+        """The same network for `read`, which writes nothing and so needs no M_init to forget to."""
+        return MemoryNetwork(self.config.memory_activation, self.config.use_residual, self.norm_weight, self.norm_bias)
 
     def init_state(self, batch_size: int) -> LayerState:
         """The state before the first token: M_init in every row, no surprise."""
@@ -145,10 +148,10 @@ class NeuralMemory(nn.Module):
         if self.convs:
             y, tail = self.convs[i](y, tails[i], lengths)
             tails = (*tails[:i], tail, *tails[i + 1 :])
-        y = y.unflatten(-1, (self.config.num_attention_heads, -1))
+        y = y.view(*y.shape[:-1], self.config.num_attention_heads, self.config.head_dim)
         y = y.to(state_dtype(y.dtype))
         if i < 2:
-            return F.normalize(y, dim=-1), tails
+            return y / torch.linalg.vector_norm(y, dim=-1, keepdim=True).clamp_min(1e-12), tails
         return F.rms_norm(y, y.shape[-1:], eps=self.config.norm_eps), tails  # D15
 
     def _finish(self, o: Float[Tensor, "B T H D"], x: Hidden) -> Hidden:
@@ -171,10 +174,10 @@ class NeuralMemory(nn.Module):
         q, tails = self._stream(0, self.q_proj, x, tails, lengths)
         k, tails = self._stream(1, self.k_proj, x, tails, lengths)
         v, tails = self._stream(2, self.v_proj, x, tails, lengths)
-        theta = self.theta_proj(x)
-        zero = torch.zeros(q.shape[:3], dtype=q.dtype, device=q.device)
-        eta = zero if self.eta_proj is None else self.eta_proj(x)
-        alpha = zero if self.alpha_proj is None else self.alpha_proj(x)
+        theta, eta, alpha = (
+            q.new_zeros(q.shape[:3]) if gate is None else gate(x)
+            for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
+        )
         o, memory, *size = neural_memory(
             q, k, v, theta, eta, alpha, state.memory, network=self.network, chunk_size=self.config.chunk_size,
             valid=valid_tokens(lengths, x.shape[1]), return_surprise=surprise is not None,
@@ -189,7 +192,7 @@ class NeuralMemory(nn.Module):
     ) -> tuple[Hidden, tuple[Tensor, ...]]:
         """Only read: h = M*(x W_Q), finished as an output is (eq. 21). The query's convolution has its own tail."""
         q, tails = self._stream(0, self.q_proj, x, tails, lengths)
-        return self._finish(read(M, q, self.network), x), tails
+        return self._finish(read(M, q, self.reader), x), tails
 
     def init_tails(self, batch_size: int) -> tuple[Tensor, ...]:
         """Tails for `recall`: of the query's convolution alone."""

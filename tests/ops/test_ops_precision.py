@@ -69,16 +69,24 @@ def test_a_float64_model_stays_float64(backend: str) -> None:
     "case", [Case(tokens=40, chunk=16), Case(tokens=40, depth=4), Case(tokens=40, depth=1)], ids=str
 )
 def test_chunked_in_float32_is_as_precise_as_the_definition(case: Case) -> None:
-    """Both against float64: at most twice the definition's own rounding error, which needs no tuned tolerance."""
-    call = cast_call(make_call(case), torch.float32)
-    exact, *rounded = (
-        [o, *state.M, *state.S] for o, state, _ in (cast_call(call, torch.float64)("reference"), *map(call, BACKENDS))
-    )
-    for x, by_definition, by_chunks in zip(exact, *rounded, strict=True):
-        assert by_chunks.dtype == torch.float32
-        own, chunked = ((y.double() - x).abs().max() for y in (by_definition, by_chunks))
-        assert 0 < own < 1e-4 * x.abs().max()
-        assert chunked <= 2 * own + 1e-7 * x.abs().max()
+    """Both against float64. One draw says little: which of the two rounds worse there is chance, up to ten times.
+
+    So the root mean square errors are compared over many draws, output by output, by the mean of their ratios'
+    logarithms.
+    """
+    ratios = []
+    for seed in range(12):
+        call = cast_call(make_call(replace(case, seed=seed)), torch.float32)
+        exact, *rounded = (
+            [o, *state.M, *state.S]
+            for o, state, _ in (cast_call(call, torch.float64)("reference"), *map(call, BACKENDS))
+        )
+        for x, by_definition, by_chunks in zip(exact, *rounded, strict=True):
+            assert by_chunks.dtype == torch.float32
+            own, chunked = ((y.double() - x).square().mean().sqrt() for y in (by_definition, by_chunks))
+            assert 0 < own < 1e-4 * x.abs().max()
+            ratios.append(chunked / own)
+    assert torch.stack(ratios).log().mean().exp() < 1.5
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from titans_lm.backbone import BackboneState
-from titans_lm.ops.state import detach_state, map_state, repeat_rows, state_bytes, take_rows
+from titans_lm.ops.state import detach_state, map_state, repeat_rows, state_bytes, state_tensors, take_rows
 
 
 class TitansCacheLayer(CacheLayerMixin):
@@ -83,7 +83,8 @@ class TitansCache(Cache):
 
     def store(self, state: BackboneState, tokens: int) -> None:
         """Keep the state after `tokens` more token slots."""
-        self.layers[0].state = detach_state(state)
+        followed = any(x.requires_grad for x in state_tensors(state))  # seldom while decoding: nothing to cut off
+        self.layers[0].state = detach_state(state) if followed else state
         self.layers[0].seen += tokens
 
     def state_bytes(self) -> int:

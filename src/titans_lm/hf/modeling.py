@@ -14,6 +14,7 @@ from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.blocks import BLOCKS
 from titans_lm.hf.cache import TitansCache
 from titans_lm.hf.configuration import TitansConfig
+from titans_lm.layers import Linear
 
 
 @dataclass
@@ -57,6 +58,10 @@ class TitansModel(TitansPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.backbone = Backbone(config.backbone_config())
         self.post_init()
+
+    def compile_decoding(self, backend: str = "inductor") -> None:
+        """Compile what reads single tokens (see `Backbone.compile_decoding`)."""
+        self.backbone.compile_decoding(backend)
 
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document."""
@@ -155,12 +160,16 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
     def __init__(self, config: TitansConfig) -> None:
         super().__init__(config)
         self.model = TitansModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document."""
         return self.model.init_state(batch_size)
+
+    def compile_decoding(self, backend: str = "inductor") -> None:
+        """Compile what reads single tokens (see `Backbone.compile_decoding`)."""
+        self.model.compile_decoding(backend)
 
     def generate(self, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Generate as every transformers model does, with the memory's state as the cache."""

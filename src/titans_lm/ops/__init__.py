@@ -4,6 +4,9 @@
 `reference.py` is the definition, `chunked.py` the closed form of a chunk.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -14,6 +17,7 @@ from titans_lm.ops.chunked import chunked
 from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters
 from titans_lm.ops.reference import reference
 from titans_lm.ops.state import MemoryState, state_dtype
+from titans_lm.ops.step import recall_one
 
 __all__ = ["MemoryNetwork", "MemoryState", "neural_memory", "read"]
 
@@ -68,7 +72,7 @@ def neural_memory(
         gates = [
             tuple(g.masked_fill(~valid.view(*valid.shape, *[1] * (g.dim() - 2)), 0.0) for g in gate) for gate in gates
         ]
-    with torch.autocast(device_type=q.device.type, enabled=False):
+    with _full_precision(q.device.type):
         o, state, surprise = _BACKENDS[backend](
             *tensors,
             *gates,
@@ -91,7 +95,13 @@ def read(
     """
     check_read(M, q, network)
     dtype = state_dtype(torch.promote_types(q.dtype, M[0].dtype))
-    with torch.autocast(device_type=q.device.type, enabled=False):
+    with _full_precision(q.device.type):
         weights = tuple(w.to(dtype) for w in M)
         parameters = norm_parameters(network, dtype)
-        return forward(weights, q.to(dtype).transpose(1, 2), network, *parameters).transpose(1, 2).to(q.dtype)
+        run = recall_one if q.shape[1] == 1 and not torch.is_grad_enabled() else forward
+        return run(weights, q.to(dtype).transpose(1, 2), network, *parameters).transpose(1, 2).to(q.dtype)
+
+
+def _full_precision(device: str) -> AbstractContextManager[Any]:
+    """Keep autocast out; where it is off already, entering a context would cost more than a small product."""
+    return torch.autocast(device_type=device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -50,7 +50,7 @@ def check_offset(offset: Tensor, chunk_size: int) -> None:
     """Refuse a state that stands where no chunk of this size can; on a GPU, looking would make every call wait."""
     if not offset.is_cpu or torch.compiler.is_compiling():
         return
-    outside = offset[(offset < 0) | (offset >= chunk_size)].tolist()
+    outside = [x for x in offset.tolist() if not 0 <= x < chunk_size]
     if outside:
         raise ValueError(
             f"got state.offset {outside[0]} with chunk_size={chunk_size}; expected 0 to {chunk_size - 1}: "

@@ -1,74 +1,316 @@
-"""One chunk in closed form: the memory as a short sequence of matrix products, exact against `reference.py`."""
+"""The memory by chunks: a short sequence of matrix products, exact against `reference.py`.
+
+A call is cut into segments of some chunks (segment.py). When gradients are asked for, only the state at the start of
+each segment is kept, and the backward pass makes the rest again, a segment at a time (adjoint.py): memory grows with
+the tokens themselves and the square root of the number of chunks.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from titans_lm.ops.gates import ChunkGates, chunk_gates, weighted_similarity
-from titans_lm.ops.grid import Grid, make_grid
-from titans_lm.ops.network import MemoryNetwork, activate, errors, norm_parameters, output
-from titans_lm.ops.state import MemoryState, select_rows
+from titans_lm.ops.adjoint import Carried, Parameters, SegmentAdjoint
+from titans_lm.ops.gates import ChunkGates, chunk_gates
+from titans_lm.ops.grid import make_grid
+from titans_lm.ops.network import MemoryNetwork
+from titans_lm.ops.segment import Rows, States, Tokens, Weights, answers, as_rows, read, write
+from titans_lm.ops.state import MemoryState
+from titans_lm.ops.step import can_step, step
 
+LEAST_CHUNKS = 8
+"""Chunks of a segment, where a call has as many."""
 
-def _lay_out_gates(
-    grid: Grid, theta: tuple[Tensor, ...], eta: tuple[Tensor, ...], alpha: tuple[Tensor, ...]
-) -> list[ChunkGates]:
-    """Gates of every layer on the grid, for all chunks of the call at once: they do not depend on the state."""
-    present = grid.mask()
-    gates = []
-    for layer in zip(theta, eta, alpha, strict=True):
-        widest = max(gate.dim() for gate in layer)
-        th, et, al = (
-            grid.place(gate if gate.dim() == widest else gate.unsqueeze(-1)).transpose(2, 3) for gate in layer
-        )
-        if present is not None:  # where no token stands, nothing may decay
-            et = torch.where(present if widest == 3 else present.unsqueeze(-1), et, 1.0)
-        gates.append(chunk_gates(th, et, al, present))
-    return gates
+State = tuple[Weights, Weights, Weights | None]
+"""M, S and the anchor by rows, (R, D_in, D_out); an anchor of None is M itself."""
 
 
-def _read_chunk(
-    q: Tensor,
-    state: MemoryState,
-    gates: list[ChunkGates],
-    inputs: list[Tensor],
-    deltas: list[Tensor],
-    network: MemoryNetwork,
-    initial: tuple[Tensor, ...] | None,
-) -> Tensor:
-    """Read M_t(q_t) at every position t of the chunk without building any M_t.
+class Kept(NamedTuple):
+    """What the forward pass keeps for the backward pass besides its inputs.
 
-    z_l = (a x) W_l + (f x) S_l + ((1 − a) x) W_init − ((x h_{l−1}ᵀ) ∘ G_l) Δ_l      x = q, then φ(z_{l−1})
+    `starts` is the state before every segment but the first. `written` and `read` are z_L of the keys at the anchor and
+    of the queries, (N, R, C, D): the size of k and of o, and with them the last layer's products are not made again.
     """
-    x, z = q, q
-    for layer, (W, S, g) in enumerate(zip(state.M, state.S, gates, strict=True)):
-        if layer > 0:
-            x = activate(z, network.activation)
-        kept = x * g.a
-        z = kept @ W + (x * g.f) @ S - weighted_similarity(x, inputs[layer], g.G) @ deltas[layer]
-        if initial is not None:
-            z = z + (x - kept) @ initial[layer]
-    return output(q, z, network, *norm_parameters(network, q.dtype))
+
+    starts: list[State]
+    written: Tensor
+    read: Tensor
 
 
-def _write_chunk(
-    state: MemoryState,
-    gates: list[ChunkGates],
-    inputs: list[Tensor],
-    deltas: list[Tensor],
-    initial: tuple[Tensor, ...] | None,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Memory and surprise at the end of the chunk (MATH §3, with t = C)."""
-    M, S = [], []
-    for layer, (W0, S0, g) in enumerate(zip(state.M, state.S, gates, strict=True)):
-        h, delta = inputs[layer], deltas[layer]
-        a, f = g.a[..., -1:, :].transpose(-1, -2), g.f[..., -1:, :].transpose(-1, -2)
-        W = a * W0 + f * S0 - (h * g.memory_end).transpose(-1, -2) @ delta
-        if initial is not None:
-            W = W + (1.0 - a) * initial[layer]
-        M.append(W)
-        S.append(g.eta_end.transpose(-1, -2) * S0 - (h * g.surprise_end).transpose(-1, -2) @ delta)
-    return tuple(M), tuple(S)
+class Inputs(NamedTuple):
+    """Everything a gradient may reach.
+
+    Tokens are laid out in chunks, (N, B, C, H, D), and so are gates, (N, B, C, H) or (N, B, C, H, D_{l−1}), one for
+    each of the L memory layers. Weights are (B, H, D_{l−1}, D_l), `initial` is (H, D_{l−1}, D_l) or empty.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    theta: Weights
+    eta: Weights
+    alpha: Weights
+    M: Weights
+    S: Weights
+    anchor: Weights
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+    initial: Weights
+
+    def flat(self) -> list[Tensor | None]:
+        """All tensors in a row, as autograd wants them."""
+        return [x for part in self for x in (part if isinstance(part, tuple) else (part,))]
+
+    @classmethod
+    def of(cls, flat: Sequence[Tensor | None], L: int) -> "Inputs":
+        """Undo `flat` for a memory of L layers."""
+        groups = [tuple(flat[i : i + L]) for i in range(3, 3 + 6 * L, L)]
+        norm_weight, norm_bias, *initial = flat[3 + 6 * L :]
+        return cls(*flat[:3], *groups, norm_weight, norm_bias, tuple(initial))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a call is besides the tensors of `Inputs`; the tensors of `network` are to be taken from there."""
+
+    network: MemoryNetwork
+    present: Tensor | None
+    complete: tuple[bool | Tensor, ...]
+    anchored: bool
+    """Whether the first chunk takes its gradients at `Inputs.anchor`; otherwise at M."""
+    surprise: bool
+
+    def rows(self, inputs: Inputs) -> Rows:
+        network = replace(
+            self.network,
+            norm_weight=inputs.norm_weight,
+            norm_bias=inputs.norm_bias,
+            initial=inputs.initial or None,
+        )
+        return as_rows(network, inputs.q.shape[1])
+
+    def segments(self) -> list[slice]:
+        """The chunks of each segment, at least 8, then as many segments as chunks in one.
+
+        So neither the states between segments nor those inside one outweigh the others.
+        """
+        N = len(self.complete)
+        size = max(LEAST_CHUNKS, math.isqrt(N - 1) + 1)
+        return [slice(start, min(start + size, N)) for start in range(0, N, size)]
+
+    def flags(self, where: slice, heads: int) -> tuple[bool | Tensor, ...]:
+        """Which chunks of a segment are complete, tensors by row as (R, 1, 1)."""
+        return tuple(
+            c.repeat_interleave(heads).view(-1, 1, 1) if isinstance(c, Tensor) else c for c in self.complete[where]
+        )
+
+    def gates(self, theta: Weights, eta: Weights, alpha: Weights, where: slice) -> list[ChunkGates]:
+        """`ChunkGates` of every layer, (n, R, …), from the gates of a segment, (n, B, C, H, …) for each layer."""
+        present = None if self.present is None else self.present[where]
+        theta, eta, alpha = (tuple(x.transpose(2, 3) for x in gate) for gate in (theta, eta, alpha))
+        if all(x.dim() == 4 for x in (*theta, *eta, *alpha)):  # all layers at once
+            L, n = len(theta), len(theta[0])
+            present = None if present is None else present.repeat(L, 1, 1, 1)
+            together = _masked_gates(*(torch.cat(gate) for gate in (theta, eta, alpha)), present)
+            return [ChunkGates(*(x[i * n : (i + 1) * n].flatten(1, 2) for x in together)) for i in range(L)]
+        gates = []
+        for layer in zip(theta, eta, alpha, strict=True):
+            widest = max(gate.dim() for gate in layer)
+            layer = (gate if gate.dim() == widest else gate.unsqueeze(-1) for gate in layer)
+            gates.append(ChunkGates(*(x.flatten(1, 2) for x in _masked_gates(*layer, present))))
+        return gates
+
+
+def _masked_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Tensor | None) -> ChunkGates:
+    if present is not None:  # where no token stands, nothing may decay
+        eta = torch.where(present if eta.dim() == 4 else present.unsqueeze(-1), eta, 1.0)
+    return chunk_gates(theta, eta, alpha, present)
+
+
+def _by_row(x: Tensor) -> Tensor:
+    """(n, B, C, H, D) as (n, R, C, D), contiguous."""
+    return x.transpose(2, 3).flatten(1, 2).contiguous()
+
+
+def _by_batch(x: Tensor, batch: int) -> Tensor:
+    """(n, R, C, D) as (n, B, C, H, D)."""
+    return x.unflatten(1, (batch, -1)).transpose(2, 3)
+
+
+def _cloned(state: State) -> State:
+    return tuple(None if part is None else tuple(x.clone() for x in part) for part in state)
+
+
+def _first_state(layout: Layout, inputs: Inputs) -> State:
+    M, S, anchor = (tuple(x.flatten(0, 1) for x in part) for part in (inputs.M, inputs.S, inputs.anchor))
+    return M, S, anchor if layout.anchored else None
+
+
+def _run(layout: Layout, inputs: Inputs, kept: Kept | None) -> tuple[Tensor, Tensor | None, State]:
+    """Write and read all segments: outputs (N, B, C, H, D), surprise and the last state; `kept` is filled."""
+    rows, segments, state = layout.rows(inputs), layout.segments(), _first_state(layout, inputs)
+    N, B, C, H, D = inputs.q.shape
+    states = States(segments[0].stop, state[0])
+    out = inputs.q.new_empty(B, N, C, H, D).transpose(0, 1)
+    sizes = inputs.q.new_empty(N, B, C, H, len(inputs.M)) if layout.surprise else None
+    for where in segments:
+        if kept is not None and where.start > 0:
+            state = _cloned(state)  # the buffers are used again
+            kept.starts.append(state)
+        states.begin(*state)
+        _lead_on(layout, rows, inputs, where, states, kept, out, sizes)
+        n = where.stop - where.start
+        state = states.weights(n), states.surprise(n), states.end_anchor()
+    return out, sizes, _cloned(state)
+
+
+def _lead_on(
+    layout: Layout,
+    rows: Rows,
+    inputs: Inputs,
+    where: slice,
+    states: States,
+    kept: Kept | None,
+    out: Tensor,
+    sizes: Tensor | None,
+) -> None:
+    """Write and read a segment; all that is made for it but the states ends with the call."""
+    B, H = rows.batch, inputs.q.shape[3]
+    tokens = Tokens(*(_by_row(x[where]) for x in inputs[:3]))
+    gates = layout.gates(*(tuple(x[where] for x in gate) for gate in inputs[3:6]), where)
+    written = write(rows, tokens, gates, states, layout.flags(where, H))
+    z = read(rows, tokens.q, gates, written, states).pre[-1]
+    out[where] = _by_batch(answers(rows, tokens.q, z), B)
+    if kept is not None:
+        kept.written[where], kept.read[where] = written.pre[-1], z
+    if sizes is not None:  # the gradient of a token is h ⊗ δ
+        found = [h.norm(dim=-1) * d.norm(dim=-1) for h, d in zip(written.inputs, written.deltas, strict=True)]
+        sizes[where] = _by_batch(torch.stack(found, dim=-1), B)
+
+
+class _Chunked(torch.autograd.Function):
+    """`_run` and its gradients; it keeps one state for each segment and nothing of a segment's inside."""
+
+    @staticmethod
+    def forward(ctx: Any, layout: Layout, L: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        inputs = Inputs.of(tensors, L)
+        N, B, C, H, D = inputs.q.shape
+        kept = Kept([], *(inputs.q.new_empty(N, B * H, C, D) for _ in range(2)))
+        out, sizes, (M, S, anchor) = _run(layout, inputs, kept)
+        ctx.layout, ctx.layers, ctx.anchored = layout, L, [state[2] is not None for state in kept.starts]
+        states = (x for state in kept.starts for part in state for x in part or ())
+        ctx.save_for_backward(*tensors, kept.written, kept.read, *states)
+        ctx.set_materialize_grads(False)
+        if sizes is not None:
+            ctx.mark_non_differentiable(sizes)
+        lead = inputs.M[0].shape[:2]
+        return out, sizes, *(x.unflatten(0, lead) for x in (*M, *S, *(anchor or ())))
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
+        d_out, _, *d_state = grad_outputs
+        L, saved = ctx.layers, ctx.saved_tensors
+        count = len(ctx.needs_input_grad) - 2
+        inputs, kept, states = (
+            Inputs.of(saved[:count], L),
+            Kept([], *saved[count : count + 2]),
+            iter(saved[count + 2 :]),
+        )
+        for anchored in ctx.anchored:
+            parts = [tuple(next(states) for _ in range(L)) for _ in range(3 if anchored else 2)]
+            kept.starts.append((parts[0], parts[1], parts[2] if anchored else None))
+        with torch.autocast(device_type=inputs.q.device.type, enabled=False):
+            return None, None, *_backward(ctx.layout, inputs, kept, d_out, d_state).flat()
+
+
+def _backward(
+    layout: Layout,
+    inputs: Inputs,
+    kept: Kept,
+    d_out: Tensor | None,
+    d_state: Sequence[Tensor | None],
+) -> Inputs:
+    """The gradients by `inputs`, segment by segment from the last."""
+    rows, L, B = layout.rows(inputs), len(inputs.M), inputs.q.shape[1]
+    starts = [_first_state(layout, inputs), *kept.starts]
+    states = States(layout.segments()[0].stop, starts[0][0])
+    shapes = [x for part in (inputs.M, inputs.S, inputs.anchor) for x in part]
+    after = [
+        (torch.zeros_like(x) if d is None else d.clone(memory_format=torch.contiguous_format)).flatten(0, 1)
+        for x, d in zip(shapes, d_state, strict=False)
+    ]
+    carried = Carried(after[:L], after[L : 2 * L], after[2 * L :] or None)
+    norm = (inputs.q.new_empty(0) if x is None else torch.zeros_like(x) for x in (rows.weight, rows.bias))
+    shared = Parameters(*norm, [torch.zeros_like(w) for w in inputs.initial])
+    tokens_grad = [torch.empty_like(x) for x in inputs[:3]]
+    gates_grad = [tuple(torch.zeros_like(x) for x in gate) for gate in inputs[3:6]]
+    for where, start in zip(reversed(layout.segments()), reversed(starts), strict=True):
+        states.begin(*start)
+        d = None if d_out is None else d_out[where]
+        _lead_back(layout, rows, inputs, where, states, kept, d, carried, shared, tokens_grad, gates_grad)
+    M, S = (tuple(x.unflatten(0, (B, -1)) for x in part) for part in (carried.W, carried.S))
+    anchor = tuple(x.unflatten(0, (B, -1)) for x in carried.anchor or ()) if layout.anchored else (None,) * L
+    weight, bias = (
+        None if x.numel() == 0 else x.squeeze(1).unflatten(0, (B, -1)).sum(0) for x in (shared.weight, shared.bias)
+    )
+    return Inputs(*tokens_grad, *gates_grad, M, S, anchor, weight, bias, tuple(shared.initial))
+
+
+def _lead_back(
+    layout: Layout,
+    rows: Rows,
+    inputs: Inputs,
+    where: slice,
+    states: States,
+    kept: Kept,
+    d_out: Tensor | None,
+    carried: Carried,
+    shared: Parameters,
+    tokens_grad: list[Tensor],
+    gates_grad: list[Weights],
+) -> None:
+    """Write and read a segment again, and lead its gradients back; all that is made for it ends with the call."""
+    leaves = [tuple(x[where].detach().requires_grad_() for x in gate) for gate in inputs[3:6]]
+    with torch.enable_grad():
+        differentiable = layout.gates(*leaves, where)
+    gates = [ChunkGates(*(x.detach() for x in g)) for g in differentiable]
+    tokens = Tokens(*(_by_row(x[where]) for x in inputs[:3]))
+    complete = layout.flags(where, inputs.q.shape[3])
+    written = write(rows, tokens, gates, states, complete, kept.written[where])
+    found = read(rows, tokens.q, gates, written, states, kept.read[where])
+    d = torch.zeros_like(tokens.q) if d_out is None else _by_row(d_out)
+    *by_token, by_gates = SegmentAdjoint(rows, tokens, gates, states, written, shared).run(d, found, complete, carried)
+    for whole, part in zip(tokens_grad, by_token, strict=True):
+        whole[where] = _by_batch(part, rows.batch)
+    _gate_grads(differentiable, by_gates, leaves, gates_grad, where)
+
+
+def _gate_grads(
+    weights: list[ChunkGates],
+    grads: list[dict[str, Tensor]],
+    leaves: list[Weights],
+    into: list[Weights],
+    where: slice,
+) -> None:
+    """From gradients by what tokens weigh to gradients by θ, η and α."""
+    outputs = [x for layer in weights for x in layer]
+    by_output = [
+        layer[name].view_as(x)
+        for layer, g in zip(grads, weights, strict=True)
+        for name, x in zip(g._fields, g, strict=True)
+    ]
+    flat = [x for gate in leaves for x in gate]
+    found = torch.autograd.grad(outputs, flat, by_output, allow_unused=True)
+    for x, whole in zip(found, [x for gate in into for x in gate], strict=True):
+        if x is not None:
+            whole[where] = x
 
 
 def chunked(
@@ -91,30 +333,31 @@ def chunked(
     products h ⊗ δ, and a read at every token is a masked attention per memory layer (MATH §3, docs/derivation.md).
     Chunks follow one another; batch, heads and the positions of a chunk run side by side.
     """
+    given = (q, k, v, *theta, *eta, *alpha, *state.M, *state.S, *state.anchor)
+    if can_step(q, valid, given):
+        return step(
+            q, k, v, theta, eta, alpha, state,
+            network=network, chunk_size=chunk_size, return_surprise=return_surprise,
+        )  # fmt: skip
     grid = make_grid(state.offset, q.shape[1], chunk_size, valid)
-    # Chunks are unbound once: indexing them one by one would make the backward pass quadratic in their number.
-    Q, K, V = (grid.place(x).transpose(2, 3).unbind(0) for x in (q, k, v))  # N times (B, H, C, D)
-    gates = [[x.unbind(0) for x in layer] for layer in _lay_out_gates(grid, theta, eta, alpha)]
-    initial = None
-    if network.forget_to == "init" and network.initial is not None:
-        initial = tuple(w.to(q.dtype) for w in network.initial)
-
-    outputs, surprise = [], []
-    for n in range(grid.chunks):
-        here = [ChunkGates(*(x[n] for x in layer)) for layer in gates]
-        inputs, deltas = errors(state.anchor, K[n], V[n], network)
-        outputs.append(_read_chunk(Q[n], state, here, inputs, deltas, network, initial))
-        M, S = _write_chunk(state, here, inputs, deltas, initial)
-        complete = grid.complete[n]
-        anchor = state.anchor
-        if isinstance(complete, Tensor):
-            anchor = select_rows(complete, M, anchor)
-        elif complete:
-            anchor = M
-        state = MemoryState(M, S, anchor, state.offset)
-        if return_surprise:
-            sizes = [h.detach().norm(dim=-1) * d.detach().norm(dim=-1) for h, d in zip(inputs, deltas, strict=True)]
-            surprise.append(torch.stack(sizes, dim=-1))
-    o = grid.restore(torch.stack(outputs).transpose(2, 3))
-    sizes = grid.restore(torch.stack(surprise).transpose(2, 3)) if return_surprise else None
-    return o, state._replace(offset=grid.offset), sizes
+    L, dtype = len(state.M), q.dtype
+    used = network.forget_to == "init"
+    inputs = Inputs(
+        *(grid.place(x) for x in (q, k, v)),
+        *(tuple(grid.place(x) for x in gate) for gate in (theta, eta, alpha)),
+        state.M,
+        state.S,
+        state.anchor,
+        *(None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)),
+        tuple(w.to(dtype) for w in network.initial or ()) if used else (),
+    )
+    aliased = all(a is w for a, w in zip(state.anchor, state.M, strict=True))
+    layout = Layout(network, grid.mask(), grid.complete, not aliased, return_surprise)
+    flat = inputs.flat()
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in flat):
+        o, sizes, *tensors = _Chunked.apply(layout, L, *flat)
+    else:
+        o, sizes, after = _run(layout, inputs, None)
+        tensors = [x.unflatten(0, (q.shape[0], q.shape[2])) for part in after for x in part or ()]
+    M, S, anchor = tuple(tensors[:L]), tuple(tensors[L : 2 * L]), tuple(tensors[2 * L :])
+    return grid.restore(o), MemoryState(M, S, anchor or M, grid.offset), None if sizes is None else grid.restore(sizes)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class ChunkGates(NamedTuple):
@@ -32,14 +33,21 @@ class ChunkGates(NamedTuple):
 
 
 def interval_products(d: Float[Tensor, "*s C"]) -> Float[Tensor, "*s C C1"]:
-    """P(t, j) = ∏_{j<i≤t} d_i for t = 1…C (rows) and j = 0…C (columns); 1 on the diagonal, 0 above it."""
+    """P(t, j) = ∏_{j<i≤t} d_i for t = 1…C (rows) and j = 0…C (columns); 1 on the diagonal, 0 above it.
+
+    Intervals double in length: one over both halves of a block is the product of what each half leaves of it.
+    """
     C = d.shape[-1]
-    unit = torch.eye(C + 1, dtype=d.dtype, device=d.device)
-    row, rows = unit[0], []
-    for t, factor in enumerate(d.unsqueeze(-1).unbind(-2)):
-        row = row * factor + unit[t + 1]
-        rows.append(row)
-    return torch.stack(rows, dim=-2)
+    doublings = (C - 1).bit_length()
+    d = F.pad(d, (0, 2**doublings - C), value=1.0)
+    P = torch.stack((d, torch.ones_like(d)), dim=-1).unsqueeze(-2)  # blocks of one position: P(1, 0) = d, P(1, 1) = 1
+    for _ in range(doublings):
+        first, second = P[..., 0::2, :, :], P[..., 1::2, :, :]
+        size = first.shape[-2]
+        upper = F.pad(first, (0, size))
+        lower = torch.cat((second[..., :1] * first[..., -1:, :], second[..., 1:]), dim=-1)
+        P = torch.cat((upper, lower), dim=-2)
+    return P.squeeze(-3)[..., :C, : C + 1]
 
 
 def chunk_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Bool[Tensor, "... C"] | None) -> ChunkGates:
@@ -54,8 +62,11 @@ def chunk_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Bool[Tensor,
     if channelwise:  # channels go to the front, so that positions are last for both kinds
         theta, eta, alpha = (x.transpose(-1, -2) for x in (theta, eta, alpha))
         present = None if present is None else present.unsqueeze(-2)
-    A = interval_products(1.0 - alpha)
-    H = interval_products(eta)
+    keep = 1.0 - alpha
+    if keep.shape == eta.shape:
+        A, H = interval_products(torch.stack((keep, eta))).unbind(0)
+    else:  # channel-wise one, shared by the channels the other
+        A, H = interval_products(keep), interval_products(eta)
     summed = H if present is None else H * present.unsqueeze(-1)
     fR = A[..., 1:] @ summed  # column 0 is f, the others are R
     f, G = fR[..., 0], fR[..., 1:] * theta.unsqueeze(-2)
@@ -67,10 +78,3 @@ def chunk_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Bool[Tensor,
         return ChunkGates(a, f, G, eta_end, surprise_end, memory_end)
     a, f, eta_end, surprise_end, memory_end = (x.unsqueeze(-1) for x in (a, f, eta_end, surprise_end, memory_end))
     return ChunkGates(a, f, G, eta_end, surprise_end, memory_end)
-
-
-def weighted_similarity(x: Float[Tensor, "B H C D"], h: Float[Tensor, "B H C D"], G: Tensor) -> Tensor:
-    """(x hᵀ) ∘ G for one chunk; with channel-wise gates Σ_d x_td h_jd G_dtj."""
-    if G.dim() == 4:
-        return (x @ h.transpose(-1, -2)) * G
-    return torch.einsum("bhtd,bhjd,bhdtj->bhtj", x, h, G)

@@ -56,15 +56,33 @@ def activate(z: Float[Tensor, "*s D"], activation: Activation) -> Float[Tensor, 
     return F.silu(z) if activation == "silu" else F.relu(z)
 
 
-def slope(z: Float[Tensor, "*s D"], activation: Activation) -> Float[Tensor, "*s D"]:
-    """φ'(z), itself differentiable: the outer model's gradients pass through the inner ones."""
+def activate_into(z: Tensor, out: Tensor, activation: Activation) -> Tensor:
+    """Write φ(z) into `out` and return it."""
     if activation == "gelu":
-        cdf = 0.5 * (1.0 + torch.erf(z * math.sqrt(0.5)))
-        return cdf + z * torch.exp(-0.5 * z * z) * (0.5 * math.sqrt(2.0 / math.pi))
+        return torch.ops.aten.gelu.out(z, out=out)
+    if activation == "silu":
+        return torch.ops.aten.silu.out(z, out=out)
+    return torch.clamp_min(z, 0.0, out=out)
+
+
+def slope_times(grad: Tensor, z: Tensor, out: Tensor, activation: Activation) -> Tensor:
+    """Write grad ∘ φ'(z) into `out` and return it."""
+    if activation == "gelu":
+        return torch.ops.aten.gelu_backward.grad_input(grad, z, grad_input=out)
+    if activation == "silu":
+        return torch.ops.aten.silu_backward.grad_input(grad, z, grad_input=out)
+    return torch.ops.aten.threshold_backward.grad_input(grad, z, 0.0, grad_input=out)
+
+
+def curvature(z: Tensor, activation: Activation) -> Tensor | None:
+    """φ''(z); None where it is zero."""
+    if activation == "gelu":
+        square = z * z
+        return torch.exp(-0.5 * square).mul_(2.0 - square).mul_(1.0 / math.sqrt(2.0 * math.pi))
     if activation == "silu":
         s = torch.sigmoid(z)
-        return s * (1.0 + z * (1.0 - s))
-    return (z > 0).to(z.dtype)
+        return s * (1.0 - s) * (2.0 + z * (1.0 - 2.0 * s))
+    return None
 
 
 def norm_parameters(network: MemoryNetwork, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
@@ -115,34 +133,3 @@ def loss(
     if network.objective == "dot":
         return -(prediction * v).sum()
     return ((prediction - v) ** 2).sum()
-
-
-def errors(
-    M: tuple[Float[Tensor, "B H _ _"], ...],
-    k: Float[Tensor, "B H C D"],
-    v: Float[Tensor, "B H C D"],
-    network: MemoryNetwork,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs h_{l-1} and errors δ_l of every layer, for all tokens of a chunk at the same weights.
-
-    The gradient of token j is the outer product ∇_{W_l} ℓ = h_{l-1,j} ⊗ δ_{l,j} with h_0 = k, so a chunk of gradients
-    is 2 L matrices of C rows and no per-token weights exist.
-    """
-    weight, bias = norm_parameters(network, k.dtype)
-    inputs, pre = [k], []
-    for layer, W in enumerate(M):
-        if layer > 0:
-            inputs.append(activate(pre[-1], network.activation))
-        pre.append(inputs[-1] @ W)
-    z = pre[-1]
-    delta = -v if network.objective == "dot" else 2.0 * (output(k, z, network, weight, bias) - v)
-    if weight is not None:
-        # Backward of LayerNorm: the gradient loses its mean and its part along the normalised output.
-        unit, rstd = standardise(z)
-        delta = delta * weight
-        delta = rstd * (delta - delta.mean(-1, keepdim=True) - unit * (delta * unit).mean(-1, keepdim=True))
-    deltas = [delta]
-    for layer in range(len(M) - 1, 0, -1):
-        delta = (delta @ M[layer].transpose(-1, -2)) * slope(pre[layer - 1], network.activation)
-        deltas.insert(0, delta)
-    return inputs, deltas

@@ -1,0 +1,318 @@
+"""A segment of chunks, forward: one after another the chunks write, then all of them read at once.
+
+Only writing is sequential: the gradients of a chunk need the weights that the chunk before has left. A read needs those
+too, but no other read, so the queries of all chunks of a segment go through each memory layer in one batched product.
+Inside here a row is one memory, R = B · H of them, and tensors are (n, R, C, …) for the n chunks of a segment.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from titans_lm.ops.gates import ChunkGates
+from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, activate_into, slope_times
+
+Weights = tuple[Tensor, ...]
+
+
+class Tokens(NamedTuple):
+    """Queries, keys and values of a segment, (n, R, C, D), contiguous."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The network as the rows of a call see it: `weight` and `bias` of the LayerNorm are (R, 1, D)."""
+
+    network: MemoryNetwork
+    batch: int
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def leads_to(self) -> Weights | None:
+        """M_init (H, D_in, D_out) where forgetting leads there."""
+        return self.network.initial if self.network.forget_to == "init" else None
+
+
+def as_rows(network: MemoryNetwork, batch: int) -> Rows:
+    """Lay the LayerNorm's parameters (H, D) out for R = B · H rows."""
+    weight, bias = (
+        None if x is None else x.repeat(batch, 1).unsqueeze(1) for x in (network.norm_weight, network.norm_bias)
+    )
+    return Rows(network, batch, weight, bias)
+
+
+class States:
+    """Weights and surprise at the start of every chunk of a segment, and at its end: L buffers (n + 1, R, D_in, D_out).
+
+    `anchors` holds for each chunk where its gradients are taken: the weights at its start, or others where a call began
+    inside a chunk or rows end at different places. `aliased` says which of the two.
+    """
+
+    def __init__(self, chunks: int, like: Weights) -> None:
+        self.W = [w.new_empty(chunks + 1, *w.shape) for w in like]
+        self.S = [w.new_empty(chunks + 1, *w.shape) for w in like]
+        self.anchors: list[Weights] = []
+        self.aliased: list[bool] = []
+
+    def begin(self, W: Weights, S: Weights, anchor: Weights | None) -> None:
+        """Start a segment; without an anchor the gradients of its first chunk are taken at W."""
+        for mine, given in zip((*self.W, *self.S), (*W, *S), strict=True):
+            mine[0].copy_(given)
+        self.anchors, self.aliased = [], []
+        self._next_anchor = self.weights(0) if anchor is None else anchor
+        self._next_aliased = anchor is None
+
+    def weights(self, i: int) -> Weights:
+        """The memory at the start of chunk i."""
+        return tuple(w[i] for w in self.W)
+
+    def surprise(self, i: int) -> Weights:
+        """The surprise at the start of chunk i."""
+        return tuple(s[i] for s in self.S)
+
+    def anchor(self) -> Weights:
+        """Give the next chunk its anchor."""
+        self.anchors.append(self._next_anchor)
+        self.aliased.append(self._next_aliased)
+        return self._next_anchor
+
+    def close(self, i: int, complete: bool | Tensor) -> None:
+        """Chunk i is written: where it is complete, gradients are now taken at what it left."""
+        if isinstance(complete, Tensor):
+            new = self.weights(i + 1)
+            self._next_anchor = tuple(torch.where(complete, w, a) for w, a in zip(new, self._next_anchor, strict=True))
+            self._next_aliased = False
+        elif complete:
+            self._next_anchor, self._next_aliased = self.weights(i + 1), True
+        else:
+            self._next_aliased = False
+
+    def end_anchor(self) -> Weights | None:
+        """The anchor that goes on, None where it is the memory itself."""
+        return None if self._next_aliased else self._next_anchor
+
+
+class Written(NamedTuple):
+    """What writing a segment leaves for reading it and for its gradients, over all its chunks.
+
+    inputs[l] is h_{l−1}, pre[l] is z_l, deltas[l] is δ_l and back[l − 1] is δ_{l+1} W_{l+1}ᵀ, before the slope. For a
+    LayerNorm, `unit` and `rstd` = 1 / std belong to z_L and `error` is ∂ℓ/∂unit; empty where there is none.
+    """
+
+    inputs: list[Tensor]
+    pre: list[Tensor]
+    deltas: list[Tensor]
+    back: list[Tensor]
+    unit: Tensor
+    rstd: Tensor
+    error: Tensor
+
+
+def misses(rows: Rows, tokens: Tokens) -> Tensor:
+    """What the inner loss misses besides the network's z_L: [k +] [bias] − v, or −v for the dot product."""
+    if rows.network.objective == "dot":
+        return -tokens.v
+    x = tokens.k - tokens.v if rows.network.residual else -tokens.v
+    return x if rows.bias is None else x + rows.bias
+
+
+class LastError:
+    """δ_L of the chunks of a segment, one after another; what does not depend on the state is made once for all.
+
+    ∂ℓ/∂unit = base + scale ∘ unit with a LayerNorm, whose backward pass then leads to z_L; ∂ℓ/∂z_L = base + 2 z_L
+    without; for the dot product the base alone. With `collect`, `unit`, `rstd` and `error` are kept.
+    """
+
+    def __init__(self, rows: Rows, tokens: Tokens, collect: bool) -> None:
+        self.dot, self.norm, self.collect = rows.network.objective == "dot", rows.weight is not None, collect
+        self.base = misses(rows, tokens)
+        if not self.dot:
+            self.base = 2.0 * self.base
+        if rows.weight is not None:
+            self.base, self.scale = self.base * rows.weight, 2.0 * rows.weight * rows.weight
+        self.unit: list[Tensor] = []
+        self.rstd: list[Tensor] = []
+        self.error: list[Tensor] = []
+
+    def into(self, out: Tensor, i: int, z: Tensor) -> None:
+        """Write δ_L of chunk i into `out`."""
+        if self.norm:
+            unit, _, rstd = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)
+            error = self.base[i] if self.dot else torch.addcmul(self.base[i], unit, self.scale)
+            out.copy_(layer_norm_adjoint(error, unit, rstd))
+            if self.collect:
+                self.unit.append(unit)
+                self.rstd.append(rstd)
+                self.error.append(error)
+        elif self.dot:
+            out.copy_(self.base[i])
+        else:
+            torch.add(self.base[i], z, alpha=2, out=out)
+
+
+def write(
+    rows: Rows,
+    tokens: Tokens,
+    gates: list[ChunkGates],
+    states: States,
+    complete: tuple[bool | Tensor, ...],
+    kept: Tensor | None = None,
+) -> Written:
+    """Write all chunks of a segment, one after another (MATH §3): z, h, δ of every token, and the states between.
+
+    A second time, for the gradients of writing, `kept` is z_L of the first (n, R, C, D), which then is not made again.
+    """
+    n, (R, C, _) = len(complete), tokens.k.shape[1:]
+    L, act = len(states.W), rows.network.activation
+    inputs = [tokens.k] + [tokens.k.new_empty(n, R, C, w.shape[-1]) for w in states.W[:-1]]
+    pre = [tokens.k.new_empty(n, R, C, w.shape[-1]) for w in states.W]
+    if kept is not None:
+        pre[-1] = kept
+    deltas = [torch.empty_like(z) for z in pre]
+    back = [torch.empty_like(z) for z in pre[:-1]]
+    last = LastError(rows, tokens, collect=kept is not None)
+    first = [tokens.k * gates[0].memory_end, tokens.k * gates[0].surprise_end]
+    for i in range(n):
+        anchor = states.anchor()
+        for layer, W in enumerate(anchor):
+            if layer > 0:
+                activate_into(pre[layer - 1][i], inputs[layer][i], act)
+            if kept is None or layer < L - 1:
+                torch.bmm(inputs[layer][i], W, out=pre[layer][i])
+        last.into(deltas[-1][i], i, pre[-1][i])
+        for layer in range(L - 1, 0, -1):
+            torch.bmm(deltas[layer][i], anchor[layer].transpose(1, 2), out=back[layer - 1][i])
+            slope_times(back[layer - 1][i], pre[layer - 1][i], deltas[layer - 1][i], act)
+        for layer, g in enumerate(gates):
+            h = inputs[layer][i]
+            scaled = (x[i] for x in first) if layer == 0 else (h * g.memory_end[i], h * g.surprise_end[i])
+            _advance(rows, states, layer, i, g, *scaled, deltas[layer][i])
+        states.close(i, complete[i])
+    none = tokens.k.new_empty(0)
+    norm = [torch.stack(x) if x else none for x in (last.unit, last.rstd, last.error)]
+    return Written(inputs, pre, deltas, back, *norm)
+
+
+def _advance(
+    rows: Rows, states: States, layer: int, i: int, g: ChunkGates, to_memory: Tensor, to_surprise: Tensor, delta: Tensor
+) -> None:
+    """Memory and surprise of one layer at the end of chunk i.
+
+    W ← a W + f S [+ (1 − a) W_init] − (h ∘ memory_end)ᵀ δ        S ← η_end S − (h ∘ surprise_end)ᵀ δ
+    """
+    (W, W_new), (S, S_new) = states.W[layer][i : i + 2], states.S[layer][i : i + 2]
+    a, f, e = (x[i, :, -1:].transpose(1, 2) for x in (g.a, g.f, g.eta_end))
+    torch.mul(W, a, out=W_new)
+    W_new.addcmul_(S, f)
+    if rows.leads_to is not None:
+        by_head(W_new, rows).addcmul_(rows.leads_to[layer], by_head(1.0 - a, rows))
+    W_new.baddbmm_(to_memory.transpose(1, 2), delta, alpha=-1)
+    torch.mul(S, e, out=S_new)
+    S_new.baddbmm_(to_surprise.transpose(1, 2), delta, alpha=-1)
+
+
+def by_head(x: Tensor, rows: Rows) -> Tensor:
+    """(R, …) as (B, H, …)."""
+    return x.unflatten(0, (rows.batch, -1))
+
+
+def layer_norm_adjoint(grad: Tensor, unit: Tensor, rstd: Tensor) -> Tensor:
+    """Backward of the LayerNorm without parameters: r (g − ⟨g⟩ − u ⟨g u⟩) for its output u and r = 1 / std.
+
+    torch's kernel is given u in place of the input, with mean 0 and deviation 1: from the input it would subtract
+    terms that grow with the mean, and lose digits.
+    """
+    ones = torch.ones_like(rstd)
+    gradient = torch.ops.aten.native_layer_norm_backward(
+        grad, unit, (unit.shape[-1],), torch.zeros_like(rstd), ones, None, None, (True, False, False)
+    )[0]
+    return gradient.mul_(rstd)
+
+
+class Read(NamedTuple):
+    """What reading a segment leaves for its gradients, over all its chunks, one entry per memory layer.
+
+    inputs[l] is x, still[l] is a ∘ x, past[l] is f ∘ x, raw[l] is x hᵀ (None with channel-wise gates), weighted[l] is
+    (x hᵀ) ∘ G and pre[l] is z_l.
+    """
+
+    inputs: list[Tensor]
+    still: list[Tensor]
+    past: list[Tensor]
+    raw: list[Tensor | None]
+    weighted: list[Tensor]
+    pre: list[Tensor]
+
+
+def read(
+    rows: Rows, q: Tensor, gates: list[ChunkGates], written: Written, states: States, kept: Tensor | None = None
+) -> Read:
+    """Read M_t(q_t) at every position t of every chunk without building any M_t.
+
+    z_l = (a x) W_l + (f x) S_l + ((1 − a) x) W_init − ((x h_{l−1}ᵀ) ∘ G_l) Δ_l      x = q, then φ(z_{l−1})
+
+    A second time, for the gradients of reading, `kept` is z_L of the first, which then is not made again.
+    """
+    n, L = q.shape[0], len(gates)
+    found = Read([], [], [], [], [], [])
+    x = q
+    for layer, g in enumerate(gates):
+        if layer > 0:
+            x = activate_into(found.pre[-1], torch.empty_like(found.pre[-1]), rows.network.activation)
+        still, past = x * g.a, x * g.f
+        raw, weighted = similarity(x, written.inputs[layer], g.G)
+        if kept is not None and layer == L - 1:
+            z = kept
+        else:
+            z = torch.bmm(flat(still), flat(states.W[layer][:n]))
+            z.baddbmm_(flat(past), flat(states.S[layer][:n]))
+            z.baddbmm_(flat(weighted), flat(written.deltas[layer]), alpha=-1)
+            z = z.view(*x.shape[:-1], -1)
+            if rows.leads_to is not None:
+                z += times_shared(x - still, rows.leads_to[layer], rows)
+        for several, value in zip(found, (x, still, past, raw, weighted, z), strict=True):
+            several.append(value)
+    return found
+
+
+def answers(rows: Rows, q: Tensor, z: Tensor) -> Tensor:
+    """Finish the network: o = [q +] [LN](z_L)."""
+    if rows.weight is None:
+        return z + q if rows.network.residual else z
+    o = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)[0] * rows.weight
+    for part in (rows.bias, q if rows.network.residual else None):
+        if part is not None:
+            o += part
+    return o
+
+
+def similarity(x: Tensor, h: Tensor, G: Tensor) -> tuple[Tensor | None, Tensor]:
+    """x hᵀ and (x hᵀ) ∘ G for all chunks; with channel-wise gates only Σ_d x_td h_jd G_dtj."""
+    if G.dim() == 4:
+        raw = torch.bmm(flat(x), flat(h).transpose(1, 2)).view(G.shape)
+        return raw, raw * G
+    return None, torch.einsum("nrtd,nrjd,nrdtj->nrtj", x, h, G)
+
+
+def flat(x: Tensor) -> Tensor:
+    """(n, R, …) as (n R, …)."""
+    return x.flatten(0, 1)
+
+
+def heads_first(x: Tensor, rows: Rows) -> Tensor:
+    """(n, R, C, D) as (H, n B C, D): one product per head where all rows meet the same weights."""
+    return x.unflatten(1, (rows.batch, -1)).permute(2, 0, 1, 3, 4).flatten(1, 3)
+
+
+def times_shared(x: Tensor, weight: Tensor, rows: Rows) -> Tensor:
+    """x W for weights (H, D_in, D_out) that all rows of a head share."""
+    n, _, C, _ = x.shape
+    z = torch.bmm(heads_first(x, rows), weight)
+    return z.unflatten(1, (n, rows.batch, C)).permute(1, 2, 0, 3, 4).flatten(1, 2)

@@ -1,0 +1,74 @@
+"""Decoding through a compiled graph: the same numbers, one graph for all places in the text, and its limits.
+
+Run by test_compiled.py in a process without the checks of conftest.py, which torch.compile cannot trace through.
+"""
+
+import shutil
+
+import pytest
+import torch
+
+from model_cases import ARCHITECTURES, small_backbone
+
+CONSTANT = [name for name in ARCHITECTURES if name != "attention"]
+
+
+@pytest.fixture(autouse=True)
+def _forget_graphs() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def decode(backbone: torch.nn.Module, x: torch.Tensor, first: int) -> list[torch.Tensor]:
+    """Read `first` tokens at once and the others one by one."""
+    with torch.no_grad():
+        y, state = backbone(x[:, :first])
+        outputs = [y[:, -1:]]
+        for t in range(first, x.shape[1]):
+            y, state = backbone(x[:, t : t + 1], state)
+            outputs.append(y)
+    return outputs
+
+
+@pytest.mark.parametrize("architecture", CONSTANT)
+def test_compiled_decoding_is_decoding(architecture: str) -> None:
+    """Across the borders of chunks, segments and windows, with one graph for all of it.
+
+    The backend runs the traced graph as it is: tracing is what this package can get wrong.
+    """
+    backbone = small_backbone(architecture).eval()
+    x = torch.randn(2, 40, backbone.config.hidden_size, dtype=backbone.norm.weight.dtype)
+    expected = decode(backbone, x, 3)
+    backbone.compile_decoding("eager")
+    for got, by_calls in zip(decode(backbone, x, 3), expected, strict=True):
+        torch.testing.assert_close(got, by_calls, rtol=1e-12, atol=1e-12)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_only_single_tokens_without_gradients_are_compiled() -> None:
+    backbone = small_backbone("lmm").eval()
+    backbone.compile_decoding("eager")
+    x = torch.randn(1, 1, backbone.config.hidden_size, dtype=backbone.norm.weight.dtype)
+    _, state = backbone(x)
+    y, _ = backbone(x, state)
+    assert y.requires_grad
+    with torch.no_grad():
+        backbone(x, state, surprise=[])
+        backbone(x.expand(-1, 3, -1), state)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
+
+
+def test_full_attention_is_not_compiled() -> None:
+    with pytest.raises(ValueError, match="keys and values grow with every token"):
+        small_backbone("attention").compile_decoding()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, while it compiles
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_inductor_gives_the_same_numbers() -> None:
+    backbone = small_backbone("mac").eval()
+    x = torch.randn(1, 12, backbone.config.hidden_size, dtype=backbone.norm.weight.dtype)
+    expected = decode(backbone, x, 3)
+    backbone.compile_decoding()
+    for got, by_calls in zip(decode(backbone, x, 3), expected, strict=True):
+        torch.testing.assert_close(got, by_calls, rtol=1e-9, atol=1e-9)
