@@ -7,11 +7,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs
+.PHONY: help demo test bench lint format docs
 
 help:
 	@echo 'make demo    train small models, read, write and report (about 6 minutes on 2 cores) -> runs/demo/'
 	@echo 'make test    run the tests (WORKERS=$(WORKERS) processes)'
+	@echo 'make bench   time and memory of the op and of models, beside peers (about half an hour on 2 cores) -> runs/bench/'
 	@echo 'make lint    ruff and the type checker'
 	@echo 'make format  let ruff fix and format'
 	@echo 'make docs    build the documentation -> site/'
@@ -23,6 +24,11 @@ demo: $(READY)
 # One thread per worker: on few cores, processes share them better than threads.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# The peer goes into an environment of its own (see docs/guides/bench.md); without a registry its rows say so.
+bench: $(READY)
+	$(BIN)/titans bench all
+	$(BIN)/titans bench render --results runs/bench --docs runs/bench/results.md
 
 lint: $(READY)
 	$(BIN)/ruff check

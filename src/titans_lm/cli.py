@@ -18,6 +18,14 @@ from typing import Annotated, Any, NoReturn
 
 import tyro
 
+from titans_lm.bench.settings import (
+    AllSettings,
+    ModelSettings,
+    OpsSettings,
+    PeersSettings,
+    RenderSettings,
+    ScalingSettings,
+)
 from titans_lm.config import nearest
 from titans_lm.demo.settings import DemoSettings
 from titans_lm.train.settings import LanguageSettings, merge_settings, plain_settings, read_settings_file
@@ -98,6 +106,23 @@ class Demo(DemoSettings):
     """Show nothing."""
 
 
+Measured = (
+    Annotated[OpsSettings, tyro.conf.subcommand("ops", default=OpsSettings())]
+    | Annotated[ModelSettings, tyro.conf.subcommand("model", default=ModelSettings())]
+    | Annotated[PeersSettings, tyro.conf.subcommand("peers", default=PeersSettings())]
+    | Annotated[ScalingSettings, tyro.conf.subcommand("scaling", default=ScalingSettings())]
+    | Annotated[AllSettings, tyro.conf.subcommand("all", default=AllSettings())]
+    | Annotated[RenderSettings, tyro.conf.subcommand("render", default=RenderSettings())]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Measure time and memory of the op and of models, beside peers and beside the machine's own limit."""
+
+    what: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Measured]] = tyro.MISSING
+
+
 def run_train(command: Train) -> None:
     from titans_lm.train.language import train_language_model
     from titans_lm.train.log import ProgressReport
@@ -163,11 +188,27 @@ def run_demo(command: Demo) -> None:
     _write_result(command.json, run_demo(settings, quiet=command.quiet))
 
 
+def run_bench(command: Bench) -> None:
+    settings = command.what
+    say = (lambda _: None) if settings.quiet else _say
+    if isinstance(settings, RenderSettings):
+        from titans_lm.bench.render import render_results
+
+        written = [str(path) for path in render_results(settings.results, settings.docs)]
+        say("\n".join(written))
+        _write_result(settings.json, {"files": written})
+    else:
+        from titans_lm.bench.command import run_bench
+
+        _write_result(settings.json, run_bench(settings, say))
+
+
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "train": (Train, run_train),
     "generate": (Generate, run_generate),
     "info": (Info, run_info),
     "demo": (Demo, run_demo),
+    "bench": (Bench, run_bench),
 }
 """Every command: its settings, and what runs them."""
 
@@ -240,7 +281,7 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
         if not path.is_file():
             raise ValueError(f"got the run folder {resume!r}, which holds no settings.json; expected a run to resume")
         default = merge_settings(default, read_settings_file(path))
-    if config is not None:
+    if config is not None and hasattr(default, "config"):
         default = merge_settings(default, read_settings_file(Path(config)))
     return default
 

@@ -1,0 +1,214 @@
+"""How a case is measured: the same file on both sides of a comparison, so it knows torch and nothing of this package.
+
+A worker imports what it needs, notes its memory, builds the case, warms up, and then takes the times between two
+measurements of the machine's own limit: a large square matrix product in the same minute.
+"""
+
+import gc
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MEGABYTE = 2**20
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """A case that is ready: `step()` does it once; what a step processes, and what is worth telling beside it."""
+
+    step: Callable[[], Any]
+    tokens: int
+    flops: int | None = None
+    """Floating point operations of a step, where a formula for them is known."""
+    calls: int = 1
+    """Calls of a step that follow one another, such as the tokens that decoding writes."""
+    facts: dict[str, Any] | None = None
+
+
+def prepare(request: dict[str, Any]) -> torch.device:
+    """Set threads, the limit on memory, the seed and the device as the request says."""
+    device = torch.device(request["device"])
+    if request.get("threads"):
+        torch.set_num_threads(request["threads"])
+    if request.get("memory_limit") and device.type == "cpu":
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = request["memory_limit"] if hard == resource.RLIM_INFINITY else min(request["memory_limit"], hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    torch.manual_seed(request.get("seed", 0))
+    return device
+
+
+def measure(
+    request: dict[str, Any], build: Callable[[dict[str, Any], torch.device], Runnable], device: torch.device
+) -> dict[str, Any]:
+    """Build, warm up and time one case; everything that a row of the results holds."""
+    load_backward(device)
+    memory = PeakMemory(device)
+    ready = build(request, device)
+    warmed = warm_up(ready.step, request["warmup"], request["warmup_seconds"], device)
+    memory.look()
+    size, dtype = request["matmul"], getattr(torch, request["dtype"])
+    yardstick = matmul_times(size, dtype, device)
+    memory.reset()
+    before = kernel_counts()
+    times = [seconds(ready.step, device) for _ in range(request["repeats"])]
+    faults, preempted = ((after - first) // len(times) for after, first in zip(kernel_counts(), before, strict=True))
+    memory.look()
+    yardstick += matmul_times(size, dtype, device)
+    typical, limit = statistics.median(times), 2 * size**3 / statistics.median(yardstick)
+    row = {
+        "seconds": {"median": typical, "min": min(times), "max": max(times), "all": times},
+        "warmup_runs": warmed,
+        "tokens": ready.tokens,
+        "tokens_per_second": ready.tokens / typical,
+        "milliseconds_per_call": 1e3 * typical / ready.calls,
+        "peak_memory_bytes": memory.growth,
+        "page_faults_per_run": faults,
+        "preempted_per_run": preempted,
+        "matmul_flops_per_second": limit,
+        "threads": torch.get_num_threads(),
+        **(ready.facts or {}),
+    }
+    if ready.flops is not None:
+        rate = ready.flops / typical
+        row |= {"flops": ready.flops, "flops_per_second": rate, "share_of_matmul": rate / limit}
+    return row
+
+
+def load_backward(device: torch.device) -> None:
+    """Let torch load what it imports at its first backward pass, so that it counts as imported."""
+    x = torch.ones(2, 2, device=device, requires_grad=True)
+    torch.autograd.grad(x @ x, x, torch.ones_like(x))
+
+
+def warm_up(step: Callable[[], Any], most: int, enough: float, device: torch.device) -> int:
+    """Run until a number of runs or of seconds is reached, at least once; returns the runs."""
+    started = time.perf_counter()
+    for done in range(1, most + 1):
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if time.perf_counter() - started > enough:
+            return done
+    return most
+
+
+def seconds(step: Callable[[], Any], device: torch.device) -> float:
+    """Time one run: on a GPU by events on its own clock, with nothing else in flight."""
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        start.record()
+        step()
+        end.record()
+        torch.cuda.synchronize(device)
+        return start.elapsed_time(end) / 1e3
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def matmul_times(size: int, dtype: torch.dtype, device: torch.device, repeats: int = 5) -> list[float]:
+    """Time products of two square matrices: what this machine reaches in this minute, with these threads."""
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    torch.mm(a, b, out=out)
+    return [seconds(lambda: torch.mm(a, b, out=out), device) for _ in range(repeats)]
+
+
+class PeakMemory:
+    """Largest memory since the imports: of the device on a GPU, else of the process.
+
+    Where the kernel lets a process reset its own high-water mark, what a case takes is told from what the matrix
+    product beside it took; elsewhere what the warm-up took counts.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.init()
+            torch.cuda.reset_peak_memory_stats(device)
+        self.start = resident(device)
+        self.can_reset = self.reset()
+        self.peak = self.start
+        self.looked = False
+
+    def reset(self) -> bool:
+        """Forget the peak so far; False where that cannot be done."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return True
+        try:
+            CLEAR.write_text("5")
+        except OSError:
+            return False
+        return True
+
+    def look(self) -> None:
+        """Take the peak since the last reset into account."""
+        if self.can_reset or not self.looked:
+            self.peak = max(self.peak, peak_resident(self.device))
+        self.looked = True
+
+    @property
+    def growth(self) -> int:
+        return max(0, self.peak - self.start)
+
+
+def resident(device: torch.device) -> int:
+    """Bytes in use now, by the device's tensors or by this process."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    found = _status("VmRSS")
+    return found if found is not None else peak_resident(device)
+
+
+def peak_resident(device: torch.device) -> int:
+    """Most bytes that were in use."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    found = _status("VmHWM")
+    if found is not None:
+        return found
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def kernel_counts() -> tuple[int, int]:
+    """Count the pages that the kernel had to hand to this process, and how often it gave a core to somebody else.
+
+    The second number is near zero on a machine of one's own; where it is not, times say something about the others too.
+    """
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt, usage.ru_nivcsw
+
+
+def _status(name: str) -> int | None:
+    """Read a line of /proc/self/status in bytes; None where there is no such file."""
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    found = next((line.split()[1] for line in lines if line.startswith(f"{name}:")), None)
+    return None if found is None else int(found) * 1024
+
+
+def answer(request: dict[str, Any], work: Callable[[dict[str, Any], torch.device], dict[str, Any]]) -> dict[str, Any]:
+    """Do what is asked; what goes wrong becomes the last line of its error instead of a number."""
+    try:
+        return work(request, prepare(request))
+    except Exception as error:  # a case that fails is a result too, whatever with
+        if os.environ.get("TITANS_BENCH_DEBUG"):
+            raise
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return {"error": f"{type(error).__name__}: {lines[0] if lines else 'no message'}"}

@@ -1,0 +1,71 @@
+"""`titans bench ops`: the op alone, by length, chunk size, width, heads and depth."""
+
+from typing import Any
+
+from titans_lm.bench.run import Bench, Case, allocators, report
+from titans_lm.bench.settings import OpsSettings
+
+PAPER: dict[str, Any] = {"heads": 6, "width": 64, "depth": 2, "expansion": 4, "chunk": 16, "forget_to": "zero"}
+"""The paper's form, which one size after the other is varied of."""
+ONE_HEAD: dict[str, Any] = {"heads": 1, "width": 384, "depth": 2, "expansion": 4, "chunk": 64, "forget_to": "zero"}
+"""One head over the whole width, as titans-pytorch has it by default."""
+QUICK = {"heads": 2, "width": 8}
+MODEL_WIDTH = 384
+
+
+def run_ops(settings: OpsSettings, bench: Bench, command: str, check: dict[str, Any]) -> dict[str, Any]:
+    """Measure every case of the settings and write ops.json."""
+    rows = [bench.measure(case) for case in op_cases(settings, bench.device)]
+    return report("ops", bench, command, check, rows)
+
+
+def op_cases(s: OpsSettings, device: str = "cpu") -> list[Case]:
+    """List the cases: two base cases with both allocators, then one size varied at a time."""
+    tokens, base = s.tokens, {**PAPER, "rows": s.rows}
+    varied: list[tuple[str, dict[str, Any]]] = []
+    if s.quick:
+        tokens, base = 24, {**base, **QUICK, "chunk": 8}
+    else:
+        varied += [(f"T {T:,}", {**base, "tokens": T}) for T in s.lengths]
+        varied += [(f"C {C}", {**base, "chunk": C, "tokens": _few(C, tokens)}) for C in s.chunks]
+        varied += [
+            (f"D {D}", {**base, "width": D, "heads": max(1, MODEL_WIDTH // D), "tokens": tokens}) for D in s.widths
+        ]
+        varied += [(f"H {H}", {**base, "heads": H, "tokens": tokens}) for H in s.heads]
+        varied += [(f"L {L}", {**base, "depth": L, "tokens": tokens}) for L in s.depths]
+    varied.append(('forget_to="init"', {**base, "forget_to": "init", "tokens": tokens}))
+    one = {**ONE_HEAD, **({"width": 16, "chunk": 8} if s.quick else {}), "rows": s.rows, "tokens": tokens}
+    six = {**base, "tokens": tokens}
+    cases = [
+        Case(label=label, kind="op", mode=mode, case=case, allocator=allocator)
+        for label, case in ((name_of(six), six), (name_of(one), one))
+        for mode in s.modes
+        for allocator in allocators(device)
+        if mode != "decode" or allocator == "default"
+    ]
+    cases += [
+        Case(label=label, kind="op", mode=mode, case=case)
+        for label, case in _unlike(varied, six)
+        for mode in s.modes
+        if mode != "decode" or not label.startswith("T ")  # a token that is decoded knows no length
+    ]
+    if "decode" in s.modes:
+        many = {**six, "rows": 8 * s.rows}
+        cases.append(Case(label=f"{many['rows']} rows", kind="op", mode="decode", case=many))
+    return cases
+
+
+def name_of(case: dict[str, Any]) -> str:
+    """Name a case by its sizes."""
+    heads = f"{case['heads']} head{'s' if case['heads'] > 1 else ''} of {case['width']}"
+    return f"{heads}, C {case['chunk']}, {case['rows']} × {case['tokens']:,}"
+
+
+def _few(chunk: int, tokens: int) -> int:
+    """Fewer tokens where nearly every token is a chunk of its own: the time per token does not depend on them."""
+    return max(64, tokens // 8) if chunk <= 4 else tokens
+
+
+def _unlike(varied: list[tuple[str, dict[str, Any]]], base: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Leave out what the base case has measured already."""
+    return [(label, case) for label, case in varied if case != base]

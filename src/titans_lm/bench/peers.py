@@ -1,0 +1,150 @@
+"""`titans bench peers`: our op, layer and model beside titans-pytorch and blocks of transformers, in turn."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from titans_lm.bench.models import model_case
+from titans_lm.bench.ops import ONE_HEAD, PAPER
+from titans_lm.bench.peer_env import peer_python
+from titans_lm.bench.run import Bench, Case, allocators, report
+from titans_lm.bench.settings import PeersSettings
+
+TRAIN = "forward+backward"
+Comparison = tuple[str, list[Case]]
+
+
+def run_peers(
+    settings: PeersSettings, bench: Bench, command: str, check: dict[str, Any], *, required: bool = True
+) -> dict[str, Any]:
+    """Make the peer's environment if need be, let the sides take turns, and write peers.json.
+
+    ValueError where the peer cannot be installed; unless it is required, its rows then say why, and ours are measured.
+    """
+    missing = None
+    try:
+        python, versions = peer_python(settings.peers_env, bench.say)
+    except ValueError as error:
+        if required:
+            raise
+        python, versions, missing = settings.peers_env, {}, str(error)
+    rows = []
+    for title, cases in comparisons(settings, python, bench.device):
+        rows += bench.compare(title, [replace(case, missing=missing) if case.python else case for case in cases])
+    return report("peers", bench, command, check, rows, peers=versions)
+
+
+def comparisons(s: PeersSettings, python: Path, device: str) -> list[Comparison]:
+    """List what is compared with what: the layer with every allocator of the settings, the rest with the last one."""
+    makers = {
+        "layer": (partial(layer, TRAIN), partial(layer, "forward")),
+        "paper": (paper,),
+        "exact": (exact,),
+        "mac": (mac,),
+        "generation": (generation,),
+    }
+    every = allocators(device, s.allocators)
+    found = []
+    for name in s.cases:
+        for make in makers[name]:
+            title, cases = make(s.quick, python)
+            for allocator in every if name == "layer" else every[-1:]:
+                found.append((title, [replace(case, allocator=allocator) for case in cases]))
+    return found
+
+
+def layer(mode: str, quick: bool, python: Path) -> Comparison:
+    """One head over the whole width, chunk 64: the setting that titans-pytorch's README begins with."""
+    case = {**ONE_HEAD, "rows": 2, "tokens": 4096, **({"width": 16, "chunk": 8, "tokens": 32} if quick else {})}
+    theirs = {name: case[name] for name in ("width", "heads", "rows", "tokens")} | {"chunk_size": case["chunk"]}
+    return (
+        f"Layer of width {case['width']}, 1 head, chunk {case['chunk']}, 2 × {case['tokens']:,}",
+        [
+            Case(label="our op", kind="op", mode=mode, case=case),
+            Case(label="our layer", kind="layer", mode=mode, case={**case, "layer": "memory"}),
+            Case(
+                label="titans-pytorch NeuralMemory", kind="peer_layer", mode=mode, case=theirs, side="titans-pytorch",
+                python=python,
+            ),
+        ],
+    )  # fmt: skip
+
+
+def paper(quick: bool, _: Path) -> Comparison:
+    """The paper's form beside blocks of transformers of the same width."""
+    case = {**PAPER, "rows": 2, "tokens": 4096, **({"width": 8, "chunk": 8, "tokens": 32} if quick else {})}
+    width = case["width"] * case["heads"]
+    block = {**case, "width": width, "ffn": 32 if quick else 1024}
+    blocks = (("our layer", "memory"), ("Llama block", "llama"), ("Mamba2 block", "mamba2"))
+    return (
+        f"{case['heads']} heads of {case['width']}, chunk {case['chunk']}, 2 × {case['tokens']:,}",
+        [
+            Case(label="our op", kind="op", mode=TRAIN, case=case),
+            *(
+                Case(
+                    label=label, kind="layer", mode=TRAIN, case={**block, "layer": name},
+                    side="ours" if name == "memory" else "transformers",
+                )
+                for label, name in blocks
+            ),
+        ],
+    )  # fmt: skip
+
+
+def exact(quick: bool, python: Path) -> Comparison:
+    """The rule of the paper token by token: the only setting of titans-pytorch that computes it, and ours."""
+    case = {**ONE_HEAD, "rows": 1, "tokens": 128, **({"width": 16, "tokens": 32} if quick else {})}
+    theirs = {name: case[name] for name in ("width", "heads", "rows", "tokens")}
+    return (
+        f"The exact rule, width {case['width']}, 1 head, 1 × {case['tokens']}",
+        [
+            Case(label="our op, chunk 16", kind="op", mode=TRAIN, case={**case, "chunk": 16}),
+            Case(label="our op, chunk 1", kind="op", mode=TRAIN, case={**case, "chunk": 1}),
+            Case(
+                label="titans-pytorch, chunk 1, batch 16", kind="peer_layer", mode=TRAIN, side="titans-pytorch",
+                case={**theirs, "chunk_size": 1, "batch_size": 16}, python=python,
+            ),
+        ],
+    )  # fmt: skip
+
+
+def mac(quick: bool, python: Path) -> Comparison:
+    """A training step of the MAC model."""
+    case = {**model_case("mac", quick), "rows": 4, "tokens": 64 if quick else 1024}
+    return (
+        f"MAC model of width {case['width']}, {case['layers']} blocks, training step 4 × {case['tokens']:,}",
+        [
+            *(
+                Case(label=f"our MAC, chunk {chunk}", kind="model", mode="train", case={**case, "chunk": chunk})
+                for chunk in ((8, 16) if quick else (16, 64))
+            ),
+            their_model(case, "train", python),
+        ],
+    )
+
+
+def generation(quick: bool, python: Path) -> Comparison:
+    """Cached generation of the MAC model, one row."""
+    sizes = {"prompt": 16, "tokens": 4} if quick else {"prompt": 128, "tokens": 256}
+    case = {**model_case("mac", quick), "rows": 1, **sizes}
+    # compiling takes its time and says nothing in a try-out
+    compiled = [] if quick else [
+        Case(label="our MAC, generate(), compiled", kind="model", mode="generate", case={**case, "compiled": True})
+    ]  # fmt: skip
+    return (
+        f"MAC model, {case['tokens']} tokens after a prompt of {case['prompt']}",
+        [
+            Case(label="our MAC, generate()", kind="model", mode="generate", case=case),
+            Case(label="our MAC, plain loop", kind="model", mode="loop", case=case),
+            *compiled,
+            their_model(case, "generate", python),
+        ],
+    )
+
+
+def their_model(case: dict[str, Any], mode: str, python: Path) -> Case:
+    """Their MAC transformer at the same sizes, with the settings of its README otherwise."""
+    theirs = {**case, "longterm": 16}
+    label = "titans-pytorch MAC transformer"
+    return Case(label=label, kind="peer_model", mode=mode, case=theirs, side="titans-pytorch", python=python)

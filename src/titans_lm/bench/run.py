@@ -1,0 +1,202 @@
+"""Cases in processes of their own, one after the other; comparisons take turns, and their ratios are by round."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from titans_lm.bench.hardware import hardware, machine_memory
+from titans_lm.bench.settings import ALLOCATORS, BenchSettings
+from titans_lm.demo.run import usable_cores
+from titans_lm.train.files import write_json
+from titans_lm.train.settings import plain_settings
+
+FORMAT = "titans-lm bench 1"
+WORKER = ("-m", "titans_lm.bench.worker")
+WARMUP, WARMUP_SECONDS = 8, 3.0
+"""Runs of a warm-up, and the time after which it ends in any case: at least one run, and with the tuned allocator a few
+more until the heap has its size."""
+MATMUL, QUICK_MATMUL = 2048, 128
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One thing to measure: what the worker is asked for, and what the row is called."""
+
+    label: str
+    kind: str
+    case: dict[str, Any]
+    mode: str = ""
+    allocator: str = "default"
+    side: str = "ours"
+    python: Path | None = None
+    """Interpreter of another environment, which runs peer_side.py; None is this one."""
+    missing: str | None = None
+    """Why the other environment is not there."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What this case has otherwise than the others: repeats, warmup."""
+
+
+class Bench:
+    """One run of a benchmark: its settings, where progress goes, and the rows so far."""
+
+    def __init__(self, settings: BenchSettings, device: str, say: Say) -> None:
+        self.settings, self.device, self.say = settings, device, say
+        self.threads = settings.threads or usable_cores()
+        self.started = time.perf_counter()
+
+    def measure(self, case: Case, where: str = "") -> dict[str, Any]:
+        """Run one worker; the row has its numbers, or the reason why there are none."""
+        row = {"label": case.label, "side": case.side, "kind": case.kind, "mode": case.mode, "case": case.case}
+        found = self._run(case) if case.missing is None else {"error": case.missing}
+        name = f"{case.label}{f', {case.mode}' if case.mode else ''}{'' if where else _allocator(case)}"
+        self.say(f"{where}{name}: {told(found)}")
+        return {**row, "allocator": case.allocator, **found}
+
+    def compare(self, title: str, cases: Sequence[Case]) -> list[dict[str, Any]]:
+        """Let the sides take turns; each row has the numbers of all rounds, and its ratio to every other side.
+
+        A ratio is tokens per second of the row over those of the other side in the same round; the row gives the
+        median of the rounds.
+        """
+        rounds: list[list[dict[str, Any]]] = []
+        for number in range(self.settings.rounds):
+            self.say(f"{title}{_allocator(cases[0])}, round {number + 1} of {self.settings.rounds}")
+            rounds.append([self.measure(case, "    ") for case in cases])
+        rows = [dict(merged([turn[i] for turn in rounds])) for i in range(len(cases))]
+        for i, row in enumerate(rows):
+            row["against"] = {
+                other["label"]: ratio(rounds, i, j)
+                for j, other in enumerate(rows)
+                if j != i and "error" not in row and "error" not in other
+            }
+        return [{"comparison": title, **row} for row in rows]
+
+    def _run(self, case: Case) -> dict[str, Any]:
+        s = self.settings
+        limit = 0.85 * machine_memory() if s.memory_limit is None else 1e9 * s.memory_limit
+        request = {
+            "kind": case.kind,
+            "mode": case.mode,
+            "case": case.case,
+            "device": self.device,
+            "dtype": {"bf16": "bfloat16"}.get(s.dtype, s.dtype),
+            "threads": self.threads,
+            "memory_limit": int(limit),
+            "repeats": s.repeats,
+            "warmup": 2 if s.quick else WARMUP,
+            "warmup_seconds": WARMUP_SECONDS,
+            "matmul": QUICK_MATMUL if s.quick else MATMUL,
+            **case.settings,
+        }
+        return ask(request, case, s.timeout, self.threads)
+
+
+def ask(request: dict[str, Any], case: Case, timeout: float, threads: int) -> dict[str, Any]:
+    """Send a request to a fresh worker and read its answer; a worker that dies or takes too long is an error row."""
+    if case.python is None:
+        command = [sys.executable, *WORKER]
+    else:
+        command = [str(case.python), "-P", str(Path(__file__).with_name("peer_side.py"))]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    environment |= {**ALLOCATORS[case.allocator], "OMP_NUM_THREADS": str(threads)}
+    if case.python is None:  # a bare checkout works too
+        here = str(Path(__file__).parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [environment.get("PYTHONPATH")])])
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(request), capture_output=True, text=True, timeout=timeout, env=environment,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"error": f"stopped after {timeout:.0f} seconds"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not lines:
+        last = done.stderr.strip().splitlines()
+        reason = last[-1] if last else "no message"
+        return {"error": f"the worker ended with code {done.returncode}: {reason}"}
+    return json.loads(lines[-1])
+
+
+def merged(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Make one row of the rounds: medians of what was measured, the largest memory, the first error if any."""
+    failed = next((row for row in rows if "error" in row), None)
+    if failed is not None:
+        return failed
+    times = [t for row in rows for t in row["seconds"]["all"]]
+    typical = statistics.median(row["seconds"]["median"] for row in rows)
+    merged = {**rows[0], "seconds": {"median": typical, "min": min(times), "max": max(times), "all": times}}
+    for name in ("tokens_per_second", "milliseconds_per_call", "flops_per_second", "share_of_matmul"):
+        if name in merged:
+            merged[name] = statistics.median(row[name] for row in rows)
+    for name in ("matmul_flops_per_second", "page_faults_per_run", "preempted_per_run"):
+        merged[name] = statistics.median(row[name] for row in rows)
+    merged["peak_memory_bytes"] = max(row["peak_memory_bytes"] for row in rows)
+    return {**merged, "rounds": len(rows)}
+
+
+def ratio(rounds: list[list[dict[str, Any]]], i: int, j: int) -> dict[str, Any]:
+    """Tokens per second of side i over those of side j, round by round, and their median."""
+    found = [turn[i]["tokens_per_second"] / turn[j]["tokens_per_second"] for turn in rounds]
+    return {"median": statistics.median(found), "rounds": found}
+
+
+def told(row: dict[str, Any]) -> str:
+    """Say a row in a line."""
+    if "error" in row:
+        return row["error"]
+    parts = [f"{row['tokens_per_second']:,.0f} tokens/s"]
+    if "share_of_matmul" in row:
+        parts.append(f"{100 * row['share_of_matmul']:.0f} % of matmul")
+    if "peak_memory_bytes" in row:
+        parts.append(f"{row['peak_memory_bytes'] / 2**20:,.0f} MiB")
+    if "memory_ratio" in row:
+        parts.append(f"memory × {row['memory_ratio']:.3f}, throughput × {row['throughput_ratio']:.3f}")
+    return ", ".join(parts)
+
+
+def report(
+    what: str, bench: Bench, command: str, check: dict[str, Any], rows: list[dict[str, Any]], **more: Any
+) -> dict[str, Any]:
+    """Put the rows under their header, and write them to the folder of the settings."""
+    result = {
+        "format": FORMAT,
+        "what": what,
+        "command": command,
+        "quick": bench.settings.quick,
+        "device": bench.device,
+        "dtype": bench.settings.dtype,
+        "threads": bench.threads,
+        "wall_seconds": time.perf_counter() - bench.started,
+        "hardware": hardware(),
+        "check": check,
+        "settings": plain_settings(bench.settings),
+        **more,
+        "rows": rows,
+    }
+    path = bench.settings.out / file_name(what, bench.device, bench.settings.dtype)
+    write_json(path, result)
+    bench.say(f"{what}: {path}")
+    return result
+
+
+def file_name(what: str, device: str, dtype: str) -> str:
+    """Name the file of a kind: what.json for float32 on the CPU, what-cuda-bf16.json and the like for the others."""
+    base = device.partition(":")[0]
+    return f"{what}.json" if (base, dtype) == ("cpu", "float32") else f"{what}-{base}-{dtype}.json"
+
+
+def allocators(device: str, wanted: Sequence[str] = tuple(ALLOCATORS)) -> tuple[str, ...]:
+    """Give the allocator settings worth measuring: on a GPU memory is torch's own affair, and one is enough."""
+    return tuple(wanted) if device == "cpu" else tuple(wanted)[:1]
+
+
+def _allocator(case: Case) -> str:
+    return "" if case.allocator == "default" else f", {case.allocator} allocator"

@@ -1,0 +1,56 @@
+"""`titans bench scaling`: the op over longer and longer texts, and models that read a million tokens."""
+
+from dataclasses import replace
+from typing import Any
+
+from titans_lm.bench.models import SIZES
+from titans_lm.bench.ops import ONE_HEAD
+from titans_lm.bench.run import Bench, Case, allocators, report
+from titans_lm.bench.settings import ScalingSettings
+
+FORMS = ((2, 4096), (2, 16_384))
+"""Rows and tokens that are measured beside one row of every length."""
+STREAM = {**SIZES, "width": 64, "layers": 2, "heads": 1, "ffn": 128, "expansion": 2, "chunk": 64, "rows": 1}
+"""The small model that streams."""
+WINDOW, PIECE = 100_000, 4096
+LONG = 65_536
+"""Tokens from which on one run after one warm-up is enough: it takes half a minute."""
+
+
+def run_scaling(settings: ScalingSettings, bench: Bench, command: str, check: dict[str, Any]) -> dict[str, Any]:
+    """Measure until a length does not fit, stream, and write scaling.json."""
+    rows, allocator = [], allocators(bench.device)[-1]
+    for case in op_cases(settings, allocator):
+        row = bench.measure(case)
+        rows.append(row)
+        if "error" in row:
+            break
+    rows += [bench.measure(replace(case, allocator=allocator)) for case in stream_cases(settings)]
+    return report("scaling", bench, command, check, rows)
+
+
+def op_cases(s: ScalingSettings, allocator: str) -> list[Case]:
+    """The layer's form of the peers at every length, forward and backward; short ones first."""
+    one = {**ONE_HEAD, **({"width": 16, "chunk": 8} if s.quick else {})}
+    shapes = [(1, 32), (1, 64)] if s.quick else [*FORMS, *((1, T) for T in sorted(s.lengths))]
+    return [
+        Case(
+            label=f"{rows} × {tokens:,}", kind="op", mode="forward+backward",
+            case={**one, "rows": rows, "tokens": tokens}, allocator=allocator,
+            settings={"repeats": 1, "warmup": 1} if tokens > LONG else {},
+        )
+        for rows, tokens in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
+    ]  # fmt: skip
+
+
+def stream_cases(s: ScalingSettings) -> list[Case]:
+    """Models that read on and on, state carried, nothing else kept."""
+    if s.stream_tokens == 0:
+        return []
+    tokens, window, piece = (600, 200, 64) if s.quick else (s.stream_tokens, WINDOW, PIECE)
+    sizes = STREAM | ({"width": 16, "chunk": 8, "segment": 16} if s.quick else {})
+    return [
+        Case(label=name, kind="stream", case={**sizes, "model": name, "tokens": tokens, "window": window,
+                                              "piece": piece})
+        for name in s.stream_models
+    ]  # fmt: skip

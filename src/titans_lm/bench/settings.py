@@ -1,0 +1,190 @@
+"""What `titans bench` measures: plain dataclasses that know nothing of torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from titans_lm.config import check_at_least, check_choice, check_positive
+
+Precision = Literal["float32", "bf16"]
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "default": {},
+    "tuned": {
+        "MALLOC_MMAP_THRESHOLD_": "4294967296",
+        "MALLOC_TRIM_THRESHOLD_": "4294967296",
+        "MALLOC_TOP_PAD_": "268435456",
+    },
+}
+"""Environments of a worker. Tuned tells glibc to keep what is freed, instead of giving it back to the kernel and
+asking for it, zeroed and page by page, in the next step."""
+MODELS = ("lmm", "mac", "mag", "mal", "attention", "sliding", "segment", "llama", "mamba2")
+PEER_CASES = ("layer", "paper", "exact", "mac", "generation")
+PEER = "titans-pytorch==0.5.5"
+PEERS_ENV = Path("~/.cache/titans-lm/peers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """What every measurement is told."""
+
+    out: Path = Path("runs/bench")
+    """Folder of the numbers, one JSON file for each kind of measurement."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
+    dtype: Precision = "float32"
+    """Precision of the op's inputs, of the matrix product beside it, and of autocast around models."""
+    threads: int | None = None
+    """Threads of a worker; by default as many as there are cores."""
+    repeats: int = 5
+    """Times a case is run after its warm-up, in each of its workers."""
+    rounds: int = 3
+    """Times the sides of a comparison take turns."""
+    timeout: float = 600.0
+    """Seconds that a worker may take."""
+    memory_limit: float | None = None
+    """Gigabytes that a worker on the CPU may ask for; by default 85 % of the machine's."""
+    quick: bool = False
+    """Tiny sizes, to see that everything runs; what comes out says nothing about speed."""
+    json: Path | None = None
+    """Write what came out to this file too."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def __post_init__(self) -> None:
+        check_choice("dtype", self.dtype, ("float32", "bf16"))
+        for name in ("repeats", "rounds"):
+            check_at_least(name, getattr(self, name), 1)
+        if self.threads is not None:
+            check_at_least("threads", self.threads, 1)
+        check_positive("timeout", self.timeout)
+        if self.memory_limit is not None:
+            check_positive("memory_limit", self.memory_limit)
+
+
+def check_all(name: str, values: tuple[int, ...]) -> None:
+    """Refuse an empty list and numbers below 1."""
+    if not values:
+        raise ValueError(f"got no {name}; expected at least one")
+    for value in values:
+        check_at_least(name, value, 1)
+
+
+def check_names(what: str, got: tuple[str, ...], known: tuple[str, ...]) -> None:
+    if not got:
+        raise ValueError(f"got no {what}; expected some of {', '.join(known)}")
+    for name in got:
+        check_choice(what, name, known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpsSettings(BenchSettings):
+    """The op alone. Around one base case, each list varies one size and leaves the others as they are."""
+
+    tokens: int = 2048
+    """Tokens of a row of the base case."""
+    rows: int = 2
+    """Rows of a batch."""
+    lengths: tuple[int, ...] = (512, 2048, 8192)
+    """Tokens T of a row."""
+    chunks: tuple[int, ...] = (1, 4, 16, 64, 256)
+    """Chunk sizes C; with chunk 1, 2 and 4 an eighth of the tokens is run."""
+    widths: tuple[int, ...] = (32, 64, 128)
+    """Channels D of a head; the number of heads keeps D × H at 384."""
+    heads: tuple[int, ...] = (1, 6, 12)
+    """Heads H of 64 channels."""
+    depths: tuple[int, ...] = (1, 2, 3)
+    """Layers L of the memory network."""
+    modes: tuple[str, ...] = ("forward", "forward+backward", "decode")
+    """What is run: forward, forward+backward, decode."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("tokens", "rows"):
+            check_at_least(name, getattr(self, name), 1)
+        for name in ("lengths", "chunks", "widths", "heads", "depths"):
+            check_all(name, getattr(self, name))
+        check_names("modes", self.modes, ("forward", "forward+backward", "decode"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(BenchSettings):
+    """Language models of every architecture, and baselines of the same width, depth and vocabulary."""
+
+    models: tuple[str, ...] = MODELS
+    """Architectures of ours, and llama and mamba2 of transformers."""
+    width: int = 256
+    """Width of every model."""
+    layers: int = 4
+    """Blocks of every model."""
+    contexts: tuple[int, ...] = (100, 100_000)
+    """Tokens that were read before the tokens whose decoding is timed."""
+    prefill: int = 8192
+    """Tokens of the prompt that is read in one call."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_names("models", self.models, MODELS)
+        check_all("contexts", self.contexts)
+        for name in ("width", "layers", "prefill"):
+            check_at_least(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeersSettings(BenchSettings):
+    """Ours and theirs in turn: titans-pytorch from the registry, and blocks of transformers."""
+
+    peers_env: Path = PEERS_ENV
+    """Environment of titans-pytorch; made where it is missing."""
+    cases: tuple[str, ...] = PEER_CASES
+    """layer, paper, exact, mac, generation."""
+    allocators: tuple[str, ...] = ("default", "tuned")
+    """Settings of the allocator, the same on both sides: the layer runs with all of them, the rest with the last."""
+    repeats: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_names("cases", self.cases, PEER_CASES)
+        check_names("allocators", self.allocators, tuple(ALLOCATORS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingSettings(BenchSettings):
+    """The op over long texts, and models that read on and on."""
+
+    lengths: tuple[int, ...] = (2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144)
+    """Tokens of one row, forward and backward; the first that does not fit ends the list."""
+    stream_tokens: int = 1_000_000
+    """Tokens that each model reads; 0 leaves streaming out."""
+    stream_models: tuple[str, ...] = ("lmm", "mac")
+    """Architectures that stream."""
+    repeats: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_all("lengths", self.lengths)
+        check_at_least("stream_tokens", self.stream_tokens, 0)
+        check_names("stream_models", self.stream_models, MODELS[:4])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllSettings(BenchSettings):
+    """Everything, one kind after the other, each with its own defaults; about half an hour on two cores."""
+
+    repeats: int = 2
+    rounds: int = 2
+    peers_env: Path = PEERS_ENV
+    """Environment of titans-pytorch; made where it is missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderSettings:
+    """Write the page of results, and its plots, from the numbers of earlier runs."""
+
+    results: Path = Path("docs/results/bench")
+    """Folder of the JSON files; the plots go there too."""
+    docs: Path = Path("docs/results.md")
+    """The page."""
+    json: Path | None = None
+    """Write the names of the files that were written to this file."""
+    quiet: bool = False
+    """Show nothing."""

@@ -1,0 +1,48 @@
+"""One case in a process of its own: a request as JSON comes in, a row of numbers as JSON goes out.
+
+    python -m titans_lm.bench.worker < request.json
+
+Peak memory is a property of a process, and so is what its allocator was told; hence one process per case.
+"""
+
+import json
+import logging
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+from titans_lm.bench.measure import answer, measure
+
+
+def work(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Measure what a request names. Everything heavy is imported before the memory is looked at."""
+    kind = request["kind"]
+    if kind == "op":
+        from titans_lm.bench.subjects_op import build
+    elif kind == "layer":
+        from titans_lm.bench.subjects_layer import build, load
+
+        load(request["case"]["layer"])
+    elif kind == "stream":
+        from titans_lm.bench.subjects_stream import stream
+
+        return stream(request, device)
+    else:
+        from titans_lm.bench.subjects_model import build, load
+
+        load()
+    return measure(request, build, device)
+
+
+def main() -> None:
+    # Libraries say on import what they would do faster with other libraries; the rows say what was measured.
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    result = answer(json.load(sys.stdin), work)
+    sys.stdout.write(f"\n{json.dumps(result)}\n")
+
+
+if __name__ == "__main__":
+    main()

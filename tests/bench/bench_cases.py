@@ -1,0 +1,36 @@
+"""Small requests and small results for the tests of `titans bench`."""
+
+from typing import Any
+
+REQUEST: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "threads": None,
+    "memory_limit": None,
+    "warmup": 1,
+    "warmup_seconds": 1.0,
+    "repeats": 2,
+    "matmul": 32,
+}
+OP = {"rows": 2, "tokens": 20, "heads": 2, "width": 4, "depth": 2, "expansion": 2, "chunk": 8, "forget_to": "zero"}
+MODEL = {
+    "rows": 2, "tokens": 20, "prompt": 5, "context": 9, "width": 16, "layers": 1, "heads": 2, "ffn": 16, "depth": 2,
+    "expansion": 1, "chunk": 4, "segment": 8, "persistent": 2, "vocab": 32,
+}  # fmt: skip
+
+
+def measured(speed: float, **more: Any) -> dict[str, Any]:
+    """Make up what a worker answers."""
+    return {
+        "seconds": {"median": 1.0 / speed, "min": 0.9 / speed, "max": 1.1 / speed, "all": [1.0 / speed]},
+        "tokens": 1,
+        "tokens_per_second": speed,
+        "milliseconds_per_call": 1e3 / speed,
+        "peak_memory_bytes": int(1e6 * speed),
+        "page_faults_per_run": 3,
+        "preempted_per_run": 0,
+        "matmul_flops_per_second": 1e9,
+        "warmup_runs": 1,
+        "threads": 1,
+        **more,
+    }

@@ -1,0 +1,266 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.bench_cases import OP, measured
+from titans_lm import ops
+from titans_lm.bench import gate, run
+from titans_lm.bench.command import command_line, kinds, run_bench
+from titans_lm.bench.hardware import hardware
+from titans_lm.bench.models import model_cases
+from titans_lm.bench.ops import op_cases
+from titans_lm.bench.run import Bench, Case, allocators, file_name
+from titans_lm.bench.settings import (
+    AllSettings,
+    BenchSettings,
+    ModelSettings,
+    OpsSettings,
+    PeersSettings,
+    ScalingSettings,
+)
+
+CASE = Case(label="op", kind="op", mode="forward", case=OP, allocator="tuned")
+
+
+def make_bench(settings=None, said=None):
+    return Bench(settings or BenchSettings(quick=True, repeats=1), "cpu", (said if said is not None else []).append)
+
+
+def answers(monkeypatch, speeds):
+    """Let workers answer with these speeds in turn; what was asked for comes back as a list."""
+    asked, speeds = [], iter(speeds)
+
+    def ask(request, case, timeout, threads):
+        asked.append((case.label, case.allocator, request))
+        found = next(speeds)
+        return found if isinstance(found, dict) else measured(found)
+
+    monkeypatch.setattr(run, "ask", ask)
+    return asked
+
+
+def test_a_case_runs_in_a_process_of_its_own():
+    said = []
+    row = make_bench(BenchSettings(quick=True, repeats=1, threads=1), said).measure(CASE)
+    assert row["tokens_per_second"] > 0
+    assert (row["label"], row["allocator"], row["threads"], row["case"]) == ("op", "tuned", 1, OP)
+    assert said[0].startswith("op, forward, tuned allocator: ")
+    assert "% of matmul" in said[0]
+
+
+def test_a_case_that_fails_is_a_row_that_says_why():
+    row = make_bench().measure(Case(label="op", kind="op", mode="forward", case={**OP, "depth": 9}))
+    assert row["error"].startswith("ValueError: got memory_depth=9")
+    assert "tokens_per_second" not in row
+
+
+def test_a_worker_that_dies_is_a_row_that_says_why(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'out of memory' >&2\nexit 9\n")
+    python.chmod(0o755)
+    row = make_bench().measure(Case(label="x", kind="peer_layer", case={}, python=python))
+    assert row["error"] == "the worker ended with code 9: out of memory"
+
+
+def test_a_worker_that_takes_too_long_is_a_row_that_says_so(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 30\n")
+    python.chmod(0o755)
+    settings = BenchSettings(quick=True, timeout=0.2)
+    row = make_bench(settings).measure(Case(label="x", kind="peer_layer", case={}, python=python))
+    assert row["error"] == "stopped after 0 seconds"
+
+
+def test_workers_have_the_allocator_of_their_case_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    python = tmp_path / "python"
+    told = '{"error": "\'"$(env | grep ^MALLOC_ | sort | tr "\\n" " ")"\'"}'
+    python.write_text(f"#!/bin/sh\necho '{told}'\n")
+    python.chmod(0o755)
+    found = [
+        make_bench().measure(Case(label="x", kind="peer_layer", case={}, python=python, allocator=name))["error"]
+        for name in ("default", "tuned")
+    ]
+    assert found[0].strip() == ""
+    assert [part.split("=")[0] for part in found[1].split()] == [
+        "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_",
+    ]  # fmt: skip
+
+
+def test_sides_take_turns_and_ratios_are_by_round(monkeypatch):
+    """Both sides get slower from round to round; their ratio does not."""
+    asked = answers(monkeypatch, [100, 50, 10, 6, 1, 0.25])
+    cases = [Case(label=label, kind="op", case={}) for label in ("a", "b")]
+    a, b = make_bench(BenchSettings(rounds=3)).compare("title", cases)
+    assert [label for label, *_ in asked] == ["a", "b"] * 3
+    assert a["against"]["b"]["rounds"] == pytest.approx([2, 10 / 6, 4])
+    assert a["against"]["b"]["median"] == pytest.approx(2)
+    assert b["against"]["a"]["median"] == pytest.approx(0.5)
+    assert (a["tokens_per_second"], a["rounds"], a["comparison"]) == (10, 3, "title")
+    assert a["seconds"]["max"] == pytest.approx(1.0)
+    assert a["peak_memory_bytes"] == int(1e8)
+
+
+def test_a_side_that_fails_in_any_round_has_no_ratio(monkeypatch):
+    answers(monkeypatch, [1, 1, 1, {"error": "no"}])
+    cases = [Case(label=label, kind="op", case={}) for label in ("a", "b")]
+    a, b = make_bench(BenchSettings(rounds=2)).compare("title", cases)
+    assert (a["against"], b["against"], b["error"]) == ({}, {}, "no")
+
+
+def test_an_op_that_is_wrong_is_not_reported(tmp_path, monkeypatch):
+    def wrong(*args, **settings):
+        o, state, surprise = ops._BACKENDS["chunked"](*args, **settings)
+        return o * (1.0 + 1e-7), state, surprise
+
+    monkeypatch.setitem(ops._BACKENDS, "auto", wrong)
+    asked = answers(monkeypatch, [])
+    with pytest.raises(ValueError, match=r"the op is wrong: o differs by a share of 1.0e-07 .*nothing is measured"):
+        run_bench(OpsSettings(quick=True, out=tmp_path / "out", device="cpu"), print)
+    assert asked == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_gradients_are_found_too(monkeypatch):
+    def wrong(q, k, v, theta, *args, **settings):
+        theta = tuple(1.001 * x - (0.001 * x).detach() for x in theta)
+        return ops._BACKENDS["chunked"](q, k, v, theta, *args, **settings)
+
+    monkeypatch.setitem(ops._BACKENDS, "auto", wrong)
+    with pytest.raises(ValueError, match="gradient of theta"):
+        gate.check_op(torch.device("cpu"))
+
+
+def test_wrong_decoding_is_found_too(monkeypatch):
+    def wrong(q, *args, **settings):
+        o, state, surprise = ops._BACKENDS["chunked"](q, *args, **settings)
+        return o + 1e-6 * (q.shape[1] == 1), state, surprise
+
+    monkeypatch.setitem(ops._BACKENDS, "auto", wrong)
+    with pytest.raises(ValueError, match="o, token by token, differs"):
+        gate.check_op(torch.device("cpu"))
+
+
+def test_the_check_covers_what_is_measured():
+    found = gate.check_op(torch.device("cpu"))
+    assert found["largest_difference"] <= 1e-9
+    measured_cases = op_cases(OpsSettings())
+    for name in ("depth", "forget_to"):
+        checked = {{**gate.BASE, **case}[name] for case in gate.CASES}
+        assert {case.case[name] for case in measured_cases} <= checked
+
+
+def test_the_file_has_a_header_and_the_rows(tmp_path, monkeypatch):
+    settings = OpsSettings(quick=True, out=tmp_path, device="cpu", modes=("decode",), threads=1)
+    asked = answers(monkeypatch, [5.0] * 100)
+    said = []
+    result = run_bench(settings, said.append)
+    written = json.loads((tmp_path / "ops.json").read_text())
+    assert written == json.loads(json.dumps(result))
+    assert [path.name for path in tmp_path.iterdir()] == ["ops.json"]
+    assert (written["format"], written["what"], written["quick"]) == ("titans-lm bench 1", "ops", True)
+    assert written["command"].startswith("titans bench ops ")
+    assert written["check"]["cases"] == len(gate.CASES)
+    assert written["settings"]["modes"] == ["decode"]
+    assert len(written["rows"]) == len(asked) == len(said) - 2
+    head = written["hardware"]
+    assert head["memory_bytes"] > 1e8
+    assert head["versions"]["torch"] == torch.__version__
+    assert {"processor", "cores", "gpus", "commit", "date", "system", "allocators"} <= head.keys()
+
+
+def test_ctrl_c_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(OpsSettings(quick=True, out=tmp_path, device="cpu"), lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lengths_end_where_one_does_not_fit(tmp_path, monkeypatch):
+    rows = [measured(1.0), {"error": "RuntimeError: can't allocate memory"}]
+    asked = answers(monkeypatch, rows)
+    settings = ScalingSettings(lengths=(1024, 512, 2048), stream_tokens=0, out=tmp_path, device="cpu")
+    found = run_bench(settings, lambda _: None)
+    assert [row["label"] for row in found["rows"]] == ["1 × 512", "1 × 1,024"]
+    assert {allocator for _, allocator, _ in asked} == {"tuned"}
+    assert "error" in found["rows"][-1]
+
+
+def test_streams_run_for_every_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("titans_lm.bench.scaling.op_cases", lambda *_: [])
+    asked = answers(monkeypatch, [measured(1.0)] * 2)
+    run_bench(ScalingSettings(out=tmp_path, device="cpu", stream_models=("mac", "lmm")), lambda _: None)
+    assert [(label, request["case"]["tokens"]) for label, _, request in asked] == [("mac", 10**6), ("lmm", 10**6)]
+
+
+def test_everything_is_every_kind_with_its_own_defaults():
+    parts = kinds(AllSettings(threads=1, peers_env=Path("/env")))
+    assert list(parts) == ["ops", "model", "scaling", "peers"]
+    assert all((part.threads, part.repeats, part.rounds) == (1, 2, 2) for part in parts.values())
+    assert parts["peers"].peers_env == Path("/env")
+    assert parts["ops"].lengths == OpsSettings().lengths
+    assert kinds(ModelSettings()) == {"model": ModelSettings()}
+
+
+def test_the_command_is_one_that_gives_the_settings():
+    settings = PeersSettings(cases=("mac", "layer"), threads=2, quick=True, peers_env=Path("/a b"))
+    assert command_line("peers", settings) == (
+        "titans bench peers --threads 2 --quick --peers-env '/a b' --cases mac layer"
+    )
+
+
+def test_one_size_is_varied_at_a_time():
+    cases = op_cases(OpsSettings(modes=("forward",)))
+    shapes = [json.dumps(case.case) + case.allocator for case in cases]
+    assert len(shapes) == len(set(shapes))
+    assert {case.case["chunk"] for case in cases} == {1, 4, 16, 64, 256}
+    assert {case.case["heads"] * case.case["width"] for case in cases if case.label.startswith("D ")} == {384}
+    assert [case.case["tokens"] for case in cases if case.label in ("C 1", "C 4")] == [256, 256]
+
+
+def test_every_model_is_measured_in_training_reading_and_decoding():
+    cases = model_cases(ModelSettings(models=("mac",), contexts=(10, 20)))
+    assert [(case.mode, case.case.get("context")) for case in cases] == [
+        ("train", None), ("prefill", None), ("decode", 10), ("decode", 20),
+    ]  # fmt: skip
+
+
+def test_on_a_gpu_the_allocator_is_torchs_own():
+    assert allocators("cpu") == ("default", "tuned")
+    assert allocators("cuda:0") == ("default",)
+    assert (file_name("ops", "cpu", "float32"), file_name("ops", "cuda:1", "bf16")) == (
+        "ops.json", "ops-cuda-bf16.json",
+    )  # fmt: skip
+
+
+def test_the_commit_is_known_or_said_to_be_unknown(monkeypatch):
+    assert hardware()["commit"]
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent / "nothing"))
+    assert hardware()["commit"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OpsSettings(repeats=0), "repeats=0"),
+        (lambda: OpsSettings(chunks=()), "got no chunks"),
+        (lambda: OpsSettings(heads=(0,)), "heads=0"),
+        (lambda: OpsSettings(modes=("froward",)), "did you mean 'forward'"),
+        (lambda: ModelSettings(models=("lama",)), "did you mean 'llama'"),
+        (lambda: PeersSettings(allocators=("tunned",)), "did you mean 'tuned'"),
+        (lambda: ScalingSettings(stream_tokens=-1), "stream_tokens=-1"),
+        (lambda: ScalingSettings(stream_models=("llama",)), "stream_models='llama'"),
+        (lambda: BenchSettings(threads=0), "threads=0"),
+        (lambda: BenchSettings(timeout=0.0), "timeout=0.0"),
+        (lambda: BenchSettings(memory_limit=-1.0), "memory_limit=-1.0"),
+    ],
+)
+def test_settings_that_will_not_do(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
