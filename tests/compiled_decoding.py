@@ -4,11 +4,13 @@ Run by test_compiled.py in a process without the checks of conftest.py, which to
 """
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from model_cases import ARCHITECTURES, small_backbone
+from titans_lm.cli import main
 
 CONSTANT = [name for name in ARCHITECTURES if name != "attention"]
 
@@ -65,6 +67,29 @@ def test_full_attention_is_not_compiled() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, while it compiles
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_generate_writes_the_same_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("nothing is lost\n" * 40)
+    sizes = ["--model.architecture", "lmm", "--model.hidden-size", "16", "--model.num-hidden-layers", "1"]
+    few = ["--steps", "1", "--warmup-steps", "0", "--seq-len", "32", "--batch-size", "2", "--quiet"]
+    run = str(tmp_path / "run")
+    main(["train", str(tmp_path / "text"), "--run", run, *sizes, "--model.num-attention-heads", "2", *few])
+    capsys.readouterr()
+    command = ["generate", run, "--prompt", "nothing", "--max-new-tokens", "12", "--temperature", "0"]
+    main(command)
+    plain = capsys.readouterr().out
+    main([*command, "--compile"])
+    assert capsys.readouterr().out == plain
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match="no-such-compiler"):
+        small_backbone("lmm").compile_decoding()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, while it compiles
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_inductor_gives_the_same_numbers() -> None:
     backbone = small_backbone("mac").eval()
     x = torch.randn(1, 12, backbone.config.hidden_size, dtype=backbone.norm.weight.dtype)
@@ -72,3 +97,4 @@ def test_inductor_gives_the_same_numbers() -> None:
     backbone.compile_decoding()
     for got, by_calls in zip(decode(backbone, x, 3), expected, strict=True):
         torch.testing.assert_close(got, by_calls, rtol=1e-9, atol=1e-9)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

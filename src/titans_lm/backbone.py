@@ -1,5 +1,8 @@
 """A stack of blocks: hidden states in, hidden states out, state in, state out. It knows no tokens."""
 
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -102,13 +105,19 @@ class Backbone(nn.Module):
 
         What a token costs in PyTorch is mostly the calling of small operations; `torch.compile` joins them. It compiles
         on the first token (some seconds), again for another batch size, and needs a C++ compiler on a CPU. Training,
-        longer calls and `surprise` are not touched. Full attention, whose state grows, would be compiled again and
-        again: ValueError.
+        longer calls and `surprise` are not touched. Raises ValueError without a compiler, and for full attention,
+        whose state grows and would be compiled again and again.
         """
         if self.config.architecture == "attention":
             raise ValueError(
                 'got compile_decoding() of architecture="attention", whose keys and values grow with every token; '
                 "expected an architecture with a state of constant size"
+            )
+        compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+        if backend == "inductor" and self.norm.weight.is_cpu and shutil.which(compiler) is None:
+            raise ValueError(
+                f"got no C++ compiler: torch.compile looks for {compiler!r} on a CPU; expected one to be installed "
+                "(or named by the environment variable CXX)"
             )
         self._compiled = torch.compile(_run_block, backend=backend, fullgraph=True, dynamic=False)
 

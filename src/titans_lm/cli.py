@@ -72,6 +72,8 @@ class Generate:
     """Sample from the likeliest tokens that add up to this probability."""
     seed: int | None = None
     """Seed of the sampling, for the same text every time."""
+    compile: bool = False
+    """Compile what reads single tokens: some seconds at first, then faster; needs a C++ compiler on a CPU."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
     config: Path | None = None
@@ -151,6 +153,10 @@ def run_generate(command: Generate) -> None:
     from titans_lm.train.run import load_model, load_tokenizer
 
     model, tokenizer = load_model(command.model, command.device), load_tokenizer(command.model)
+    if command.compile:
+        if not hasattr(model, "compile_decoding"):
+            raise ValueError(f"got --compile for a {type(model).__name__}; expected a titans model, or no --compile")
+        model.compile_decoding()
     generated = generate_text(
         model,
         tokenizer,

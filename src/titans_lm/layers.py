@@ -55,7 +55,7 @@ def valid_tokens(lengths: Int[Tensor, " B"] | None, length: int) -> Bool[Tensor,
 def last_rows(x: Tensor, keep: int, lengths: Int[Tensor, " B"] | None) -> Tensor:
     """The last `keep` rows that count: x is (B, keep + T, …), of which the first keep + lengths are real."""
     if lengths is None:  # a copy: a view would keep all of x alive in the state
-        return x[:, x.shape[1] - keep :].clone()
+        return x[:, x.shape[1] - keep :].clone(memory_format=torch.contiguous_format)
     index = lengths[:, None] + torch.arange(keep, device=x.device)
     tail = [1] * (x.dim() - 2)
     return x.gather(1, index.view(*index.shape, *tail).expand(-1, -1, *x.shape[2:]))
