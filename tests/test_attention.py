@@ -45,9 +45,9 @@ def run(layer: Any, config: BackboneConfig, x: Tensor, persistent: Tensor, posit
     state, call = layer.init_state(rows), new_call(config, x.shape[1], position, rows=rows)
     if not isinstance(layer, SegmentAttention):
         return layer(x, state, call, persistent)[0]
-    outputs = []
+    outputs, looks = [], layer.tokens(x, state.conv, call, persistent)
     for start, stop, phase in segment_pieces(call, x.shape[1], config.segment_len):
-        y, state, _ = layer(x[:, start:stop], state, call.piece(start, stop), persistent, phase)
+        y, state, _ = layer(looks.piece(start, stop), state, call.piece(start, stop), phase)
         outputs.append(y)
     return torch.cat(outputs, dim=1)
 
@@ -106,7 +106,8 @@ def test_what_is_recalled_from_a_later_token_is_not_seen() -> None:
 
     def read(h: Tensor) -> Tensor:
         rows = h, layer.init_recalled(1)
-        return layer(x, layer.init_state(1), new_call(config, tokens), persistent, 0, rows)[0]
+        call, state = new_call(config, tokens), layer.init_state(1)
+        return layer(layer.tokens(x, state.conv, call, persistent), state, call, 0, rows)[0]
 
     jacobian = torch.autograd.functional.jacobian(read, h)[0, :, :, 0].abs().amax((1, 3))  # (of y_i, to h_j)
     assert bool((jacobian.tril() == jacobian).all()), "row j was made from token j: token i < j must not see it"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, Linear, ShortConvolution, last_rows, rotate, valid_tokens
+from titans_lm.layers import Call, Linear, ShortConvolution, convolve, joint, last_rows, rotate, valid_tokens
 from titans_lm.ops.state import state_dtype
 
 Heads = Float[Tensor, "B _ H D"]
@@ -34,6 +34,20 @@ def attend(q: Heads, k: Heads, v: Heads, mask: Bool[Tensor, "_ T N"] | None, cau
     heads_first = (x.transpose(1, 2) for x in (q, k.to(q.dtype), v.to(q.dtype)))
     mask = None if mask is None else mask.unsqueeze(1)
     return F.scaled_dot_product_attention(*heads_first, attn_mask=mask, is_causal=causal).transpose(1, 2)
+
+
+class Looks(NamedTuple):
+    """What tokens look with and at: rotated queries; keys and values of the prefix and of themselves; tails."""
+
+    q: Heads
+    keys: Pair
+    values: Pair
+    conv: tuple[Tensor, ...]
+
+    def piece(self, start: int, stop: int) -> "Looks":
+        """The same for tokens start … stop."""
+        (pk, k), (pv, v) = self.keys, self.values
+        return Looks(self.q[:, start:stop], (pk, k[:, start:stop]), (pv, v[:, start:stop]), self.conv)
 
 
 class Projections(nn.Module):
@@ -58,7 +72,7 @@ class Projections(nn.Module):
         return KeyValues(k, torch.zeros_like(k), tuple(conv.init_tail(batch_size) for conv in self.convs))
 
     def split(self, x: Float[Tensor, "_ T E"]) -> Float[Tensor, "_ T H D"]:
-        return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
+        return x.unflatten(-1, (self.heads, -1))
 
     def tokens(
         self,
@@ -66,23 +80,26 @@ class Projections(nn.Module):
         tails: tuple[Tensor, ...],
         call: Call,
         persistent: Float[Tensor, "P E"],
-        recalled: Float[Tensor, "B T E"] | None = None,
-    ) -> tuple[Heads, list[Heads], list[Heads], tuple[Tensor, ...]]:
-        """Rotated queries of the tokens; keys and values of the prefix, of recalled rows if any, and of the tokens.
+    ) -> "Looks":
+        """Rotated queries of the tokens; keys and values of the prefix and of the tokens.
 
         Only what comes from a token has a position: keys of the prefix are zero in the rotated channels.
         """
-        rows = [persistent[None], x] if recalled is None else [persistent[None], recalled, x]
-        q, keys, values = self.q_proj(x), self._each(self.k_proj, rows), self._each(self.v_proj, rows)
+        if x.shape[1] == 1:
+            rows = [persistent[None], x]
+            q, (pk, k), (pv, v) = self.q_proj(x), self._each(self.k_proj, rows), self._each(self.v_proj, rows)
+        else:
+            q, k, v = joint(x, self.q_proj, self.k_proj, self.v_proj)
+            pk, pv = joint(persistent[None], self.k_proj, self.v_proj)
         if self.convs:
-            streams = zip(self.convs, (q, keys[-1], values[-1]), tails, strict=True)
-            (q, keys[-1], values[-1]), tails = zip(
-                *(conv(y, tail, call.lengths) for conv, y, tail in streams), strict=True
-            )
-        q, keys, values = self.split(q), [self.split(k) for k in keys], [self.split(v) for v in values]
-        prefix, values[0] = self.prefix(keys[0], values[0], x.shape[0])
-        q, *turning = rotate(torch.cat([q, *keys[1:]], dim=2), call.rope).chunk(len(keys), dim=2)
-        return q, [prefix, *turning], values, tails
+            (q, k, v), tails = convolve(self.convs, (q, k, v), tails, call.lengths)
+        q, k, v, pk, pv = (self.split(y) for y in (q, k, v, pk, pv))
+        pk, pv = self.prefix(pk, pv, x.shape[0])
+        if x.shape[1] == 1:
+            q, k = rotate(torch.cat([q, k], dim=2), call.rope).chunk(2, dim=2)
+        else:
+            q, k = rotate(q, call.rope), rotate(k, call.rope)
+        return Looks(q, (pk, k), (pv, v), tails)
 
     def prefix(self, k: Float[Tensor, "1 P H D"], v: Float[Tensor, "1 P H D"], batch_size: int) -> tuple[Heads, Heads]:
         """Keys and values of the persistent tokens for every row; the keys are free of position."""
@@ -127,7 +144,7 @@ class FullAttention(Projections):
             P = pk.shape[1]
             keys, values = torch.cat([pk, k], dim=1), torch.cat([pv, v], dim=1)
             y = attend(F.pad(q, [0, 0, 0, 0, P, 0]), keys, values, None, causal=True)[:, P:]
-            k, v = k.to(state.k.dtype).contiguous(), v.to(state.v.dtype)  # not a view of q beside k
+            k, v = k.to(state.k.dtype).contiguous(), v.to(state.v.dtype).contiguous()  # not a view of q beside them
         else:
             k, v = self._append(state.k, k, call), self._append(state.v, v, call)
             keys, values = torch.cat([pk, k.to(pk.dtype)], dim=1), torch.cat([pv, v.to(pv.dtype)], dim=1)
@@ -251,35 +268,34 @@ class SegmentAttention(Projections):
 
     def forward(
         self,
-        x: Float[Tensor, "B T E"],
+        looks: Looks,
         state: KeyValues,
         call: Call,
-        persistent: Float[Tensor, "P E"],
         phase: int | Int[Tensor, " B"],
         recalled: tuple[Float[Tensor, "B T E"], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Float[Tensor, "B T E"], KeyValues, tuple[Tensor, Tensor] | None]:
         """Attend; `recalled` are the call's rows and the keys and values of earlier ones in the segment."""
-        T = x.shape[1]
-        h, stored = (None, None) if recalled is None else recalled
-        q, keys, values, conv = self.tokens(x, state.conv, call, persistent, h)
+        q, (pk, k), (pv, v), conv = looks
+        T = q.shape[1]
         uniform = isinstance(phase, int)
         filled = phase + T if uniform else self.segment_len
         slots = None
         if not (T == 1 and uniform and call.lengths is None):
-            slots = torch.arange(T, device=x.device)[None] + (phase if uniform else phase[:, None])
-        k, v = (self._store(*pair, slots, phase, call) for pair in ((state.k, keys[-1]), (state.v, values[-1])))
-        see_k, see_v, rows = [keys[0], k], [values[0], v], None
-        if stored is not None:
-            rows = tuple(
-                self._store(*pair, slots, phase, call) for pair in zip(stored, (keys[1], values[1]), strict=True)
-            )
+            slots = torch.arange(T, device=q.device)[None] + (phase if uniform else phase[:, None])
+        k, v = (self._store(*pair, slots, phase, call) for pair in ((state.k, k), (state.v, v)))
+        see_k, see_v, rows = [pk, k], [pv, v], None
+        if recalled is not None:
+            h, stored = recalled
+            hk, hv = (self.split(y) for y in joint(h, self.k_proj, self.v_proj))
+            new = rotate(hk, call.rope), hv
+            rows = tuple(self._store(*pair, slots, phase, call) for pair in zip(stored, new, strict=True))
             see_k.insert(1, rows[0])
             see_v.insert(1, rows[1])
         see_k, see_v = (torch.cat([y[0], *(z[:, :filled].to(q.dtype) for z in y[1:])], 1) for y in (see_k, see_v))
         mask = None
         if slots is not None:
-            mask = torch.arange(filled, device=x.device) <= slots[..., None]
-            mask = see_prefix(mask if rows is None else torch.cat([mask, mask], dim=-1), keys[0].shape[1])
+            mask = torch.arange(filled, device=q.device) <= slots[..., None]
+            mask = see_prefix(mask if rows is None else torch.cat([mask, mask], dim=-1), pk.shape[1])
         return self.merge(attend(q, see_k, see_v, mask)), KeyValues(k, v, conv), rows
 
     def _store(self, old: Heads, new: Heads, slots: Tensor | None, phase: int | Tensor, call: Call) -> Heads:

@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from titans_lm.attention import FullAttention, KeyValues, SegmentAttention, WindowAttention, segment_pieces
+from titans_lm.attention import FullAttention, KeyValues, Looks, SegmentAttention, WindowAttention, segment_pieces
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, Linear, RMSNorm, SwiGLU
+from titans_lm.layers import Call, Linear, RMSNorm, SwiGLU, gated
 from titans_lm.memory import LayerState, NeuralMemory
+from titans_lm.ops import read
 from titans_lm.ops.state import repeat_rows, select_rows
 
 Hidden = Float[Tensor, "B T E"]
@@ -121,22 +122,32 @@ class MACBlock(Block):
         return MACState(memory, memory.memory.M, tails, attention, self.attention.init_recalled(batch_size))
 
     def mix(self, x: Hidden, state: MACState, call: Call) -> tuple[Hidden, MACState]:
-        outputs, surprise = [], None if call.surprise is None else []
+        # What needs no memory is made for all segments at once, before them or after them.
+        q, gate, tails = self.memory.ask(x, state.query_conv, call.lengths)
+        looks = self.attention.tokens(x, state.attention.conv, call, self.persistent)
+        attended, answered, surprise = [], [], None if call.surprise is None else []
         for start, stop, phase in segment_pieces(call, x.shape[1], self.config.segment_len):
-            piece = call.piece(start, stop)._replace(surprise=surprise)
-            o, state = self._segment(x[:, start:stop], state, piece, phase)
-            outputs.append(o)
+            piece, at = call.piece(start, stop)._replace(surprise=surprise), slice(start, stop)
+            asked = q[:, at], gate[:, at]
+            y, o, state = self._segment(asked, looks.piece(start, stop), state, piece, phase)
+            attended.append(y)
+            answered.append(o)
         if call.surprise is not None and surprise:
             call.surprise.append(torch.cat(surprise, dim=1))
-        return joined(outputs), state
+        y, o = joined(attended), joined(answered)
+        m = self.memory.finish(o, self.memory.gate_proj(y))
+        return self.gate(y, m), state._replace(query_conv=tails)
 
-    def _segment(self, s: Hidden, state: MACState, call: Call, phase: int | Tensor) -> tuple[Hidden, MACState]:
-        """Tokens of one segment, or of the part of it that this call holds."""
-        h, tails = self.memory.recall(s, state.at_segment_start, state.query_conv, call.lengths)
-        y, attention, recalled = self.attention(s, state.attention, call, self.persistent, phase, (h, state.recalled))
-        m, memory = self.memory(y, state.memory, call.lengths, call.surprise)
-        at_start = self._segment_start(state, memory, call, phase, s.shape[1])
-        return self.gate(y, m), MACState(memory, at_start, tails, attention, recalled)
+    def _segment(
+        self, asked: tuple[Tensor, Tensor], looks: Looks, state: MACState, call: Call, phase: int | Tensor
+    ) -> tuple[Hidden, Tensor, MACState]:
+        """Tokens of one segment, or of the part of it that this call holds: y, and what the memory answers to it."""
+        q, gate = asked
+        h = self.memory.finish(read(state.at_segment_start, q, self.memory.reader), gate)
+        y, attention, recalled = self.attention(looks, state.attention, call, phase, (h, state.recalled))
+        o, memory = self.memory.write(y, state.memory, call.lengths, call.surprise)
+        at_start = self._segment_start(state, memory, call, phase, y.shape[1])
+        return y, o, MACState(memory, at_start, state.query_conv, attention, recalled)
 
     def _segment_start(
         self, state: MACState, memory: LayerState, call: Call, phase: int | Tensor, length: int
@@ -156,7 +167,7 @@ class MACBlock(Block):
         return select_rows(ended, memory.memory.M, state.at_segment_start)
 
 
-def joined(outputs: list[Tensor]) -> Hidden:
+def joined(outputs: list[Tensor]) -> Tensor:
     """The outputs of a call's segments, one after another; a single one as it is."""
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
@@ -171,7 +182,7 @@ class Gate(nn.Module):
         self.o_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, y: Hidden, m: Hidden) -> Hidden:
-        return self.o_proj(self.value_norm(y) * torch.sigmoid(self.gate_norm(m)))
+        return gated(self.o_proj, self.gate_norm(m), self.value_norm(y), "sigmoid")
 
 
 class MAGBlock(Block):
@@ -257,9 +268,9 @@ class SegmentBlock(Block):
         return self.attention.init_state(batch_size)
 
     def mix(self, x: Hidden, state: KeyValues, call: Call) -> tuple[Hidden, KeyValues]:
-        outputs = []
+        outputs, looks = [], self.attention.tokens(x, state.conv, call, self.persistent)
         for start, stop, phase in segment_pieces(call, x.shape[1], self.config.segment_len):
-            o, state, _ = self.attention(x[:, start:stop], state, call.piece(start, stop), self.persistent, phase)
+            o, state, _ = self.attention(looks.piece(start, stop), state, call.piece(start, stop), phase)
             outputs.append(o)
         return joined(outputs), state
 

@@ -1,12 +1,14 @@
 """The ordinary parts: RMSNorm, SwiGLU, rotary embedding, short convolution, and what a call tells every layer."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from titans_lm.elementwise import Gating, causal_taps, gated_linear, rms_norm
 from titans_lm.ops.state import state_dtype
 
 
@@ -90,6 +92,29 @@ class Linear(nn.Linear):
         return y.view(*input.shape[:-1], -1)
 
 
+def plain(*projs: nn.Module) -> bool:
+    """Whether these are linear maps and nothing else: PEFT wraps them, users put hooks on them."""
+    return all(type(p) is Linear and p.bias is None and not (p._forward_hooks or p._forward_pre_hooks) for p in projs)
+
+
+def joint(x: Float[Tensor, "B T E"], *projs: nn.Module) -> tuple[Tensor, ...]:
+    """Several linear maps of one input, where there are several tokens in one product, which is faster than three."""
+    if x.shape[1] == 1 or not plain(*projs):
+        return tuple(proj(x) for proj in projs)
+    weights: list[Any] = [proj.weight for proj in projs]
+    return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
+
+
+def gated(
+    proj: nn.Module, gate: Float[Tensor, "B T E"], x: Float[Tensor, "B T E"], activation: Gating
+) -> Float[Tensor, "B T O"]:
+    """proj(φ(gate) ∘ x), φ being SiLU or the sigmoid."""
+    if x.shape[1] > 1 and plain(proj):
+        owner: Any = proj
+        return gated_linear(gate, x, owner.weight, activation)
+    return proj((F.silu(gate) if activation == "silu" else torch.sigmoid(gate)) * x)
+
+
 class RMSNorm(nn.Module):
     """x / √(mean(x²) + ε) · weight, computed in at least float32."""
 
@@ -105,7 +130,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*s E"]) -> Float[Tensor, "*s E"]:
         precise = state_dtype(x.dtype)
         if precise == x.dtype == self.weight.dtype:
-            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+            return rms_norm(x, self.weight, self.eps)
         return (F.rms_norm(x.to(precise), x.shape[-1:], eps=self.eps) * self.weight.to(precise)).to(x.dtype)
 
 
@@ -119,7 +144,7 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(hidden, width, bias=False)
 
     def forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return gated(self.down_proj, self.gate_proj(x), self.up_proj(x), "silu")
 
 
 class ShortConvolution(nn.Module):
@@ -146,14 +171,25 @@ class ShortConvolution(nn.Module):
         T = x.shape[1]
         padded = torch.cat([tail.to(x.dtype), x], dim=1)
         weight = self.weight.to(x.dtype)
-        if T == 1:
-            y = (padded * weight).sum(1, keepdim=True)
-        else:  # a handful of shifted products: on CPU faster than a grouped convolution, and no transposes
-            first, *others = weight.unbind()
-            y = padded[:, :T] * first
-            for i, w in enumerate(others, 1):
-                y.addcmul_(padded[:, i : i + T], w)
-        return F.silu(y), last_rows(padded, self.kernel - 1, lengths).to(tail.dtype)
+        y = F.silu((padded * weight).sum(1, keepdim=True)) if T == 1 else causal_taps(padded, weight)
+        return y, last_rows(padded, self.kernel - 1, lengths).to(tail.dtype)
+
+
+def convolve(
+    convs: nn.ModuleList,
+    streams: Sequence[Tensor],
+    tails: tuple[Tensor, ...],
+    lengths: Int[Tensor, " B"] | None,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Each stream through its own convolution; those of several tokens side by side, as one of all channels."""
+    if streams[0].shape[1] == 1 or len(streams) == 1:
+        found = [conv(y, tail, lengths) for conv, y, tail in zip(convs, streams, tails, strict=True)]
+        return tuple(y for y, _ in found), tuple(tail for _, tail in found)
+    sizes, dtype = [y.shape[-1] for y in streams], streams[0].dtype
+    padded = torch.cat([torch.cat(tails, dim=-1).to(dtype), torch.cat(list(streams), dim=-1)], dim=1)
+    y = causal_taps(padded, torch.cat([weight for conv in convs for weight in conv.parameters()], dim=-1).to(dtype))
+    last = last_rows(padded, tails[0].shape[1], lengths).to(tails[0].dtype)
+    return y.split(sizes, dim=-1), tuple(part.contiguous() for part in last.split(sizes, dim=-1))
 
 
 def rope_angles(positions: Int[Tensor, "_ T"], channels: int, base: float, dtype: torch.dtype) -> Rope:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from titans_lm.config import MemoryConfig
-from titans_lm.layers import Linear, RMSNorm, ShortConvolution, start_linear, valid_tokens
+from titans_lm.elementwise import rms_norm, unit_norm
+from titans_lm.layers import Linear, RMSNorm, ShortConvolution, convolve, gated, joint, start_linear, valid_tokens
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
 from titans_lm.ops.state import state_dtype
 
@@ -143,20 +143,26 @@ class NeuralMemory(nn.Module):
     def _stream(
         self, i: int, proj: nn.Module, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T H D"], tuple[Tensor, ...]]:
-        """Stream i of q, k, v: projection, convolution with its tail, heads."""
+        """Stream i of q, k, v alone: projection, convolution with its tail, heads, norm."""
         y = proj(x)
         if self.convs:
             y, tail = self.convs[i](y, tails[i], lengths)
             tails = (*tails[:i], tail, *tails[i + 1 :])
-        y = y.view(*y.shape[:-1], self.config.num_attention_heads, self.config.head_dim)
-        y = y.to(state_dtype(y.dtype))
-        if i < 2:
-            return y / torch.linalg.vector_norm(y, dim=-1, keepdim=True).clamp_min(1e-12), tails
-        return F.rms_norm(y, y.shape[-1:], eps=self.config.norm_eps), tails  # D15
+        return self._normed(i, y), tails
 
-    def _finish(self, o: Float[Tensor, "B T H D"], x: Hidden) -> Hidden:
-        o = self.o_norm(o).flatten(-2).to(x.dtype)
-        return self.o_proj(o * torch.sigmoid(self.gate_proj(x)))
+    def _normed(self, i: int, y: Hidden) -> Float[Tensor, "B T H D"]:
+        y = y.unflatten(-1, (self.config.num_attention_heads, self.config.head_dim))
+        y = y.to(state_dtype(y.dtype))
+        return unit_norm(y) if i < 2 else rms_norm(y, None, self.config.norm_eps)  # D15
+
+    def _streams(
+        self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
+    ) -> tuple[list[Float[Tensor, "B T H D"]], tuple[Tensor, ...]]:
+        """q, k and v, as far as it goes together."""
+        streams = joint(x, self.q_proj, self.k_proj, self.v_proj)
+        if self.convs:
+            streams, tails = convolve(self.convs, streams, tails, lengths)
+        return [self._normed(i, y) for i, y in enumerate(streams)], tails
 
     def forward(
         self,
@@ -169,11 +175,14 @@ class NeuralMemory(nn.Module):
 
         `lengths` (B,) are the real tokens of right-padded rows. A list passed as `surprise` receives ‖∇ℓ‖ (B, T, H, L).
         """
-        state = self.init_state(x.shape[0]) if state is None else state
-        tails = state.conv
-        q, tails = self._stream(0, self.q_proj, x, tails, lengths)
-        k, tails = self._stream(1, self.k_proj, x, tails, lengths)
-        v, tails = self._stream(2, self.v_proj, x, tails, lengths)
+        o, state = self.write(x, self.init_state(x.shape[0]) if state is None else state, lengths, surprise)
+        return self.finish(o, self.gate_proj(x)), state
+
+    def write(
+        self, x: Hidden, state: LayerState, lengths: Int[Tensor, " B"] | None, surprise: list[Tensor] | None
+    ) -> tuple[Float[Tensor, "B T H D"], LayerState]:
+        """`forward` up to what the memory answers, which `finish` makes the output of."""
+        (q, k, v), tails = self._streams(x, state.conv, lengths)
         theta, eta, alpha = (
             q.new_zeros(q.shape[:3]) if gate is None else gate(x)
             for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
@@ -185,14 +194,27 @@ class NeuralMemory(nn.Module):
         )  # fmt: skip
         if surprise is not None:
             surprise.extend(size)
-        return self._finish(o, x), LayerState(memory, tails)
+        return o, LayerState(memory, tails)
+
+    def finish(self, o: Float[Tensor, "B T H D"], gate: Hidden) -> Hidden:
+        """(RMSNorm(o) ∘ σ(gate)) W_O."""
+        return gated(self.o_proj, gate, self.o_norm(o).flatten(-2).to(gate.dtype), "sigmoid")
+
+    def ask(
+        self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
+    ) -> tuple[Float[Tensor, "B T H D"], Hidden, tuple[Tensor, ...]]:
+        """What `recall` needs besides a memory: queries, the gate, and the tail after them."""
+        q, gate = joint(x, self.q_proj, self.gate_proj)
+        if self.convs:
+            (q,), tails = convolve(self.convs[:1], (q,), tails, lengths)
+        return self._normed(0, q), gate, tails
 
     def recall(
         self, x: Hidden, M: tuple[Tensor, ...], tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None = None
     ) -> tuple[Hidden, tuple[Tensor, ...]]:
         """Only read: h = M*(x W_Q), finished as an output is (eq. 21). The query's convolution has its own tail."""
-        q, tails = self._stream(0, self.q_proj, x, tails, lengths)
-        return self._finish(read(M, q, self.reader), x), tails
+        q, gate, tails = self.ask(x, tails, lengths)
+        return self.finish(read(M, q, self.reader), gate), tails
 
     def init_tails(self, batch_size: int) -> tuple[Tensor, ...]:
         """Tails for `recall`: of the query's convolution alone."""

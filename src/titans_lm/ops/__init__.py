@@ -15,6 +15,7 @@ from titans_lm.config import Backend, check_choice
 from titans_lm.ops.check import check_call, check_read, layer_gates
 from titans_lm.ops.chunked import chunked
 from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters
+from titans_lm.ops.recall import recall
 from titans_lm.ops.reference import reference
 from titans_lm.ops.state import MemoryState, state_dtype
 from titans_lm.ops.step import recall_one
@@ -98,7 +99,11 @@ def read(
     with _full_precision(q.device.type):
         weights = tuple(w.to(dtype) for w in M)
         parameters = norm_parameters(network, dtype)
-        run = recall_one if q.shape[1] == 1 and not torch.is_grad_enabled() else forward
+        if torch.is_grad_enabled():
+            followed = any(x is not None and x.requires_grad for x in (q, *weights, *parameters))
+            run = recall if followed else forward
+        else:
+            run = recall_one if q.shape[1] == 1 else forward
         return run(weights, q.to(dtype).transpose(1, 2), network, *parameters).transpose(1, 2).to(q.dtype)
 
 

@@ -20,6 +20,7 @@ from titans_lm.ops.segment import (
     Written,
     by_head,
     flat,
+    halves,
     heads_first,
     layer_norm_adjoint,
     misses,
@@ -29,11 +30,17 @@ from titans_lm.ops.segment import (
 
 @dataclass
 class Carried:
-    """Gradients by the state after the chunk at hand, led back chunk by chunk; `anchor` None is zero."""
+    """Gradients by the state after the chunk at hand, led back chunk by chunk; `anchor` None is zero.
 
-    W: list[Tensor]
-    S: list[Tensor]
+    `both` has those by W and by S as halves, (R, 2 D_in, D_out).
+    """
+
+    both: list[Tensor]
     anchor: list[Tensor] | None
+
+    def __post_init__(self) -> None:
+        self.W = [halves(x)[0] for x in self.both]
+        self.S = [halves(x)[1] for x in self.both]
 
 
 @dataclass
@@ -89,21 +96,20 @@ class SegmentAdjoint:
             g, x = self.gates[layer], found.inputs[layer]
             self.d_read.insert(0, dz)
             shape = x.shape
-            d_kept = torch.bmm(flat(dz), flat(self.states.W[layer][:n]).transpose(1, 2)).view(shape)
-            d_past = torch.bmm(flat(dz), flat(self.states.S[layer][:n]).transpose(1, 2)).view(shape)
+            d_both = torch.bmm(flat(dz), flat(self.states.both[layer][:n]).transpose(1, 2))
+            d_kept, d_past = d_both.view(*shape[:-1], -1).chunk(2, dim=-1)
             through_init = None
             if rows.leads_to is not None:
                 initial = rows.leads_to[layer]
                 through_init = times_shared(dz, initial.transpose(1, 2), rows)
                 d_kept -= through_init
-                forgotten = heads_first(x - found.still[layer], rows)
+                forgotten = heads_first(x - found.both[layer][..., : shape[-1]], rows)
                 self.shared.initial[layer].baddbmm_(forgotten.transpose(1, 2), heads_first(dz, rows))
             self.gate_grads[layer] |= {
                 "a": (d_kept * x).sum_to_size(g.a.shape),
                 "f": (d_past * x).sum_to_size(g.f.shape),
             }
-            d_kept.mul_(g.a)
-            dx = d_kept if through_init is None else through_init.add_(d_kept)
+            dx = d_kept * g.a if through_init is None else through_init.addcmul_(d_kept, g.a)
             dx.addcmul_(d_past, g.f)
             self._similarity(layer, dz, dx, found)
             if layer > 0:
@@ -138,8 +144,7 @@ class SegmentAdjoint:
             self._leave_anchor(complete[i], carried)
             for layer in range(self.L):
                 self._advance(layer, i, carried)
-                carried.W[layer].baddbmm_(found.still[layer][i].transpose(1, 2), self.d_read[layer][i])
-                carried.S[layer].baddbmm_(found.past[layer][i].transpose(1, 2), self.d_read[layer][i])
+                carried.both[layer].baddbmm_(found.both[layer][i].transpose(1, 2), self.d_read[layer][i])
             if self.states.aliased[i]:
                 target = carried.W
                 if carried.anchor is not None:
@@ -153,8 +158,9 @@ class SegmentAdjoint:
             self._errors(i, target)
         for layer, g in enumerate(self.gates):
             h, grads = self.written.inputs[layer], self.gate_grads[layer]
-            grads["memory_end"] = (self.d_to_memory[layer] * h).sum_to_size(g.memory_end.shape)
-            grads["surprise_end"] = (self.d_to_surprise[layer] * h).sum_to_size(g.surprise_end.shape)
+            to_memory, to_surprise = self.d_scaled[layer].chunk(2, dim=-1)
+            grads["memory_end"] = (to_memory * h).sum_to_size(g.memory_end.shape)
+            grads["surprise_end"] = (to_surprise * h).sum_to_size(g.surprise_end.shape)
             for name in ("a", "f"):
                 grads[name][:, :, -1:] += grads.pop(f"{name}_end").transpose(2, 3)
             grads["eta_end"] = grads["eta_end"].transpose(2, 3)
@@ -162,10 +168,7 @@ class SegmentAdjoint:
     def _prepare(self) -> None:
         """What the loop over chunks needs and no state: for all chunks at once."""
         w = self.written
-        self.to_memory = [h * g.memory_end for h, g in zip(w.inputs, self.gates, strict=True)]
-        self.to_surprise = [h * g.surprise_end for h, g in zip(w.inputs, self.gates, strict=True)]
-        self.d_to_memory = [torch.empty_like(h) for h in w.inputs]
-        self.d_to_surprise = [torch.empty_like(h) for h in w.inputs]
+        self.d_scaled = [torch.empty_like(x) for x in w.scaled]
         for g, grads in zip(self.gates, self.gate_grads, strict=True):
             for name, like in (("a_end", g.a), ("f_end", g.f), ("eta_end", g.eta_end)):
                 grads[name] = like.new_empty(self.n, like.shape[1], like.shape[-1], 1)
@@ -201,12 +204,10 @@ class SegmentAdjoint:
         dW, dS = carried.W[layer], carried.S[layer]
         W, S = self.states.W[layer][i], self.states.S[layer][i]
         minus = -self.written.deltas[layer][i]
-        d_memory = torch.bmm(minus, dW.transpose(1, 2), out=self.d_to_memory[layer][i])
-        d_surprise = torch.bmm(minus, dS.transpose(1, 2), out=self.d_to_surprise[layer][i])
+        d_scaled = torch.bmm(minus, carried.both[layer].transpose(1, 2), out=self.d_scaled[layer][i])
+        d_memory, d_surprise = d_scaled.chunk(2, dim=-1)
         self.d_inputs[layer][i].addcmul_(d_memory, g.memory_end[i]).addcmul_(d_surprise, g.surprise_end[i])
-        d_delta = self.d_deltas[layer][i]
-        d_delta.baddbmm_(self.to_memory[layer][i], dW, alpha=-1)
-        d_delta.baddbmm_(self.to_surprise[layer][i], dS, alpha=-1)
+        self.d_deltas[layer][i].baddbmm_(self.written.scaled[layer][i], carried.both[layer], alpha=-1)
         a, f, e = (x[i, :, -1:].transpose(1, 2) for x in (g.a, g.f, g.eta_end))
         product = dW * W
         if self.rows.leads_to is not None:

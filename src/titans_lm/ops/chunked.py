@@ -142,8 +142,15 @@ def _by_batch(x: Tensor, batch: int) -> Tensor:
     return x.unflatten(1, (batch, -1)).transpose(2, 3)
 
 
-def _cloned(state: State) -> State:
-    return tuple(None if part is None else tuple(x.clone() for x in part) for part in state)
+def _copied(state: State, into: list[Tensor] | None = None) -> State:
+    """Copies of a state's tensors, in the given ones as far as they go."""
+    given = iter(into or ())
+
+    def copied(x: Tensor) -> Tensor:
+        buffer = next(given, None)
+        return x.clone() if buffer is None else buffer.copy_(x)
+
+    return tuple(None if part is None else tuple(copied(x) for x in part) for part in state)
 
 
 def _first_state(layout: Layout, inputs: Inputs) -> State:
@@ -155,18 +162,21 @@ def _run(layout: Layout, inputs: Inputs, kept: Kept | None) -> tuple[Tensor, Ten
     """Write and read all segments: outputs (N, B, C, H, D), surprise and the last state; `kept` is filled."""
     rows, segments, state = layout.rows(inputs), layout.segments(), _first_state(layout, inputs)
     N, B, C, H, D = inputs.q.shape
-    states = States(segments[0].stop, state[0])
+    # What outlives the call comes first: behind and between what does not, it would leave holes that an allocator
+    # cannot fill with tensors of the same size.
+    last = [torch.empty_like(x) for part in state[:2] for x in part]
     out = inputs.q.new_empty(B, N, C, H, D).transpose(0, 1)
     sizes = inputs.q.new_empty(N, B, C, H, len(inputs.M)) if layout.surprise else None
+    states = States(segments[0].stop, state[0])
     for where in segments:
         if kept is not None and where.start > 0:
-            state = _cloned(state)  # the buffers are used again
+            state = _copied(state)  # the buffers are used again
             kept.starts.append(state)
         states.begin(*state)
         _lead_on(layout, rows, inputs, where, states, kept, out, sizes)
         n = where.stop - where.start
         state = states.weights(n), states.surprise(n), states.end_anchor()
-    return out, sizes, _cloned(state)
+    return out, sizes, _copied(state, last)
 
 
 def _lead_on(
@@ -246,7 +256,8 @@ def _backward(
         (torch.zeros_like(x) if d is None else d.clone(memory_format=torch.contiguous_format)).flatten(0, 1)
         for x, d in zip(shapes, d_state, strict=False)
     ]
-    carried = Carried(after[:L], after[L : 2 * L], after[2 * L :] or None)
+    both = [torch.cat(pair, dim=1) for pair in zip(after[:L], after[L : 2 * L], strict=True)]
+    carried = Carried(both, after[2 * L :] or None)
     norm = (inputs.q.new_empty(0) if x is None else torch.zeros_like(x) for x in (rows.weight, rows.bias))
     shared = Parameters(*norm, [torch.zeros_like(w) for w in inputs.initial])
     tokens_grad = [torch.empty_like(x) for x in inputs[:3]]

@@ -48,16 +48,24 @@ def as_rows(network: MemoryNetwork, batch: int) -> Rows:
     return Rows(network, batch, weight, bias)
 
 
-class States:
-    """Weights and surprise at the start of every chunk of a segment, and at its end: L buffers (n + 1, R, D_in, D_out).
+def halves(both: Tensor) -> tuple[Tensor, Tensor]:
+    """The two halves of (…, 2 D_in, D_out), of weights and of surprise."""
+    first, second = both.chunk(2, dim=-2)
+    return first, second
 
+
+class States:
+    """Weights and surprise at the start of every chunk and at the end: L buffers (n + 1, R, 2 D_in, D_out).
+
+    W and S are the two halves of a buffer, so that what goes through both goes through in one product.
     `anchors` holds for each chunk where its gradients are taken: the weights at its start, or others where a call began
     inside a chunk or rows end at different places. `aliased` says which of the two.
     """
 
     def __init__(self, chunks: int, like: Weights) -> None:
-        self.W = [w.new_empty(chunks + 1, *w.shape) for w in like]
-        self.S = [w.new_empty(chunks + 1, *w.shape) for w in like]
+        self.both = [w.new_empty(chunks + 1, w.shape[0], 2 * w.shape[1], w.shape[2]) for w in like]
+        self.W = [halves(x)[0] for x in self.both]
+        self.S = [halves(x)[1] for x in self.both]
         self.anchors: list[Weights] = []
         self.aliased: list[bool] = []
 
@@ -102,11 +110,13 @@ class States:
 class Written(NamedTuple):
     """What writing a segment leaves for reading it and for its gradients, over all its chunks.
 
-    inputs[l] is h_{l−1}, pre[l] is z_l, deltas[l] is δ_l and back[l − 1] is δ_{l+1} W_{l+1}ᵀ, before the slope. For a
-    LayerNorm, `unit` and `rstd` = 1 / std belong to z_L and `error` is ∂ℓ/∂unit; empty where there is none.
+    inputs[l] is h_{l−1}, scaled[l] is [h ∘ memory_end | h ∘ surprise_end], pre[l] is z_l, deltas[l] is δ_l and
+    back[l − 1] is δ_{l+1} W_{l+1}ᵀ, before the slope. For a LayerNorm, `unit` and `rstd` = 1 / std belong to z_L and
+    `error` is ∂ℓ/∂unit; empty where there is none.
     """
 
     inputs: list[Tensor]
+    scaled: list[Tensor]
     pre: list[Tensor]
     deltas: list[Tensor]
     back: list[Tensor]
@@ -178,7 +188,8 @@ def write(
     deltas = [torch.empty_like(z) for z in pre]
     back = [torch.empty_like(z) for z in pre[:-1]]
     last = LastError(rows, tokens, collect=kept is not None)
-    first = [tokens.k * gates[0].memory_end, tokens.k * gates[0].surprise_end]
+    scaled = [tokens.k.new_empty(n, R, C, 2 * h.shape[-1]) for h in inputs]
+    weigh(tokens.k, gates[0].memory_end, gates[0].surprise_end, scaled[0])
     for i in range(n):
         anchor = states.anchor()
         for layer, W in enumerate(anchor):
@@ -191,18 +202,24 @@ def write(
             torch.bmm(deltas[layer][i], anchor[layer].transpose(1, 2), out=back[layer - 1][i])
             slope_times(back[layer - 1][i], pre[layer - 1][i], deltas[layer - 1][i], act)
         for layer, g in enumerate(gates):
-            h = inputs[layer][i]
-            scaled = (x[i] for x in first) if layer == 0 else (h * g.memory_end[i], h * g.surprise_end[i])
-            _advance(rows, states, layer, i, g, *scaled, deltas[layer][i])
+            if layer > 0:
+                weigh(inputs[layer][i], g.memory_end[i], g.surprise_end[i], scaled[layer][i])
+            _advance(rows, states, layer, i, g, scaled[layer][i], deltas[layer][i])
         states.close(i, complete[i])
     none = tokens.k.new_empty(0)
     norm = [torch.stack(x) if x else none for x in (last.unit, last.rstd, last.error)]
-    return Written(inputs, pre, deltas, back, *norm)
+    return Written(inputs, scaled, pre, deltas, back, *norm)
 
 
-def _advance(
-    rows: Rows, states: States, layer: int, i: int, g: ChunkGates, to_memory: Tensor, to_surprise: Tensor, delta: Tensor
-) -> None:
+def weigh(x: Tensor, first: Tensor, second: Tensor, out: Tensor) -> Tensor:
+    """Write [x ∘ first | x ∘ second] into `out` and return it."""
+    D = x.shape[-1]
+    torch.mul(x, first, out=out[..., :D])
+    torch.mul(x, second, out=out[..., D:])
+    return out
+
+
+def _advance(rows: Rows, states: States, layer: int, i: int, g: ChunkGates, scaled: Tensor, delta: Tensor) -> None:
     """Memory and surprise of one layer at the end of chunk i.
 
     W ← a W + f S [+ (1 − a) W_init] − (h ∘ memory_end)ᵀ δ        S ← η_end S − (h ∘ surprise_end)ᵀ δ
@@ -213,9 +230,8 @@ def _advance(
     W_new.addcmul_(S, f)
     if rows.leads_to is not None:
         by_head(W_new, rows).addcmul_(rows.leads_to[layer], by_head(1.0 - a, rows))
-    W_new.baddbmm_(to_memory.transpose(1, 2), delta, alpha=-1)
     torch.mul(S, e, out=S_new)
-    S_new.baddbmm_(to_surprise.transpose(1, 2), delta, alpha=-1)
+    states.both[layer][i + 1].baddbmm_(scaled.transpose(1, 2), delta, alpha=-1)
 
 
 def by_head(x: Tensor, rows: Rows) -> Tensor:
@@ -239,13 +255,12 @@ def layer_norm_adjoint(grad: Tensor, unit: Tensor, rstd: Tensor) -> Tensor:
 class Read(NamedTuple):
     """What reading a segment leaves for its gradients, over all its chunks, one entry per memory layer.
 
-    inputs[l] is x, still[l] is a ∘ x, past[l] is f ∘ x, raw[l] is x hᵀ (None with channel-wise gates), weighted[l] is
+    inputs[l] is x, both[l] is [a ∘ x | f ∘ x], raw[l] is x hᵀ (None with channel-wise gates), weighted[l] is
     (x hᵀ) ∘ G and pre[l] is z_l.
     """
 
     inputs: list[Tensor]
-    still: list[Tensor]
-    past: list[Tensor]
+    both: list[Tensor]
     raw: list[Tensor | None]
     weighted: list[Tensor]
     pre: list[Tensor]
@@ -261,23 +276,22 @@ def read(
     A second time, for the gradients of reading, `kept` is z_L of the first, which then is not made again.
     """
     n, L = q.shape[0], len(gates)
-    found = Read([], [], [], [], [], [])
+    found = Read([], [], [], [], [])
     x = q
     for layer, g in enumerate(gates):
         if layer > 0:
             x = activate_into(found.pre[-1], torch.empty_like(found.pre[-1]), rows.network.activation)
-        still, past = x * g.a, x * g.f
+        both = weigh(x, g.a, g.f, x.new_empty(*x.shape[:-1], 2 * x.shape[-1]))
         raw, weighted = similarity(x, written.inputs[layer], g.G)
         if kept is not None and layer == L - 1:
             z = kept
         else:
-            z = torch.bmm(flat(still), flat(states.W[layer][:n]))
-            z.baddbmm_(flat(past), flat(states.S[layer][:n]))
+            z = torch.bmm(flat(both), flat(states.both[layer][:n]))
             z.baddbmm_(flat(weighted), flat(written.deltas[layer]), alpha=-1)
             z = z.view(*x.shape[:-1], -1)
             if rows.leads_to is not None:
-                z += times_shared(x - still, rows.leads_to[layer], rows)
-        for several, value in zip(found, (x, still, past, raw, weighted, z), strict=True):
+                z += times_shared(x - both[..., : x.shape[-1]], rows.leads_to[layer], rows)
+        for several, value in zip(found, (x, both, raw, weighted, z), strict=True):
             several.append(value)
     return found
 

@@ -1,0 +1,132 @@
+"""Element-wise functions with gradients by hand, against the plain expressions and autograd's gradients of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from titans_lm.elementwise import causal_taps, gated_linear, rms_norm, unit_norm
+from titans_lm.layers import Linear, ShortConvolution, convolve, gated, joint
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def plain_taps(padded: Tensor, weight: Tensor) -> Tensor:
+    T = padded.shape[1] - len(weight) + 1
+    return F.silu(sum(padded[:, i : i + T] * w for i, w in enumerate(weight)))
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]] = {}
+
+
+def case(name: str, ours: Callable[..., Tensor], plain: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
+    torch.manual_seed(len(CASES))
+    CASES[name] = ours, plain, tuple(drawn(*shape) for shape in shapes)
+
+
+def rms(x: Tensor, weight: Tensor | None) -> Tensor:
+    y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+    return y if weight is None else y * weight
+
+
+case("rms norm", lambda x, w: rms_norm(x, w, 1e-5), rms, (2, 5, 6), (6,))
+case("rms norm without weight", lambda x: rms_norm(x, None, 1e-5), lambda x: rms(x, None), (2, 5, 3, 4))
+case("unit norm", unit_norm, lambda x: x / x.norm(dim=-1, keepdim=True), (2, 5, 3, 4))
+case("silu, linear", lambda g, x, w: gated_linear(g, x, w, "silu"), lambda g, x, w: (F.silu(g) * x) @ w.T,
+     (2, 5, 6), (2, 5, 6), (4, 6))  # fmt: skip
+case("sigmoid, linear", lambda g, x, w: gated_linear(g, x, w, "sigmoid"), lambda g, x, w: (g.sigmoid() * x) @ w.T,
+     (2, 5, 6), (2, 5, 6), (4, 6))  # fmt: skip
+case("taps", causal_taps, plain_taps, (2, 8, 3), (4, 3))
+case("one tap", causal_taps, plain_taps, (2, 5, 3), (1, 3))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_the_expression(name: str) -> None:
+    ours, plain, inputs = CASES[name]
+    mine, other = ([x.clone().requires_grad_() for x in inputs] for _ in "ab")
+    y, expected = ours(*mine), plain(*other)
+    torch.testing.assert_close(y, expected, rtol=0.0, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(*inputs), expected.detach(), rtol=0.0, atol=1e-12)
+    grad = drawn(*y.shape)
+    for a, b in zip(torch.autograd.grad(y, mine, grad), torch.autograd.grad(expected, other, grad), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_gradient_can_be_asked_for_alone(name: str) -> None:
+    ours, plain, inputs = CASES[name]
+    for asked in range(len(inputs)):
+        found = []
+        for function in (ours, plain):
+            given = [x.clone().requires_grad_(i == asked) for i, x in enumerate(inputs)]
+            found.append(torch.autograd.grad(function(*given).square().sum(), given[asked])[0])
+        torch.testing.assert_close(*found, rtol=0.0, atol=1e-11)
+
+
+def test_a_vector_of_zeros_has_a_gradient_too() -> None:
+    """x / max(‖x‖, ε) is x / ε around zero."""
+    x = torch.zeros(3, 4, dtype=torch.float64)
+    x[1] = 1.0
+    x.requires_grad_()
+    unit_norm(x, 1e-3).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad[0], torch.full((4,), 1e3, dtype=torch.float64))
+    torch.testing.assert_close(x.grad[1], torch.zeros(4, dtype=torch.float64), rtol=0.0, atol=1e-12)
+
+
+def test_maps_of_one_input_are_made_together() -> None:
+    projs = [Linear(6, width, bias=False).double() for width in (3, 6, 2)]
+    x = drawn(2, 5, 6).requires_grad_()
+    together, alone = joint(x, *projs), [proj(x) for proj in projs]
+    for a, b in zip(together, alone, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=1e-12)
+    weights = [proj.weight for proj in projs]
+    a, b = (torch.autograd.grad(sum(y.square().sum() for y in ys), [x, *weights]) for ys in (together, alone))
+    for one, other in zip(a, b, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-11)
+
+
+class Wrapped(torch.nn.Module):
+    """What PEFT does to a linear map."""
+
+    def __init__(self, inner: Linear) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + 1.0
+
+
+@pytest.mark.parametrize("how", ["wrapped", "hooked", "biased"])
+def test_a_map_that_is_more_than_a_matrix_is_called(how: str) -> None:
+    proj: Any = Linear(6, 3, bias=how == "biased").double()
+    if how == "biased":
+        torch.nn.init.ones_(proj.bias)
+    if how == "hooked":
+        proj.register_forward_hook(lambda _, __, y: y + 1.0)
+    weight = proj.weight
+    proj = Wrapped(proj) if how == "wrapped" else proj
+    x, gate = drawn(2, 5, 6), drawn(2, 5, 6)
+    torch.testing.assert_close(joint(x, proj, proj)[1], x @ weight.T + 1.0)
+    torch.testing.assert_close(gated(proj, gate, x, "silu"), (F.silu(gate) * x) @ weight.T + 1.0)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7])
+@pytest.mark.parametrize("lengths", [None, torch.tensor([0, 2, 1])])
+def test_streams_side_by_side_are_streams(tokens: int, lengths: Tensor | None) -> None:
+    convs = torch.nn.ModuleList(ShortConvolution(6, 4).double() for _ in range(3))
+    streams = [drawn(3, tokens, 6) for _ in range(3)]
+    tails = tuple(drawn(3, 3, 6) for _ in range(3))
+    lengths = None if lengths is None else lengths.clamp(max=tokens)
+    together, after = convolve(convs, streams, tails, lengths)
+    for i, conv in enumerate(convs):
+        y, tail = conv(streams[i], tails[i], lengths)
+        torch.testing.assert_close(together[i], y, rtol=0.0, atol=1e-12)
+        assert torch.equal(after[i], tail)
+        assert after[i].is_contiguous()
