@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from titans_lm.elementwise import causal_taps, gated_linear, rms_norm, unit_norm
+from titans_lm.elementwise import causal_taps, gated_linear, normed_gated_linear, rms_norm, unit_norm
 from titans_lm.layers import Linear, ShortConvolution, convolve, gated, joint
 
 
@@ -41,6 +41,11 @@ case("silu, linear", lambda g, x, w: gated_linear(g, x, w, "silu"), lambda g, x,
      (2, 5, 6), (2, 5, 6), (4, 6))  # fmt: skip
 case("sigmoid, linear", lambda g, x, w: gated_linear(g, x, w, "sigmoid"), lambda g, x, w: (g.sigmoid() * x) @ w.T,
      (2, 5, 6), (2, 5, 6), (4, 6))  # fmt: skip
+case("norm, sigmoid, linear", lambda g, x, w, n: normed_gated_linear(g, x, w, n, None, 1e-5),
+     lambda g, x, w, n: (g.sigmoid() * rms(x, n).flatten(2)) @ w.T, (2, 5, 6), (2, 5, 3, 2), (4, 6), (2,))  # fmt: skip
+case("two norms, sigmoid, linear", lambda g, x, w, n, m: normed_gated_linear(g, x, w, n, m, 1e-5),
+     lambda g, x, w, n, m: (rms(g, m).sigmoid() * rms(x, n)) @ w.T,
+     (2, 5, 6), (2, 5, 6), (4, 6), (6,), (6,))  # fmt: skip
 case("taps", causal_taps, plain_taps, (2, 8, 3), (4, 3))
 case("one tap", causal_taps, plain_taps, (2, 5, 3), (1, 3))
 

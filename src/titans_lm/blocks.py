@@ -182,7 +182,7 @@ class Gate(nn.Module):
         self.o_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, y: Hidden, m: Hidden) -> Hidden:
-        return gated(self.o_proj, self.gate_norm(m), self.value_norm(y), "sigmoid")
+        return gated(self.o_proj, m, y, "sigmoid", self.value_norm, self.gate_norm)
 
 
 class MAGBlock(Block):

@@ -15,14 +15,18 @@ from torch.nn import functional as F
 Gating = Literal["silu", "sigmoid"]
 
 
-def _followed(*tensors: Tensor) -> bool:
+def followed(*tensors: Tensor | None) -> bool:
     """Whether gradients will be asked for; elsewhere the plain expression does, which compilers also understand."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors) and not torch.compiler.is_compiling()
+    return (
+        torch.is_grad_enabled()
+        and any(x is not None and x.requires_grad for x in tensors)
+        and not torch.compiler.is_compiling()
+    )
 
 
 def rms_norm(x: Float[Tensor, "*s E"], weight: Float[Tensor, " E"] | None, eps: float) -> Float[Tensor, "*s E"]:
     """x / √(mean(x²) + ε) · weight."""
-    if not _followed(x, *(() if weight is None else (weight,))):
+    if not followed(x, weight):
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     return _RMSNorm.apply(x, weight, eps)
 
@@ -30,31 +34,41 @@ def rms_norm(x: Float[Tensor, "*s E"], weight: Float[Tensor, " E"] | None, eps: 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        rstd = torch.rsqrt_(size.square_().div_(x.shape[-1]).add_(eps))
+        rstd = _rstd(x, eps)
         ctx.save_for_backward(x, weight, rstd)
-        y = x * rstd
-        return y if weight is None else y.mul_(weight)
+        return _scaled(x, rstd, weight)
 
     @staticmethod
     @once_differentiable
     # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        (grad,), (x, weight, rstd) = grads, ctx.saved_tensors
-        d_weight = None
-        if weight is not None:
-            if ctx.needs_input_grad[1]:
-                d_weight = (grad * x).mul_(rstd).sum(dim=tuple(range(x.dim() - 1)))
-            grad = grad * weight
-        # r (g − u ⟨g u⟩) with u = x r and ⟨·⟩ the mean
-        along = (grad * x).mean(-1, keepdim=True).mul_(rstd.pow(3))
-        d_x = grad.mul_(rstd) if weight is not None else grad * rstd
-        return d_x.addcmul_(x, along, value=-1), d_weight, None
+        return *_rms_adjoint(grads[0], *ctx.saved_tensors), None
+
+
+def _rstd(x: Tensor, eps: float) -> Tensor:
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.rsqrt_(size.square_().div_(x.shape[-1]).add_(eps))
+
+
+def _scaled(x: Tensor, rstd: Tensor, weight: Tensor | None) -> Tensor:
+    y = x * rstd
+    return y if weight is None else y.mul_(weight)
+
+
+def _rms_adjoint(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Gradients by x, r (g − u ⟨g u⟩) with u = x r and ⟨·⟩ the mean, and by the weight."""
+    d_weight = None
+    if weight is not None:
+        d_weight = (grad * x).mul_(rstd).sum(dim=tuple(range(x.dim() - 1)))
+        grad = grad * weight
+    along = (grad * x).mean(-1, keepdim=True).mul_(rstd.pow(3))
+    d_x = grad * rstd if weight is None else grad.mul_(rstd)
+    return d_x.addcmul_(x, along, value=-1), d_weight
 
 
 def unit_norm(x: Float[Tensor, "*s D"], eps: float = 1e-12) -> Float[Tensor, "*s D"]:
     """x / max(‖x‖, ε)."""
-    if not _followed(x):
+    if not followed(x):
         return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(eps)
     return _UnitNorm.apply(x, eps)
 
@@ -81,7 +95,7 @@ def gated_linear(
     gate: Float[Tensor, "*s E"], x: Float[Tensor, "*s E"], weight: Float[Tensor, "O E"], activation: Gating
 ) -> Float[Tensor, "*s O"]:
     """(φ(gate) ∘ x) Wᵀ, φ being SiLU or the sigmoid."""
-    if not _followed(gate, x, weight) or torch.is_autocast_enabled(gate.device.type):
+    if not followed(gate, x, weight) or torch.is_autocast_enabled(gate.device.type):
         return F.linear(_open(gate, activation) * x, weight)
     return _GatedLinear.apply(gate, x, weight, activation)
 
@@ -114,9 +128,48 @@ class _GatedLinear(torch.autograd.Function):
         return d_gate, d_product.mul_(opened), d_weight, None
 
 
+def normed_gated_linear(
+    gate: Float[Tensor, "*s E"],
+    x: Float[Tensor, "..."],
+    weight: Float[Tensor, "O E"],
+    x_weight: Float[Tensor, " D"],
+    gate_weight: Float[Tensor, " E"] | None,
+    eps: float,
+) -> Float[Tensor, "*s O"]:
+    """(σ(gate) ∘ RMSNorm(x)) Wᵀ for x (*s, E) or (*s, H, D); with a `gate_weight` of RMSNorm(gate) instead of gate."""
+    return _NormedGatedLinear.apply(gate, x, weight, x_weight, gate_weight, eps)
+
+
+class _NormedGatedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, gate: Tensor, x: Tensor, weight: Tensor, x_weight: Tensor, gate_weight: Tensor | None, eps: float
+    ) -> Tensor:
+        x_rstd, gate_rstd = _rstd(x, eps), None if gate_weight is None else _rstd(gate, eps)
+        ctx.save_for_backward(gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd)
+        opened = torch.sigmoid(gate if gate_rstd is None else _scaled(gate, gate_rstd, gate_weight))
+        return F.linear(opened.mul_(_scaled(x, x_rstd, x_weight).reshape(gate.shape)), weight)
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        (grad,), (gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd) = grads, ctx.saved_tensors
+        normed = _scaled(x, x_rstd, x_weight).reshape(gate.shape)
+        opened = torch.sigmoid(gate if gate_rstd is None else _scaled(gate, gate_rstd, gate_weight))
+        d_weight = grad.flatten(0, -2).t() @ (opened * normed).flatten(0, -2)
+        d_product = grad @ weight
+        d_gate = torch.ops.aten.sigmoid_backward(normed.mul_(d_product), opened)
+        d_x, d_x_weight = _rms_adjoint(d_product.mul_(opened).view(x.shape), x, x_weight, x_rstd)
+        d_gate_weight = None
+        if gate_rstd is not None:
+            d_gate, d_gate_weight = _rms_adjoint(d_gate, gate, gate_weight, gate_rstd)
+        return d_gate, d_x, d_weight, d_x_weight, d_gate_weight, None
+
+
 def causal_taps(padded: Float[Tensor, "B T_K1 E"], weight: Float[Tensor, "K E"]) -> Float[Tensor, "B T E"]:
     """SiLU(Σ_i w_i ∘ padded_{t+i}), a depthwise convolution over the K rows that end with a token's own."""
-    if not _followed(padded, weight):
+    if not followed(padded, weight):
         return F.silu(_taps(padded, weight))
     return _CausalTaps.apply(padded, weight)
 

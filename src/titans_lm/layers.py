@@ -1,14 +1,14 @@
 """The ordinary parts: RMSNorm, SwiGLU, rotary embedding, short convolution, and what a call tells every layer."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from titans_lm.elementwise import Gating, causal_taps, gated_linear, rms_norm
+from titans_lm.elementwise import Gating, causal_taps, followed, gated_linear, normed_gated_linear, rms_norm
 from titans_lm.ops.state import state_dtype
 
 
@@ -105,16 +105,6 @@ def joint(x: Float[Tensor, "B T E"], *projs: nn.Module) -> tuple[Tensor, ...]:
     return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
 
 
-def gated(
-    proj: nn.Module, gate: Float[Tensor, "B T E"], x: Float[Tensor, "B T E"], activation: Gating
-) -> Float[Tensor, "B T O"]:
-    """proj(φ(gate) ∘ x), φ being SiLU or the sigmoid."""
-    if x.shape[1] > 1 and plain(proj):
-        owner: Any = proj
-        return gated_linear(gate, x, owner.weight, activation)
-    return proj((F.silu(gate) if activation == "silu" else torch.sigmoid(gate)) * x)
-
-
 class RMSNorm(nn.Module):
     """x / √(mean(x²) + ε) · weight, computed in at least float32."""
 
@@ -132,6 +122,40 @@ class RMSNorm(nn.Module):
         if precise == x.dtype == self.weight.dtype:
             return rms_norm(x, self.weight, self.eps)
         return (F.rms_norm(x.to(precise), x.shape[-1:], eps=self.eps) * self.weight.to(precise)).to(x.dtype)
+
+
+def gated(
+    proj: nn.Module,
+    gate: Float[Tensor, "B T E"],
+    x: Tensor,
+    activation: Gating,
+    x_norm: nn.Module | None = None,
+    gate_norm: nn.Module | None = None,
+) -> Float[Tensor, "B T O"]:
+    """proj(φ([norm] gate) ∘ [norm] x), φ being SiLU or the sigmoid; x is (B, T, E), or (B, T, H, D) to be normed."""
+    owner, inner, outer = cast(Any, proj), cast(Any, x_norm), cast(Any, gate_norm)
+    together = x.shape[1] > 1 and plain(proj)
+    if together and x_norm is None:
+        return gated_linear(gate, x, owner.weight, activation)
+    if together and activation == "sigmoid" and _normed_alike(gate, x, owner, inner, outer):
+        gate_weight = None if outer is None else outer.weight
+        return normed_gated_linear(gate, x, owner.weight, inner.weight, gate_weight, inner.eps)
+    x = x if x_norm is None else x_norm(x)
+    x, gate = x.flatten(2).to(gate.dtype), gate if gate_norm is None else gate_norm(gate)
+    return proj((F.silu(gate) if activation == "silu" else torch.sigmoid(gate)) * x)
+
+
+def _normed_alike(gate: Tensor, x: Tensor, proj: Any, x_norm: Any, gate_norm: Any) -> bool:
+    """Whether norms, gate and product are of one precision, and gradients are asked for."""
+    norms = [norm for norm in (x_norm, gate_norm) if norm is not None]
+    plain_norms = all(type(norm) is RMSNorm and not norm._forward_hooks and norm.eps == x_norm.eps for norm in norms)
+    tensors = gate, x, proj.weight, *(norm.weight for norm in norms)
+    return (
+        plain_norms
+        and followed(*tensors)
+        and not torch.is_autocast_enabled(x.device.type)
+        and all(y.dtype == x.dtype == state_dtype(x.dtype) for y in tensors)
+    )
 
 
 class SwiGLU(nn.Module):

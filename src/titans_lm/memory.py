@@ -198,7 +198,7 @@ class NeuralMemory(nn.Module):
 
     def finish(self, o: Float[Tensor, "B T H D"], gate: Hidden) -> Hidden:
         """(RMSNorm(o) ∘ σ(gate)) W_O."""
-        return gated(self.o_proj, gate, self.o_norm(o).flatten(-2).to(gate.dtype), "sigmoid")
+        return gated(self.o_proj, gate, o, "sigmoid", self.o_norm)
 
     def ask(
         self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None

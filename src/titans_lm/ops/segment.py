@@ -201,11 +201,12 @@ def write(
         for layer in range(L - 1, 0, -1):
             torch.bmm(deltas[layer][i], anchor[layer].transpose(1, 2), out=back[layer - 1][i])
             slope_times(back[layer - 1][i], pre[layer - 1][i], deltas[layer - 1][i], act)
-        for layer, g in enumerate(gates):
-            if layer > 0:
-                weigh(inputs[layer][i], g.memory_end[i], g.surprise_end[i], scaled[layer][i])
-            _advance(rows, states, layer, i, g, scaled[layer][i], deltas[layer][i])
-        states.close(i, complete[i])
+        for layer in range(1, L):
+            weigh(inputs[layer][i], gates[layer].memory_end[i], gates[layer].surprise_end[i], scaled[layer][i])
+        if kept is None or i < n - 1:  # no gradient needs what the last chunk leaves
+            for layer, g in enumerate(gates):
+                _advance(rows, states, layer, i, g, scaled[layer][i], deltas[layer][i])
+            states.close(i, complete[i])
     none = tokens.k.new_empty(0)
     norm = [torch.stack(x) if x else none for x in (last.unit, last.rstd, last.error)]
     return Written(inputs, scaled, pre, deltas, back, *norm)
