@@ -147,7 +147,7 @@ def test_a_run_is_taken_up_with_its_own_settings(tmp_path, text, capsys):
 
 
 MISTAKES = {
-    "no command": ([], "Expected one of {train, generate, info"),
+    "no command": ([], "Expected one of {train, generate, read"),
     "unknown command": (["trian"], "did you mean 'train'?"),
     "no data": (["train"], "got no data"),
     "missing data": (["train", "/nowhere"], "'/nowhere', which does not exist"),
@@ -161,6 +161,9 @@ MISTAKES = {
     "unknown key": (["train", "x", "--config", "{tmp}/bad.json"], "unknown setting 'step'"),
     "no run": (["train", "--resume", "{tmp}"], "holds no settings.json"),
     "no model": (["generate"], "got no model"),
+    "no reader": (["read", "x"], "got no --model or no --out"),
+    "no memory file": (["memory", "verify", "{tmp}/none"], "which does not exist"),
+    "no memory to save": (["generate", "{tmp}", "--save-memory", "x"], "got --save-memory without --memory"),
     "missing model": (["generate", "/nowhere"], "'/nowhere', which does not exist"),
     "wrong folder": (["generate", "{tmp}"], "neither a run nor a saved model"),
     "a file": (["info", "{tmp}/bad.json"], "which is a file"),

@@ -1,6 +1,7 @@
 """Text from a model: read a prompt of any length, then write on, a piece at a time."""
 
 import codecs
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,11 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import TextStreamer
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TextStreamer,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from titans_lm.config import check_at_least, check_between
 from titans_lm.data.tokenizer import BOS, decode_bytes, encode_bytes, is_byte_tokenizer
+from titans_lm.streaming import Memory, Reader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,6 +37,8 @@ class Generated:
     prompt_tokens: int
     seconds: float
     """Time for reading the prompt and writing."""
+    memory: Memory | None = None
+    """What the model knows after it, where it went on from a memory."""
 
 
 class ByteStream(BaseStreamer):
@@ -80,6 +90,7 @@ def generate_text(
     top_p: float = 1.0,
     seed: int | None = None,
     write: Callable[[str], None] | None = None,
+    memory: Memory | None = None,
 ) -> Generated:
     """Write on after a prompt; `write` receives the text in pieces as it comes.
 
@@ -87,33 +98,91 @@ def generate_text(
     keeps the k likeliest and top_p the likeliest that add up to p (0 and 1 keep all). With a seed the text is the same
     every time, and the random numbers of the caller are left as they are. Bytes that are not UTF-8 can be a prompt for
     a byte model only.
+
+    With a `memory` the prompt follows what it has read, in the same document if one is open; prompt and answer are in
+    the memory of the result, and the one that was given stays as it is.
     """
     check_at_least("max_new_tokens", max_new_tokens, 1)
-    check_between("temperature", temperature, 0.0, 100.0)
-    check_between("top_p", top_p, 1e-6, 1.0)
-    check_at_least("top_k", top_k, 0)
-    input_ids = encode_prompt(tokenizer, prompt).to(model.device)
+    chooser = Chooser(temperature, top_k, top_p, seed, model.device)  # checks the dials
     bytewise = is_byte_tokenizer(tokenizer)
-    streamer = None
+    streamer: BaseStreamer | None = None
     if write is not None:
         streamer = ByteStream(write) if bytewise else WordStream(tokenizer, write)
-    dials: dict[str, Any] = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-    if temperature > 0.0:
-        dials = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     started = time.perf_counter()
-    with torch.inference_mode(), _seeded(seed, model.device):
-        output = model.generate(
-            input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            max_new_tokens=max_new_tokens,
-            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-            streamer=streamer,
-            **dials,
-        )
+    if memory is not None:
+        reader = _follow(memory, model, tokenizer, prompt)
+        prompt_tokens, new = reader.tokens - memory.tokens[0], []
+        if streamer is not None:
+            streamer.put(torch.empty(0, dtype=torch.int64))  # the prompt, which is not shown
+        for token in reader.write(chooser, max_new_tokens):
+            new.append(token)
+            if streamer is not None:
+                streamer.put(torch.tensor([token]))
+        if streamer is not None:
+            streamer.end()
+    else:
+        reader, input_ids = None, encode_prompt(tokenizer, prompt).to(model.device)
+        prompt_tokens = input_ids.shape[1]
+        with torch.inference_mode(), _seeded(seed, model.device):
+            output = model.generate(
+                input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                max_new_tokens=max_new_tokens,
+                pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+                streamer=streamer,
+                **chooser.dials,
+            )
+        new = output[0, prompt_tokens:].tolist()
     seconds = time.perf_counter() - started
-    new = output[0, input_ids.shape[1] :].tolist()
     text = decode_bytes(new).decode(errors="replace") if bytewise else tokenizer.decode(new, skip_special_tokens=True)
-    return Generated(text, len(new), input_ids.shape[1], seconds)
+    return Generated(text, len(new), prompt_tokens, seconds, None if reader is None else reader.memory)
+
+
+def _follow(
+    memory: Memory, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompt: str | bytes
+) -> Reader:
+    """Read the prompt after what the memory has read."""
+    if memory.rows != 1:
+        raise ValueError(f"got a memory of {memory.rows} rows; expected one row (see Memory.row)")
+    reader = Reader(model, tokenizer, memory=memory)
+    if prompt or not memory.open[0]:
+        reader.read(prompt, name="prompt", new_document=not memory.open[0])
+    return reader
+
+
+class Chooser:
+    """Chooses a token from logits (1, V) as transformers does, with random numbers of its own.
+
+    temperature 0 takes the likeliest; top_k keeps the k likeliest and top_p the likeliest that add up to p (0 and 1
+    keep all). With a seed the choices are the same every time, whatever else draws random numbers meanwhile.
+    """
+
+    def __init__(
+        self, temperature: float, top_k: int, top_p: float, seed: int | None, device: torch.device | str
+    ) -> None:
+        check_between("temperature", temperature, 0.0, 100.0)
+        check_between("top_p", top_p, 1e-6, 1.0)
+        check_at_least("top_k", top_k, 0)
+        self.dials: dict[str, Any] = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        self.warpers, self.random = LogitsProcessorList(), None
+        if temperature > 0.0:
+            self.dials = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+            self.random = torch.Generator(device)
+            self.random.manual_seed(secrets.randbits(63) if seed is None else seed)
+            if temperature != 1.0:
+                self.warpers.append(TemperatureLogitsWarper(temperature))
+            if top_k > 0:
+                self.warpers.append(TopKLogitsWarper(top_k))
+            if top_p < 1.0:
+                self.warpers.append(TopPLogitsWarper(top_p))
+
+    @torch.no_grad()
+    def __call__(self, logits: Tensor) -> int:
+        if self.random is None:
+            return int(logits.argmax(dim=-1))
+        nothing: Any = None  # these warpers do not look at the tokens before
+        chances = torch.softmax(self.warpers(nothing, logits.float()), dim=-1)
+        return int(torch.multinomial(chances, 1, generator=self.random))
 
 
 def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str | bytes) -> Tensor:

@@ -4,13 +4,10 @@
 loss that carries something from step to step offers `state_dict`, `load_state_dict` and `forget`.
 """
 
-import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -23,6 +20,7 @@ from titans_lm.train.log import ProgressReport
 from titans_lm.train.optimiser import build_optimiser, learning_rate
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import FitSettings
+from titans_lm.train.stop import StopRequest
 
 LossFunction = Callable[[Any, Batch], tuple[Tensor, dict[str, Any]]]
 Record = dict[str, Any]
@@ -84,7 +82,7 @@ def fit(
     result = trainer.result
     session = _Session(trainer, run, progress or ProgressReport(quiet=True))
     session.resume()
-    with _StopRequest() as stop, session.progress.start(settings.steps, result.step):
+    with StopRequest() as stop, session.progress.start(settings.steps, result.step):
         finished = result.step >= settings.steps
         while not finished:
             if stop:
@@ -259,33 +257,3 @@ class _Session:
             self.run.metrics.append({"step": result.step, **result.evaluation})
         numbers = "  ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.evaluation.items())
         self.progress.say(f"step {result.step}: {numbers}")
-
-
-class _StopRequest:
-    """Turn the first Ctrl-C or SIGTERM into a wish that the loop reads between steps; the second stops at once.
-
-    Truthy once asked to stop. Outside of the main thread, which alone receives signals, it does nothing.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.before: dict[int, Any] = {}
-
-    def __bool__(self) -> bool:
-        return self.asked
-
-    def __enter__(self) -> "_StopRequest":
-        if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True

@@ -1,0 +1,19 @@
+"""The commands: for each the settings it takes, and the function that calls the library."""
+
+from collections.abc import Callable
+from typing import Any
+
+from titans_lm.commands.measure import Bench, Demo, run_bench, run_demo
+from titans_lm.commands.memory import MemoryFiles, Read, run_memory, run_read
+from titans_lm.commands.model import Generate, Info, Train, run_generate, run_info, run_train
+
+COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
+    "train": (Train, run_train),
+    "generate": (Generate, run_generate),
+    "read": (Read, run_read),
+    "memory": (MemoryFiles, run_memory),
+    "info": (Info, run_info),
+    "demo": (Demo, run_demo),
+    "bench": (Bench, run_bench),
+}
+"""Every command: its settings, and what runs them."""

@@ -1,0 +1,70 @@
+"""titans demo, bench: train small models and measure what a memory is worth; time and memory of what runs."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from titans_lm.bench.settings import (
+    AllSettings,
+    ModelSettings,
+    OpsSettings,
+    PeersSettings,
+    RenderSettings,
+    ScalingSettings,
+)
+from titans_lm.commands.show import say, write_result
+from titans_lm.demo.settings import DemoSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(DemoSettings):
+    """Train small models in minutes, with a memory and without, and write a report of what the memory is worth."""
+
+    config: Path | None = None
+    """A .json or .toml file of these settings, which become the defaults."""
+    json: Path | None = None
+    """Write the numbers to this file too."""
+    quiet: bool = False
+    """Show nothing."""
+
+
+Measured = (
+    Annotated[OpsSettings, tyro.conf.subcommand("ops", default=OpsSettings())]
+    | Annotated[ModelSettings, tyro.conf.subcommand("model", default=ModelSettings())]
+    | Annotated[PeersSettings, tyro.conf.subcommand("peers", default=PeersSettings())]
+    | Annotated[ScalingSettings, tyro.conf.subcommand("scaling", default=ScalingSettings())]
+    | Annotated[AllSettings, tyro.conf.subcommand("all", default=AllSettings())]
+    | Annotated[RenderSettings, tyro.conf.subcommand("render", default=RenderSettings())]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Measure time and memory of the op and of models, beside peers and beside the machine's own limit."""
+
+    what: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Measured]] = tyro.MISSING
+
+
+def run_demo(command: Demo) -> None:
+    from titans_lm.demo.run import run_demo
+
+    settings = DemoSettings(**{field.name: getattr(command, field.name) for field in dataclasses.fields(DemoSettings)})
+    write_result(command.json, run_demo(settings, quiet=command.quiet))
+
+
+def run_bench(command: Bench) -> None:
+    settings = command.what
+    tell = (lambda _: None) if settings.quiet else say
+    if isinstance(settings, RenderSettings):
+        from titans_lm.bench.render import render_results
+
+        written = [str(path) for path in render_results(settings.results, settings.docs)]
+        tell("\n".join(written))
+        write_result(settings.json, {"files": written})
+    else:
+        from titans_lm.bench.command import run_bench
+
+        write_result(settings.json, run_bench(settings, tell))

@@ -1,0 +1,169 @@
+"""A memory as one file: its tensors in safetensors, and a header that says what they are and whose.
+
+tensors     state.position, state.layers.0.memory.M.0, …, pending: every tensor of the state under its path in it.
+            One that is the same tensor as another (M and the anchor at a chunk's border) is written once.
+metadata    format, version, and `header`: JSON with the model's fingerprint, what was read, and when
+            digest: SHA-256 over header and tensors
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from titans_lm.config import check_choice
+from titans_lm.ops.state import state_dtype
+from titans_lm.streaming.fingerprint import Fingerprint, fingerprint, hash_tensors
+from titans_lm.streaming.memory import Memory, Source
+from titans_lm.streaming.reader import check_readable
+from titans_lm.train.files import write_atomically
+
+FORMAT, VERSION = "titans-memory", 1
+Precision = Literal["exact", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a memory file says of itself."""
+
+    model: Fingerprint
+    tokens: tuple[int, ...]
+    open: tuple[bool, ...]
+    sources: tuple[tuple[Source, ...], ...]
+    written: str
+    """When, in UTC."""
+    precision: Precision
+    loss: dict[str, float]
+    """With bfloat16: ‖x − bf16(x)‖ / ‖x‖ of every tensor that was rounded."""
+    shared: dict[str, str]
+    """Tensors that are another one, by name."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Header":
+        values = json.loads(text)
+        values["model"] = Fingerprint(**values["model"])
+        values["sources"] = tuple(tuple(Source(**source) for source in row) for row in values["sources"])
+        return cls(**{**values, "tokens": tuple(values["tokens"]), "open": tuple(values["open"])})
+
+
+def save_memory(memory: Memory, path: str | Path, model: nn.Module, *, precision: Precision = "exact") -> Header:
+    """Write a memory to a file, which appears whole or not at all, and return what it says of itself.
+
+    "bfloat16" halves it and rounds M, S and the rest of the state; the header has how much that changed each tensor.
+    """
+    check_choice("precision", precision, ("exact", "bfloat16"))
+    tensors: dict[str, Tensor] = {}
+    shared: dict[str, str] = {}
+    seen: dict[int, str] = {}
+    for name, x in named_state(memory.state, "state"):
+        if id(x) in seen:
+            shared[name] = seen[id(x)]
+            continue
+        seen[id(x)] = name
+        tensors[name] = x.detach().to("cpu").contiguous()
+    loss: dict[str, float] = {}
+    if precision == "bfloat16":
+        for name, x in tensors.items():
+            if x.is_floating_point():
+                tensors[name] = x.to(torch.bfloat16)
+                size = x.norm().item()
+                loss[name] = (tensors[name].to(x.dtype) - x).norm().item() / size if size else 0.0
+    tensors["pending"] = memory.pending.clone()
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    header = Header(fingerprint(model), memory.tokens, memory.open, memory.sources, now, precision, loss, shared)
+    text = json.dumps(asdict(header), ensure_ascii=False)
+    metadata = {"format": FORMAT, "version": str(VERSION), "header": text, "digest": _digest(text, tensors)}
+    # safetensors copies what it is given to bytes; views of one storage become tensors of their own
+    write_atomically(Path(path), safetensors.torch.save({k: v.clone() for k, v in tensors.items()}, metadata))
+    return header
+
+
+def load_memory(path: str | Path, model: nn.Module) -> Memory:
+    """Read a memory that this model has written; ValueError for another model's and for a file that is not whole."""
+    check_readable(model)
+    header, tensors = read_memory_file(path)
+    other = header.model.difference(fingerprint(model))
+    if other is not None:
+        raise ValueError(f"got the memory {str(path)!r} of another model: {other}; give the model that has written it")
+    owner: Any = model
+    with torch.no_grad():
+        pattern = owner.init_state(1)
+    precision = state_dtype(next(model.parameters()).dtype)
+    for name, x in tensors.items():
+        if x.is_floating_point():
+            tensors[name] = x.to(precision)
+    for name, same in header.shared.items():
+        tensors[name] = tensors[same]
+    expected = dict(named_state(pattern, "state"))
+    if expected.keys() | {"pending"} != tensors.keys() or any(
+        x.shape[1:] != tensors[name].shape[1:] for name, x in expected.items()
+    ):
+        raise ValueError(f"got the memory {str(path)!r}, whose tensors are not those of this model's state")
+    memory = Memory(_rebuild(pattern, "state", tensors), tensors["pending"], header.tokens, header.open, header.sources)
+    return memory.to(next(model.parameters()).device)
+
+
+def read_memory_file(path: str | Path) -> tuple[Header, dict[str, Tensor]]:
+    """Read header and tensors of a memory file without its model; ValueError unless every bit is as it was written."""
+    path = Path(path)
+    if not path.is_file():
+        found = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"got the memory {str(path)!r}, which {found}; expected a file that `titans read` has written")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            _check_format(path, metadata)
+            # Copies: they keep no file open, and lie in memory as tensors do that were computed, to the last bit of
+            # what is computed with them.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
+        header = Header.parse(metadata["header"])
+    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError, struct.error) as error:
+        raise ValueError(f"the memory {str(path)!r} cannot be read: it is damaged or not whole ({error})") from error
+    if _digest(metadata["header"], tensors) != metadata.get("digest"):
+        raise ValueError(f"the memory {str(path)!r} is damaged: its contents are not what was written")
+    return header, tensors
+
+
+def _check_format(path: Path, metadata: dict[str, str]) -> None:
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"got {str(path)!r}, which is no memory file; expected one that `titans read` has written")
+    version = metadata.get("version", "")
+    if version != str(VERSION):
+        raise ValueError(
+            f"got the memory {str(path)!r} in format {version or 'unknown'}; this version of titans-lm reads format "
+            f"{VERSION}; update titans-lm, or read the text again"
+        )
+
+
+def named_state(state: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a nested state with its path: fields of NamedTuples by name, others by number."""
+    if isinstance(state, Tensor):
+        yield name, state
+    elif state is not None:
+        fields = getattr(state, "_fields", None) or range(len(state))
+        for field, part in zip(fields, state, strict=True):
+            yield from named_state(part, f"{name}.{field}")
+
+
+def _rebuild(pattern: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A state of the pattern's form from tensors by path."""
+    if isinstance(pattern, Tensor):
+        return tensors[name]
+    if pattern is None:
+        return None
+    fields = getattr(pattern, "_fields", None) or range(len(pattern))
+    parts = [_rebuild(part, f"{name}.{field}", tensors) for field, part in zip(fields, pattern, strict=True)]
+    return type(pattern)(*parts) if hasattr(pattern, "_fields") else tuple(parts)
+
+
+def _digest(header: str, tensors: dict[str, Tensor]) -> str:
+    return hashlib.sha256(f"{header}\n{hash_tensors(dict(sorted(tensors.items())))}".encode()).hexdigest()

@@ -1,0 +1,86 @@
+"""What a model knows of what it has read, as a value: its state, the token it stands at, and where that came from."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from titans_lm.backbone import BackboneState
+from titans_lm.ops.state import map_state, repeat_rows, state_bytes, take_rows
+
+NONE = -1
+"""In `Memory.pending`: this row has no token yet."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One thing that was read: its name, how far, and hashes to know it again by."""
+
+    name: str
+    tokens: int
+    """Tokens of it that were read, without those that mark its start and end."""
+    bytes: int | None
+    """Bytes these stand for, as far as is known."""
+    tokens_sha256: str
+    """SHA-256 of these tokens, each as 4 bytes, the lowest first."""
+    sha256: str | None = None
+    """SHA-256 of all its bytes, once it has been read to its end."""
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A memory after some text, for one or more rows.
+
+    The last token of every row is known but not yet written: as in every autoregressive model, what follows a text is
+    predicted while its last token is read. So `state` holds the row's first tokens − 1 and `pending` the last one, and
+    a text can be continued without anything being read twice.
+    """
+
+    state: BackboneState
+    pending: Tensor
+    """(B,) the last token of every row, −1 where there is none yet."""
+    tokens: tuple[int, ...]
+    """Tokens that each row has read, the pending one included."""
+    open: tuple[bool, ...]
+    """Whether each row stands inside a document."""
+    sources: tuple[tuple[Source, ...], ...]
+    """What each row has read, in order."""
+
+    @classmethod
+    def empty(cls, state: BackboneState) -> "Memory":
+        """The memory before the first token."""
+        B = state.position.shape[0]
+        return cls(state, torch.full((B,), NONE, dtype=torch.int64), (0,) * B, (False,) * B, ((),) * B)
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the state."""
+        return state_bytes(self.state)
+
+    def to(self, device: torch.device | str) -> "Memory":
+        """The same memory on another device."""
+        return replace(self, state=map_state(lambda x: x.to(device), self.state))
+
+    def row(self, index: int) -> "Memory":
+        """One row alone."""
+        if not 0 <= index < self.rows:
+            raise ValueError(f"got row {index} of a memory of {self.rows}; expected 0 to {self.rows - 1}")
+        at = slice(index, index + 1)
+        state = take_rows(self.state, torch.tensor([index]))
+        return Memory(state, self.pending[at], self.tokens[at], self.open[at], self.sources[at])
+
+    def repeat(self, times: int) -> "Memory":
+        """Every row `times` times, next to itself."""
+        if times < 1:
+            raise ValueError(f"got times={times}; expected at least 1")
+        if times == 1:
+            return self
+        tokens, opened, sources = (
+            tuple(x for x in part for _ in range(times)) for part in (self.tokens, self.open, self.sources)
+        )
+        return Memory(repeat_rows(self.state, times), self.pending.repeat_interleave(times), tokens, opened, sources)

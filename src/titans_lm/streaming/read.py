@@ -1,0 +1,173 @@
+"""Read files into a memory file: progress, a save now and then, and going on after an interruption."""
+
+import hashlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from titans_lm.config import check_at_least, check_choice
+from titans_lm.data.tokenizer import is_byte_tokenizer
+from titans_lm.streaming.file import Precision, load_memory, save_memory
+from titans_lm.streaming.memory import Memory
+from titans_lm.streaming.progress import ReadingReport
+from titans_lm.streaming.reader import Reader
+from titans_lm.streaming.tokens import TokenStream
+from titans_lm.train.files import remove_unfinished
+from titans_lm.train.stop import StopRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+STDIN = "-"
+
+
+class StoppedReading(KeyboardInterrupt):
+    """Reading was asked to stop (Ctrl-C or SIGTERM); what was read is saved."""
+
+
+def read_files(
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase",
+    files: Sequence[str | Path],
+    out: Path,
+    *,
+    onto: Path | None = None,
+    resume: bool = False,
+    save_every: int = 1_000_000,
+    piece_len: int = 2048,
+    precision: Precision = "exact",
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Read files in order, "-" being standard input, and write the memory to `out`.
+
+    The memory is saved every `save_every` tokens and at the end; whatever happens in between, `out` is a whole memory
+    of some earlier moment. With `resume` reading goes on from `out`, where there is one, if the files are those it was
+    made from. `onto` is a memory to start from. The last document stays open: what follows continues it.
+
+    Raises ValueError where `out` exists without `resume`, where a source has changed, and for files that cannot be
+    read, before anything is read; StoppedReading after Ctrl-C or SIGTERM.
+    """
+    check_at_least("save_every", save_every, 1)
+    check_choice("precision", precision, ("exact", "bfloat16"))
+    paths = _check_files(files)
+    began = time.perf_counter()
+    memory, done, unfinished = _start(model, paths, out, onto, resume)
+    reader = Reader(model, tokenizer, piece_len=piece_len, memory=memory)
+    first = reader.tokens
+    job = _Job(model, out, save_every, reader)
+    report = ReadingReport(quiet=quiet).start(_total(paths[done:], tokenizer), first)
+    with report as job.report, StopRequest() as job.stop:
+        for index, path in enumerate(paths[done:]):
+            job.read(_stream(reader, path, unfinished and index == 0))
+    if job.saved != reader.memory.sources or not out.exists() or precision != "exact":
+        job.save(precision)
+    seconds = time.perf_counter() - began
+    return {
+        "memory": str(out),
+        "tokens": reader.tokens,
+        "tokens_read_now": reader.tokens - first,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round((reader.tokens - first) / seconds, 1),
+        "state_bytes": reader.memory.bytes,
+        "file_bytes": out.stat().st_size,
+        "rounding": job.rounding,
+        "sources": [source.name for source in reader.memory.sources[0]],
+    }
+
+
+class _Job:
+    """One reading: what is saved, and when."""
+
+    def __init__(self, model: nn.Module, out: Path, save_every: int, reader: Reader) -> None:
+        self.model, self.out, self.save_every, self.reader = model, out, save_every, reader
+        self.saved, self.saved_tokens = reader.memory.sources, reader.tokens
+        self.rounding: float | None = None
+        self.report: ReadingReport
+        self.stop: StopRequest
+
+    def read(self, stream: TokenStream) -> None:
+        try:
+            self.reader.read(stream, on_piece=self._after_piece)
+        finally:
+            stream.close()
+
+    def _after_piece(self, reader: Reader) -> None:
+        self.report.update(reader.tokens, reader.memory.bytes)
+        if reader.tokens - self.saved_tokens >= self.save_every or self.stop:
+            self.save()
+        if self.stop:
+            raise StoppedReading(
+                f"stopped after {reader.tokens:,} tokens, which are saved in {self.out}; "
+                "the same command with --resume goes on"
+            )
+
+    def save(self, precision: Precision = "exact") -> None:
+        """Only the last save may round: reading that goes on from an earlier one is to give the same memory."""
+        header = save_memory(self.reader.memory, self.out, self.model, precision=precision)
+        self.saved, self.saved_tokens = self.reader.memory.sources, self.reader.tokens
+        self.rounding = max(header.loss.values(), default=None)
+
+
+def _check_files(files: Sequence[str | Path]) -> list[Path]:
+    if not files:
+        raise ValueError("got no files to read; expected one or more (- is standard input)")
+    paths = [Path(file) for file in files]
+    for path in paths:
+        if str(path) != STDIN and not path.is_file():
+            found = "a folder; name the files in it" if path.is_dir() else "not there"
+            raise ValueError(f"got the file {str(path)!r}, which is {found}")
+    return paths
+
+
+def _start(
+    model: nn.Module, paths: list[Path], out: Path, onto: Path | None, resume: bool
+) -> tuple[Memory | None, int, bool]:
+    """The memory to begin with, how many files it has read to their end, and whether the next one is half read."""
+    if out.exists() and not resume:
+        raise ValueError(f"got the memory {str(out)!r}, which exists; resume to go on with it, or choose another name")
+    if out.parent.is_dir():
+        remove_unfinished(out.parent)
+    base = None if onto is None else _single(load_memory(onto, model), onto)
+    if not out.exists():
+        return base, 0, False
+    memory = _single(load_memory(out, model), out)
+    sources = memory.sources[0][0 if base is None else len(base.sources[0]) :]
+    if [source.name for source in sources] != [_name(path) for path in paths[: len(sources)]]:
+        read = ", ".join(source.name for source in sources)
+        raise ValueError(f"got a memory to go on with that has read {read}; expected the same files in the same order")
+    for source, path in zip(sources, paths, strict=False):
+        if source.complete and str(path) != STDIN and _sha256(path) != source.sha256:
+            raise ValueError(f"got {str(path)!r}, which has changed since it was read; expected the same files")
+    unfinished = bool(sources) and not sources[-1].complete
+    return memory, len(sources) - unfinished, unfinished
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _single(memory: Memory, path: Path) -> Memory:
+    if memory.rows != 1:
+        raise ValueError(f"got the memory {str(path)!r} of {memory.rows} rows; expected one of a single row")
+    return memory
+
+
+def _name(path: Path) -> str:
+    return "stdin" if str(path) == STDIN else str(path)
+
+
+def _stream(reader: Reader, path: Path, unfinished: bool) -> TokenStream:
+    source = sys.stdin.buffer if str(path) == STDIN else path
+    return (reader.resume if unfinished else reader.stream)(source, _name(path))
+
+
+def _total(paths: list[Path], tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """How many tokens there are to read, where that is known beforehand: bytes are tokens."""
+    if not is_byte_tokenizer(tokenizer) or any(str(path) == STDIN for path in paths):
+        return None
+    return sum(path.stat().st_size for path in paths)

@@ -1,0 +1,174 @@
+"""Tokens of a text, a file, a pipe or an iterator, drawn a few at a time; nothing that was drawn is kept."""
+
+import codecs
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from titans_lm.config import check_at_least
+from titans_lm.data.tokenizer import encode_bytes, is_byte_tokenizer
+from titans_lm.streaming.memory import Source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BLOCK = 1 << 16
+"""Bytes drawn from a file at once."""
+LEAST, MOST = 1 << 16, 1 << 18
+"""Characters of a block that a tokenizer of words is given: cut after the first line break from LEAST on."""
+
+
+class TokenStream:
+    """The tokens of one source, which is text, a path, a binary file or pipe, or an iterable of token ids.
+
+    A byte tokenizer (or none) gives each byte as its own token. Tokenizers of words are given blocks of lines, cut at
+    places that depend on the text alone; their tokens are those of the whole text but for words across such a cut.
+    """
+
+    def __init__(
+        self,
+        source: "str | bytes | Path | IO[bytes] | Iterable[Any]",
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        name: str | None = None,
+    ) -> None:
+        self.name = name or _name_of(source)
+        self.tokens, self.bytes = 0, 0
+        self.exhausted = False
+        self.of_text = isinstance(source, str | bytes | Path) or hasattr(source, "read")
+        self._bytes_sha, self._tokens_sha = hashlib.sha256(), hashlib.sha256()
+        self._file: IO[bytes] | None = None
+        self._pieces = self._open(source, tokenizer)
+        self._left = np.empty(0, dtype=np.int64)
+
+    def _open(self, source: Any, tokenizer: "PreTrainedTokenizerBase | None") -> Iterator[np.ndarray]:
+        if not self.of_text:
+            return _ids(source, self.name)
+        if isinstance(source, Path):
+            if not source.is_file():
+                found = "a folder" if source.is_dir() else "not there"
+                raise ValueError(f"got {str(source)!r}, which is {found}; expected a file to read")
+            self._file = source.open("rb")
+            source = self._file
+        blocks = self._blocks(source)
+        if tokenizer is None or is_byte_tokenizer(tokenizer):
+            return (encode_bytes(block).astype(np.int64) for block in blocks)
+        return _words(blocks, tokenizer, self.name)
+
+    def _blocks(self, source: Any) -> Iterator[bytes]:
+        """The bytes of the source, hashed on their way."""
+        data = source.encode("utf-8", "surrogateescape") if isinstance(source, str) else source
+        if isinstance(data, bytes):
+            blocks: Iterator[bytes] = (data[i : i + BLOCK] for i in range(0, len(data), BLOCK))
+        else:
+            draw = getattr(data, "read1", data.read)  # a pipe gives what is there, and does not wait for more
+            blocks = iter(lambda: draw(BLOCK), b"")
+        for block in blocks:
+            if not isinstance(block, bytes):
+                raise ValueError(f"got {self.name!r}, opened as text; expected it opened in binary mode ('rb')")
+            self._bytes_sha.update(block)
+            self.bytes += len(block)
+            yield block
+
+    def take(self, count: int) -> np.ndarray:
+        """Draw up to `count` tokens; fewer only where the source ends."""
+        check_at_least("count", count, 1)
+        parts, missing = [], count
+        while missing > 0:
+            if len(self._left) == 0:
+                piece = next(self._pieces, None)
+                if piece is None:
+                    self.exhausted = True
+                    self.close()
+                    break
+                self._left = piece
+            parts.append(self._left[:missing])
+            self._left = self._left[missing:]
+            missing -= len(parts[-1])
+        drawn = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        self._tokens_sha.update(drawn.astype("<u4").tobytes())
+        self.tokens += len(drawn)
+        return drawn
+
+    def skip(self, before: Source) -> None:
+        """Go to where an earlier reading of this source ended; ValueError where it is not the same any more."""
+        missing = before.tokens
+        while missing > 0:
+            drawn = len(self.take(min(missing, BLOCK)))
+            if drawn == 0:
+                raise ValueError(
+                    f"got {self.name!r} with {self.tokens:,} tokens, of which {before.tokens:,} had been read; "
+                    "expected the source that the memory was reading"
+                )
+            missing -= drawn
+        if self._tokens_sha.hexdigest() != before.tokens_sha256:
+            raise ValueError(
+                f"got {self.name!r}, whose first {before.tokens:,} tokens are not those that the memory has read; "
+                "expected the same source"
+            )
+
+    def record(self) -> Source:
+        """How far the source has been read, and its hashes."""
+        known = self.of_text and self.exhausted
+        return Source(
+            self.name,
+            self.tokens,
+            self.bytes if known else None,
+            self._tokens_sha.hexdigest(),
+            self._bytes_sha.hexdigest() if known else None,
+            self.exhausted,
+        )
+
+    def close(self) -> None:
+        """Close the file that the stream has opened itself."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _name_of(source: Any) -> str:
+    if isinstance(source, Path):
+        return str(source)
+    if isinstance(source, str | bytes):
+        return "text"
+    name = getattr(source, "name", None)
+    return name if isinstance(name, str) else "stream" if hasattr(source, "read") else "tokens"
+
+
+def _ids(source: Iterable[Any], name: str) -> Iterator[np.ndarray]:
+    """Token ids in arrays; what is not a whole number is refused."""
+    held: list[int] = []
+    for value in source:
+        number = value.item() if hasattr(value, "item") else value
+        if not isinstance(number, int) or number < 0:
+            raise ValueError(f"got {value!r} among the tokens of {name!r}; expected whole numbers from 0 on")
+        held.append(number)
+        if len(held) == BLOCK:
+            yield np.array(held, dtype=np.int64)
+            held = []
+    if held:
+        yield np.array(held, dtype=np.int64)
+
+
+def _words(blocks: Iterator[bytes], tokenizer: "PreTrainedTokenizerBase", name: str) -> Iterator[np.ndarray]:
+    """Tokens of blocks of lines, none of them a special token."""
+    decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
+    while True:
+        block = next(blocks, None)
+        try:
+            text += decoder.decode(block or b"", final=block is None)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"got {name!r}, which is not UTF-8 ({error.reason}); expected UTF-8, as the model reads no bytes"
+            ) from error
+        while len(text) >= MOST or (block is None and text):
+            cut = text.find("\n", LEAST) + 1
+            cut = min(cut or MOST, MOST, len(text))
+            ids = tokenizer(text[:cut], add_special_tokens=False).input_ids
+            text = text[cut:]
+            if ids:
+                yield np.array(ids, dtype=np.int64)
+        if block is None:
+            return

@@ -1,0 +1,196 @@
+"""A memory file is the memory, to the bit, and nothing else is taken for one."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from streaming.stream_cases import CONSTANT, assert_same_memory, reading_model, text
+from titans_lm.streaming import Memory, Reader, load_memory, save_memory
+from titans_lm.streaming.compare import compare_memories, describe_memory, verify_memory
+from titans_lm.streaming.file import named_state, read_memory_file
+
+
+def read(model: torch.nn.Module, data: bytes) -> Memory:
+    reader = Reader(model, piece_len=16)
+    reader.read(data, name="a text")
+    return reader.memory
+
+
+@pytest.mark.parametrize("length", [21, 24])
+@pytest.mark.parametrize("architecture", CONSTANT)
+def test_a_file_is_the_memory(architecture: str, length: int, tmp_path: Path) -> None:
+    """Also at the border of a chunk, where M and the anchor are one."""
+    model = reading_model(architecture)
+    memory = read(model, text(length))
+    header = save_memory(memory, tmp_path / "x.memory", model)
+    loaded = load_memory(tmp_path / "x.memory", model)
+    assert_same_memory(loaded, memory, 0.0)
+    assert loaded.sources == memory.sources == header.sources
+    a, b = Reader(model, memory=memory), Reader(model, memory=loaded)
+    for reader in (a, b):
+        reader.read(b"and more", new_document=False)
+    assert_same_memory(a.memory, b.memory, 0.0)
+
+
+def test_what_is_one_tensor_is_written_once(tmp_path: Path) -> None:
+    model = reading_model("lmm", memory_reads_persistent=False)
+    memory = read(model, text(8))  # <bos> and 7 bytes are written: two chunks of 4
+    assert memory.state.layers[0].memory.anchor[0] is memory.state.layers[0].memory.M[0]
+    header = save_memory(memory, tmp_path / "x.memory", model)
+    assert header.shared["state.layers.0.memory.anchor.0"] == "state.layers.0.memory.M.0"
+    _, tensors = read_memory_file(tmp_path / "x.memory")
+    assert "state.layers.0.memory.anchor.0" not in tensors
+    loaded = load_memory(tmp_path / "x.memory", model)
+    assert loaded.state.layers[0].memory.anchor[0] is loaded.state.layers[0].memory.M[0]
+
+
+def test_rows_are_kept_apart(tmp_path: Path) -> None:
+    model = reading_model("mac")
+    reader = Reader(model, batch_size=2)
+    reader.read([text(9), text(30, 1)])
+    save_memory(reader.memory, tmp_path / "x.memory", model)
+    assert_same_memory(load_memory(tmp_path / "x.memory", model), reader.memory, 0.0)
+
+
+def test_half_the_size_and_how_much_that_changed(tmp_path: Path) -> None:
+    model = reading_model("mac").float()
+    memory = read(model, text(21))
+    save_memory(memory, tmp_path / "exact.memory", model)
+    header = save_memory(memory, tmp_path / "half.memory", model, precision="bfloat16")
+    assert 0.0 < max(header.loss.values()) < 2.0**-8
+    loaded = load_memory(tmp_path / "half.memory", model)
+    expected = dict(named_state(memory.state, "state"))
+    for name, x in named_state(loaded.state, "state"):
+        assert x.dtype == expected[name].dtype
+        rounded = expected[name].bfloat16().to(x.dtype) if x.is_floating_point() else expected[name]
+        assert torch.equal(x, rounded), name
+    sizes = [
+        sum(x.nbytes for x in read_memory_file(tmp_path / name)[1].values()) for name in ("exact.memory", "half.memory")
+    ]
+    assert sizes[1] < 0.52 * sizes[0]
+    loss = describe_memory(tmp_path / "half.memory")["rounding"]
+    assert loss == max(header.loss.values())
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    model = reading_model("mag")
+    save_memory(read(model, text(9)), tmp_path / "x.memory", model)
+    others = {
+        "its settings are others": reading_model("mal"),  # a state of the same shape
+        "its weights were in float64, and are in float32 now": reading_model("mag").float(),
+        "its weights are others": reading_model("mag"),
+    }
+    with torch.no_grad():
+        others["its weights are others"].lm_head.weight[3, 2] += 1e-6
+    for message, other in others.items():
+        with pytest.raises(ValueError, match=message):
+            load_memory(tmp_path / "x.memory", other)
+    load_memory(tmp_path / "x.memory", reading_model("mag", memory_backend="reference"))
+
+
+def test_a_model_that_learns_is_another_model(tmp_path: Path) -> None:
+    """Also where its parameters stay the same tensors."""
+    model = reading_model("lmm")
+    save_memory(read(model, text(9)), tmp_path / "x.memory", model)
+    load_memory(tmp_path / "x.memory", model)
+    optimiser = torch.optim.SGD(model.parameters(), 1e-3)
+    model(torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
+    optimiser.step()
+    with pytest.raises(ValueError, match="its weights are others"):
+        load_memory(tmp_path / "x.memory", model)
+
+
+def test_what_is_damaged_is_refused(tmp_path: Path) -> None:
+    model, path, bad = reading_model("lmm"), tmp_path / "x.memory", tmp_path / "bad.memory"
+    save_memory(read(model, text(30)), path, model)
+    whole = path.read_bytes()
+    (length,) = struct.unpack("<Q", whole[:8])
+    header_end = 8 + length
+    for at in (header_end, (header_end + len(whole)) // 2, len(whole) - 1):
+        bad.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match="damaged"):
+            load_memory(bad, model)
+    for cut in (0, 5, 8, header_end - 3, header_end, len(whole) - 1):
+        bad.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match="damaged or not whole"):
+            load_memory(bad, model)
+    for old, new in ((b"a text", b"b text"), (b'\\"tokens\\": [31]', b'\\"tokens\\": [32]')):
+        assert old in whole
+        bad.write_bytes(whole.replace(old, new))
+        with pytest.raises(ValueError, match="damaged"):
+            verify_memory(bad)
+
+
+def test_other_files_and_newer_formats_are_refused(tmp_path: Path) -> None:
+    model, path = reading_model("lmm"), tmp_path / "x.memory"
+    save_memory(read(model, text(9)), path, model)
+    whole = path.read_bytes()
+    (length,) = struct.unpack("<Q", whole[:8])
+    header = json.loads(whole[8 : 8 + length])
+
+    def rewritten(**changes: str) -> Path:
+        changed = {**header, "__metadata__": {**header["__metadata__"], **changes}}
+        data = json.dumps(changed).encode()
+        (tmp_path / "other").write_bytes(struct.pack("<Q", len(data)) + data + whole[8 + length :])
+        return tmp_path / "other"
+
+    with pytest.raises(ValueError, match="in format 2; this version of titans-lm reads format 1"):
+        load_memory(rewritten(version="2"), model)
+    with pytest.raises(ValueError, match="is no memory file"):
+        load_memory(rewritten(format="pt"), model)
+    with pytest.raises(ValueError, match="does not exist"):
+        load_memory(tmp_path / "none", model)
+    with pytest.raises(ValueError, match="is a folder"):
+        load_memory(tmp_path, model)
+
+
+def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, path = reading_model("lmm"), tmp_path / "x.memory"
+    memory = read(model, text(9))
+    save_memory(memory, path, model)
+    before = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_memory(read(model, text(12)), path, model)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["x.memory"]
+
+
+def test_memories_are_described_and_compared(tmp_path: Path) -> None:
+    model = reading_model("lmm")
+    for name, data in (("a", text(20)), ("b", text(20, 1)), ("c", text(20))):
+        save_memory(read(model, data), tmp_path / name, model)
+    found = describe_memory(tmp_path / "a")
+    assert (found["tokens"], found["rows"]) == ([21], 1)
+    assert (found["sources"]["a text"]["tokens"], found["sources"]["a text"]["complete"]) == (20, True)
+    state = dict(named_state(load_memory(tmp_path / "a", model).state, "state"))
+    assert found["norms"]["state.layers.0.memory.M.0"] == pytest.approx(
+        state["state.layers.0.memory.M.0"].norm().item(), abs=1e-6
+    )
+    assert compare_memories(tmp_path / "a", tmp_path / "c")["equal"]
+    apart = compare_memories(tmp_path / "a", tmp_path / "b")
+    assert not apart["equal"]
+    assert apart["apart"]["state.layers.0.memory.M.0"] > 0
+    assert verify_memory(tmp_path / "a", model)["checked_with_model"]
+    other = reading_model("mac")
+    save_memory(read(other, text(9)), tmp_path / "d", other)
+    with pytest.raises(ValueError, match="memories of two models"):
+        compare_memories(tmp_path / "a", tmp_path / "d")
+    with pytest.raises(ValueError, match="of another model"):
+        verify_memory(tmp_path / "d", model)
+
+
+def test_numbers_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    model = reading_model("lmm")
+    memory = read(model, text(9))
+    memory.state.layers[0].memory.M[0].view(-1)[3] = float("nan")
+    save_memory(memory, tmp_path / "x", model)
+    with pytest.raises(ValueError, match="not finite"):
+        verify_memory(tmp_path / "x")

@@ -1,0 +1,221 @@
+"""titans read: a memory file from files, whatever happens meanwhile; and text that goes on from it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from streaming.stream_cases import assert_same_memory, reading_model, text
+from titans_lm.cli import main
+from titans_lm.data.tokenizer import byte_tokenizer
+from titans_lm.generate import generate_text
+from titans_lm.streaming import Reader, load_memory
+from titans_lm.streaming.read import StoppedReading, read_files
+from titans_lm.train.run import load_model
+
+TOKENIZER = byte_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model of mac, with its tokenizer."""
+    path = tmp_path_factory.mktemp("model")
+    model = reading_model("mac").float()
+    with torch.no_grad():
+        model.lm_head.weight[256:] = 0.0  # greedy text has no end and no mark in it
+    model.save_pretrained(path)
+    TOKENIZER.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> list[Path]:
+    for number in range(3):
+        (tmp_path / f"book{number}").write_bytes(text(400 + number, number))
+    return [tmp_path / f"book{number}" for number in range(3)]
+
+
+def read_all(model: torch.nn.Module, books: list[Path]) -> Reader:
+    reader = Reader(model, TOKENIZER)
+    for book in books:
+        reader.read(book)
+    return reader
+
+
+def test_files_become_one_memory(folder: Path, books: list[Path], tmp_path: Path) -> None:
+    model = load_model(folder, "cpu").double()
+    result = read_files(model, TOKENIZER, books, tmp_path / "out.memory", piece_len=100, quiet=True)
+    memory = load_memory(tmp_path / "out.memory", model)
+    assert_same_memory(memory, read_all(model, books).memory)
+    assert result["tokens"] == 400 + 401 + 402 + 3 + 2
+    assert [source.name for source in memory.sources[0]] == [str(book) for book in books]
+    assert all(source.complete for source in memory.sources[0])
+
+
+def test_more_is_read_onto_a_memory(folder: Path, books: list[Path], tmp_path: Path) -> None:
+    model = load_model(folder, "cpu").double()
+    read_files(model, TOKENIZER, books[:1], tmp_path / "one.memory", quiet=True)
+    before = (tmp_path / "one.memory").read_bytes()
+    read_files(model, TOKENIZER, books[1:], tmp_path / "all.memory", onto=tmp_path / "one.memory", quiet=True)
+    assert_same_memory(load_memory(tmp_path / "all.memory", model), read_all(model, books).memory)
+    assert (tmp_path / "one.memory").read_bytes() == before
+
+
+@pytest.mark.parametrize("after", [1, 3, 5, 9, 12])
+def test_stopped_and_resumed(after: int, folder: Path, books: list[Path], tmp_path: Path) -> None:
+    model, out = load_model(folder, "cpu").double(), tmp_path / "out.memory"
+    whole = tmp_path / "whole.memory"
+    read_files(model, TOKENIZER, books, whole, piece_len=100, quiet=True)
+
+    pieces = 0
+
+    def count(*_: object) -> None:
+        nonlocal pieces
+        pieces += 1
+        if pieces == after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("titans_lm.streaming.progress.ReadingReport.update", count)
+        with pytest.raises(StoppedReading, match="--resume goes on"):
+            read_files(model, TOKENIZER, books, out, piece_len=100, quiet=True)
+    stopped = load_memory(out, model)
+    assert 0 < stopped.tokens[0] < 1208
+    read_files(model, TOKENIZER, books, out, piece_len=100, resume=True, quiet=True)
+    finished, expected = load_memory(out, model), load_memory(whole, model)
+    assert finished.sources == expected.sources
+    assert_same_memory(finished, expected)
+    again = read_files(model, TOKENIZER, books, out, piece_len=100, resume=True, quiet=True)
+    assert again["tokens_read_now"] == 0
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_read_or_resumed_is_named(folder: Path, books: list[Path], tmp_path: Path) -> None:
+    model, out = load_model(folder, "cpu"), tmp_path / "out.memory"
+    read_files(model, TOKENIZER, books[:2], out, quiet=True)
+    before = out.read_bytes()
+    cases = (
+        ({"files": books, "resume": False}, "which exists; resume"),
+        ({"files": books[1:], "resume": True}, "same files in the same order"),
+        ({"files": [tmp_path / "none"], "resume": True}, "which is not there"),
+        ({"files": [tmp_path], "resume": True}, "name the files in it"),
+        ({"files": [], "resume": True}, "got no files"),
+        ({"files": books, "resume": True, "save_every": 0}, "save_every=0"),
+        ({"files": books, "resume": True, "precision": "int8"}, "int8"),
+    )
+    for settings, message in cases:
+        with pytest.raises(ValueError, match=message):
+            read_files(model, TOKENIZER, out=out, quiet=True, **settings)
+    books[0].write_bytes(b"changed" + books[0].read_bytes())
+    with pytest.raises(ValueError, match="has changed since"):
+        read_files(model, TOKENIZER, books, out, resume=True, quiet=True)
+    assert out.read_bytes() == before
+
+
+def test_read_then_write_on_is_never_having_saved(folder: Path, books: list[Path], tmp_path: Path) -> None:
+    """In a process of its own, as a user would; greedy, so that every token must be the same."""
+    model, out = load_model(folder, "cpu"), tmp_path / "book.memory"
+    never_saved = generate_text(
+        model, TOKENIZER, "What", max_new_tokens=20, temperature=0.0, memory=read_all(model, books).memory
+    )
+    titans("read", *books, "--model", folder, "--out", out, "--quiet")
+    written = tmp_path / "written.json"
+    arguments = ("--prompt", "What", "--max-new-tokens", 20, "--temperature", 0, "--json", written)
+    titans("generate", "--model", folder, "--memory", out, *arguments)
+    found = json.loads(written.read_text())
+    assert found["text"] == never_saved.text
+    assert (found["tokens"], found["prompt_tokens"]) == (20, 4)
+
+
+def test_an_answer_stays_in_its_memory_and_disturbs_no_other(folder: Path) -> None:
+    model = load_model(folder, "cpu").double()
+    reader = Reader(model, TOKENIZER)
+    reader.read(b"Nothing is lost.")
+    memory = reader.memory
+    first = generate_text(model, TOKENIZER, "", max_new_tokens=5, temperature=0.0, memory=memory)
+    assert first.prompt_tokens == 0, "it goes on where the text stops"
+    again = generate_text(model, TOKENIZER, "", max_new_tokens=5, temperature=0.0, memory=memory)
+    assert again.text == first.text
+    longer = generate_text(model, TOKENIZER, "", max_new_tokens=9, temperature=0.0, memory=memory)
+    assert first.memory is not None
+    rest = generate_text(model, TOKENIZER, "", max_new_tokens=4, temperature=0.0, memory=first.memory)
+    assert rest.memory is not None
+    assert longer.memory is not None
+    assert_same_memory(rest.memory, longer.memory, 1e-9)
+
+
+@pytest.mark.slow
+def test_killed_while_reading_nothing_is_corrupt_and_nothing_saved_is_lost(
+    folder: Path, books: list[Path], tmp_path: Path
+) -> None:
+    """kill −9 at random moments until it is done; then the memory is that of an undisturbed run, bit for bit."""
+    model, out = load_model(folder, "cpu"), tmp_path / "out.memory"
+    for book in books:
+        book.write_bytes(book.read_bytes() * 20)
+    files = [str(book) for book in books]
+    command = [sys.executable, "-m", "titans_lm.cli", "read", *files, "--model", str(folder), "--out", str(out)]
+    settings = ["--resume", "--save-every", "500", "--piece-len", "100", "--device", "cpu"]
+    luck, saved, kills = random.Random(0), 0, 0
+    for _ in range(40):
+        process = subprocess.Popen([*command, *settings], env=environment(), stderr=subprocess.PIPE)
+        deadline = time.monotonic() + (120 if kills >= 4 else luck.uniform(0.2, 1.5))
+        known = out.stat().st_mtime_ns if out.exists() else 0
+        while process.poll() is None and (out.stat().st_mtime_ns if out.exists() else 0) == known:
+            time.sleep(0.01)  # until it has saved once more: each life is to get somewhere
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.kill()
+        errors = process.communicate()[1].decode()
+        tokens = load_memory(out, model).tokens[0]
+        assert tokens >= saved
+        saved = tokens
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors
+        kills += 1
+    assert kills >= 4
+    whole = tmp_path / "whole.memory"
+    titans("read", *books, "--model", folder, "--out", whole, "--piece-len", 100, "--device", "cpu", "--quiet")
+    expected = load_memory(whole, model)
+    assert load_memory(out, model).sources == expected.sources
+    assert_same_memory(load_memory(out, model), expected, 0.0)
+    whole.unlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"out.memory", *(book.name for book in books)}
+
+
+def environment() -> dict[str, str]:
+    source = Path(__file__).resolve().parents[2] / "src"
+    return {**os.environ, "PYTHONPATH": str(source), "TITANS_TYPECHECK": "0"}
+
+
+def titans(*arguments: object) -> str:
+    command = [sys.executable, "-m", "titans_lm.cli", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_memory_files_are_shown_compared_and_verified(
+    folder: Path, books: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load_model(folder, "cpu")
+    for name, files in (("a", books[:1]), ("b", books[1:])):
+        read_files(model, TOKENIZER, files, tmp_path / name, quiet=True)
+    main(["memory", "show", str(tmp_path / "a")])
+    assert "tokens: 401" in capsys.readouterr().out
+    main(["memory", "diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(tmp_path / "diff.json")])
+    assert json.loads((tmp_path / "diff.json").read_text())["equal"] is False
+    main(["memory", "verify", str(tmp_path / "a"), "--model", str(folder)])
+    assert "whole: yes" in capsys.readouterr().out
+    (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:-1])
+    with pytest.raises(SystemExit) as stop:
+        main(["memory", "verify", str(tmp_path / "a")])
+    assert stop.value.code == 2
+    assert "damaged or not whole" in capsys.readouterr().err

@@ -1,0 +1,245 @@
+"""Reading in pieces is one long forward pass, from any kind of source, stopped and taken up anywhere."""
+
+import io
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hf.hf_cases import words
+from streaming.stream_cases import (
+    CONSTANT,
+    assert_same_memory,
+    assert_same_state,
+    document,
+    ids_of,
+    one_forward,
+    reading_model,
+    text,
+)
+from titans_lm.data.tokenizer import BOS, EOS
+from titans_lm.streaming import Reader, TokenStream
+
+
+@pytest.mark.parametrize("piece_len", [1, 5, 64])
+@pytest.mark.parametrize("architecture", CONSTANT)
+def test_reading_is_one_forward_pass(architecture: str, piece_len: int) -> None:
+    model, data = reading_model(architecture), text(45)
+    logits, state = one_forward(model, document(data))
+    reader = Reader(model, piece_len=piece_len)
+    assert reader.read(data) == 45
+    assert_same_state(reader.memory.state, state)
+    torch.testing.assert_close(reader.next_logits(), logits[:, -1], rtol=0.0, atol=1e-9)
+    assert_same_state(reader.memory.state, state)
+    assert reader.memory.tokens == (46,)
+
+
+def test_logits_are_those_of_the_whole() -> None:
+    model, ids = reading_model("mac"), ids_of(BOS, text(60))
+    logits, _ = one_forward(model, ids)
+    reader = Reader(model, piece_len=7)
+    parts = [reader.feed(ids[:, start:stop], logits=True) for start, stop in ((0, 1), (1, 2), (2, 30), (30, 61))]
+    assert [part.shape[1] for part in parts] == [0, 1, 28, 31]
+    found = torch.cat([*parts, reader.next_logits()[:, None]], dim=1)
+    torch.testing.assert_close(found, logits, rtol=0.0, atol=1e-9)
+
+
+def test_every_kind_of_source_gives_the_same_memory(tmp_path: Path) -> None:
+    model, data = reading_model("lmm"), "Was man schwarz auf weiß besitzt\n".encode() * 3
+    (tmp_path / "text").write_bytes(data)
+    whole = Reader(model, piece_len=16)
+    whole.read(data)
+    for source in (data.decode(), tmp_path / "text", io.BytesIO(data), (tmp_path / "text").open("rb")):
+        reader = Reader(model, piece_len=16)
+        assert reader.read(source) == len(data)
+        assert_same_memory(reader.memory, whole.memory, 0.0)
+        record, expected = reader.memory.sources[0][0], whole.memory.sources[0][0]
+        assert (record.tokens_sha256, record.sha256, record.bytes) == (
+            expected.tokens_sha256, expected.sha256, len(data),
+        )  # fmt: skip
+        assert record.complete
+        if hasattr(source, "close"):
+            source.close()
+    ids = [BOS, *data]
+    for tokens in (ids, np.array(ids), torch.tensor(ids), iter(ids)):
+        reader = Reader(model, piece_len=16)
+        assert reader.read(tokens) == len(ids)
+        assert_same_state(reader.memory.state, whole.memory.state)  # with <bos>, its pieces end elsewhere
+        assert reader.memory.open == (False,), "token ids have no marks but their own"
+
+
+def test_a_pipe_is_read_as_it_comes() -> None:
+    model, data = reading_model("lmm"), text(300)
+    source, sink = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(sink, "wb", buffering=0) as file:
+            for start in range(0, len(data), 37):
+                file.write(data[start : start + 37])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    reader, whole = Reader(model, piece_len=64), Reader(model, piece_len=64)
+    with os.fdopen(source, "rb") as file:
+        reader.read(file)
+    writer.join()
+    whole.read(data)
+    assert_same_memory(reader.memory, whole.memory)
+
+
+@pytest.mark.parametrize("architecture", ["mac", "mal"])
+def test_rows_of_different_length_are_as_if_alone(architecture: str) -> None:
+    model = reading_model(architecture)
+    documents = [text(50, 1), text(3, 2), b"", text(23, 3)]
+    together = Reader(model, batch_size=4, piece_len=10)
+    together.read(documents)
+    for row, data in enumerate(documents):
+        alone = Reader(model, piece_len=64)
+        alone.read(data)
+        assert_same_memory(together.memory.row(row), alone.memory)
+    assert [len(sources) for sources in together.memory.sources] == [1, 1, 1, 1]
+
+
+def test_stopped_at_any_token_and_taken_up_again() -> None:
+    model, data = reading_model("mac"), text(61)
+    whole = Reader(model)
+    whole.read(data)
+    for cut in (1, 8, 30, 60):
+        reader = Reader(model, piece_len=9)
+        stream = reader.stream(data)
+        assert reader.read(stream, max_tokens=cut) == cut
+        assert not reader.memory.sources[0][-1].complete
+        other = Reader(model, memory=reader.memory)
+        assert other.read(other.resume(data)) == 61 - cut
+        reader.read(stream)
+        for finished in (reader, other):
+            assert_same_memory(finished.memory, whole.memory)
+            assert [s.tokens for s in finished.memory.sources[0]] == [61]
+            assert finished.memory.sources == whole.memory.sources
+
+
+def test_a_source_that_changed_is_not_taken_up() -> None:
+    reader = Reader(reading_model("lmm"), piece_len=8)
+    reader.read(reader.stream(text(40)), max_tokens=16)
+    with pytest.raises(ValueError, match="first 16 tokens are not those"):
+        reader.resume(b"x" + text(40)[1:])
+    with pytest.raises(ValueError, match="10 tokens, of which 16 had been read"):
+        reader.resume(text(40)[:10])
+    with pytest.raises(ValueError, match="read nothing"):
+        Reader(reading_model("lmm")).resume(b"abc")
+
+
+def test_documents_begin_and_end_with_their_marks() -> None:
+    model, a, b = reading_model("lmm"), text(9, 1), text(7, 2)
+    reader = Reader(model)
+    reader.read(a)
+    reader.read(b)
+    reader.read(b"more", new_document=False)
+    _, state = one_forward(model, ids_of(BOS, a, EOS, BOS, b, b"more"))
+    assert_same_state(reader.memory.state, state)
+    reader.end_document()
+    reader.end_document()
+    _, state = one_forward(model, ids_of(BOS, a, EOS, BOS, b, b"more", EOS))
+    assert_same_state(reader.memory.state, state)
+    assert [source.tokens for source in reader.memory.sources[0]] == [9, 7, 4]
+
+
+def test_a_fork_disturbs_nobody() -> None:
+    model, data = reading_model("mac"), text(30)
+    reader = Reader(model, piece_len=16)
+    reader.read(data)
+    before = reader.memory
+    kept = [x.clone() for x in [before.state.position, *before.state.layers[0].memory.memory.M]]
+    answers = []
+    for question in (b"who", b"what"):
+        fork = reader.fork()
+        fork.read(question, new_document=False)
+        answers.append(fork.next_logits())
+        _, state = one_forward(model, ids_of(BOS, data, question))
+        assert_same_state(fork.memory.state, state)
+    assert not torch.equal(*answers)
+    for x, y in zip(kept, [before.state.position, *before.state.layers[0].memory.memory.M], strict=True):
+        assert torch.equal(x, y)
+    assert_same_memory(reader.memory, before, 0.0)
+    many = reader.fork(3)
+    many.read([b"a", b"bc", b"d"], new_document=False)
+    one = reader.fork()
+    one.read(b"bc", new_document=False)
+    assert_same_memory(many.memory.row(1), one.memory)
+
+
+def test_reset_forgets_everything() -> None:
+    model = reading_model("mag")
+    reader, fresh = Reader(model), Reader(model)
+    reader.read(text(20))
+    reader.reset()
+    assert_same_memory(reader.memory, fresh.memory, 0.0)
+    assert reader.tokens == 0
+    reader.read(b"again")
+    fresh.read(b"again")
+    assert_same_memory(reader.memory, fresh.memory, 0.0)
+
+
+def test_on_piece_sees_whole_memories() -> None:
+    model, data = reading_model("lmm"), text(20)
+    reader, seen = Reader(model, piece_len=6), []
+    reader.read(data, on_piece=lambda r: seen.append(r.memory))
+    assert [memory.tokens for memory in seen] == [(7,), (13,), (19,), (21,)]
+    again = Reader(model, memory=seen[1])
+    again.read(again.resume(data))
+    assert_same_memory(again.memory, reader.memory)
+
+
+def test_words_are_cut_at_places_that_depend_on_the_text_alone() -> None:
+    tokenizer = words()
+    data = "".join(f"w{i % 49 + 1}" + (" " if i % 7 else "\n") for i in range(60_000)).encode()
+    whole = TokenStream(data, tokenizer).take(10**9)
+    assert whole.tolist() == tokenizer(data.decode(), add_special_tokens=False).input_ids
+
+    class Drip(io.BytesIO):
+        def read1(self, size: int = -1) -> bytes:
+            return self.read(1 + self.tell() % 997)
+
+    stream = TokenStream(Drip(data), tokenizer)
+    parts = [stream.take(1000) for _ in range(70)]
+    assert np.array_equal(np.concatenate(parts), whole)
+    assert stream.record() == record_of(data, tokenizer)
+
+
+def record_of(data: bytes, tokenizer: object) -> object:
+    stream = TokenStream(data, tokenizer, name="stream")
+    stream.take(10**9)
+    return stream.record()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    model = reading_model("lmm")
+    reader = Reader(model)
+    for source, message in (
+        (tmp_path, "which is a folder"),
+        (tmp_path / "none", "which is not there"),
+        (io.StringIO("text"), "binary mode"),
+        ([1, -2], "whole numbers from 0"),
+        ([1, 2.5], "whole numbers from 0"),
+        ([5, 300], "below 259"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            reader.read(source)
+
+    with pytest.raises(ValueError, match="1 sources for 2 rows"):
+        Reader(model, batch_size=2).read(b"abc")
+    with pytest.raises(ValueError, match="read nothing"):
+        Reader(model).next_logits()
+    with pytest.raises(ValueError, match="grow with the text"):
+        Reader(reading_model("attention"))
+    with pytest.raises(ValueError, match="expected a TitansForCausalLM"):
+        Reader(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="piece_len=0"):
+        Reader(model, piece_len=0)
+    stream = TokenStream(b"\xff\xfe", words())
+    with pytest.raises(ValueError, match="not UTF-8"):
+        stream.take(1)
