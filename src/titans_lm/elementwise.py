@@ -35,14 +35,19 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         rstd = _rstd(x, eps)
-        ctx.save_for_backward(x, weight, rstd)
-        return _scaled(x, rstd, weight)
+        y = _scaled(x, rstd, weight)
+        ctx.save_for_backward(y if weight is None else x, weight, rstd)  # without a weight the next one keeps y anyway
+        return y
 
     @staticmethod
     @once_differentiable
     # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        return *_rms_adjoint(grads[0], *ctx.saved_tensors), None
+        kept, weight, rstd = ctx.saved_tensors
+        if weight is not None:
+            return *_rms_adjoint(grads[0], kept, weight, rstd), None
+        along = (grads[0] * kept).mean(-1, keepdim=True)
+        return torch.addcmul(grads[0], kept, along, value=-1).mul_(rstd), None, None
 
 
 def _rstd(x: Tensor, eps: float) -> Tensor:
@@ -55,15 +60,12 @@ def _scaled(x: Tensor, rstd: Tensor, weight: Tensor | None) -> Tensor:
     return y if weight is None else y.mul_(weight)
 
 
-def _rms_adjoint(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor | None]:
+def _rms_adjoint(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients by x, r (g − u ⟨g u⟩) with u = x r and ⟨·⟩ the mean, and by the weight."""
-    d_weight = None
-    if weight is not None:
-        d_weight = (grad * x).mul_(rstd).sum(dim=tuple(range(x.dim() - 1)))
-        grad = grad * weight
+    d_weight = (grad * x).mul_(rstd).sum(dim=tuple(range(x.dim() - 1)))
+    grad = grad * weight
     along = (grad * x).mean(-1, keepdim=True).mul_(rstd.pow(3))
-    d_x = grad * rstd if weight is None else grad.mul_(rstd)
-    return d_x.addcmul_(x, along, value=-1), d_weight
+    return grad.mul_(rstd).addcmul_(x, along, value=-1), d_weight
 
 
 def unit_norm(x: Float[Tensor, "*s D"], eps: float = 1e-12) -> Float[Tensor, "*s D"]:

@@ -204,7 +204,7 @@ class NeuralMemory(nn.Module):
         self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T H D"], Hidden, tuple[Tensor, ...]]:
         """What `recall` needs besides a memory: queries, the gate, and the tail after them."""
-        q, gate = joint(x, self.q_proj, self.gate_proj)
+        q, gate = self.q_proj(x), self.gate_proj(x)  # the gate is kept for its gradients, and would keep q with it
         if self.convs:
             (q,), tails = convolve(self.convs[:1], (q,), tails, lengths)
         return self._normed(0, q), gate, tails
