@@ -36,7 +36,7 @@ def run_peers(
 
 
 def comparisons(s: PeersSettings, python: Path, device: str) -> list[Comparison]:
-    """List what is compared with what: the layer with every allocator of the settings, the rest with the last one."""
+    """List what is compared with what: training beside the peer with every allocator, the rest with the last one."""
     makers = {
         "layer": (partial(layer, TRAIN), partial(layer, "forward")),
         "paper": (paper,),
@@ -49,7 +49,7 @@ def comparisons(s: PeersSettings, python: Path, device: str) -> list[Comparison]
     for name in s.cases:
         for make in makers[name]:
             title, cases = make(s.quick, python)
-            for allocator in every if name == "layer" else every[-1:]:
+            for allocator in every if name in ("layer", "exact", "mac") else every[-1:]:
                 found.append((title, [replace(case, allocator=allocator) for case in cases]))
     return found
 
