@@ -38,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def books(tmp_path: Path) -> list[Path]:
     for number in range(3):
-        (tmp_path / f"book{number}").write_bytes(text(400 + number, number))
-    return [tmp_path / f"book{number}" for number in range(3)]
+        (tmp_path / f"book_{number}").write_bytes(text(400 + number, number))
+    return [tmp_path / f"book_{number}" for number in range(3)]
 
 
 def read_all(model: torch.nn.Module, books: list[Path]) -> Reader:
@@ -209,7 +209,9 @@ def test_memory_files_are_shown_compared_and_verified(
     for name, files in (("a", books[:1]), ("b", books[1:])):
         read_files(model, TOKENIZER, files, tmp_path / name, quiet=True)
     main(["memory", "show", str(tmp_path / "a")])
-    assert "tokens: 401" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "tokens: 401" in shown
+    assert f"\n  {books[0]}\n" in shown
     main(["memory", "diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(tmp_path / "diff.json")])
     assert json.loads((tmp_path / "diff.json").read_text())["equal"] is False
     main(["memory", "verify", str(tmp_path / "a"), "--model", str(folder)])

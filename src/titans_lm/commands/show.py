@@ -9,7 +9,7 @@ def lines_of(value: dict[str, Any], indent: str = "") -> list[str]:
     """Lay out a result for reading."""
     lines = []
     for name, part in value.items():
-        label = f"{indent}{name.replace('_', ' ')}"
+        label = f"{indent}{name.replace('_', ' ') if name.isidentifier() else name}"  # a file's name stays as it is
         if isinstance(part, dict):
             lines += [label, *lines_of(part, f"{indent}  ")]
         elif part is not None:
