@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from cli_cases import titans
 from titans_lm.cli import COMMANDS, is_mistake, main, parse
 from titans_lm.train.run import resolve_model
 from titans_lm.train.settings import LanguageSettings
@@ -25,18 +26,6 @@ def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"".join(b"line %d of a text, not too short\n" % i for i in range(60)))
     return path
-
-
-def titans(capsys, *args):
-    """Run the command in this process; its exit code and what it wrote."""
-    capsys.readouterr()
-    code = 0
-    try:
-        main([str(arg) for arg in args])
-    except SystemExit as stop:
-        code = stop.code or 0
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def process(*args, **settings):

@@ -174,10 +174,7 @@ def test_without_momentum_and_decay_nothing_is_kept_or_forgotten() -> None:
 
 def test_queries_and_keys_have_norm_one_and_values_unit_size() -> None:
     layer, x = make(awake=False), 100.0 * tokens()
-    q, k, v = (
-        layer._stream(i, p, x, layer.init_state(2).conv, None)[0]
-        for i, p in enumerate((layer.q_proj, layer.k_proj, layer.v_proj))
-    )
+    (q, k, v), _ = layer._streams(x, layer.init_state(2).conv, None)
     for y in (q, k):
         assert_close(y.norm(dim=-1), torch.ones(2, T, 2, dtype=torch.float64))
     assert_close(v.pow(2).mean(-1), torch.ones(2, T, 2, dtype=torch.float64), 1e-2)
@@ -224,8 +221,7 @@ def test_what_is_written_can_be_read_back() -> None:
     layer = make(awake=False, memory_depth=1, conv_size=1, chunk_size=1, decay=False)
     x = tokens(rows=1, length=1).expand(1, 200, 8)
     _, state = layer(x)
-    k, _ = layer._stream(1, layer.k_proj, x[:, :1], (), None)
-    v, _ = layer._stream(2, layer.v_proj, x[:, :1], (), None)
+    (_, k, v), _ = layer._streams(x[:, :1], (), None)
     assert_close(read(state.memory.M, k, layer.network), v, 1e-6)
 
 

@@ -42,8 +42,7 @@ def test_a_linear_memory_is_surprised_by_its_error() -> None:
 
     def note(module: Any, args: tuple, kwargs: dict) -> None:
         x, state = args[0], args[1]
-        k, _ = memory._stream(1, memory.k_proj, x, state.conv, None)
-        v, _ = memory._stream(2, memory.v_proj, x, state.conv, None)
+        (_, k, v), _ = memory._streams(x, state.conv, None)
         error = torch.einsum("bthd,bhde->bthe", k, state.memory.M[0]) - v
         seen.append(2 * error.norm(dim=-1)[0])
 

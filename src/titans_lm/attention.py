@@ -108,9 +108,7 @@ class Projections(nn.Module):
 
     @staticmethod
     def _each(proj: nn.Module, rows: list[Tensor]) -> list[Tensor]:
-        """A projection of several inputs; at one token in one product, as what costs there is reading its weights."""
-        if rows[-1].shape[1] > 1:
-            return [proj(x) for x in rows]
+        """A projection of several inputs of a few rows in one product: what costs there is reading its weights."""
         y = proj(torch.cat([x.flatten(0, 1) for x in rows]))
         parts = y.split([x.shape[0] * x.shape[1] for x in rows])
         return [part.view(*x.shape[:2], -1) for part, x in zip(parts, rows, strict=True)]

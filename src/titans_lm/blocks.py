@@ -15,7 +15,6 @@ from titans_lm.attention import FullAttention, KeyValues, Looks, SegmentAttentio
 from titans_lm.config import BackboneConfig
 from titans_lm.layers import Call, Linear, RMSNorm, SwiGLU, gated
 from titans_lm.memory import LayerState, NeuralMemory
-from titans_lm.ops import read
 from titans_lm.ops.state import repeat_rows, select_rows
 
 Hidden = Float[Tensor, "B T E"]
@@ -143,7 +142,7 @@ class MACBlock(Block):
     ) -> tuple[Hidden, Tensor, MACState]:
         """Tokens of one segment, or of the part of it that this call holds: y, and what the memory answers to it."""
         q, gate = asked
-        h = self.memory.finish(read(state.at_segment_start, q, self.memory.reader), gate)
+        h = self.memory.answer(state.at_segment_start, q, gate)
         y, attention, recalled = self.attention(looks, state.attention, call, phase, (h, state.recalled))
         o, memory = self.memory.write(y, state.memory, call.lengths, call.surprise)
         at_start = self._segment_start(state, memory, call, phase, y.shape[1])
@@ -158,9 +157,8 @@ class MACBlock(Block):
             return memory.memory.M if ended else state.at_segment_start
         counted = length if call.lengths is None else call.lengths
         ended = phase + counted == self.config.segment_len
-        if (
-            isinstance(ended, Tensor) and ended.is_cpu and not torch.compiler.is_compiling()
-        ):  # looking would make a GPU wait
+        # Where it can be looked at without a GPU waiting:
+        if isinstance(ended, Tensor) and ended.is_cpu and not torch.compiler.is_compiling():
             rows = ended.tolist()
             if all(rows) or not any(rows):  # no need to copy a memory to take all of it
                 return memory.memory.M if rows[0] else state.at_segment_start

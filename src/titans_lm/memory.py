@@ -140,16 +140,6 @@ class NeuralMemory(nn.Module):
         memory = MemoryState.initial(self.initial_weights, batch_size)
         return LayerState(memory, tuple(conv.init_tail(batch_size) for conv in self.convs))
 
-    def _stream(
-        self, i: int, proj: nn.Module, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
-    ) -> tuple[Float[Tensor, "B T H D"], tuple[Tensor, ...]]:
-        """Stream i of q, k, v alone: projection, convolution with its tail, heads, norm."""
-        y = proj(x)
-        if self.convs:
-            y, tail = self.convs[i](y, tails[i], lengths)
-            tails = (*tails[:i], tail, *tails[i + 1 :])
-        return self._normed(i, y), tails
-
     def _normed(self, i: int, y: Hidden) -> Float[Tensor, "B T H D"]:
         y = y.unflatten(-1, (self.config.num_attention_heads, self.config.head_dim))
         y = y.to(state_dtype(y.dtype))
@@ -214,7 +204,11 @@ class NeuralMemory(nn.Module):
     ) -> tuple[Hidden, tuple[Tensor, ...]]:
         """Only read: h = M*(x W_Q), finished as an output is (eq. 21). The query's convolution has its own tail."""
         q, gate, tails = self.ask(x, tails, lengths)
-        return self.finish(read(M, q, self.reader), gate), tails
+        return self.answer(M, q, gate), tails
+
+    def answer(self, M: tuple[Tensor, ...], q: Float[Tensor, "B T H D"], gate: Hidden) -> Hidden:
+        """What a memory says to queries that `ask` has made."""
+        return self.finish(read(M, q, self.reader), gate)
 
     def init_tails(self, batch_size: int) -> tuple[Tensor, ...]:
         """Tails for `recall`: of the query's convolution alone."""

@@ -3,20 +3,10 @@ import json
 import pytest
 
 from bench.bench_cases import measured
+from cli_cases import titans
 from titans_lm.bench import run
 from titans_lm.bench.settings import AllSettings, OpsSettings, PeersSettings
-from titans_lm.cli import main, parse
-
-
-def titans(capsys, *args):
-    capsys.readouterr()
-    code = 0
-    try:
-        main([str(arg) for arg in args])
-    except SystemExit as stop:
-        code = stop.code or 0
-    out, err = capsys.readouterr()
-    return code, out, err
+from titans_lm.cli import parse
 
 
 def test_every_kind_has_its_own_settings():

@@ -47,9 +47,7 @@ class _IntervalProducts(torch.autograd.Function):
         ctx.save_for_backward(P)
         ctx.shape = d.shape
         C = d.shape[-1]
-        return (
-            P[:, :C, : C + 1].view(*d.shape, C + 1) if P.shape[1] == C else P[:, :C, : C + 1].reshape(*d.shape, C + 1)
-        )
+        return P[:, :C, : C + 1].reshape(*d.shape, C + 1)
 
     @staticmethod
     @once_differentiable
@@ -110,27 +108,20 @@ def chunk_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Bool[Tensor,
     A position that holds no token must carry θ = 0, η = 1, α = 0 and be absent from `present`: then it is left out of
     the sum over A H, and neither memory nor surprise moves there.
     """
-    if theta.dim() == 4 and theta.shape == eta.shape == alpha.shape:
+    if theta.dim() == 4:
         return ChunkGates(*_ChunkGates.apply(theta, eta, alpha, present))
-    channelwise = theta.dim() == 5
-    if channelwise:  # channels go to the front, so that positions are last for both kinds
-        theta, eta, alpha = (x.transpose(-1, -2) for x in (theta, eta, alpha))
-        present = None if present is None else present.unsqueeze(-2)
+    # Channels go to the front, so that positions are last for both kinds.
+    theta, eta, alpha = (x.transpose(-1, -2) for x in (theta, eta, alpha))
     keep = 1.0 - alpha
     if keep.shape == eta.shape:
         A, H = interval_products(torch.stack((keep, eta))).unbind(0)
     else:  # channel-wise one, shared by the channels the other
         A, H = interval_products(keep), interval_products(eta)
-    summed = H if present is None else H * present.unsqueeze(-1)
+    summed = H if present is None else H * present.unsqueeze(-2).unsqueeze(-1)
     fR = A[..., 1:] @ summed  # column 0 is f, the others are R
     f, G = fR[..., 0], fR[..., 1:] * theta.unsqueeze(-2)
     a, surprise_end, memory_end, eta_end = A[..., 0], H[..., -1, 1:] * theta, G[..., -1, :], H[..., -1, :1]
-    if channelwise:
-        a, f, eta_end, surprise_end, memory_end = (
-            x.transpose(-1, -2) for x in (a, f, eta_end, surprise_end, memory_end)
-        )
-        return ChunkGates(a, f, G, eta_end, surprise_end, memory_end)
-    a, f, eta_end, surprise_end, memory_end = (x.unsqueeze(-1) for x in (a, f, eta_end, surprise_end, memory_end))
+    a, f, eta_end, surprise_end, memory_end = (x.transpose(-1, -2) for x in (a, f, eta_end, surprise_end, memory_end))
     return ChunkGates(a, f, G, eta_end, surprise_end, memory_end)
 
 

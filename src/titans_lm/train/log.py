@@ -4,13 +4,14 @@ import json
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from titans_lm.train.files import finite, write_atomically
 
+Own = TypeVar("Own", bound="Report")
 QUIET_SECONDS = 10.0
 """Seconds between two lines of progress where the screen is a file."""
 SHOWN = ("bits_per_token", "accuracy")
@@ -42,32 +43,25 @@ class JsonLines:
         write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
-class ProgressReport:
-    """How far a run is: a bar on a terminal, a line now and then elsewhere, nothing when quiet. Writes to stderr."""
+class Report:
+    """A bar on a terminal, a line now and then elsewhere, nothing when quiet. Writes to stderr; a context manager."""
 
-    def __init__(self, *, quiet: bool = False, title: str = "training", console: Console | None = None) -> None:
+    def __init__(self, *, quiet: bool = False, title: str, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
         self.title, self.quiet = title, quiet
-        self.total, self.rate, self.last_line = 0, 0.0, -float("inf")
+        self.last_line = -float("inf")
         self.bar: Progress | None = None
 
-    def start(self, total: int, done: int = 0) -> "ProgressReport":
-        """Begin to count: `done` of `total` steps lie behind. Used as a context manager, it ends by itself."""
-        self.total, self.rate, self.last_line = total, 0.0, time.monotonic()
+    def begin(self, *columns: ProgressColumn, total: int | None, done: int = 0) -> None:
+        """Show the bar, where there is one to show: `done` of `total` lie behind."""
+        self.last_line = time.monotonic()
         if self.console.is_terminal and not self.quiet:
-            self.bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
+            named, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+            self.bar = Progress(named, BarColumn(), *columns, note, TimeRemainingColumn(), console=self.console)
             self.bar.start()
             self.task = self.bar.add_task(self.title, total=total, completed=done, note="")
-        return self
 
-    def __enter__(self) -> "ProgressReport":
+    def __enter__(self: Own) -> Own:  # not Self, which the tests' checks of single methods cannot resolve
         return self
 
     def __exit__(
@@ -77,19 +71,38 @@ class ProgressReport:
             self.bar.stop()
             self.bar = None
 
-    def update(self, record: dict[str, Any]) -> None:
-        """Show a step: its loss, how many tokens a second go by, and what the last evaluation found."""
-        self.rate = 0.9 * self.rate + 0.1 * record["tokens_per_second"] if self.rate else record["tokens_per_second"]
-        extra = "".join(f"  {name} {value:.3f}" for name, value in record.items() if name in SHOWN)
-        note = f"loss {record['loss']:.3f}{extra}  {self.rate:,.0f} tokens/s"
+    def show(self, completed: int, note: str, line: str, *, last: bool = False) -> None:
+        """Move the bar; where there is none, write a line if some time has passed since the one before, or at last."""
         if self.bar is not None:
-            self.bar.update(self.task, completed=record["step"], note=note)
-        elif time.monotonic() - self.last_line >= QUIET_SECONDS or record["step"] == self.total:
+            self.bar.update(self.task, completed=completed, note=note)
+        elif last or time.monotonic() - self.last_line >= QUIET_SECONDS:
             self.last_line = time.monotonic()
-            self.say(f"{self.title} {record['step']}/{self.total}  {note}")
+            self.say(line)
 
     def say(self, text: str) -> None:
         """Write a line beside the progress."""
         if self.quiet:
             return
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class ProgressReport(Report):
+    """How far a run is."""
+
+    def __init__(self, *, quiet: bool = False, title: str = "training", console: Console | None = None) -> None:
+        super().__init__(quiet=quiet, title=title, console=console)
+        self.total, self.rate = 0, 0.0
+
+    def start(self, total: int, done: int = 0) -> "ProgressReport":
+        """Begin to count: `done` of `total` steps lie behind. Used as a context manager, it ends by itself."""
+        self.total, self.rate = total, 0.0
+        self.begin(MofNCompleteColumn(), total=total, done=done)
+        return self
+
+    def update(self, record: dict[str, Any]) -> None:
+        """Show a step: its loss, how many tokens a second go by, and what the last evaluation found."""
+        self.rate = 0.9 * self.rate + 0.1 * record["tokens_per_second"] if self.rate else record["tokens_per_second"]
+        extra = "".join(f"  {name} {value:.3f}" for name, value in record.items() if name in SHOWN)
+        note = f"loss {record['loss']:.3f}{extra}  {self.rate:,.0f} tokens/s"
+        line = f"{self.title} {record['step']}/{self.total}  {note}"
+        self.show(record["step"], note, line, last=record["step"] == self.total)
