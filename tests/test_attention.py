@@ -46,8 +46,10 @@ def run(layer: Any, config: BackboneConfig, x: Tensor, persistent: Tensor, posit
     if not isinstance(layer, SegmentAttention):
         return layer(x, state, call, persistent)[0]
     outputs, looks = [], layer.tokens(x, state.conv, call, persistent)
-    for start, stop, phase in segment_pieces(call, x.shape[1], config.segment_len):
-        y, state, _ = layer(looks.piece(start, stop), state, call.piece(start, stop), phase)
+    cuts = segment_pieces(call, x.shape[1], config.segment_len)
+    pieces = looks.pieces([stop - start for start, stop, _ in cuts])
+    for (start, stop, phase), look in zip(cuts, pieces, strict=True):
+        y, state, _ = layer(look, state, call.piece(start, stop), phase)
         outputs.append(y)
     return torch.cat(outputs, dim=1)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from titans_lm.elementwise import causal_taps, gated_linear, normed_gated_linear, rms_norm, unit_norm
-from titans_lm.layers import Linear, ShortConvolution, convolve, gated, joint
+from titans_lm.layers import Linear, ShortConvolution, convolved, gated, joint
 
 
 def drawn(*shape: int) -> Tensor:
@@ -126,12 +126,12 @@ def test_a_map_that_is_more_than_a_matrix_is_called(how: str) -> None:
 @pytest.mark.parametrize("lengths", [None, torch.tensor([0, 2, 1])])
 def test_streams_side_by_side_are_streams(tokens: int, lengths: Tensor | None) -> None:
     convs = torch.nn.ModuleList(ShortConvolution(6, 4).double() for _ in range(3))
-    streams = [drawn(3, tokens, 6) for _ in range(3)]
+    projs, x = [Linear(6, 6, bias=False).double() for _ in range(3)], drawn(3, tokens, 6)
     tails = tuple(drawn(3, 3, 6) for _ in range(3))
     lengths = None if lengths is None else lengths.clamp(max=tokens)
-    together, after = convolve(convs, streams, tails, lengths)
+    together, after = convolved(x, projs, convs, tails, lengths)
     for i, conv in enumerate(convs):
-        y, tail = conv(streams[i], tails[i], lengths)
+        y, tail = conv(projs[i](x), tails[i], lengths)
         torch.testing.assert_close(together[i], y, rtol=0.0, atol=1e-12)
-        assert torch.equal(after[i], tail)
+        torch.testing.assert_close(after[i], tail, rtol=0.0, atol=1e-12)
         assert after[i].is_contiguous()

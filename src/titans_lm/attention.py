@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, Linear, ShortConvolution, convolve, joint, last_rows, rotate, valid_tokens
+from titans_lm.layers import Call, Linear, ShortConvolution, convolved, joint, last_rows, rotate, valid_tokens
 from titans_lm.ops.state import state_dtype
 
 Heads = Float[Tensor, "B _ H D"]
@@ -44,10 +44,11 @@ class Looks(NamedTuple):
     values: Pair
     conv: tuple[Tensor, ...]
 
-    def piece(self, start: int, stop: int) -> "Looks":
-        """The same for tokens start … stop."""
+    def pieces(self, sizes: list[int]) -> list["Looks"]:
+        """The same for so many tokens after so many; each gradient is put together once, as slices would not do."""
         (pk, k), (pv, v) = self.keys, self.values
-        return Looks(self.q[:, start:stop], (pk, k[:, start:stop]), (pv, v[:, start:stop]), self.conv)
+        parts = zip(*(x.split(sizes, dim=1) for x in (self.q, k, v)), strict=True)
+        return [Looks(q, (pk, k), (pv, v), self.conv) for q, k, v in parts]
 
 
 class Projections(nn.Module):
@@ -85,14 +86,16 @@ class Projections(nn.Module):
 
         Only what comes from a token has a position: keys of the prefix are zero in the rotated channels.
         """
-        if x.shape[1] == 1:
+        projs, alone = (self.q_proj, self.k_proj, self.v_proj), x.shape[1] == 1
+        if self.convs:
+            (q, k, v), tails = convolved(x, projs, self.convs, tails, call.lengths)
+            pk, pv = joint(persistent[None], self.k_proj, self.v_proj)
+        elif alone:
             rows = [persistent[None], x]
             q, (pk, k), (pv, v) = self.q_proj(x), self._each(self.k_proj, rows), self._each(self.v_proj, rows)
         else:
-            q, k, v = joint(x, self.q_proj, self.k_proj, self.v_proj)
+            q, k, v = joint(x, *projs)
             pk, pv = joint(persistent[None], self.k_proj, self.v_proj)
-        if self.convs:
-            (q, k, v), tails = convolve(self.convs, (q, k, v), tails, call.lengths)
         q, k, v, pk, pv = (self.split(y) for y in (q, k, v, pk, pv))
         pk, pv = self.prefix(pk, pv, x.shape[0])
         if x.shape[1] == 1:
@@ -301,6 +304,8 @@ class SegmentAttention(Projections):
         new = new.to(old.dtype)
         T = new.shape[1]
         if isinstance(phase, int) and call.lengths is None:
+            if self.segment_len == T:  # a view of the call's tokens, which `settled` makes an end of
+                return new
             return torch.cat([old[:, :phase], new, old[:, phase + T :]], dim=1)
         assert slots is not None, "only a uniform call has no need of them"
         valid = valid_tokens(call.lengths, T)
@@ -309,6 +314,16 @@ class SegmentAttention(Projections):
         # Padding goes to one slot too many, which is cut off again.
         index = torch.where(valid, slots, self.segment_len)[..., None, None].expand_as(new)
         return F.pad(old, [0, 0, 0, 0, 0, 1]).scatter(1, index, new)[:, : self.segment_len]
+
+
+def settled(kv: KeyValues) -> KeyValues:
+    """The same in tensors of their own: a view of what a call has made would keep all of it alive in the state."""
+    return kv._replace(k=own(kv.k), v=own(kv.v))
+
+
+def own(x: Tensor) -> Tensor:
+    """x, or a copy of it where it is a part of something larger."""
+    return x if x.numel() * x.element_size() == x.untyped_storage().nbytes() else x.clone()
 
 
 def segment_pieces(call: Call, length: int, segment_len: int) -> list[tuple[int, int, int | Tensor]]:

@@ -11,7 +11,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from titans_lm.attention import FullAttention, KeyValues, Looks, SegmentAttention, WindowAttention, segment_pieces
+from titans_lm.attention import (
+    FullAttention,
+    KeyValues,
+    Looks,
+    SegmentAttention,
+    WindowAttention,
+    own,
+    segment_pieces,
+    settled,
+)
 from titans_lm.config import BackboneConfig
 from titans_lm.layers import Call, Linear, RMSNorm, SwiGLU, gated
 from titans_lm.memory import LayerState, NeuralMemory
@@ -125,16 +134,21 @@ class MACBlock(Block):
         q, gate, tails = self.memory.ask(x, state.query_conv, call.lengths)
         looks = self.attention.tokens(x, state.attention.conv, call, self.persistent)
         attended, answered, surprise = [], [], None if call.surprise is None else []
-        for start, stop, phase in segment_pieces(call, x.shape[1], self.config.segment_len):
-            piece, at = call.piece(start, stop)._replace(surprise=surprise), slice(start, stop)
-            asked = q[:, at], gate[:, at]
-            y, o, state = self._segment(asked, looks.piece(start, stop), state, piece, phase)
+        cuts = segment_pieces(call, x.shape[1], self.config.segment_len)
+        sizes = [stop - start for start, stop, _ in cuts]
+        parts = zip(cuts, q.split(sizes, dim=1), gate.split(sizes, dim=1), looks.pieces(sizes), strict=True)
+        for (start, stop, phase), asked_q, asked_gate, look in parts:
+            piece = call.piece(start, stop)._replace(surprise=surprise)
+            y, o, state = self._segment((asked_q, asked_gate), look, state, piece, phase)
             attended.append(y)
             answered.append(o)
         if call.surprise is not None and surprise:
             call.surprise.append(torch.cat(surprise, dim=1))
         y, o = joined(attended), joined(answered)
         m = self.memory.finish(o, self.memory.gate_proj(y))
+        if x.shape[1] > 1:
+            k, v = state.recalled
+            state = state._replace(attention=settled(state.attention), recalled=(own(k), own(v)))
         return self.gate(y, m), state._replace(query_conv=tails)
 
     def _segment(
@@ -267,10 +281,12 @@ class SegmentBlock(Block):
 
     def mix(self, x: Hidden, state: KeyValues, call: Call) -> tuple[Hidden, KeyValues]:
         outputs, looks = [], self.attention.tokens(x, state.conv, call, self.persistent)
-        for start, stop, phase in segment_pieces(call, x.shape[1], self.config.segment_len):
-            o, state, _ = self.attention(looks.piece(start, stop), state, call.piece(start, stop), phase)
+        cuts = segment_pieces(call, x.shape[1], self.config.segment_len)
+        pieces = looks.pieces([stop - start for start, stop, _ in cuts])
+        for (start, stop, phase), look in zip(cuts, pieces, strict=True):
+            o, state, _ = self.attention(look, state, call.piece(start, stop), phase)
             outputs.append(o)
-        return joined(outputs), state
+        return joined(outputs), settled(state) if x.shape[1] > 1 else state
 
 
 BLOCKS: dict[str, type[Block]] = {

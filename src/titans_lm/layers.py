@@ -97,12 +97,20 @@ def plain(*projs: nn.Module) -> bool:
     return all(type(p) is Linear and p.bias is None and not (p._forward_hooks or p._forward_pre_hooks) for p in projs)
 
 
+def side_by_side(x: Float[Tensor, "B T E"], *projs: nn.Module) -> Float[Tensor, "B T _"]:
+    """Several linear maps of one input, one beside the other: a single product, which is faster than three."""
+    if not plain(*projs):
+        return torch.cat([proj(x) for proj in projs], dim=-1)
+    weights: list[Any] = [proj.weight for proj in projs]
+    return F.linear(x, torch.cat(weights))
+
+
 def joint(x: Float[Tensor, "B T E"], *projs: nn.Module) -> tuple[Tensor, ...]:
-    """Several linear maps of one input, where there are several tokens in one product, which is faster than three."""
+    """Several linear maps of one input, of several tokens in one product."""
     if x.shape[1] == 1 or not plain(*projs):
         return tuple(proj(x) for proj in projs)
-    weights: list[Any] = [proj.weight for proj in projs]
-    return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
+    widths: list[Any] = [proj.out_features for proj in projs]
+    return side_by_side(x, *projs).split(widths, dim=-1)
 
 
 class RMSNorm(nn.Module):
@@ -199,18 +207,20 @@ class ShortConvolution(nn.Module):
         return y, last_rows(padded, self.kernel - 1, lengths).to(tail.dtype)
 
 
-def convolve(
+def convolved(
+    x: Float[Tensor, "B T E"],
+    projs: Sequence[nn.Module],
     convs: nn.ModuleList,
-    streams: Sequence[Tensor],
     tails: tuple[Tensor, ...],
     lengths: Int[Tensor, " B"] | None,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Each stream through its own convolution; those of several tokens side by side, as one of all channels."""
-    if streams[0].shape[1] == 1 or len(streams) == 1:
-        found = [conv(y, tail, lengths) for conv, y, tail in zip(convs, streams, tails, strict=True)]
+    """Linear maps of one input, each through its own convolution; of several tokens as one map and one convolution."""
+    if x.shape[1] == 1 or len(projs) == 1:
+        found = [conv(proj(x), tail, lengths) for proj, conv, tail in zip(projs, convs, tails, strict=True)]
         return tuple(y for y, _ in found), tuple(tail for _, tail in found)
-    sizes, dtype = [y.shape[-1] for y in streams], streams[0].dtype
-    padded = torch.cat([torch.cat(tails, dim=-1).to(dtype), torch.cat(list(streams), dim=-1)], dim=1)
+    y = side_by_side(x, *projs)
+    sizes, dtype = [tail.shape[-1] for tail in tails], y.dtype
+    padded = torch.cat([torch.cat(tails, dim=-1).to(dtype), y], dim=1)
     y = causal_taps(padded, torch.cat([weight for conv in convs for weight in conv.parameters()], dim=-1).to(dtype))
     last = last_rows(padded, tails[0].shape[1], lengths).to(tails[0].dtype)
     return y.split(sizes, dim=-1), tuple(part.contiguous() for part in last.split(sizes, dim=-1))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from titans_lm.config import MemoryConfig
 from titans_lm.elementwise import rms_norm, unit_norm
-from titans_lm.layers import Linear, RMSNorm, ShortConvolution, convolve, gated, joint, start_linear, valid_tokens
+from titans_lm.layers import Linear, RMSNorm, ShortConvolution, convolved, gated, joint, start_linear, valid_tokens
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
 from titans_lm.ops.state import state_dtype
 
@@ -149,9 +149,11 @@ class NeuralMemory(nn.Module):
         self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
     ) -> tuple[list[Float[Tensor, "B T H D"]], tuple[Tensor, ...]]:
         """q, k and v, as far as it goes together."""
-        streams = joint(x, self.q_proj, self.k_proj, self.v_proj)
+        projs = self.q_proj, self.k_proj, self.v_proj
         if self.convs:
-            streams, tails = convolve(self.convs, streams, tails, lengths)
+            streams, tails = convolved(x, projs, self.convs, tails, lengths)
+        else:
+            streams = joint(x, *projs)
         return [self._normed(i, y) for i, y in enumerate(streams)], tails
 
     def forward(
@@ -194,9 +196,11 @@ class NeuralMemory(nn.Module):
         self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T H D"], Hidden, tuple[Tensor, ...]]:
         """What `recall` needs besides a memory: queries, the gate, and the tail after them."""
-        q, gate = self.q_proj(x), self.gate_proj(x)  # the gate is kept for its gradients, and would keep q with it
+        gate = self.gate_proj(x)  # in a product of its own: it is kept for its gradients, and would keep q with it
         if self.convs:
-            (q,), tails = convolve(self.convs[:1], (q,), tails, lengths)
+            (q,), tails = convolved(x, (self.q_proj,), self.convs[:1], tails, lengths)
+        else:
+            q = self.q_proj(x)
         return self._normed(0, q), gate, tails
 
     def recall(

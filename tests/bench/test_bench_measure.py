@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.bench_cases import REQUEST
-from titans_lm.bench.measure import MEGABYTE, PeakMemory, Runnable, answer, measure, warm_up
+from titans_lm.bench.measure import MEGABYTE, SETTLING, PeakMemory, Runnable, answer, measure, warm_up
 from titans_lm.bench.settings import ALLOCATORS
 
 CPU = torch.device("cpu")
@@ -35,8 +35,9 @@ def test_without_a_formula_there_are_no_operations():
 def test_a_warm_up_runs_at_least_once_and_ends_by_number_or_by_time():
     ran = []
     assert warm_up(lambda: ran.append(0), 3, 60.0, CPU) == 3
-    assert warm_up(lambda: ran.append(0), 3, -1.0, CPU) == 1
-    assert len(ran) == 4
+    assert warm_up(lambda: ran.append(0), 1, 60.0, CPU) == 1
+    assert warm_up(lambda: ran.append(0), 3, -1.0, CPU) == 2  # one run alone would not say whether times still fall
+    assert len(ran) == 6
 
 
 def test_memory_that_is_gone_again_is_seen():
@@ -45,6 +46,15 @@ def test_memory_that_is_gone_again_is_seen():
     del block
     memory.look()
     assert 60 * MEGABYTE < memory.growth < 200 * MEGABYTE
+
+
+def test_a_warm_up_goes_on_while_times_fall(monkeypatch: pytest.MonkeyPatch):
+    times = iter([12.0, 8.0, 6.0, 5.0, 4.8, 1.0])
+    monkeypatch.setattr("titans_lm.bench.measure.seconds", lambda *_: next(times))
+    assert warm_up(lambda: None, 2, 0.0, CPU) == 5
+    falling = iter(2.0**-i * 100 for i in range(100))
+    monkeypatch.setattr("titans_lm.bench.measure.seconds", lambda *_: next(falling))
+    assert warm_up(lambda: None, 2, 0.0, CPU) == 2 + SETTLING
 
 
 def test_the_peak_of_the_warm_up_counts_after_a_reset():

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from titans_lm.config import MemoryConfig
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
-from titans_lm.ops.gates import chunk_gates, interval_products
+from titans_lm.ops.gates import ChunkGates, channel_gates, interval_products, token_gates, token_gates_adjoint
 
 LINEAR = MemoryNetwork(residual=False)
 
@@ -69,7 +69,7 @@ def test_chunk_gates_are_the_sums_they_stand_for(channelwise: bool) -> None:
     theta, eta, alpha = (torch.rand(shape, dtype=torch.float64) for _ in range(3))
     alpha[..., 2:3] = 1.0
     eta = torch.where(eta < 0.3, 0.0, eta)
-    found = chunk_gates(theta, eta, alpha, None)
+    found = channel_gates(theta, eta, alpha, None) if channelwise else token_gates(theta, eta, alpha, None)[0]
     if not channelwise:
         theta, eta, alpha = (x.unsqueeze(-1) for x in (theta, eta, alpha))
 
@@ -90,6 +90,23 @@ def test_chunk_gates_are_the_sums_they_stand_for(channelwise: bool) -> None:
                 left = theta[..., j - 1, :] * interval(eta, j, C)
                 torch.testing.assert_close(found.surprise_end[..., j - 1, :], left)
     torch.testing.assert_close(found.eta_end[..., 0, :], interval(eta, 0, C))
+
+
+@pytest.mark.parametrize("C", [1, 4, 5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_way_back_by_hand_is_that_of_autograd(C: int, masked: bool) -> None:
+    theta, eta, alpha = (torch.rand(2, 3, 2, C, dtype=torch.float64).requires_grad_() for _ in range(3))
+    present = torch.rand(2, 3, 1, C) < 0.7 if masked else None
+    as_channels = channel_gates(*(x.unsqueeze(-1) for x in (theta, eta, alpha)), present)
+    as_channels = as_channels._replace(G=as_channels.G.squeeze(-3))
+    weights, kept = token_gates(theta.detach(), eta.detach(), alpha.detach(), present)
+    for found, expected in zip(weights, as_channels, strict=True):
+        torch.testing.assert_close(found, expected)
+    grads = ChunkGates(*(torch.randn_like(x) for x in weights))
+    expected = torch.autograd.grad(as_channels, (theta, eta, alpha), grads)
+    found = token_gates_adjoint(kept, ChunkGates(*(x.flatten(1, 2) for x in grads)))
+    for f, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(f.view_as(e), e)
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunked"])

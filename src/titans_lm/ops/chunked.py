@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from titans_lm.ops.adjoint import Carried, Parameters, SegmentAdjoint
-from titans_lm.ops.gates import ChunkGates, chunk_gates
+from titans_lm.ops.gates import Adjoint, ChunkGates, segment_gates
 from titans_lm.ops.grid import make_grid
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.segment import Rows, States, Tokens, Weights, answers, as_rows, read, write
@@ -109,27 +109,11 @@ class Layout:
             c.repeat_interleave(heads).view(-1, 1, 1) if isinstance(c, Tensor) else c for c in self.complete[where]
         )
 
-    def gates(self, theta: Weights, eta: Weights, alpha: Weights, where: slice) -> list[ChunkGates]:
-        """`ChunkGates` of every layer, (n, R, …), from the gates of a segment, (n, B, C, H, …) for each layer."""
+    def gates(self, inputs: Inputs, where: slice, adjoint: bool = False) -> tuple[list[ChunkGates], Adjoint | None]:
+        """What the tokens of a segment weigh in every layer, and with `adjoint` the way back to their gates."""
         present = None if self.present is None else self.present[where]
-        theta, eta, alpha = (tuple(x.transpose(2, 3) for x in gate) for gate in (theta, eta, alpha))
-        if all(x.dim() == 4 for x in (*theta, *eta, *alpha)):  # all layers at once
-            L, n = len(theta), len(theta[0])
-            present = None if present is None else present.repeat(L, 1, 1, 1)
-            together = _masked_gates(*(torch.cat(gate) for gate in (theta, eta, alpha)), present)
-            return [ChunkGates(*(x[i * n : (i + 1) * n].flatten(1, 2) for x in together)) for i in range(L)]
-        gates = []
-        for layer in zip(theta, eta, alpha, strict=True):
-            widest = max(gate.dim() for gate in layer)
-            layer = (gate if gate.dim() == widest else gate.unsqueeze(-1) for gate in layer)
-            gates.append(ChunkGates(*(x.flatten(1, 2) for x in _masked_gates(*layer, present))))
-        return gates
-
-
-def _masked_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Tensor | None) -> ChunkGates:
-    if present is not None:  # where no token stands, nothing may decay
-        eta = torch.where(present if eta.dim() == 4 else present.unsqueeze(-1), eta, 1.0)
-    return chunk_gates(theta, eta, alpha, present)
+        theta, eta, alpha = (tuple(x[where] for x in gate) for gate in inputs[3:6])
+        return segment_gates(theta, eta, alpha, present, adjoint)
 
 
 def _by_row(x: Tensor) -> Tensor:
@@ -192,7 +176,7 @@ def _lead_on(
     """Write and read a segment; all that is made for it but the states ends with the call."""
     B, H = rows.batch, inputs.q.shape[3]
     tokens = Tokens(*(_by_row(x[where]) for x in inputs[:3]))
-    gates = layout.gates(*(tuple(x[where] for x in gate) for gate in inputs[3:6]), where)
+    gates, _ = layout.gates(inputs, where)
     written = write(rows, tokens, gates, states, layout.flags(where, H))
     z = read(rows, tokens.q, gates, written, states).pre[-1]
     out[where] = _by_batch(answers(rows, tokens.q, z), B)
@@ -261,7 +245,7 @@ def _backward(
     norm = (inputs.q.new_empty(0) if x is None else torch.zeros_like(x) for x in (rows.weight, rows.bias))
     shared = Parameters(*norm, [torch.zeros_like(w) for w in inputs.initial])
     tokens_grad = [torch.empty_like(x) for x in inputs[:3]]
-    gates_grad = [tuple(torch.zeros_like(x) for x in gate) for gate in inputs[3:6]]
+    gates_grad = [tuple(torch.empty_like(x) for x in gate) for gate in inputs[3:6]]
     for where, start in zip(reversed(layout.segments()), reversed(starts), strict=True):
         states.begin(*start)
         d = None if d_out is None else d_out[where]
@@ -288,10 +272,8 @@ def _lead_back(
     gates_grad: list[Weights],
 ) -> None:
     """Write and read a segment again, and lead its gradients back; all that is made for it ends with the call."""
-    leaves = [tuple(x[where].detach().requires_grad_() for x in gate) for gate in inputs[3:6]]
-    with torch.enable_grad():
-        differentiable = layout.gates(*leaves, where)
-    gates = [ChunkGates(*(x.detach() for x in g)) for g in differentiable]
+    gates, back = layout.gates(inputs, where, adjoint=True)
+    assert back is not None, "it was asked for"
     tokens = Tokens(*(_by_row(x[where]) for x in inputs[:3]))
     complete = layout.flags(where, inputs.q.shape[3])
     written = write(rows, tokens, gates, states, complete, kept.written[where])
@@ -300,28 +282,8 @@ def _lead_back(
     *by_token, by_gates = SegmentAdjoint(rows, tokens, gates, states, written, shared).run(d, found, complete, carried)
     for whole, part in zip(tokens_grad, by_token, strict=True):
         whole[where] = _by_batch(part, rows.batch)
-    _gate_grads(differentiable, by_gates, leaves, gates_grad, where)
-
-
-def _gate_grads(
-    weights: list[ChunkGates],
-    grads: list[dict[str, Tensor]],
-    leaves: list[Weights],
-    into: list[Weights],
-    where: slice,
-) -> None:
-    """From gradients by what tokens weigh to gradients by θ, η and α."""
-    outputs = [x for layer in weights for x in layer]
-    by_output = [
-        layer[name].view_as(x)
-        for layer, g in zip(grads, weights, strict=True)
-        for name, x in zip(g._fields, g, strict=True)
-    ]
-    flat = [x for gate in leaves for x in gate]
-    found = torch.autograd.grad(outputs, flat, by_output, allow_unused=True)
-    for x, whole in zip(found, [x for gate in into for x in gate], strict=True):
-        if x is not None:
-            whole[where] = x
+    for whole, part in zip([x for gate in gates_grad for x in gate], back(by_gates), strict=True):
+        whole[where] = part
 
 
 def chunked(

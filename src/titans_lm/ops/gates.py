@@ -8,6 +8,7 @@ so that M_t = a_t M_0 + f_t S_0 − Σ_{j≤t} G(t, j) u_j with a_t = A(t, 0) an
 over intervals, never over ratios or differences of logarithms: α = 1, η = 0 and θ = 0 are legal gates.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -100,17 +101,79 @@ def _factors(P: Tensor, s: int) -> tuple[Tensor, Tensor, Tensor]:
     return late, middle, early
 
 
-def chunk_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Bool[Tensor, "... C"] | None) -> ChunkGates:
-    """Turn the gates of every token, (N, B, H, C) or channel-wise (N, B, H, C, D_in), into the weights of its chunk.
+Grads = Sequence[dict[str, Tensor]]
+"""For each layer the gradients by the fields of its `ChunkGates`."""
+ByLayer = tuple[Tensor, ...]
+"""A gate of every layer, (n, B, C, H) or channel-wise (n, B, C, H, D_in)."""
+Adjoint = Callable[[Grads], list[Tensor]]
+"""From gradients by what tokens weigh to gradients by θ, η and α of every layer: L of θ, L of η, L of α."""
 
-    Of channel-wise gates, those that do not depend on the channel may have D_in = 1.
 
-    A position that holds no token must carry θ = 0, η = 1, α = 0 and be absent from `present`: then it is left out of
-    the sum over A H, and neither memory nor surprise moves there.
+def segment_gates(
+    theta: ByLayer, eta: ByLayer, alpha: ByLayer, present: Bool[Tensor, "n _ 1 C"] | None, adjoint: bool = False
+) -> tuple[list[ChunkGates], Adjoint | None]:
+    """`ChunkGates` of every layer, (n, R, …), in the n chunks of a segment, and with `adjoint` the way back."""
+    gates = theta, eta, alpha
+    if all(x.dim() == 4 for gate in gates for x in gate):
+        return _of_tokens(gates, present, adjoint)
+    return _of_channels(gates, present, adjoint)
+
+
+def _of_tokens(
+    gates: tuple[ByLayer, ...], present: Tensor | None, adjoint: bool
+) -> tuple[list[ChunkGates], Adjoint | None]:
+    """Gates that have a value per token and no more: all layers at once, and the way back by hand."""
+    L, n = len(gates[0]), len(gates[0][0])
+    theta, eta, alpha = (torch.cat(gate).transpose(2, 3) for gate in gates)
+    if present is not None:  # where no token stands, nothing may decay
+        present = present.repeat(L, 1, 1, 1)
+        eta = torch.where(present, eta, 1.0)
+    together, kept = token_gates(theta, eta, alpha, present)
+    layers = [ChunkGates(*(x[i * n : (i + 1) * n].flatten(1, 2) for x in together)) for i in range(L)]
+
+    def back(grads: Grads) -> list[Tensor]:
+        stacked = ChunkGates(*(torch.cat([layer[name] for layer in grads]) for name in ChunkGates._fields))
+        d_theta, d_eta, d_alpha = (d.view(theta.shape) for d in token_gates_adjoint(kept, stacked))
+        if present is not None:
+            d_eta = d_eta * present
+        return [x for d in (d_theta, d_eta, d_alpha) for x in d.transpose(2, 3).split(n)]
+
+    return layers, back if adjoint else None
+
+
+def _of_channels(
+    gates: tuple[ByLayer, ...], present: Tensor | None, adjoint: bool
+) -> tuple[list[ChunkGates], Adjoint | None]:
+    """Some gates have a value per channel: layer by layer, and back by autograd."""
+    leaves = [tuple(x.detach().requires_grad_(adjoint) for x in gate) for gate in gates]
+    with torch.set_grad_enabled(adjoint):
+        layers = []
+        for layer in zip(*leaves, strict=True):
+            widest = max(gate.dim() for gate in layer)
+            theta, eta, alpha = ((x if x.dim() == widest else x.unsqueeze(-1)).transpose(2, 3) for x in layer)
+            if present is not None:
+                eta = torch.where(present.unsqueeze(-1), eta, 1.0)
+            layers.append(ChunkGates(*(x.flatten(1, 2) for x in channel_gates(theta, eta, alpha, present))))
+
+    def back(grads: Grads) -> list[Tensor]:
+        outputs = [x for layer in layers for x in layer]
+        by_output = [
+            layer[name].view_as(x) for layer, g in zip(grads, layers, strict=True) for name, x in g._asdict().items()
+        ]
+        flat = [x for gate in leaves for x in gate]
+        found = torch.autograd.grad(outputs, flat, by_output, allow_unused=True)
+        return [torch.zeros_like(x) if d is None else d for x, d in zip(flat, found, strict=True)]
+
+    return [ChunkGates(*(x.detach() for x in g)) for g in layers], back if adjoint else None
+
+
+def channel_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Bool[Tensor, "n _ 1 C"] | None) -> ChunkGates:
+    """Turn the gates of every token and channel, (n, B, H, C, D_in), into the weights of its chunk.
+
+    Those that do not depend on the channel may have D_in = 1. A position that holds no token must carry θ = 0, η = 1,
+    α = 0 and be absent from `present`: then it is left out of the sum over A H, and neither memory nor surprise moves.
     """
-    if theta.dim() == 4:
-        return ChunkGates(*_ChunkGates.apply(theta, eta, alpha, present))
-    # Channels go to the front, so that positions are last for both kinds.
+    # Channels go to the front, so that positions are last.
     theta, eta, alpha = (x.transpose(-1, -2) for x in (theta, eta, alpha))
     keep = 1.0 - alpha
     if keep.shape == eta.shape:
@@ -125,53 +188,54 @@ def chunk_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Bool[Tensor,
     return ChunkGates(a, f, G, eta_end, surprise_end, memory_end)
 
 
-class _ChunkGates(torch.autograd.Function):
-    """The same for gates that all have a value per token and no more, with gradients by hand: no slice is padded."""
+class Kept(NamedTuple):
+    """What `token_gates_adjoint` needs: θ (X, 1, C), interval products, [f | R] and which positions hold a token."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, theta: Tensor, eta: Tensor, alpha: Tensor, present: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        C, lead = theta.shape[-1], theta.shape[:-1]
-        P = _products(torch.stack((1.0 - alpha, eta)).view(-1, C))
-        A, H = P[:, :C, : C + 1].unflatten(0, (2, -1)).unbind(0)
-        theta = theta.reshape(-1, 1, C)
-        mask = None if present is None else present.expand(theta.view(*lead, C).shape).reshape(-1, C, 1)
-        fR = torch.bmm(A[..., 1:], H if mask is None else H * mask)
-        G = fR[..., 1:] * theta
-        surprise_end = H[:, -1, 1:] * theta[:, 0]
-        ctx.save_for_backward(theta, P, fR, mask)
-        parts = A[..., :1].clone(), fR[..., :1].clone(), G, H[:, -1:, :1].clone(), surprise_end, G[:, -1].clone()
-        shapes = (C, 1), (C, 1), (C, C), (1, 1), (C, 1), (C, 1)
-        a, f, G, eta_end, surprise_end, memory_end = (
-            x.view(*lead, *shape) for x, shape in zip(parts, shapes, strict=True)
-        )
-        return a, f, G, eta_end, surprise_end, memory_end
+    theta: Tensor
+    P: Tensor
+    fR: Tensor
+    mask: Tensor | None
 
-    @staticmethod
-    @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        theta, P, fR, mask = ctx.saved_tensors
-        X, _, C = theta.shape
-        lead = grads[0].shape[:-2]
-        A, H = P[:, :C, : C + 1].unflatten(0, (2, -1)).unbind(0)
-        d_a, d_f, d_G, d_eta_end, d_surprise_end, d_memory_end = grads
-        d_G = d_G.reshape(X, C, C).clone()
-        d_G[:, -1] += d_memory_end.reshape(X, C)
-        d_surprise_end = d_surprise_end.reshape(X, C)
-        d_theta = (d_G * fR[..., 1:]).sum(-2).addcmul_(d_surprise_end, H[:, -1, 1:])
-        d_fR = torch.empty_like(fR)
-        d_fR[..., 0] = d_f.reshape(X, C)
-        torch.mul(d_G, theta, out=d_fR[..., 1:])
-        whole = P.shape[1] == C
-        d_P = (torch.empty_like if whole else torch.zeros_like)(P)
-        d_A, d_H = d_P[:, :C, : C + 1].unflatten(0, (2, -1)).unbind(0)
-        d_A[..., 0] = d_a.reshape(X, C)
-        d_A[..., 1:] = torch.bmm(d_fR, (H if mask is None else H * mask).transpose(1, 2))
-        d_summed = torch.bmm(A[..., 1:].transpose(1, 2), d_fR)
-        d_H.copy_(d_summed if mask is None else d_summed.mul_(mask))
-        d_H[:, -1, 1:].addcmul_(d_surprise_end, theta[:, 0])
-        d_H[:, -1, 0] += d_eta_end.reshape(X)
-        d_keep, d_eta = (x.reshape(*lead, C) for x in _products_adjoint(d_P, P)[:, :C].unflatten(0, (2, -1)).unbind(0))
-        return d_theta.view(*lead, C), d_eta, -d_keep, None
+
+def token_gates(
+    theta: Float[Tensor, "n B H C"],
+    eta: Float[Tensor, "n B H C"],
+    alpha: Float[Tensor, "n B H C"],
+    present: Bool[Tensor, "n _ 1 C"] | None,
+) -> tuple[ChunkGates, Kept]:
+    """`channel_gates` for gates without channels, and what the way back needs."""
+    C, lead = theta.shape[-1], theta.shape[:-1]
+    P = _products(torch.stack((1.0 - alpha, eta)).view(-1, C))
+    A, H = P[:, :C, : C + 1].unflatten(0, (2, -1)).unbind(0)
+    theta = theta.reshape(-1, 1, C)
+    mask = None if present is None else present.expand(*lead, C).reshape(-1, C, 1)
+    fR = torch.bmm(A[..., 1:], H if mask is None else H * mask)
+    G = fR[..., 1:] * theta
+    surprise_end = H[:, -1, 1:] * theta[:, 0]
+    parts = A[..., :1], fR[..., :1], G, H[:, -1:, :1], surprise_end.unsqueeze(-1), G[:, -1].unsqueeze(-1)
+    return ChunkGates(*(x.unflatten(0, lead) for x in parts)), Kept(theta, P, fR, mask)
+
+
+def token_gates_adjoint(kept: Kept, grads: ChunkGates) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by θ, η and α, (n, R, C), from those by what they weigh, (n, R, …), of which G is used up."""
+    theta, P, fR, mask = kept
+    X, _, C = theta.shape
+    A, H = P[:, :C, : C + 1].unflatten(0, (2, -1)).unbind(0)
+    d_G = grads.G.view(X, C, C)
+    d_G[:, -1] += grads.memory_end.reshape(X, C)
+    d_surprise_end = grads.surprise_end.reshape(X, C)
+    d_theta = (d_G * fR[..., 1:]).sum(-2).addcmul_(d_surprise_end, H[:, -1, 1:])
+    d_fR = torch.empty_like(fR)
+    d_fR[..., 0] = grads.f.reshape(X, C)
+    torch.mul(d_G, theta, out=d_fR[..., 1:])
+    d_P = (torch.empty_like if P.shape[1] == C else torch.zeros_like)(P)
+    d_A, d_H = d_P[:, :C, : C + 1].unflatten(0, (2, -1)).unbind(0)
+    d_A[..., 0] = grads.a.reshape(X, C)
+    d_A[..., 1:] = torch.bmm(d_fR, (H if mask is None else H * mask).transpose(1, 2))
+    d_summed = torch.bmm(A[..., 1:].transpose(1, 2), d_fR)
+    d_H.copy_(d_summed if mask is None else d_summed.mul_(mask))
+    d_H[:, -1, 1:].addcmul_(d_surprise_end, theta[:, 0])
+    d_H[:, -1, 0] += grads.eta_end.reshape(X)
+    d_keep, d_eta = _products_adjoint(d_P, P)[:, :C].unflatten(0, (2, -1)).unbind(0)
+    shape = grads.G.shape[:-1]
+    return d_theta.view(shape), d_eta.reshape(shape), d_keep.neg().view(shape)
