@@ -33,7 +33,19 @@ ROOMS = (
 RANK = {room: rank for rank, row in enumerate(ROOMS) for room in row}
 CORE = {room for room, rank in RANK.items() if rank <= RANK[""]}
 NOT_IN_CORE = {"transformers", "datasets", "matplotlib", "rich", "tyro"}
-HEAVY = {"transformers", "datasets", "matplotlib", "pandas", "peft", "rich", "sklearn", "triton", "tyro"}
+HEAVY = {
+    "transformers",
+    "datasets",
+    "fastapi",
+    "uvicorn",
+    "matplotlib",
+    "pandas",
+    "peft",
+    "rich",
+    "sklearn",
+    "triton",
+    "tyro",
+}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

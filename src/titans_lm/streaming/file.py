@@ -10,7 +10,8 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +47,8 @@ class Header:
     """With bfloat16: ‖x − bf16(x)‖ / ‖x‖ of every tensor that was rounded."""
     shared: dict[str, str]
     """Tensors that are another one, by name."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What whoever wrote it wanted to say beside it."""
 
     @classmethod
     def parse(cls, text: str) -> "Header":
@@ -55,10 +58,18 @@ class Header:
         return cls(**{**values, "tokens": tuple(values["tokens"]), "open": tuple(values["open"])})
 
 
-def save_memory(memory: Memory, path: str | Path, model: nn.Module, *, precision: Precision = "exact") -> Header:
+def save_memory(
+    memory: Memory,
+    path: str | Path,
+    model: nn.Module,
+    *,
+    precision: Precision = "exact",
+    notes: dict[str, Any] | None = None,
+) -> Header:
     """Write a memory to a file, which appears whole or not at all, and return what it says of itself.
 
     "bfloat16" halves it and rounds M, S and the rest of the state; the header has how much that changed each tensor.
+    `notes` are kept beside it, as JSON.
     """
     check_choice("precision", precision, ("exact", "bfloat16"))
     tensors: dict[str, Tensor] = {}
@@ -79,7 +90,9 @@ def save_memory(memory: Memory, path: str | Path, model: nn.Module, *, precision
                 loss[name] = (tensors[name].to(x.dtype) - x).norm().item() / size if size else 0.0
     tensors["pending"] = memory.pending.clone()
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    header = Header(fingerprint(model), memory.tokens, memory.open, memory.sources, now, precision, loss, shared)
+    header = Header(
+        fingerprint(model), memory.tokens, memory.open, memory.sources, now, precision, loss, shared, notes or {}
+    )
     text = json.dumps(asdict(header), ensure_ascii=False)
     metadata = {"format": FORMAT, "version": str(VERSION), "header": text, "digest": _digest(text, tensors)}
     # safetensors copies what it is given to bytes; views of one storage become tensors of their own
@@ -115,22 +128,41 @@ def load_memory(path: str | Path, model: nn.Module) -> Memory:
 def read_memory_file(path: str | Path) -> tuple[Header, dict[str, Tensor]]:
     """Read header and tensors of a memory file without its model; ValueError unless every bit is as it was written."""
     path = Path(path)
+    with _opened(path) as file:
+        metadata = _metadata(path, file)
+        # Copies: they keep no file open, and lie in memory as tensors do that were computed, to the last bit of what is
+        # computed with them.
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
+        header = Header.parse(metadata["header"])
+    if _digest(metadata["header"], tensors) != metadata.get("digest"):
+        raise ValueError(f"the memory {str(path)!r} is damaged: its contents are not what was written")
+    return header, tensors
+
+
+def read_header(path: str | Path) -> Header:
+    """Read what a memory file says of itself and nothing else; whether its tensors are whole is not looked at."""
+    path = Path(path)
+    with _opened(path) as file:
+        return Header.parse(_metadata(path, file)["header"])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a memory file; whatever shows that it is none, or not whole, is a ValueError."""
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "does not exist"
         raise ValueError(f"got the memory {str(path)!r}, which {found}; expected a file that `titans read` has written")
     try:
         with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            _check_format(path, metadata)
-            # Copies: they keep no file open, and lie in memory as tensors do that were computed, to the last bit of
-            # what is computed with them.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
-        header = Header.parse(metadata["header"])
+            yield file
     except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError, struct.error) as error:
         raise ValueError(f"the memory {str(path)!r} cannot be read: it is damaged or not whole ({error})") from error
-    if _digest(metadata["header"], tensors) != metadata.get("digest"):
-        raise ValueError(f"the memory {str(path)!r} is damaged: its contents are not what was written")
-    return header, tensors
+
+
+def _metadata(path: Path, file: Any) -> dict[str, str]:
+    metadata = file.metadata() or {}
+    _check_format(path, metadata)
+    return metadata
 
 
 def _check_format(path: Path, metadata: dict[str, str]) -> None:

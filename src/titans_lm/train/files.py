@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 HIDDEN = ".unfinished-"
 """Start of the names of what is not finished, or no longer wanted; nothing reads these."""
+_ASKING = threading.Lock()
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
@@ -90,6 +92,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
+    with _ASKING:  # it can only be read by setting it: two threads at once would leave it at 0
+        mask = os.umask(0)
+        os.umask(mask)
     return mask

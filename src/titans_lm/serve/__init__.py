@@ -1,0 +1,1 @@
+"""A server with one memory per conversation: OpenAI's completions and chat, and memories made from documents."""

@@ -1,0 +1,181 @@
+"""The application: which address does what, and how answers look."""
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from importlib import resources
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from titans_lm.serve.engine import Answer, Engine
+from titans_lm.serve.errors import Cancelled, ClientError, bad_request, not_found
+from titans_lm.serve.gate import Gate
+from titans_lm.serve.runner import Runner
+from titans_lm.serve.schema import Asked, Chat, Completion, Look, NewMemory
+from titans_lm.serve.shape import Shape, events
+from titans_lm.serve.store import Kind
+
+log = logging.getLogger("titans_lm.serve")
+PAGE = {"": ("page.html", "text/html"), "page.js": ("page.js", "text/javascript"), "page.css": ("page.css", "text/css")}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def create_app(engine: Engine, name: str, api_key: str | None) -> FastAPI:
+    """Build the application for one engine, whose model clients know as `name`."""
+    settings = engine.settings
+    runner = Runner(settings.workers, settings.max_waiting)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await runner.close()
+        engine.store.close()
+
+    app = FastAPI(title="titans serve", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.add_middleware(Gate, settings=settings, api_key=api_key)
+    _handle_errors(app)
+    _pages(app, engine, runner)
+    _models(app, name)
+    _answers(app, engine, runner, name)
+    _memories(app, engine, runner)
+    return app
+
+
+def _handle_errors(app: FastAPI) -> None:
+    @app.exception_handler(ClientError)
+    async def _client(_: Request, error: ClientError) -> JSONResponse:
+        return JSONResponse(error.body(), error.status)
+
+    @app.exception_handler(Cancelled)
+    async def _cancelled(_: Request, __: Cancelled) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        # What was sent is not sent back: it may hold anything.
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
+        message = f"{place}: {first['msg']}" if place else first["msg"]
+        return JSONResponse(bad_request(message, place or None).body(), 400)
+
+    @app.exception_handler(HTTPException)
+    async def _http(_: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse(ClientError(error.status_code, str(error.detail)).body(), error.status_code)
+
+    @app.exception_handler(Exception)
+    async def _bug(_: Request, error: Exception) -> JSONResponse:
+        log.error("a request failed", exc_info=error)
+        return JSONResponse(ClientError(500, "something went wrong here; it is in the server's log").body(), 500)
+
+
+def _pages(app: FastAPI, engine: Engine, runner: Runner) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "active": runner.active, **engine.store.counts()}
+
+    for path, (file, kind) in PAGE.items():
+        content = resources.files("titans_lm.serve").joinpath("page", file).read_bytes()
+
+        async def page(content: bytes = content, kind: str = kind) -> Response:
+            headers = {
+                "content-security-policy": POLICY, "x-content-type-options": "nosniff",
+                "referrer-policy": "no-referrer", "cache-control": "no-cache",
+            }  # fmt: skip
+            return Response(content, media_type=kind, headers=headers)
+
+        app.add_api_route(f"/{path}", page, response_class=Response)
+
+
+def _models(app: FastAPI, name: str) -> None:
+    card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "titans-lm"}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> dict[str, Any]:
+        if model != name:
+            raise not_found("model", model)
+        return card
+
+
+def _answers(app: FastAPI, engine: Engine, runner: Runner, name: str) -> None:
+    async def answer(asked: Chat | Completion, request: Request) -> Response:
+        _check(asked, request, name, engine.settings.max_new_tokens)
+        own = None if asked.conversation is None else f"conversation {asked.conversation}"
+        items = runner.stream(own, lambda emit, cancel: engine.answer(asked, emit, cancel), request)
+        shape = Shape(asked, name)
+        if asked.stream:
+            first = await anext(items)  # what is wrong with the request shows before there is an answer
+            parts = events(shape, first, items)
+            return StreamingResponse(parts, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        async with aclosing(items):
+            async for item in items:
+                if isinstance(item, Answer):
+                    return JSONResponse(shape.whole(item))
+        raise Cancelled
+
+    @app.post("/v1/completions")
+    async def completions(asked: Completion, request: Request) -> Response:
+        return await answer(asked, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat(asked: Chat, request: Request) -> Response:
+        return await answer(asked, request)
+
+
+def _check(asked: Asked, request: Request, name: str, most: int) -> None:
+    """What can be said of a request before anything is computed; a conversation may be named by a header too."""
+    if asked.model not in ("", name):
+        raise not_found("model", asked.model)
+    if asked.conversation is None:
+        given = request.headers.get("x-conversation") or None
+        if given is not None and len(given) > 200:
+            raise bad_request("x-conversation: expected at most 200 characters")
+        asked.conversation = given
+    if max(asked.max_tokens or 0, asked.max_completion_tokens or 0) > most:
+        raise bad_request(f"this server writes at most {most:,} tokens at once", "max_tokens")
+
+
+def _memories(app: FastAPI, engine: Engine, runner: Runner) -> None:
+    @app.post("/v1/memories")
+    async def ingest(asked: NewMemory, request: Request) -> dict[str, Any]:
+        if asked.name is None:
+            asked.name = f"mem-{uuid.uuid4().hex}"
+        return await runner.run(f"memory {asked.name}", lambda _, cancel: engine.ingest(asked, cancel), request)
+
+    @app.post("/v1/surprise")
+    async def surprise(asked: Look, request: Request) -> dict[str, Any]:
+        return await runner.run(None, lambda _, cancel: engine.look(asked, cancel), request)
+
+    def serve(kind: Kind, path: str) -> None:
+        async def every() -> dict[str, Any]:
+            return {"object": "list", "data": engine.store.entries(kind)}
+
+        async def one(name: str) -> dict[str, Any]:
+            found = engine.store.describe(kind, name)
+            if found is None:
+                raise not_found(kind, name)
+            return found
+
+        async def delete(name: str, request: Request) -> dict[str, Any]:
+            if not await runner.run(f"{kind} {name}", lambda *_: engine.store.delete(kind, name), request):
+                raise not_found(kind, name)
+            return {"id": name, "object": f"{kind}.deleted", "deleted": True}
+
+        app.add_api_route(path, every)
+        app.add_api_route(f"{path}/{{name:path}}", one)
+        app.add_api_route(f"{path}/{{name:path}}", delete, methods=["DELETE"])
+
+    serve("conversation", "/v1/conversations")
+    serve("memory", "/v1/memories")

@@ -1,0 +1,228 @@
+"""What the server computes: answers, memories of documents, and surprise. It runs in threads, a request in each."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from titans_lm.data.tokenizer import is_byte_tokenizer
+from titans_lm.generate import Chooser
+from titans_lm.report.heat import characters
+from titans_lm.serve.chat import REMEMBERED, TURNS, divide, mark, render
+from titans_lm.serve.errors import Cancelled, ClientError, bad_request, not_found
+from titans_lm.serve.schema import Asked, Chat, Completion, Look, NewMemory
+from titans_lm.serve.settings import ServeSettings
+from titans_lm.serve.store import Entry, Store
+from titans_lm.serve.writing import Writing
+from titans_lm.streaming import Memory, Reader, TokenStream
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Emit = Callable[[str], None]
+PIECE = 1024
+"""Tokens that are read between two looks at whether anybody still waits."""
+DEFAULT_NEW_TOKENS = 256
+LOOKED_AT = 20_000
+"""Most tokens that a request may ask to see the surprise of."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request got: the text, why it ended ("stop" or "length"), and what was counted."""
+
+    text: str
+    finish: str
+    prompt_tokens: int
+    new_tokens: int
+    memory_tokens: int
+    """Tokens in the memory after it."""
+
+    @property
+    def usage(self) -> dict[str, int]:
+        total = self.prompt_tokens + self.new_tokens
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.new_tokens, "total_tokens": total}
+
+
+class Watch:
+    """Says when to leave off: nobody waits any more, or the time is up."""
+
+    def __init__(self, cancel: threading.Event, most: float) -> None:
+        self.cancel, self.most, self.end = cancel, most, time.monotonic() + most
+
+    def __call__(self, *_: Any) -> None:
+        if self.cancel.is_set():
+            raise Cancelled
+        if self.late:
+            raise ClientError(408, f"reading took more than {self.most:g} s; send less at once", code="timeout")
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.end
+
+
+class Engine:
+    """Answers requests with one model and one store."""
+
+    def __init__(
+        self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", store: Store, settings: ServeSettings
+    ) -> None:
+        self.model, self.tokenizer, self.store, self.settings = model.eval(), tokenizer, store, settings
+
+    def answer(self, asked: Chat | Completion, emit: Emit, cancel: threading.Event) -> Answer:
+        """Read what is new, write the answer, and keep the memory of both where it belongs to a conversation."""
+        watch = self._watch(cancel)
+        start, notes = self._start(asked)
+        known = list(notes.get("messages", []))
+        read = divide(asked.messages, known) if isinstance(asked, Chat) else 0
+        reader = Reader(self.model, self.tokenizer, memory=start, piece_len=PIECE)
+        before = reader.tokens
+        self._read(reader, self._text(asked, read, before > 0), "prompt", watch)
+        if reader.tokens == 0:
+            raise bad_request("there is nothing to go on from; send a prompt", "prompt")
+        prompt_tokens = reader.tokens - before
+        writing, new, finish = self._write(asked, reader, emit, watch)
+        # The conversation's own turns are not listed as sources: it may have any number of them.
+        memory = replace(writing.memory, sources=((),) if start is None else start.sources)
+        if asked.conversation is not None:
+            if isinstance(asked, Chat):
+                known += [mark(message.role, message.text) for message in asked.messages[read:]]
+                known.append(mark("assistant", writing.text))
+            notes |= {"messages": known[-REMEMBERED:], "turns": notes.get("turns", 0) + 1}
+            self.store.put(Entry("conversation", asked.conversation, memory, notes))
+        return Answer(writing.text, finish, prompt_tokens, new, memory.tokens[0])
+
+    def _write(self, asked: Chat | Completion, reader: Reader, emit: Emit, watch: Watch) -> tuple[Writing, int, str]:
+        """Write until something ends it: the answer, how many tokens it took, and why it ended."""
+        stops = asked.stops
+        if isinstance(asked, Chat) and not getattr(self.tokenizer, "chat_template", None):
+            stops = [*stops, *TURNS]
+        most = asked.max_completion_tokens or asked.max_tokens or min(DEFAULT_NEW_TOKENS, self.settings.max_new_tokens)
+        temperature = 1.0 if asked.temperature is None else asked.temperature
+        chooser = Chooser(temperature, asked.top_k or 0, asked.top_p or 1.0, asked.seed, self.model.device)
+        writing, new = Writing(self.tokenizer, stops, emit, reader.memory), 0
+        for token in reader.write(chooser, most):
+            if watch.cancel.is_set():
+                raise Cancelled
+            new += 1
+            writing.put(token, reader.memory)
+            if writing.stopped or watch.late:
+                break
+        writing.finish()
+        ended = writing.stopped or token == reader.eos
+        return writing, new, "stop" if ended else "length"
+
+    def ingest(self, asked: NewMemory, cancel: threading.Event) -> dict[str, Any]:
+        """Read a document into a memory of its own, from nothing or onto another one."""
+        assert asked.name is not None, "the application names it"
+        if self.store.describe("memory", asked.name) is not None:
+            raise ClientError(409, f"there is a memory {asked.name[:100]!r} already; delete it, or take another name")
+        self.store.check_room("memory", asked.name)
+        base = None if asked.onto is None else self._memory(asked.onto)
+        reader = Reader(self.model, self.tokenizer, memory=base, piece_len=PIECE)
+        self._read(reader, asked.text, asked.source or asked.name, self._watch(cancel), document=True)
+        return self.store.put(Entry("memory", asked.name, reader.memory, {"memory": asked.onto}))
+
+    def look(self, asked: Look, cancel: threading.Event) -> dict[str, Any]:
+        """How surprising a text would be to a memory, token by token; nothing is changed by looking."""
+        from titans_lm.surprise import measure_surprise
+
+        base = None
+        if asked.conversation is not None and self.store.describe("conversation", asked.conversation) is not None:
+            entry = self.store.get("conversation", asked.conversation)
+            base = None if entry is None else entry.memory
+        elif asked.memory is not None:
+            base = self._memory(asked.memory)
+        data = encoded(asked.text)
+        ids = TokenStream(data, self.tokenizer, "text").take(LOOKED_AT + 1)
+        if not 2 <= len(ids) <= LOOKED_AT:
+            got = f"more than {LOOKED_AT:,}" if len(ids) > 2 else len(ids)
+            raise bad_request(f"got {got} tokens to look at; expected 2 to {LOOKED_AT:,}", "text")
+        self._watch(cancel)()
+        found = measure_surprise(self.model, ids, memory=base)
+        sizes = found.summary()
+        if self._bytewise:
+            places = list(characters(data))
+        else:
+            places = [(self.tokenizer.decode([token]), slice(i, i + 1)) for i, token in enumerate(ids.tolist())]
+        pieces = [
+            {
+                "text": text,
+                "bits": round(float(np.nansum(found.bits[place])), 4),
+                "surprise": round(float(sizes[place].max()), 4),
+            }
+            for text, place in places
+        ]
+        return {"object": "surprise", "pieces": pieces}
+
+    @property
+    def _bytewise(self) -> bool:
+        return is_byte_tokenizer(self.tokenizer)
+
+    def _watch(self, cancel: threading.Event) -> Watch:
+        if cancel.is_set():
+            raise Cancelled
+        return Watch(cancel, self.settings.max_seconds)
+
+    def _start(self, asked: Asked) -> tuple[Memory | None, dict[str, Any]]:
+        """The memory that a request begins with, and the conversation's notes."""
+        entry = None if asked.conversation is None else self.store.get("conversation", asked.conversation)
+        if entry is not None:
+            if asked.memory not in (None, entry.notes.get("memory")):
+                begun = entry.notes.get("memory")
+                raise bad_request(f"this conversation has begun {f'from {begun!r}' if begun else 'from nothing'}; "
+                                  "a memory can be given at its start only", "memory")  # fmt: skip
+            return entry.memory, dict(entry.notes)
+        if asked.conversation is not None:
+            self.store.check_room("conversation", asked.conversation)
+        return (None if asked.memory is None else self._memory(asked.memory)), {"memory": asked.memory}
+
+    def _memory(self, name: str) -> Memory:
+        entry = self.store.get("memory", name)
+        if entry is None:
+            raise not_found("memory", name)
+        return entry.memory
+
+    def _text(self, asked: Chat | Completion, read: int, begun: bool) -> str | list[int]:
+        if isinstance(asked, Chat):
+            return render(self.tokenizer, asked.messages[:read], asked.messages[read:], begun)
+        prompt = asked.prompt
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+            return prompt[0]
+        if isinstance(prompt, list) and any(isinstance(part, str) for part in prompt):
+            raise bad_request(f"got {len(prompt)} prompts; send one in each request", "prompt")
+        size = self.model.config.vocab_size
+        if isinstance(prompt, list) and not all(0 <= token < size for token in prompt if isinstance(token, int)):
+            raise bad_request(f"got token ids outside of 0 to {size - 1}", "prompt")
+        return prompt
+
+    def _read(self, reader: Reader, text: str | list[int], name: str, watch: Watch, *, document: bool = False) -> None:
+        """Read text, or token ids as they are; too much of it is refused before the model has seen any."""
+        most = self.settings.max_prompt_tokens
+        data = encoded(text) if isinstance(text, str) else text
+        if len(data) > most:  # a token is at least a byte
+            count = len(data) if self._bytewise or not isinstance(data, bytes) else self._count(data, most)
+            if count > most:
+                raise ClientError(413, f"got more than {most:,} tokens to read, which is the most", code="too_long")
+        if isinstance(data, list):
+            if data:
+                reader.read(iter(data), name=name, on_piece=watch)
+        elif data or document or not reader.memory.open[0]:
+            reader.read(data, name=name, new_document=document or not reader.memory.open[0], on_piece=watch)
+
+    def _count(self, data: bytes, most: int) -> int:
+        stream = TokenStream(data, self.tokenizer, "text")
+        while stream.tokens <= most and len(stream.take(PIECE)):
+            pass
+        return stream.tokens
+
+
+def encoded(text: str) -> bytes:
+    """A text's bytes; halves of characters, which JSON can hold and UTF-8 cannot, are the client's mistake."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise bad_request(f"the text has half a character at position {error.start}; send whole ones") from error

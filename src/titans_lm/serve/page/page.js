@@ -1,0 +1,264 @@
+"use strict";
+// Chat, memories and surprise. What comes from the server or a file is shown as text and never as markup.
+
+const $ = (id) => document.getElementById(id);
+const state = { conversation: null, start: "", busy: null, talks: new Map() };
+const LEVELS = 8;
+
+function element(name, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+function headers() {
+  const key = sessionStorage.getItem("key");
+  return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
+}
+
+async function request(path, options = {}) {
+  const response = await fetch(path, { ...options, headers: headers() });
+  if (response.ok) return response;
+  if (response.status === 401) {
+    await askForKey();
+    return request(path, options);
+  }
+  let message = `the server answered ${response.status}`;
+  try {
+    message = (await response.json()).error.message;
+  } catch { /* no JSON: the status is all there is */ }
+  throw new Error(message);
+}
+
+const get = async (path) => (await request(path)).json();
+const post = (path, body, signal) => request(path, { method: "POST", body: JSON.stringify(body), signal });
+
+function askForKey() {
+  const dialog = $("key-dialog");
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      sessionStorage.setItem("key", $("key").value);
+      resolve();
+    }, { once: true });
+    if (!dialog.open) dialog.showModal();
+  });
+}
+
+function complain(error) {
+  if (error && error.name === "AbortError") return;
+  $("error").textContent = error ? error.message : "";
+  $("error").hidden = !error;
+}
+
+const many = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
+
+// The lists on the left.
+
+async function refresh() {
+  const [conversations, memories] = await Promise.all([get("v1/conversations"), get("v1/memories")]);
+  fill($("conversations"), conversations.data, "no conversation yet", (entry) => open(entry.id));
+  fill($("memories"), memories.data, "no memory yet", null);
+  const chosen = $("start").value;
+  $("start").replaceChildren(
+    element("option", { value: "", textContent: "nothing" }),
+    ...memories.data.map((entry) => element("option", { value: entry.id, textContent: entry.id })),
+  );
+  $("start").value = memories.data.some((entry) => entry.id === chosen) ? chosen : "";
+  const current = conversations.data.find((entry) => entry.id === state.conversation);
+  $("size").textContent = current ? `${many(current.tokens, "token")} in a memory of ${size(current.bytes)}` : "";
+}
+
+function size(bytes) {
+  return bytes < 1e6 ? `${Math.round(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
+function fill(list, entries, nothing, choose) {
+  if (!entries.length) list.replaceChildren(element("li", { className: "empty", textContent: nothing }));
+  else list.replaceChildren(...entries.map((entry) => item(entry, choose)));
+}
+
+function item(entry, choose) {
+  const detail = element("small", { textContent: many(entry.tokens, "token") });
+  const name = element(choose ? "button" : "span", { className: "name", title: entry.id }, entry.id, detail);
+  if (choose) name.addEventListener("click", () => choose(entry));
+  const label = `Delete ${entry.id}`;
+  const remove = element("button", { className: "delete", title: label, ariaLabel: label, textContent: "×" });
+  remove.addEventListener("click", () => discard(entry).catch(complain));
+  const current = choose && entry.id === state.conversation;
+  return element("li", { className: current ? "current" : "" }, name, remove);
+}
+
+async function discard(entry) {
+  const kind = entry.object === "memory" ? "memories" : "conversations";
+  await request(`v1/${kind}/${encodeURIComponent(entry.id)}`, { method: "DELETE" });
+  if (entry.object === "conversation" && entry.id === state.conversation) begin("");
+  await refresh();
+}
+
+// Conversations.
+
+function begin(start) {
+  state.start = start;
+  open(`chat-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`, start);
+}
+
+function open(name, start = "") {
+  if (state.busy) state.busy.abort();
+  state.conversation = name;
+  if (!state.talks.has(name)) state.talks.set(name, []);
+  $("title").textContent = name;
+  const talk = state.talks.get(name);
+  const note = start ? `This conversation begins with the memory “${start}”.` : "";
+  const kept = talk.length ? "" : note || "The server keeps the memory of a conversation, not its text.";
+  $("talk").replaceChildren(...talk, ...(kept ? [element("p", { className: "note", textContent: kept })] : []));
+  refresh().catch(complain);
+}
+
+function say(who, text) {
+  const body = element("div", { className: "body", textContent: text });
+  const message = element("article", { className: `message ${who}` },
+    element("span", { className: "who", textContent: who === "user" ? "you" : "model" }), body);
+  state.talks.get(state.conversation).push(message);
+  $("talk").append(message);
+  message.scrollIntoView({ block: "end" });
+  return { message, body };
+}
+
+async function send(text) {
+  const conversation = state.conversation;
+  const known = $("conversations").querySelector(".current") !== null;
+  const from = known ? {} : (state.start ? { memory: state.start } : {});
+  state.busy = new AbortController();
+  setBusy(true);
+  complain(null);
+  const mine = say("user", text);
+  try {
+    if ($("watch").checked) await colour(mine, text, known ? { conversation } : from);
+    const answer = say("assistant", "");
+    const response = await post("v1/chat/completions", {
+      messages: [{ role: "user", content: text }], conversation, ...from, stream: true,
+      temperature: Number($("temperature").value), max_tokens: Number($("most").value),
+    }, state.busy.signal);
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      const delta = event.choices.length ? event.choices[0].delta.content : null;
+      if (delta) answer.body.textContent += delta;
+      answer.message.scrollIntoView({ block: "end" });
+    }
+  } catch (error) {
+    complain(error);
+  } finally {
+    state.busy = null;
+    setBusy(false);
+    await refresh().catch(complain);
+  }
+}
+
+function setBusy(busy) {
+  $("send").disabled = busy;
+  $("stop").hidden = !busy;
+}
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    held += value;
+    const parts = held.split("\n\n");
+    held = parts.pop();
+    for (const part of parts) {
+      const data = part.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      yield JSON.parse(data);
+    }
+  }
+}
+
+// Surprise: a look at what the text would do to the memory as it stands before it is sent.
+
+async function colour({ message, body }, text, where) {
+  let pieces;
+  try {
+    ({ pieces } = await (await post("v1/surprise", { text, ...where }, state.busy.signal)).json());
+  } catch (error) { // too short or too long to look at: it can be sent all the same
+    if (error.name === "AbortError") throw error;
+    message.append(element("div", { className: "legend", textContent: `no surprise to show: ${error.message}` }));
+    return;
+  }
+  const sorted = pieces.map((piece) => piece.surprise).sort((a, b) => a - b);
+  const level = (value) => Math.min(LEVELS - 1, Math.floor((LEVELS * sorted.findIndex((x) => x >= value)) / sorted.length));
+  body.classList.add("heat");
+  body.replaceChildren(...pieces.map((piece) => element("span", {
+    className: `h${level(piece.surprise)}`, textContent: piece.text,
+    title: `surprise ${piece.surprise.toFixed(2)} × the median, ${piece.bits.toFixed(1)} bits`,
+  })));
+  const most = pieces.reduce((a, b) => (b.surprise > a.surprise ? b : a));
+  message.append(element("div", { className: "legend",
+    textContent: `darker is more surprising to the memory; most: “${most.text}”, ${most.surprise.toFixed(1)} × the median` }));
+}
+
+// Documents.
+
+async function ingest(file) {
+  const hint = $("drop-text"), before = hint.textContent;
+  complain(null);
+  hint.textContent = `reading ${file.name} …`;
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    const made = await (await post("v1/memories", { text, name: await freeName(file.name), source: file.name.slice(0, 200) })).json();
+    await refresh();
+    $("start").value = made.id;
+    begin(made.id);
+  } catch (error) {
+    complain(error instanceof TypeError ? new Error(`${file.name} is not UTF-8 text`) : error);
+  } finally {
+    hint.textContent = before;
+  }
+}
+
+async function freeName(name) {
+  const taken = new Set((await get("v1/memories")).data.map((entry) => entry.id));
+  const short = name.slice(0, 190);
+  let free = short;
+  for (let i = 2; taken.has(free); i += 1) free = `${short} (${i})`;
+  return free;
+}
+
+// Events.
+
+$("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = $("text").value;
+  if (!text.trim() || state.busy) return;
+  $("text").value = "";
+  send(text);
+});
+$("text").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    $("ask").requestSubmit();
+  }
+});
+$("stop").addEventListener("click", () => state.busy && state.busy.abort());
+$("new").addEventListener("submit", (event) => {
+  event.preventDefault();
+  begin($("start").value);
+});
+$("file").addEventListener("change", () => {
+  const [file] = $("file").files;
+  $("file").value = "";
+  if (file) ingest(file);
+});
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  $("drop").addEventListener(kind, (event) => {
+    event.preventDefault();
+    $("drop").classList.toggle("over", kind === "dragover");
+    if (kind === "drop" && event.dataTransfer.files.length) ingest(event.dataTransfer.files[0]);
+  });
+}
+$("drop").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" || event.key === " ") $("file").click();
+});
+get("v1/models").then(({ data }) => { $("model").textContent = data[0].id; begin(""); }).catch(complain);

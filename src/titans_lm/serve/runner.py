@@ -1,0 +1,121 @@
+"""Requests as threads: some computed side by side, those of one conversation one after another."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any
+
+from starlette.requests import Request
+
+from titans_lm.serve.errors import Cancelled, ClientError
+
+Work = Callable[[Callable[[str], None], threading.Event], Any]
+"""Computes an answer in a thread: gets where to put pieces of text, and what says that nobody waits any more."""
+LOOK = 0.25
+"""Seconds between two looks at whether a client is still there."""
+
+
+class Locks:
+    """One lock for each name in use, and none for the others."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def hold(self, name: str | None) -> AsyncIterator[None]:
+        if name is None:
+            yield
+            return
+        lock, users = self._locks.get(name, (asyncio.Lock(), 0))
+        self._locks[name] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks.pop(name)
+            if users > 1:
+                self._locks[name] = lock, users - 1
+
+
+class Failed:
+    """What went wrong in a thread."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Runner:
+    """Runs work in threads, and tells it when its client has gone.
+
+    Work that has begun keeps its conversation to itself until it has ended, whether or not anybody still waits.
+    """
+
+    def __init__(self, workers: int, most_waiting: int) -> None:
+        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="titans")
+        self.locks, self.most = Locks(), workers + most_waiting
+        self._tasks: dict[asyncio.Task[None], threading.Event] = {}
+
+    @property
+    def active(self) -> int:
+        """Requests that are computed or wait."""
+        return len(self._tasks)
+
+    async def run(self, name: str | None, work: Work, request: Request) -> Any:
+        """Do the work and return what it returns; ClientError 429 where too many wait already."""
+        async with aclosing(self.stream(name, work, request)) as items:
+            async for item in items:
+                if not isinstance(item, str):
+                    return item
+        raise Cancelled
+
+    async def stream(self, name: str | None, work: Work, request: Request) -> AsyncGenerator[Any, None]:
+        """Pieces of text as they come, then what the work returns."""
+        with self._started(name, work) as queue:
+            while True:
+                try:
+                    item = await asyncio.wait_for(queue.get(), LOOK)
+                except TimeoutError:
+                    if await request.is_disconnected():
+                        raise Cancelled from None
+                    continue
+                if isinstance(item, Failed):
+                    raise item.error
+                yield item
+                if not isinstance(item, str):
+                    return
+
+    @contextmanager
+    def _started(self, name: str | None, work: Work) -> Iterator["asyncio.Queue[Any]"]:
+        if self.active >= self.most:
+            raise ClientError(429, f"{self.active} requests wait already; come back later", code="busy")
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        cancel = threading.Event()
+        task = asyncio.get_running_loop().create_task(self._do(name, work, queue, cancel))
+        self._tasks[task] = cancel
+        task.add_done_callback(lambda task: self._tasks.pop(task, None))
+        try:
+            yield queue
+        finally:
+            cancel.set()
+
+    async def _do(self, name: str | None, work: Work, queue: "asyncio.Queue[Any]", cancel: threading.Event) -> None:
+        loop = asyncio.get_running_loop()
+
+        def emit(text: str) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, text)
+
+        try:
+            async with self.locks.hold(name):
+                queue.put_nowait(await loop.run_in_executor(self.pool, work, emit, cancel))
+        except Exception as error:  # noqa: BLE001 - whatever fails in a thread is what its request gets to hear
+            queue.put_nowait(Failed(error))
+
+    async def close(self) -> None:
+        """Let what is running come to its end; what is asked to stop does so at its next token."""
+        tasks = dict(self._tasks)
+        for cancel in tasks.values():
+            cancel.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.pool.shutdown(wait=True)

@@ -1,0 +1,49 @@
+"""What a server can be told: where it listens, where memories go, and what it refuses."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from titans_lm.config import check_at_least, check_between
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """Settings of `titans serve`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every one of this machine."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    name: str | None = None
+    """Name of the model for clients; by default its folder's."""
+    store: Path = Path("runs/serve")
+    """Folder of the memories; what is there is served again after a restart."""
+    api_key: str | None = None
+    """Key that clients must send (Authorization: Bearer KEY); by default TITANS_API_KEY, else none is asked for."""
+    workers: int = 2
+    """Requests computed side by side; the cores are shared out among them."""
+    in_memory: int = 16
+    """Memories kept in RAM; those used least recently are read from the store again."""
+    max_stored: int = 1000
+    """Conversations, and as many memories of documents, that the store takes."""
+    max_body_bytes: int = 2**24
+    """Largest body of a request."""
+    max_prompt_tokens: int = 1_000_000
+    """Most tokens that a request may have read, a document or a prompt."""
+    max_new_tokens: int = 4096
+    """Most tokens that a request may have written."""
+    max_seconds: float = 300.0
+    """Most time that a request may compute, and that its body may take to arrive."""
+    max_waiting: int = 256
+    """Requests that may wait; more are told to come back."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "workers", "in_memory", "max_stored", "max_body_bytes", "max_prompt_tokens", "max_new_tokens",
+            "max_waiting",
+        ):  # fmt: skip
+            check_at_least(name, getattr(self, name), 1)
+        check_between("port", self.port, 0, 65535)
+        check_between("max_seconds", self.max_seconds, 1e-3, 1e9)
+        if self.api_key == "":
+            raise ValueError("got an empty api_key; expected a key, or none")

@@ -1,0 +1,78 @@
+"""Answers as OpenAI's clients expect them, whole or as a stream of events."""
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from titans_lm.serve.engine import Answer
+from titans_lm.serve.errors import Cancelled, ClientError
+from titans_lm.serve.schema import Asked, Chat
+
+log = logging.getLogger("titans_lm.serve")
+
+
+class Shape:
+    """An answer as OpenAI's clients expect it, whole or in pieces."""
+
+    def __init__(self, asked: Asked, model: str) -> None:
+        self.asked, self.chat = asked, isinstance(asked, Chat)
+        ident = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.head = {"id": ident, "created": int(time.time()), "model": model}
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "finish_reason": answer.finish, "logprobs": None}
+        if self.chat:
+            choice["message"] = {"role": "assistant", "content": answer.text, "refusal": None}
+        else:
+            choice["text"] = answer.text
+        kind = "chat.completion" if self.chat else "text_completion"
+        return {**self.head, "object": kind, "choices": [choice], "usage": answer.usage, **self._memory(answer)}
+
+    def piece(self, text: str | None = None, answer: Answer | None = None, first: bool = False) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": 0, "finish_reason": None if answer is None else answer.finish, "logprobs": None,
+        }  # fmt: skip
+        if self.chat:
+            role = {"role": "assistant"} if first else {}
+            choice["delta"] = role | ({} if text is None else {"content": text})
+        else:
+            choice["text"] = text or ""
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return {**self.head, "object": kind, "choices": [choice], **({} if answer is None else self._memory(answer))}
+
+    def usage(self, answer: Answer) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return {**self.head, "object": kind, "choices": [], "usage": answer.usage}
+
+    def _memory(self, answer: Answer) -> dict[str, Any]:
+        return {"conversation": self.asked.conversation, "memory_tokens": answer.memory_tokens}
+
+
+async def events(shape: Shape, first: Any, items: AsyncGenerator[Any, None]) -> AsyncIterator[str]:
+    """The answer as server-sent events; the one that says why it ended comes when the memory is kept."""
+
+    def event(value: Any) -> str:
+        return f"data: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n\n"
+
+    async with aclosing(items):
+        try:
+            yield event(shape.piece("", first=True))
+            item = first
+            while isinstance(item, str):
+                yield event(shape.piece(item))
+                item = await anext(items)
+            yield event(shape.piece(None, item))
+            if shape.asked.with_usage:
+                yield event(shape.usage(item))
+            yield event("[DONE]")
+        except Cancelled:
+            return
+        except ClientError as error:
+            yield event(error.body())
+        except Exception as error:  # the status is sent already; the client hears of it here
+            log.error("a stream failed", exc_info=error)
+            yield event(ClientError(500, "something went wrong here; it is in the server's log").body())

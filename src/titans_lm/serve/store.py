@@ -1,0 +1,169 @@
+"""Memories of conversations and documents: the last used in RAM, all of them on disk as memory files.
+
+Every change is on disk before anybody is told of it, so a server that is killed loses nothing that it has acknowledged.
+Names come from clients and reach the file system as hashes only.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from titans_lm.serve.errors import ClientError
+from titans_lm.streaming import Memory, load_memory, save_memory
+from titans_lm.streaming.file import Header, read_header
+from titans_lm.streaming.fingerprint import fingerprint
+from titans_lm.train.files import remove_unfinished
+
+Kind = Literal["conversation", "memory"]
+log = logging.getLogger("titans_lm.serve")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A memory under a name, with what the server notes about it."""
+
+    kind: Kind
+    name: str
+    memory: Memory
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class Store:
+    """All memories of a server for one model, by kind and name; may be used from several threads.
+
+    Raises ValueError where another server has the folder open.
+    """
+
+    def __init__(self, folder: Path, model: nn.Module, *, in_memory: int, most: int) -> None:
+        print_of = json_hash(asdict(fingerprint(model)))
+        self.folder, self.model, self.in_memory, self.most = folder / print_of, model, in_memory, most
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._claim = (self.folder / "in-use").open("w")
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._claim.close()
+            raise ValueError(
+                f"got the store {str(folder)!r}, which another server has open for this model; stop it, or take another"
+            ) from None
+        remove_unfinished(self.folder)
+        self._lock = threading.Lock()
+        self._loaded: OrderedDict[Path, Entry] = OrderedDict()
+        self._known: dict[Path, dict[str, Any]] = {}
+        for path in sorted(self.folder.glob("*.memory")):
+            try:
+                self._known[path] = described(read_header(path), path)
+            except (ValueError, KeyError) as error:
+                log.warning("left out %s: %s", path, error)
+
+    def close(self) -> None:
+        """Let another server have the folder."""
+        self._claim.close()
+
+    def path(self, kind: Kind, name: str) -> Path:
+        """Where an entry is: a hash of kind and name, so that no name can lead anywhere."""
+        return self.folder / f"{json_hash([kind, name])}.memory"
+
+    def entries(self, kind: Kind) -> list[dict[str, Any]]:
+        """Describe all entries of a kind, the last used first."""
+        with self._lock:
+            found = [known for known in self._known.values() if known["object"] == kind]
+        return sorted(found, key=lambda known: (-known["used"], known["id"]))
+
+    def describe(self, kind: Kind, name: str) -> dict[str, Any] | None:
+        """What a client may know of an entry; None where there is none."""
+        with self._lock:
+            return self._known.get(self.path(kind, name))
+
+    def get(self, kind: Kind, name: str) -> Entry | None:
+        """Find an entry, in RAM or on disk; None where there is none."""
+        path = self.path(kind, name)
+        with self._lock:
+            if path in self._loaded:
+                self._loaded.move_to_end(path)
+                return self._loaded[path]
+            if path not in self._known:
+                return None
+        try:
+            entry = Entry(kind, name, load_memory(path, self.model), read_header(path).notes)
+        except ValueError as error:
+            log.error("%s", error)
+            raise ClientError(500, f"the {kind} {name[:100]!r} cannot be read from the store any more") from error
+        self._keep(path, entry)
+        return entry
+
+    def put(self, entry: Entry) -> dict[str, Any]:
+        """Write an entry to disk, then make it the current one; returns its description."""
+        path = self.path(entry.kind, entry.name)
+        self.check_room(entry.kind, entry.name)
+        now = int(time.time())
+        notes = {"created": now, **entry.notes, "used": now, "kind": entry.kind, "name": entry.name}
+        header = save_memory(entry.memory, path, self.model, notes=notes)
+        known = described(header, path)
+        with self._lock:
+            self._known[path] = known
+        self._keep(path, Entry(entry.kind, entry.name, entry.memory, notes))
+        return known
+
+    def check_room(self, kind: Kind, name: str) -> None:
+        """Refuse a new entry where the store is full."""
+        path = self.path(kind, name)
+        with self._lock:
+            count = sum(known["object"] == kind for known in self._known.values())
+            if path not in self._known and count >= self.most:
+                raise ClientError(
+                    429, f"this server keeps {count} of kind {kind} and takes no more; delete one", code="store_full"
+                )
+
+    def delete(self, kind: Kind, name: str) -> bool:
+        """Forget an entry; whether there was one."""
+        path = self.path(kind, name)
+        with self._lock:
+            self._loaded.pop(path, None)
+            found = self._known.pop(path, None) is not None
+        path.unlink(missing_ok=True)
+        return found
+
+    def _keep(self, path: Path, entry: Entry) -> None:
+        with self._lock:
+            if path not in self._known:  # deleted meanwhile
+                return
+            self._loaded[path] = entry
+            self._loaded.move_to_end(path)
+            while len(self._loaded) > self.in_memory:
+                self._loaded.popitem(last=False)
+
+    def counts(self) -> dict[str, int]:
+        """How many entries there are, and how many of them in RAM."""
+        with self._lock:
+            return {"stored": len(self._known), "in_memory": len(self._loaded)}
+
+
+def json_hash(value: Any) -> str:
+    """A name for the file system that says nothing about the value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def described(header: Header, path: Path) -> dict[str, Any]:
+    """What a client may know of an entry, from its file."""
+    notes = header.notes
+    return {
+        "id": notes["name"],
+        "object": notes["kind"],
+        "created": notes["created"],
+        "used": notes["used"],
+        "tokens": sum(header.tokens),
+        "bytes": path.stat().st_size,
+        "memory": notes.get("memory"),
+        "turns": notes.get("turns", 0),
+        "sources": [{"name": source.name, "tokens": source.tokens} for source in header.sources[0]],
+    }

@@ -1,0 +1,88 @@
+"""A server in the test's own process, on a port of its own, and what it should answer."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+import uvicorn
+
+from streaming.stream_cases import reading_model
+from titans_lm.data.tokenizer import byte_tokenizer, decode_bytes
+from titans_lm.generate import Chooser
+from titans_lm.serve.app import create_app
+from titans_lm.serve.engine import Engine
+from titans_lm.serve.settings import ServeSettings
+from titans_lm.serve.store import Store
+from titans_lm.streaming import Memory, Reader
+
+NAME = "small"
+
+
+def plain_model(architecture: str = "mac") -> Any:
+    """A model in float64 whose greedy text can be read: no mark is in it, and every byte is a character."""
+    model = reading_model(architecture)
+    with torch.no_grad():
+        model.lm_head.weight[:32] = 0.0
+        model.lm_head.weight[127:] = 0.0
+    return model
+
+
+def small_engine(folder: Path, model: Any = None, **settings: Any) -> Engine:
+    model = plain_model() if model is None else model
+    given = ServeSettings(store=folder, **{"in_memory": 4, "max_stored": 20, **settings})
+    store = Store(given.store, model, in_memory=given.in_memory, most=given.max_stored)
+    return Engine(model, byte_tokenizer(), store, given)
+
+
+@contextmanager
+def serving(engine: Engine, key: str | None = None) -> Iterator[httpx.Client]:
+    """A client of a running server; the server stops as it does when it is asked to."""
+    app = create_app(engine, NAME, key)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        for _ in range(600):
+            if server.started or not thread.is_alive():
+                break
+            time.sleep(0.05)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server does not stop"
+
+
+class Expected:
+    """What a conversation should say, from the library alone."""
+
+    def __init__(self, model: Any, memory: Memory | None = None) -> None:
+        self.model, self.memory = model, memory
+
+    def says(self, text: str, tokens: int) -> str:
+        """Read a text, write on, and keep both."""
+        reader = Reader(self.model, byte_tokenizer(), memory=self.memory)
+        opened = reader.memory.open[0]
+        reader.read(text, new_document=not opened)
+        new = list(reader.write(Chooser(0.0, 0, 1.0, None, "cpu"), tokens))
+        self.memory = reader.memory
+        return decode_bytes(new).decode(errors="replace")
+
+
+def complete(client: httpx.Client, prompt: str, tokens: int = 8, **fields: Any) -> Any:
+    """Ask for the likeliest continuation and give the answer's JSON."""
+    body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0, **fields}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def text_of(answer: Any) -> str:
+    return answer["choices"][0]["text"]

@@ -1,0 +1,191 @@
+"""What a client does wrong is said in a 4xx, costs nothing, and leaves the server as it was."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from serve.serve_cases import complete, serving, small_engine
+from titans_lm.serve.settings import ServeSettings
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+LIMITS = {"max_body_bytes": 20_000, "max_prompt_tokens": 5_000, "max_new_tokens": 100, "max_stored": 3}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    with serving(small_engine(tmp_path_factory.mktemp("store"), **LIMITS)) as client:
+        yield client
+        assert complete(client, "still there")["choices"][0]["finish_reason"] == "length"
+
+
+MALFORMED: list[tuple[str, Any, str]] = [
+    (TEXT, {"prompt": 5}, "prompt"),
+    (TEXT, {"prompt": {"text": "x"}}, "prompt"),
+    (TEXT, {"prompt": ["a", "b"]}, "one in each request"),
+    (TEXT, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
+    (TEXT, {"prompt": "x", "max_tokens": 101}, "at most 100"),
+    (TEXT, {"prompt": "x", "max_tokens": "many"}, "max_tokens"),
+    (TEXT, {"prompt": "x", "max_tokens": 1e400}, "max_tokens"),
+    (TEXT, {"prompt": "x", "temperature": -1}, "temperature"),
+    (TEXT, {"prompt": "x", "temperature": float("nan")}, "temperature"),
+    (TEXT, {"prompt": "x", "top_p": 0}, "top_p"),
+    (TEXT, {"prompt": "x", "n": 2}, "n: "),
+    (TEXT, {"prompt": "x", "logprobs": 3}, "logprobs is not done"),
+    (TEXT, {"prompt": "x", "echo": True}, "echo is not done"),
+    (TEXT, {"prompt": "x", "stop": [""]}, "stop"),
+    (TEXT, {"prompt": "x", "stop": ["x"] * 17}, "stop"),
+    (TEXT, {"prompt": "x", "seed": -1}, "seed"),
+    (TEXT, {"prompt": "x", "model": "gpt-5"}, "no model 'gpt-5'"),
+    (TEXT, {"prompt": "x", "memory": "none"}, "no memory 'none'"),
+    (TEXT, {"prompt": "x", "conversation": ""}, "conversation"),
+    (TEXT, {"prompt": "x", "conversation": "x" * 201}, "conversation"),
+    (TEXT, {"prompt": "x", "conversation": {"id": "x"}}, "conversation"),
+    (TEXT, {"prompt": "x" * 5_001}, "5,000 tokens"),
+    (CHAT, {}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "hello"}, "messages"),
+    (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "role"),
+    (CHAT, {"messages": [{"content": "x"}]}, "role"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc"}}]}]},
+     "content"),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools is not done"),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}},
+     "response_format is not done"),
+    ("/v1/memories", {"name": "x"}, "text"),
+    ("/v1/memories", {"text": "x", "path": "/etc/passwd"}, "path"),
+    ("/v1/memories", {"text": "x", "onto": "none"}, "no memory"),
+    ("/v1/memories", {"text": "x" * 5_001}, "5,000 tokens"),
+    ("/v1/surprise", {"text": ""}, "text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "says"), MALFORMED)
+def test_what_is_wrong_is_named(client: httpx.Client, path: str, body: Any, says: str) -> None:
+    response = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    assert 400 <= response.status_code < 500, response.text
+    error = response.json()["error"]
+    assert says in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_stream_is_refused_before_it_begins(client: httpx.Client, stream: bool) -> None:
+    response = client.post(TEXT, json={"prompt": "x", "memory": "none", "stream": stream})
+    assert response.status_code == 404
+
+
+RAW: list[tuple[bytes, dict[str, str]]] = [
+    (b"", {}),
+    (b"{", {}),
+    (b"null", {}),
+    (b"[]", {}),
+    (b'"prompt"', {}),
+    (b"\xff\xfe{}", {}),
+    (b"[" * 9_000, {}),
+    (b'{"prompt": "\\ud800"}', {}),
+    (b'{"prompt": "x", "conversation": "\\udc80"}', {}),
+    (b'{"text": "\\ud800 x", "prompt": 1, "messages": 1}', {}),
+    (b"prompt=x", {"content-type": "application/x-www-form-urlencoded"}),
+    (b'{"prompt": "x"}', {"content-type": "text/plain"}),
+    (b"<x/>", {"content-type": "application/xml"}),
+    (b"\x1f\x8b\x08", {"content-encoding": "gzip"}),
+]
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT, "/v1/memories", "/v1/surprise"])
+@pytest.mark.parametrize(("body", "headers"), RAW)
+def test_bodies_that_are_no_request(client: httpx.Client, path: str, body: bytes, headers: dict[str, str]) -> None:
+    response = client.post(path, content=body, headers={"content-type": "application/json", **headers})
+    assert 400 <= response.status_code < 500, response.text
+    assert response.json()["error"]["message"]
+
+
+def test_huge_bodies_are_not_taken_in(client: httpx.Client) -> None:
+    def endless() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(1000):
+            yield b"x" * 1000
+
+    for body in (b"x" * 20_001, endless()):
+        response = client.post(TEXT, content=body, headers={"content-type": "application/json"})
+        assert response.status_code == 413
+        assert "20,000 bytes" in response.json()["error"]["message"]
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n")
+        assert b" 413 " in raw.recv(1000)
+    assert client.get("/health").json()["active"] == 0
+
+
+def test_unknown_addresses_and_methods(client: httpx.Client) -> None:
+    for method, path, status in (
+        ("GET", "/v1/nothing", 404), ("GET", TEXT, 405), ("PUT", "/v1/memories", 405), ("GET", "/docs", 404),
+        ("GET", "/openapi.json", 404), ("DELETE", "/v1/conversations/none", 404), ("GET", "/v1/models/none", 404),
+    ):  # fmt: skip
+        response = client.request(method, path)
+        assert response.status_code == status, (method, path)
+        assert response.json()["error"]["message"]
+
+
+def test_a_full_store_takes_no_more(client: httpx.Client) -> None:
+    for name in "abc":
+        complete(client, "x", 1, conversation=name)
+    response = client.post(TEXT, json={"prompt": "x", "conversation": "d"})
+    assert response.status_code == 429
+    assert response.json()["error"]["code"] == "store_full"
+    complete(client, "x", 1, conversation="a")
+    assert client.delete("/v1/conversations/a").status_code == 200
+    complete(client, "x", 1, conversation="d")
+
+
+def test_only_who_has_the_key(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with serving(small_engine(tmp_path_factory.mktemp("store")), key="secret") as client:
+        for given in (None, "Bearer wrong", "Bearer", "secret", "Basic secret", "Bearer secret2", "Bearer \xff"):
+            headers = {} if given is None else {"authorization": given.encode("latin-1")}
+            for method, path in (("GET", "/v1/models"), ("POST", TEXT), ("GET", "/v1/memories/x"), ("GET", "/v1")):
+                response = client.request(method, path, headers=headers)
+                assert response.status_code == 401, (given, path)
+                assert response.json()["error"]["code"] == "invalid_api_key"
+        for given in ("Bearer secret", "bearer secret"):
+            assert client.get("/v1/models", headers={"authorization": given}).status_code == 200
+        assert client.get("/health").status_code == client.get("/").status_code == 200
+
+
+def test_too_many_at_once_are_told_to_come_back(tmp_path_factory: pytest.TempPathFactory) -> None:
+    engine = small_engine(tmp_path_factory.mktemp("store"), workers=1, max_waiting=1)
+    body = {"prompt": "x", "max_tokens": 4000, "temperature": 0, "stream": True}
+    with serving(engine) as client, ThreadPoolExecutor(1) as pool:
+        with client.stream("POST", TEXT, json=body) as first:
+            next(first.iter_lines())
+            waiting = pool.submit(client.post, TEXT, json={"prompt": "x", "max_tokens": 2})
+            while client.get("/health").json()["active"] < 2:
+                time.sleep(0.02)
+            refused = client.post(TEXT, json={"prompt": "x"})
+            assert refused.status_code == 429
+            assert refused.json()["error"]["code"] == "busy"
+        assert waiting.result(60).status_code == 200
+
+
+def test_no_request_computes_longer_than_it_may(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with serving(small_engine(tmp_path_factory.mktemp("store"), max_seconds=0.3)) as client:
+        answer = client.post(TEXT, json={"prompt": "x", "max_tokens": 4000, "temperature": 0}).json()
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert 0 < answer["usage"]["completion_tokens"] < 4000
+        late = client.post("/v1/memories", json={"text": "x" * 900_000, "name": "late"})
+        assert late.status_code == 408
+        assert client.get("/v1/memories").json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"workers": 0}, "workers=0"), ({"port": 70000}, "port"), ({"max_seconds": 0.0}, "max_seconds"),
+     ({"api_key": ""}, "api_key")],
+)  # fmt: skip
+def test_settings_that_make_no_sense(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ServeSettings(**settings)
