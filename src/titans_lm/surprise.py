@@ -49,9 +49,9 @@ class Surprise:
         return np.stack(sizes, axis=1)
 
     def scale(self, what: Part = "momentary") -> np.ndarray:
-        """What a size is measured by: its median over the document, (blocks, H, L), or 1 where that is 0."""
+        """What a size is measured by: its median over the document, (blocks, H, L), or 1 where that says nothing."""
         middle = np.median(self.part(what), axis=0)
-        return np.where(middle > 0.0, middle, 1.0)
+        return np.where((middle > 0.0) & np.isfinite(middle), middle, 1.0)
 
     def summary(self, what: Part = "momentary") -> np.ndarray:
         """One number per token: a size in multiples of its median over the document, averaged over all memories.

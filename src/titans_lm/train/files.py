@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ HIDDEN = ".unfinished-"
 """Start of the names of what is not finished, or no longer wanted; nothing reads these."""
 
 
-def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write a file so that a reader, or a machine that dies meanwhile, finds the old content or the new."""
+def write_atomically(path: Path, data: str | bytes | Iterable[str]) -> None:
+    """Write a file, at once or piece by piece, so that a reader, or a machine that dies, finds the old or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=HIDDEN, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            for part in [data] if isinstance(data, str | bytes) else data:
+                file.write(part.encode() if isinstance(part, str) else part)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())
