@@ -127,6 +127,25 @@ def test_hidden_states_and_surprise_stand_where_their_tokens_stand(architecture:
             assert not got[row, ~valid[row]].any()
 
 
+@pytest.mark.parametrize("architecture", MEMORIES)
+def test_all_three_sizes_stand_where_their_tokens_stand(architecture: str) -> None:
+    stack, x = small_backbone(architecture), tokens(2, 21)
+    valid = torch.rand(2, 21) < 0.6
+    momentary: list[Tensor] = []
+    found: list[Tensor] = []
+    stack(x, None, valid, momentary)
+    stack(x, None, valid, found, parts=True)
+    for size, parts in zip(momentary, found, strict=True):
+        assert parts.shape == (*size.shape, 3)
+        assert torch.equal(parts[..., 0], size)
+        assert not parts[~valid].any()
+    for row in range(2):
+        alone: list[Tensor] = []
+        stack(x[row, valid[row]][None], None, None, alone, parts=True)
+        for got, expected in zip(found, alone, strict=True):
+            assert_close(got[row, valid[row]], expected[0])
+
+
 def train_step(stack: Backbone, x: Tensor) -> tuple[Tensor, list[Tensor | None]]:
     stack.zero_grad()
     y, state = stack(x[:, :13])

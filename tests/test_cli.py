@@ -151,6 +151,8 @@ MISTAKES = {
     "no run": (["train", "--resume", "{tmp}"], "holds no settings.json"),
     "no model": (["generate"], "got no model"),
     "no reader": (["read", "x"], "got no --model or no --out"),
+    "nothing to look at": (["surprise", "--model", "{tmp}"], "got no FILE or no --model"),
+    "nobody to look": (["surprise", "x"], "got no FILE or no --model"),
     "no memory file": (["memory", "verify", "{tmp}/none"], "which does not exist"),
     "no memory to save": (["generate", "{tmp}", "--save-memory", "x"], "got --save-memory without --memory"),
     "missing model": (["generate", "/nowhere"], "'/nowhere', which does not exist"),

@@ -133,11 +133,13 @@ class Backbone(nn.Module):
         valid: Bool[Tensor, "B T"] | None = None,
         surprise: list[Tensor] | None = None,
         hidden: list[Tensor] | None = None,
+        parts: bool = False,
     ) -> tuple[Hidden, BackboneState]:
         """Read hidden states; a list passed as `surprise` receives ‖∇ℓ‖ (B, T, H, L) of every memory layer in turn.
 
-        A list passed as `hidden` receives what each block gives to the next, and last the normalised output.
-        Raises ValueError for an input, a mask or a state that does not belong to this stack or to the batch.
+        With `parts` it receives the sizes of momentary and past surprise and of what was forgotten, (B, T, H, L, 3). A
+        list passed as `hidden` receives what each block gives to the next, and last the normalised output. Raises
+        ValueError for an input, a mask or a state that does not belong to this stack or to the batch.
         """
         self._check(x, state, valid)
         checkpointed = self.gradient_checkpointing and self.training and torch.is_grad_enabled() and surprise is None
@@ -163,7 +165,7 @@ class Backbone(nn.Module):
             known, x = None, x.clone(memory_format=torch.contiguous_format)
         else:
             known = self._known(x, state.position, fresh)
-        call = Call(state.position, lengths, rope, fresh, sizes, known)
+        call = Call(state.position, lengths, rope, fresh, sizes, known, parts)
         run = self._compiled if decodes else _run_block
         layers, passed = [], []
         for block, layer in zip(self.layers, state.layers, strict=True):

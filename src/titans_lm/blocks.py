@@ -101,7 +101,7 @@ class LMMBlock(Block):
         return self.memory_start(self.memory, batch_size)
 
     def mix(self, x: Hidden, state: LayerState, call: Call) -> tuple[Hidden, LayerState]:
-        return self.memory(x, state, call.lengths, call.surprise)
+        return self.memory(x, state, call.lengths, call.surprise, call.parts)
 
 
 class MACBlock(Block):
@@ -158,7 +158,7 @@ class MACBlock(Block):
         q, gate = asked
         h = self.memory.answer(state.at_segment_start, q, gate)
         y, attention, recalled = self.attention(looks, state.attention, call, phase, (h, state.recalled))
-        o, memory = self.memory.write(y, state.memory, call.lengths, call.surprise)
+        o, memory = self.memory.write(y, state.memory, call.lengths, call.surprise, call.parts)
         at_start = self._segment_start(state, memory, call, phase, y.shape[1])
         return y, o, MACState(memory, at_start, state.query_conv, attention, recalled)
 
@@ -215,7 +215,7 @@ class MAGBlock(Block):
 
     def mix(self, x: Hidden, state: HybridState, call: Call) -> tuple[Hidden, HybridState]:
         y, attention = self.attention(x, state.attention, call, self.persistent)
-        m, memory = self.memory(x, state.memory, call.lengths, call.surprise)
+        m, memory = self.memory(x, state.memory, call.lengths, call.surprise, call.parts)
         return self.gate(y, m), HybridState(memory, attention)
 
 
@@ -236,7 +236,7 @@ class MALBlock(Block):
         return HybridState(self.memory_start(self.memory, batch_size), self.attention.init_state(batch_size))
 
     def mix(self, x: Hidden, state: HybridState, call: Call) -> tuple[Hidden, HybridState]:
-        y, memory = self.memory(x, state.memory, call.lengths, call.surprise)
+        y, memory = self.memory(x, state.memory, call.lengths, call.surprise, call.parts)
         o, attention = self.attention(self.between(y), state.attention, call, self.persistent)
         return o, HybridState(memory, attention)
 

@@ -18,6 +18,7 @@ Gates = Literal["head", "layer", "channel"]
 Objective = Literal["l2", "dot"]
 ForgetTo = Literal["zero", "init"]
 Backend = Literal["auto", "reference", "chunked"]
+SurpriseSizes = bool | Literal["parts"]
 
 MEMORY_ARCHITECTURES = ("lmm", "mac", "mag", "mal")
 

@@ -24,8 +24,9 @@ class Call(NamedTuple):
 
     `position` counts the tokens of each row before the call. `lengths` are the real tokens of each row, padding to the
     right; None when all are real. `fresh` says that every row starts a document, so nothing is cached yet. A list in
-    `surprise` collects the memory layers' ‖∇ℓ‖ (B, T, H, L) in the order of the blocks. `known` are the places at which
-    rows stand, each once, as numbers of the host; None where nobody has looked, since looking makes a GPU wait.
+    `surprise` collects the memory layers' ‖∇ℓ‖ (B, T, H, L) in the order of the blocks, with `parts` all three sizes
+    (B, T, H, L, 3). `known` are the places at which rows stand, each once, as numbers of the host; None where nobody
+    has looked, since looking makes a GPU wait.
     """
 
     position: Int[Tensor, " B"]
@@ -34,6 +35,7 @@ class Call(NamedTuple):
     fresh: bool
     surprise: list[Tensor] | None = None
     known: tuple[int, ...] | None = None
+    parts: bool = False
 
     def piece(self, start: int, stop: int) -> "Call":
         """The same call as seen by tokens start … stop of it."""

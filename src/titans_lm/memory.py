@@ -162,16 +162,23 @@ class NeuralMemory(nn.Module):
         state: LayerState | None = None,
         lengths: Int[Tensor, " B"] | None = None,
         surprise: list[Tensor] | None = None,
+        parts: bool = False,
     ) -> tuple[Hidden, LayerState]:
         """Read (B, T, E) into the memory and answer every token from the memory it has just changed.
 
-        `lengths` (B,) are the real tokens of right-padded rows. A list passed as `surprise` receives ‖∇ℓ‖ (B, T, H, L).
+        `lengths` (B,) are the real tokens of right-padded rows. A list passed as `surprise` receives ‖∇ℓ‖ (B, T, H, L),
+        with `parts` the sizes of momentary and past surprise and of what was forgotten (B, T, H, L, 3).
         """
-        o, state = self.write(x, self.init_state(x.shape[0]) if state is None else state, lengths, surprise)
+        o, state = self.write(x, self.init_state(x.shape[0]) if state is None else state, lengths, surprise, parts)
         return self.finish(o, self.gate_proj(x)), state
 
     def write(
-        self, x: Hidden, state: LayerState, lengths: Int[Tensor, " B"] | None, surprise: list[Tensor] | None
+        self,
+        x: Hidden,
+        state: LayerState,
+        lengths: Int[Tensor, " B"] | None,
+        surprise: list[Tensor] | None,
+        parts: bool,
     ) -> tuple[Float[Tensor, "B T H D"], LayerState]:
         """`forward` up to what the memory answers, which `finish` makes the output of."""
         (q, k, v), tails = self._streams(x, state.conv, lengths)
@@ -181,8 +188,8 @@ class NeuralMemory(nn.Module):
         )
         o, memory, *size = neural_memory(
             q, k, v, theta, eta, alpha, state.memory, network=self.network, chunk_size=self.config.chunk_size,
-            valid=valid_tokens(lengths, x.shape[1]), return_surprise=surprise is not None,
-            backend=self.config.memory_backend,
+            valid=valid_tokens(lengths, x.shape[1]), backend=self.config.memory_backend,
+            return_surprise=surprise is not None and ("parts" if parts else True),
         )  # fmt: skip
         if surprise is not None:
             surprise.extend(size)

@@ -17,11 +17,18 @@ def test_every_shade_gets_equally_many() -> None:
     assert levels(np.zeros(0)).tolist() == []
 
 
+def test_equal_values_have_one_shade() -> None:
+    assert levels(np.full(50, 3.0)).tolist() == [0] * 50
+    values = np.repeat([1.0, np.nan, 2.0, 9.0], 4)
+    assert levels(values).tolist() == [4] * 4 + [0] * 4 + [8] * 4 + [12] * 4
+
+
 def test_characters_and_the_bytes_they_stand_for() -> None:
     data = "aé\n€".encode() + b"\xff\x00b"
     found = list(characters(data))
     assert [shown for shown, _ in found] == ["a", "é", "\n", "€", "\\xff", "\\x00", "b"]
     assert b"".join(data[place] for _, place in found) == data
+    assert [shown for shown, _ in characters("\u200b\u00a0".encode())] == ["\\xe2\\x80\\x8b", "\\xc2\\xa0"]
 
 
 def test_every_character_has_its_shade_and_its_note() -> None:

@@ -42,6 +42,18 @@ def test_a_table_has_a_cell_for_every_column() -> None:
     assert 'class="number"' not in table(["a", "b"], [[1, 2]], numbers=False)
 
 
+def test_a_page_with_a_script_allows_no_other() -> None:
+    built = page("title", "x", style="b { color: red; }", script="let a = 1 < 2;")
+    assert built.count("<script>let a = 1 < 2;</script></body>") == 1
+    rules = built.partition('http-equiv="Content-Security-Policy" content="')[2].partition('"')[0]
+    assert rules.startswith("default-src &#x27;none&#x27;; ")
+    assert rules.count("-src &#x27;sha256-") == 2
+    assert built.index("Content-Security-Policy") < built.index("<style>")
+    other = page("title", "x", style="b { color: red; }", script="let a = 2 < 2;")
+    assert other.partition("script-src")[2][:60] != built.partition("script-src")[2][:60]
+    assert "Content-Security-Policy" not in page("title", "x")
+
+
 def test_a_page_is_whole() -> None:
     built = page("title", tag("p", "x"), style=".a > b { color: red; }")
     assert built.startswith("<!DOCTYPE html>\n<html")

@@ -1,6 +1,7 @@
 """Plots as files and as part of a page."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from titans_lm.report.plots import Line, Plot, draw, inline_svg, png, save_png, smoothed
+from titans_lm.report.plots import Line, Plot, draw, draw_panels, inline_svg, png, save_png, smoothed
 
 LINES = [
     Line(label="one & only", x=[1, 2, 3], y=[0.1, 0.5, 0.4], faint=[0.0, 0.6, 0.5], colour="#3451c6"),
@@ -59,6 +60,15 @@ def test_two_plots_on_a_page_share_no_ids() -> None:
     a, b = (set(re.findall(r'\bid="([^"]+)"', inline_svg(draw(PLOT), "x", name))) for name in ("a", "b"))
     assert a
     assert not a & b
+
+
+def test_panels_stand_one_below_the_other_over_one_axis() -> None:
+    figure = draw_panels("50 $ & 3 $", [PLOT, replace(PLOT, title="Other", percent=False)])
+    assert imread(BytesIO(png(figure))).std() > 0.01
+    first, second = figure.axes
+    assert first.get_position().y0 > second.get_position().y1
+    assert first.get_xlim() == second.get_xlim()
+    assert figure.get_suptitle() == "50 $ & 3 $"
 
 
 def test_labels_of_places() -> None:

@@ -19,6 +19,21 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~current_umask()
 
 
+def test_a_file_may_come_in_pieces(tmp_path):
+    path = tmp_path / "lines"
+    write_atomically(path, (f"{i} é\n" for i in range(3)))
+    assert path.read_text() == "0 é\n1 é\n2 é\n"
+
+    def broken():
+        yield "new\n"
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        write_atomically(path, broken())
+    assert path.read_text() == "0 é\n1 é\n2 é\n"
+    assert names(tmp_path) == ["lines"]
+
+
 def current_umask():
     mask = os.umask(0)
     os.umask(mask)

@@ -7,6 +7,7 @@ from titans_lm.commands.measure import Bench, Demo, run_bench, run_demo
 from titans_lm.commands.memory import MemoryFiles, Read, run_memory, run_read
 from titans_lm.commands.model import Generate, Info, Train, run_generate, run_info, run_train
 from titans_lm.commands.serve import Serve, run_serve
+from titans_lm.commands.surprise import SurpriseOf, run_surprise
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "train": (Train, run_train),
@@ -14,6 +15,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "read": (Read, run_read),
     "memory": (MemoryFiles, run_memory),
     "serve": (Serve, run_serve),
+    "surprise": (SurpriseOf, run_surprise),
     "info": (Info, run_info),
     "demo": (Demo, run_demo),
     "bench": (Bench, run_bench),

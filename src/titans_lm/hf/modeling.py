@@ -12,9 +12,11 @@ from transformers.modeling_outputs import ModelOutput
 
 from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.blocks import BLOCKS
+from titans_lm.config import SurpriseSizes
 from titans_lm.hf.cache import TitansCache
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.layers import Linear
+from titans_lm.ops.check import check_surprise
 
 
 @dataclass
@@ -23,7 +25,8 @@ class TitansOutput(ModelOutput):
 
     `state` (with return_state) carries gradients and belongs to truncated or full backpropagation through segments;
     `past_key_values` holds the same state without them. `surprise` (with output_surprise) has ‖∇ℓ‖ of every token,
-    (B, T, H, L) for each block with a memory.
+    (B, T, H, L) for each block with a memory; with output_surprise="parts" the sizes of momentary and past surprise and
+    of what was forgotten, (B, T, H, L, 3).
     """
 
     loss: Tensor | None = None
@@ -78,7 +81,7 @@ class TitansModel(TitansPreTrainedModel):
         return_state: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        output_surprise: bool = False,
+        output_surprise: SurpriseSizes = False,
         return_dict: bool | None = None,
     ) -> TitansOutput | tuple:
         """Read tokens after those that a cache or a state already holds.
@@ -90,6 +93,7 @@ class TitansModel(TitansPreTrainedModel):
             raise ValueError("got both or none of input_ids and inputs_embeds; expected exactly one")
         if output_attentions:
             raise ValueError("got output_attentions=True; fused attention keeps no weights, and memories have none")
+        check_surprise("output_surprise", output_surprise)
         x = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -98,7 +102,8 @@ class TitansModel(TitansPreTrainedModel):
         surprise: list[Tensor] | None = [] if output_surprise else None
         hidden: list[Tensor] | None = [x] if output_hidden_states else None
         seen = 0 if cache is None else cache.get_seq_length()
-        x, state = self.backbone(x, state, _valid(attention_mask, x, seen), surprise, hidden)
+        valid, parts = _valid(attention_mask, x, seen), output_surprise == "parts"
+        x, state = self.backbone(x, state, valid, surprise, hidden, parts)
         if cache is not None:
             cache.store(state, x.shape[1])
         output = TitansOutput(
@@ -192,7 +197,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         return_state: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        output_surprise: bool = False,
+        output_surprise: SurpriseSizes = False,
         return_dict: bool | None = None,
         **loss_settings: Any,
     ) -> TitansOutput | tuple:

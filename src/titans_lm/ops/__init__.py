@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from titans_lm.config import Backend, check_choice
-from titans_lm.ops.check import check_call, check_read, layer_gates
+from titans_lm.config import Backend, SurpriseSizes, check_choice
+from titans_lm.ops.check import check_call, check_read, check_surprise, layer_gates
 from titans_lm.ops.chunked import chunked
 from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters
 from titans_lm.ops.recall import recall
@@ -39,7 +39,7 @@ def neural_memory(
     network: MemoryNetwork,
     chunk_size: int,
     valid: Bool[Tensor, "B T"] | None = None,
-    return_surprise: bool = False,
+    return_surprise: SurpriseSizes = False,
     backend: Backend = "auto",
 ) -> tuple[Tensor, MemoryState] | tuple[Tensor, MemoryState, Tensor]:
     """Write each token into the memory, then read with its query; one memory per row and head.
@@ -54,15 +54,21 @@ def neural_memory(
     Gates are per head (B, T, H), per head and memory layer (B, T, H, L), or channel-wise on the input rows of each
     weight: a tuple of L tensors (B, T, H, D_{l−1}). `valid` marks real tokens: the others change neither M, S, anchor
     nor offset, and their output is undefined. Computed and kept in the state's precision, at least float32, also under
-    autocast; o has the dtype of q. With `return_surprise` a third value (B, T, H, L) gives ‖∇_{W_l} ℓ‖ of every token.
+    autocast; o has the dtype of q.
+
+    With `return_surprise` a third value (B, T, H, L) gives ‖∇_{W_l} ℓ‖ of every token. With "parts" it has three sizes,
+    (B, T, H, L, 3): the momentary surprise ‖∇_{W_l} ℓ‖, the past one ‖η_t S_{t−1}‖, and what is forgotten,
+    ‖α_t (M_{t−1} − B)‖ with B = 0 or M_init, where forgetting leads. No gradient flows through them.
 
     Raises ValueError when shapes, dtypes, the state, or the backend's name do not fit.
     """
     check_choice("backend", backend, _BACKENDS)
+    check_surprise("return_surprise", return_surprise)
     check_call(q, k, v, state, network, chunk_size, valid)
     gates = [layer_gates(name, gate, q, state) for name, gate in (("theta", theta), ("eta", eta), ("alpha", alpha))]
     if 0 in q.shape[:2]:  # no token to read, or no row to read it
-        surprise = q.new_zeros(*q.shape[:3], len(state.M), dtype=state.M[0].dtype)
+        parts = (3,) if return_surprise == "parts" else ()
+        surprise = q.new_zeros(*q.shape[:3], len(state.M), *parts, dtype=state.M[0].dtype)
         return (torch.zeros_like(q), state, surprise) if return_surprise else (torch.zeros_like(q), state)
     state = state._replace(offset=state.offset.long())
     dtype = state.M[0].dtype

@@ -29,6 +29,15 @@ def check_call(
     check_network(network, state.M, q)
 
 
+def check_surprise(name: str, got: object) -> None:
+    """Refuse what does not say which sizes of surprise are asked for."""
+    if not isinstance(got, bool) and got != "parts":
+        raise ValueError(
+            f'got {name}={got!r}; expected False, True for the momentary surprise, or "parts" for that, the past and '
+            "what is forgotten"
+        )
+
+
 def check_state(state: MemoryState, q: Tensor) -> None:
     """Refuse a state of another batch, model or precision."""
     if not isinstance(state, MemoryState):

@@ -15,11 +15,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from titans_lm.config import SurpriseSizes
 from titans_lm.ops.adjoint import Carried, Parameters, SegmentAdjoint
 from titans_lm.ops.gates import Adjoint, ChunkGates, segment_gates
 from titans_lm.ops.grid import make_grid
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.segment import Rows, States, Tokens, Weights, answers, as_rows, read, write
+from titans_lm.ops.sizes import momentary_sizes, part_sizes
 from titans_lm.ops.state import MemoryState
 from titans_lm.ops.step import can_step, step
 
@@ -83,7 +85,7 @@ class Layout:
     complete: tuple[bool | Tensor, ...]
     anchored: bool
     """Whether the first chunk takes its gradients at `Inputs.anchor`; otherwise at M."""
-    surprise: bool
+    surprise: SurpriseSizes
 
     def rows(self, inputs: Inputs) -> Rows:
         network = replace(
@@ -122,7 +124,7 @@ def _by_row(x: Tensor) -> Tensor:
 
 
 def _by_batch(x: Tensor, batch: int) -> Tensor:
-    """(n, R, C, D) as (n, B, C, H, D)."""
+    """(n, R, C, …) as (n, B, C, H, …)."""
     return x.unflatten(1, (batch, -1)).transpose(2, 3)
 
 
@@ -150,7 +152,8 @@ def _run(layout: Layout, inputs: Inputs, kept: Kept | None) -> tuple[Tensor, Ten
     # cannot fill with tensors of the same size.
     last = [torch.empty_like(x) for part in state[:2] for x in part]
     out = inputs.q.new_empty(B, N, C, H, D).transpose(0, 1)
-    sizes = inputs.q.new_empty(N, B, C, H, len(inputs.M)) if layout.surprise else None
+    parts = (3,) if layout.surprise == "parts" else ()
+    sizes = inputs.q.new_empty(N, B, C, H, len(inputs.M), *parts) if layout.surprise else None
     states = States(segments[0].stop, state[0])
     for where in segments:
         if kept is not None and where.start > 0:
@@ -182,9 +185,12 @@ def _lead_on(
     out[where] = _by_batch(answers(rows, tokens.q, z), B)
     if kept is not None:
         kept.written[where], kept.read[where] = written.pre[-1], z
-    if sizes is not None:  # the gradient of a token is h ⊗ δ
-        found = [h.norm(dim=-1) * d.norm(dim=-1) for h, d in zip(written.inputs, written.deltas, strict=True)]
-        sizes[where] = _by_batch(torch.stack(found, dim=-1), B)
+    if layout.surprise == "parts" and sizes is not None:
+        present = None if layout.present is None else layout.present[where]
+        given = [tuple(gate[where] for gate in layer) for layer in zip(*inputs[3:6], strict=True)]
+        sizes[where] = _by_batch(part_sizes(rows, states, written, gates, given, present), B)
+    elif sizes is not None:
+        sizes[where] = _by_batch(momentary_sizes(written), B)
 
 
 class _Chunked(torch.autograd.Function):
@@ -298,8 +304,8 @@ def chunked(
     network: MemoryNetwork,
     chunk_size: int,
     valid: Bool[Tensor, "B T"] | None = None,
-    return_surprise: bool = False,
-) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L"] | None]:
+    return_surprise: SurpriseSizes = False,
+) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L *parts"] | None]:
     """Write and read a chunk at a time; the same values and gradients as `reference`.
 
     All gradients of a chunk are taken at the anchor, so they come from one batched forward and backward pass as outer

@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.func import grad, vmap
 
+from titans_lm.config import SurpriseSizes
 from titans_lm.ops.network import MemoryNetwork, forward, loss, norm_parameters
 from titans_lm.ops.state import MemoryState, select_rows
 
@@ -13,6 +14,11 @@ def _spread(gate: Tensor, t: int) -> Tensor:
     """One token's gate, (B, H) or (B, H, D_in), shaped to scale the rows of a weight (B, H, D_in, D_out)."""
     gate = gate[:, t]
     return gate[..., None] if gate.dim() == 3 else gate[..., None, None]
+
+
+def _sizes(weights: tuple[Tensor, ...]) -> Tensor:
+    """The norm of every layer's weight (B, H, D_in, D_out), (B, H, L)."""
+    return torch.stack([w.detach().flatten(-2).norm(dim=-1) for w in weights], dim=-1)
 
 
 def reference(
@@ -27,8 +33,8 @@ def reference(
     network: MemoryNetwork,
     chunk_size: int,
     valid: Bool[Tensor, "B T"] | None = None,
-    return_surprise: bool = False,
-) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L"] | None]:
+    return_surprise: SurpriseSizes = False,
+) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L *parts"] | None]:
     """Write each token into the memory, then read with its query.
 
         S_t = η_t S_{t−1} − θ_t ∇ℓ(M_a; k_t, v_t)     past and momentary surprise    (eq. 14, ℓ of eq. 12)
@@ -37,7 +43,9 @@ def reference(
 
     M_a, the anchor, is the memory at the end of the previous chunk; chunk_size = 1 is the exact recurrence. Forgetting
     to M_init adds α_t M_init (D13). Gates come as one tensor per memory layer, (B, T, H) or (B, T, H, D_{l-1}). The
-    third value, on request, is the size of the momentary surprise, ‖∇_{W_l} ℓ‖.
+    third value, on request, is the size of the momentary surprise, ‖∇_{W_l} ℓ‖; with "parts" of three,
+
+        ‖∇_{W_l} ℓ‖      ‖η_t S_{t−1}‖      ‖α_t (M_{t−1} − B)‖ with B = 0, or M_init
 
     Gradients come from torch.func, which torch cannot run inside a non-reentrant checkpoint (a RuntimeError).
     """
@@ -54,7 +62,13 @@ def reference(
     for t in range(q.shape[1]):
         M, S, anchor, offset = state
         u = gradient(anchor, k[:, t], v[:, t], per_head, per_head_bias)
-        S = tuple(_spread(eta[i], t) * S[i] - _spread(theta[i], t) * u[i] for i in range(L))
+        past = tuple(_spread(eta[i], t) * S[i] for i in range(L))
+        if return_surprise == "parts":
+            forgotten = tuple(_spread(alpha[i], t) * (M[i] - leads_to[i]) for i in range(L))
+            surprise.append(torch.stack([_sizes(part) for part in (u, past, forgotten)], dim=-1))
+        elif return_surprise:
+            surprise.append(_sizes(u))
+        S = tuple(past[i] - _spread(theta[i], t) * u[i] for i in range(L))
         keep = tuple(1.0 - _spread(alpha[i], t) for i in range(L))
         M = tuple(keep[i] * M[i] + (1.0 - keep[i]) * leads_to[i] + S[i] for i in range(L))
         offset = offset + 1
@@ -64,6 +78,4 @@ def reference(
         new = MemoryState(M, S, anchor, offset)
         state = new if valid is None else select_rows(valid[:, t], new, state)
         outputs.append(forward(M, q[:, t].unsqueeze(-2), network, weight, bias).squeeze(-2))
-        if return_surprise:
-            surprise.append(torch.stack([g.detach().flatten(-2).norm(dim=-1) for g in u], dim=-1))
     return torch.stack(outputs, dim=1), state, torch.stack(surprise, dim=1) if return_surprise else None

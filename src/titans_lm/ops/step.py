@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from titans_lm.config import Activation
+from titans_lm.config import Activation, SurpriseSizes
 from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, norm_parameters
 from titans_lm.ops.segment import layer_norm_adjoint
 from titans_lm.ops.state import MemoryState, Weights, select_rows
@@ -33,7 +33,7 @@ def step(
     *,
     network: MemoryNetwork,
     chunk_size: int,
-    return_surprise: bool = False,
+    return_surprise: SurpriseSizes = False,
 ) -> tuple[Tensor, MemoryState, Tensor | None]:
     """Write one token, (B, 1, H, D), then read with its query; no gradients.
 
@@ -42,23 +42,41 @@ def step(
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, 1, D)
     weight, bias = norm_parameters(network, q.dtype)
     inputs, deltas = _errors(state.anchor, k, v, network, weight, bias)
-    M, S = [], []
+    M, S, others = [], [], []
     for layer, (W, past) in enumerate(zip(state.M, state.S, strict=True)):
         th, et, al = (_spread(gate[layer]) for gate in (theta, eta, alpha))
         written = inputs[layer] * th.transpose(-1, -2)
+        base = _leads_to(network, layer, W)
         new = past * et
+        if return_surprise == "parts":
+            others.append(torch.stack((_size(new), _size(al * (W if base is None else W - base))), dim=-1))
         new.flatten(0, 1).baddbmm_(written.flatten(0, 1).transpose(1, 2), deltas[layer].flatten(0, 1), alpha=-1)
         S.append(new)
         memory = torch.addcmul(new, W, 1.0 - al)
-        if network.forget_to == "init" and network.initial is not None:
-            memory.addcmul_(network.initial[layer].to(memory.dtype), al)
+        if base is not None:
+            memory.addcmul_(base, al)
         M.append(memory)
     o = recall_one(tuple(M), q, network, weight, bias).transpose(1, 2)
     after = _close(MemoryState(tuple(M), tuple(S), state.anchor, state.offset + 1), chunk_size)
     if not return_surprise:
         return o, after, None
     sizes = [h.norm(dim=-1) * d.norm(dim=-1) for h, d in zip(inputs, deltas, strict=True)]
-    return o, after, torch.stack(sizes, dim=-1).transpose(1, 2)
+    surprise = torch.stack(sizes, dim=-1).transpose(1, 2)  # (B, 1, H, L)
+    if return_surprise == "parts":
+        surprise = torch.cat((surprise.unsqueeze(-1), torch.stack(others, dim=-2).unsqueeze(1)), dim=-1)
+    return o, after, surprise
+
+
+def _size(weight: Tensor) -> Tensor:
+    """‖W‖ of every row and head."""
+    return weight.flatten(-2).norm(dim=-1)
+
+
+def _leads_to(network: MemoryNetwork, layer: int, W: Tensor) -> Tensor | None:
+    """M_init of a layer, where forgetting leads there."""
+    if network.forget_to == "zero" or network.initial is None:
+        return None
+    return network.initial[layer].to(W.dtype)
 
 
 def times(x: Tensor, W: Tensor) -> Tensor:

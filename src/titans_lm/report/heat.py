@@ -11,20 +11,21 @@ LEVELS = 16
 
 
 def levels(values: np.ndarray) -> np.ndarray:
-    """Sort values into shades by rank: every shade gets equally many, whatever their spread. NaN gets the least."""
-    order = np.argsort(np.where(np.isnan(values), -np.inf, values), kind="stable")
-    rank = np.empty(len(values), int)
-    rank[order] = np.arange(len(values))
-    return rank * LEVELS // max(len(values), 1)
+    """Sort values into shades by rank: every shade gets equally many, whatever their spread.
+
+    Equal values get the same shade, the one of the first of them; NaN gets the least.
+    """
+    values = np.where(np.isnan(values), -np.inf, values)
+    return np.searchsorted(np.sort(values), values) * LEVELS // max(len(values), 1)
 
 
 def characters(data: bytes) -> Iterator[tuple[str, slice]]:
-    r"""Walk over the characters of a text with the bytes each stands for; a byte that makes none is shown as \xNN."""
+    r"""Walk over the characters of a text with the bytes each stands for; bytes that make none are shown as \xNN."""
     start = 0
     for character in data.decode("utf-8", "surrogateescape"):
         stop = start + len(character.encode("utf-8", "surrogateescape"))
         odd = 0xDC80 <= ord(character) <= 0xDCFF or not (character.isprintable() or character in "\n\t")
-        yield (f"\\x{data[start]:02x}" if odd else character), slice(start, stop)
+        yield ("".join(f"\\x{byte:02x}" for byte in data[start:stop]) if odd else character), slice(start, stop)
         start = stop
 
 

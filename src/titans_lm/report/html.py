@@ -1,9 +1,11 @@
 """HTML that cannot forget to escape: text becomes markup only by way of `tag`, and a page needs nothing but itself."""
 
 import html
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 
-VOID = frozenset({"br", "hr", "img", "input", "meta"})
+VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 
 
 class Markup(str):
@@ -53,16 +55,32 @@ def section(title: object, *content: object, id_: str | None = None) -> Markup:
     return tag("section", tag("h2", title), *content, id_=id_)
 
 
-def page(title: str, *content: object, style: str = "") -> str:
-    """Build a whole page. `style` is CSS of ours, never anything that was read."""
+def page(title: str, *content: object, style: str = "", script: str = "") -> str:
+    """Build a whole page. `style` and `script` are ours, never anything that was read.
+
+    A page with a script carries a policy that lets this script run, this style apply, and nothing be fetched.
+    """
+    style = STYLE + style
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
+        _policy(style, script) if script else "",
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", title),
-        tag("style", Markup(STYLE + style)),
+        tag("style", Markup(style)),
     )
-    return "<!DOCTYPE html>\n" + tag("html", head, tag("body", tag("main", *content)), lang="en") + "\n"
+    body = tag("body", tag("main", *content), tag("script", Markup(script)) if script else "")
+    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _policy(style: str, script: str) -> Markup:
+    """Refuse all but what is named here; the empty icon keeps browsers from asking a server for one."""
+    named = {"style-src": style, "script-src": script}
+    allowed = [f"{what} 'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for what, text in named.items()]
+    rules = "; ".join(["default-src 'none'", "base-uri 'none'", "form-action 'none'", "img-src data:", *allowed])
+    return join(
+        [tag("meta", http_equiv="Content-Security-Policy", content=rules), tag("link", rel="icon", href="data:,")]
+    )
 
 
 STYLE = """

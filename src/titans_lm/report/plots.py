@@ -89,21 +89,34 @@ def draw(plot: Plot) -> Figure:
     """Draw a plot."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.2 if plot.wide else 5.4, 3.5), layout="constrained")
-        axes = figure.add_subplot()
-        for line in plot.lines:
-            _draw_line(axes, line)
-        axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
-        axes.set_ylim(*plot.y_range)
-        axes.margins(x=0.02)
-        if plot.percent:
-            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-        if plot.x_labels is not None:
-            axes.xaxis.set_major_locator(FixedLocator(range(len(plot.x_labels))))
-            axes.xaxis.set_major_formatter(FixedFormatter(list(plot.x_labels)))
-            axes.xaxis.set_minor_locator(NullLocator())
-        if len(plot.lines) > 1:
-            axes.legend(loc="best", handlelength=1.6)
+        _fill(figure.add_subplot(), plot)
     return figure
+
+
+def draw_panels(title: str, plots: Sequence[Plot]) -> Figure:
+    """Draw plots one below the other, over one horizontal axis."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.2, 0.6 + 1.7 * len(plots)), layout="constrained")
+        figure.suptitle(title, color=INK, parse_math=False)
+        for axes, plot in zip(figure.subplots(len(plots), sharex=True, squeeze=False)[:, 0], plots, strict=True):
+            _fill(axes, plot)
+    return figure
+
+
+def _fill(axes: Axes, plot: Plot) -> None:
+    for line in plot.lines:
+        _draw_line(axes, line)
+    axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
+    axes.set_ylim(*plot.y_range)
+    axes.margins(x=0.02)
+    if plot.percent:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    if plot.x_labels is not None:
+        axes.xaxis.set_major_locator(FixedLocator(range(len(plot.x_labels))))
+        axes.xaxis.set_major_formatter(FixedFormatter(list(plot.x_labels)))
+        axes.xaxis.set_minor_locator(NullLocator())
+    if len(plot.lines) > 1:
+        axes.legend(loc="best", handlelength=1.6)
 
 
 def png(figure: Figure) -> bytes:

@@ -51,7 +51,7 @@ class Reader:
         self.model, self.tokenizer, self.piece_len = model, tokenizer, piece_len
         self.batch_size = batch_size if memory is None else memory.rows
         self.device = next(model.parameters()).device
-        self.bos, self.eos = (BOS, EOS) if tokenizer is None or is_byte_tokenizer(tokenizer) else _marks(tokenizer)
+        self.bos, self.eos = document_marks(tokenizer)
         owner: Any = model
         if memory is None:
             with torch.no_grad():
@@ -271,8 +271,10 @@ def check_readable(model: nn.Module) -> None:
         )
 
 
-def _marks(tokenizer: "PreTrainedTokenizerBase") -> tuple[int | None, int | None]:
-    """What stands before and after a document."""
+def document_marks(tokenizer: "PreTrainedTokenizerBase | None") -> tuple[int | None, int | None]:
+    """What stands before and after a document, where the tokenizer has it: <bos> and <eos>."""
+    if tokenizer is None or is_byte_tokenizer(tokenizer):
+        return BOS, EOS
     ids: Any = tokenizer
     return ids.bos_token_id, ids.eos_token_id
 

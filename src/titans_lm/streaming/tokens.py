@@ -154,6 +154,14 @@ def _ids(source: Iterable[Any], name: str) -> Iterator[np.ndarray]:
 
 def _words(blocks: Iterator[bytes], tokenizer: "PreTrainedTokenizerBase", name: str) -> Iterator[np.ndarray]:
     """Tokens of blocks of lines, none of them a special token."""
+    for text in blocks_of_lines(blocks, name):
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        if ids:
+            yield np.array(ids, dtype=np.int64)
+
+
+def blocks_of_lines(blocks: Iterator[bytes], name: str) -> Iterator[str]:
+    """Cut a text into what a tokenizer of words is given at once; ValueError where it is not UTF-8."""
     decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
     while True:
         block = next(blocks, None)
@@ -166,9 +174,7 @@ def _words(blocks: Iterator[bytes], tokenizer: "PreTrainedTokenizerBase", name: 
         while len(text) >= MOST or (block is None and text):
             cut = text.find("\n", LEAST) + 1
             cut = min(cut or MOST, MOST, len(text))
-            ids = tokenizer(text[:cut], add_special_tokens=False).input_ids
+            yield text[:cut]
             text = text[cut:]
-            if ids:
-                yield np.array(ids, dtype=np.int64)
         if block is None:
             return

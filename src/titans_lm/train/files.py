@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ HIDDEN = ".unfinished-"
 _ASKING = threading.Lock()
 
 
-def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write a file so that a reader, or a machine that dies meanwhile, finds the old content or the new."""
+def write_atomically(path: Path, data: str | bytes | Iterable[str]) -> None:
+    """Write a file, at once or piece by piece, so that a reader, or a machine that dies, finds the old or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=HIDDEN, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            for part in [data] if isinstance(data, str | bytes) else data:
+                file.write(part.encode() if isinstance(part, str) else part)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())
