@@ -77,6 +77,21 @@ def test_a_comparison():
     assert "[peers.json](x/peers.json): `titans bench peers` on a CPU, 2 threads, float32, 8 GiB" in text
 
 
+def test_forward_alone_has_a_table_of_its_own():
+    """Measured with other allocators in between, under the same title."""
+    both, tuned, alone = peers(), peers(), peers()
+    for made, changes in (
+        (both, {"allocator": "default"}),
+        (tuned, {}),
+        (alone, {"mode": "forward", "allocator": "default"}),
+    ):
+        made["rows"] = [{**r, **changes} for r in made["rows"]]
+    text = page(found(peers=[{**both, "rows": [*both["rows"], *tuned["rows"], *alone["rows"]]}]), "x")
+    assert text.count("### Layer of width 384") == 3
+    assert text.count("| our op |") == text.count("× titans-pytorch NeuralMemory |") == 3
+    assert "### Layer of width 384, 1 head: forward, default allocator" in text
+
+
 def test_a_gpu_has_a_column_with_its_name():
     head = {**peers()["hardware"], "gpus": ["A GPU"]}
     gpu = peers(device="cuda", hardware=head, file="peers-cuda-float32.json")

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +147,9 @@ def spread(row: Result) -> str:
 def peers_table(result: Result, gpus: list[Column]) -> list[str]:
     """Give a table per comparison and allocator; ratios are of the row's speed to that of each of our sides."""
     lines: list[str] = []
-    groups: dict[tuple[str, str], list[Result]] = {}
-    for row in result["rows"]:
-        groups.setdefault((row["comparison"], row["allocator"]), []).append(row)
-    for (title, allocator), rows in groups.items():
+    # one after another, as they were measured: forward alone has the title of forward and backward
+    for (title, allocator), group in groupby(result["rows"], lambda row: (row["comparison"], row["allocator"])):
+        rows = list(group)
         ours = [row["label"] for row in rows if row["side"] == "ours"]
         others = [row["label"] for row in rows if row["side"] != "ours"]
         head = ["side", "tokens/s", "% of matmul", "peak MiB", "max/min", *(f"× {name}" for name in others)]
