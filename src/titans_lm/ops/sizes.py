@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from titans_lm.ops.gates import ChunkGates, interval_products
-from titans_lm.ops.segment import Rows, States, Written
+from titans_lm.ops.segment import Rows, States, Written, halves
 
 Given = tuple[Tensor, Tensor, Tensor]
 """θ, η and α of one layer as a call has them, (n, B, C, H) or (n, B, C, H, D_in)."""
@@ -52,7 +52,7 @@ def part_sizes(
         if present is not None:  # where no token stands, nothing may decay
             eta = torch.where(present, eta, 1.0)
         c = _weights(g, theta, eta)
-        Q = _inner_products(*_start(rows, states, layer, n), written, layer, by_row=c.shape[3] > 1)
+        Q = _inner_products(_start(rows, states, layer, n), written, layer, by_row=c.shape[3] > 1)
         past, kept = ((c @ Q) * c).sum(-1).clamp_(min=0.0)  # (n, R, K, C): squares of rows or of whole weights
         squares = (past * eta.square()).sum(2), (kept * alpha.square()).sum(2)
         found.append(torch.stack(squares, dim=-1).sqrt_())
@@ -66,12 +66,13 @@ def _by_channel(gate: Tensor) -> Tensor:
     return gate.permute(0, 1, 3, 4, 2).flatten(1, 2)
 
 
-def _start(rows: Rows, states: States, layer: int, n: int) -> tuple[Tensor, Tensor]:
-    """D_0 and S_0 of every chunk, (n, R, D_in, D_out)."""
-    D_0, S_0 = states.W[layer][:n].double(), states.S[layer][:n].double()
+def _start(rows: Rows, states: States, layer: int, n: int) -> Tensor:
+    """D_0 and S_0 of every chunk, one above the other: (n, R, 2 D_in, D_out)."""
+    both = states.both[layer][:n].to(torch.float64, copy=True)
     if rows.leads_to is not None:
-        D_0 = (D_0.unflatten(1, (rows.batch, -1)) - rows.leads_to[layer].double()).flatten(1, 2)
-    return D_0, S_0
+        D_0, _ = halves(both)
+        D_0.unflatten(1, (rows.batch, -1)).sub_(rows.leads_to[layer])
+    return both
 
 
 def _weights(g: ChunkGates, theta: Tensor, eta: Tensor) -> Tensor:
@@ -91,24 +92,25 @@ def _weights(g: ChunkGates, theta: Tensor, eta: Tensor) -> Tensor:
     return c
 
 
-def _inner_products(D_0: Tensor, S_0: Tensor, written: Written, layer: int, *, by_row: bool) -> Tensor:
+def _inner_products(both: Tensor, written: Written, layer: int, *, by_row: bool) -> Tensor:
     """⟨x, y⟩ for all x and y of D_0, S_0, u_1 … u_C, (n, R, K, C + 2, C + 2): of each row of the weights, or of all.
 
     ⟨u_i, u_j⟩ = ⟨h_i, h_j⟩ ⟨δ_i, δ_j⟩      ⟨W, u_j⟩ = h_jᵀ W δ_j
     of row d:    h_id h_jd ⟨δ_i, δ_j⟩                  h_jd (W δ_j)_d
     """
     h, delta = written.inputs[layer].double(), written.deltas[layer].double()
-    similar = torch.einsum("nrid,nrjd->nrdij", h, h) if by_row else (h @ h.mT).unsqueeze(2)
+    starts = both.unflatten(2, (2, -1))  # (n, R, 2, D_in, D_out)
+    mixed = (delta @ both.mT).unflatten(-1, (2, -1)) * h.unsqueeze(3)  # (n, R, C, 2, D_in)
+    if by_row:
+        similar = torch.einsum("nrid,nrjd->nrdij", h, h)
+        starts, mixed = starts.transpose(2, 3), mixed.permute(0, 1, 4, 3, 2)
+    else:
+        similar = (h @ h.mT).unsqueeze(2)
+        starts, mixed = starts.flatten(3).unsqueeze(2), mixed.sum(-1).mT.unsqueeze(2)
     n, R, K, C, _ = similar.shape
     Q = h.new_empty(n, R, K, C + 2, C + 2)
     Q[..., 2:, 2:] = similar * (delta @ delta.mT).unsqueeze(2)
-    starts = D_0, S_0
-    for i, x in enumerate(starts):
-        mixed = h * (delta @ x.mT)  # (n, R, C, D_in)
-        mixed = (mixed if by_row else mixed.sum(-1, keepdim=True)).mT
-        Q[..., i, 2:] = mixed
-        Q[..., 2:, i] = mixed
-        for j, y in enumerate(starts):
-            own = (x * y).sum(-1)
-            Q[..., i, j] = own if by_row else own.sum(-1, keepdim=True)
+    Q[..., :2, 2:] = mixed
+    Q[..., 2:, :2] = mixed.mT
+    Q[..., :2, :2] = starts @ starts.mT
     return Q

@@ -97,7 +97,7 @@ def draw_panels(title: str, plots: Sequence[Plot]) -> Figure:
     """Draw plots one below the other, over one horizontal axis."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.2, 0.6 + 1.7 * len(plots)), layout="constrained")
-        figure.suptitle(title, color=INK, parse_math=False)
+        figure.suptitle(title, color=SOFT, fontsize=STYLE["font.size"], parse_math=False)
         for axes, plot in zip(figure.subplots(len(plots), sharex=True, squeeze=False)[:, 0], plots, strict=True):
             _fill(axes, plot)
     return figure

@@ -127,7 +127,6 @@ def surprise_figure(surprise: Surprise, name: str) -> Figure:
                 x_label="token" if i == len(series) - 1 else "",
                 y_label="bits" if what == "bits" else "× median",
                 lines=[line],
-                y_range=(0.0, None),
             )
         )
     # The font has letters of Europe; what it has not would be a warning and an empty box.

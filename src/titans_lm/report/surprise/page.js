@@ -74,10 +74,12 @@
 
   const least = (value) => (Number.isNaN(value) ? -Infinity : value);
 
-  function shown(value) {
+  function shown(value, digits = 4) {
     if (Number.isNaN(value)) return "–";
-    return value === 0 ? "0" : String(Number(value.toPrecision(4)));
+    return value === 0 ? "0" : String(Number(value.toPrecision(digits)));
   }
+
+  const unit = () => (choosers.what.value === "bits" ? " bits" : " ×");
 
   // what is seen now
   let memories = chosen();
@@ -98,11 +100,9 @@
       spans[i].className = `s${level}`;
     }
     const known = sorted.filter((value) => value !== -Infinity);
-    const unit = what === "bits" ? " bits" : " ×";
-    const middle = known.length ? known[known.length >> 1] : NaN;
-    by("low").textContent = shown(known.length ? known[0] : NaN) + unit;
-    by("middle").textContent = shown(middle) + unit;
-    by("high").textContent = shown(known.length ? known[known.length - 1] : NaN) + unit;
+    const ends = { low: 0, middle: known.length >> 1, high: known.length - 1 };
+    for (const [name, at] of Object.entries(ends))
+      by(name).textContent = (known.length ? shown(known[at], 3) : "–") + unit();
     by("says").textContent = sentence(what);
     draw();
     mark();
@@ -123,7 +123,7 @@
     return `Colour: ${name}, ${where}: multiples of its median, ${shown(median)}.`;
   }
 
-  // the chart: means and maxima of as many neighbours as fit, height by the square root
+  // the chart: means and maxima of as many neighbours as fit, from the lowest mean up by the square root
   const WIDTH = 1000;
   const HEIGHT = 100;
   const bins = Math.min(pieces, 500);
@@ -142,21 +142,24 @@
         count += 1;
         top = Math.max(top, values[i]);
       }
-      means.push(count ? sum / count : 0);
-      most.push(top);
+      if (count) means.push([b, sum / count]);
+      if (count) most.push([b, top]);
     }
-    const highest = Math.max(...most) || 1;
+    const lowest = Math.min(...means.map(([, value]) => value));
+    const highest = Math.max(...most.map(([, value]) => value));
+    const range = highest - lowest || 1;
     const line = (series) =>
       series
-        .map((value, b) => {
+        .map(([b, value], i) => {
           const x = (WIDTH * (b + 0.5)) / bins;
-          const y = HEIGHT - 2 - (HEIGHT - 6) * Math.sqrt(value / highest);
-          return `${b ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
+          const y = HEIGHT - 3 - (HEIGHT - 6) * Math.sqrt((value - lowest) / range);
+          return `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
         })
         .join("");
     by("means").setAttribute("d", line(means));
     by("most").setAttribute("d", line(most));
-    by("top").textContent = shown(highest) + (choosers.what.value === "bits" ? " bits" : " ×");
+    by("top").textContent = means.length ? shown(highest, 3) + unit() : "";
+    by("bottom").textContent = means.length ? shown(lowest, 3) + unit() : "";
   }
 
   // one piece: where it stands, and all its numbers
@@ -188,9 +191,9 @@
     const box = spans[i].getClientRects()[0];
     if (!box) return;
     const frame = by("reading").getBoundingClientRect();
-    const right = Math.max(frame.width - tip.offsetWidth, 0);
+    const right = document.documentElement.clientWidth - tip.offsetWidth - 8;
     const below = box.bottom + tip.offsetHeight + 12 < window.innerHeight;
-    tip.style.left = `${Math.min(Math.max(box.left - frame.left, 0), right)}px`;
+    tip.style.left = `${Math.max(Math.min(box.left, right), 8) - frame.left}px`;
     tip.style.top = `${below ? box.bottom - frame.top + 6 : box.top - frame.top - tip.offsetHeight - 6}px`;
   }
 

@@ -98,7 +98,7 @@ def _header(surprise: Surprise, text: TokenText, facts: Facts, shown: int) -> Ma
 
 def _controls(surprise: Surprise, values: np.ndarray) -> Markup:
     blocks, heads, layers = surprise.part().shape[1:]
-    least, middle, most = (f"{x:.4g} ×" for x in np.quantile(values, [0.0, 0.5, 1.0]))
+    least, middle, most = (f"{x:.3g} ×" for x in np.quantile(values, [0.0, 0.5, 1.0]))
     swatches = [tag("i", class_=f"s{level}") for level in range(LEVELS)]
     labels = [tag("b", x, id_=name) for name, x in (("low", least), ("middle", middle), ("high", most))]
     several = blocks * heads * layers
@@ -147,7 +147,8 @@ def _chart(pieces: int) -> Markup:
     return tag(
         "div",
         picture,
-        tag("span", "", id_="top"),
+        tag("span", id_="top"),
+        tag("span", id_="bottom"),
         tag("input", type="range", id_="at", aria_label="position in the text", **at),
         class_="plot",
         data_scripted="",
@@ -176,13 +177,14 @@ def _tip() -> Markup:
             "tr",
             tag("th", NAMES[what], scope="row"),
             tag("td", id_=f"tip-{what}"),
-            tag("td", id_=f"tip-{what}-size", class_="size"),
+            tag("td", "× median", class_="unit"),
+            tag("td", tag("span", "= "), tag("span", id_=f"tip-{what}-size"), class_="size"),
         )
         for what in PARTS
     ]
-    rows.append(tag("tr", tag("th", "bits", scope="row"), tag("td", id_="tip-bits"), tag("td", class_="size")))
-    head = tag("tr", tag("td"), tag("th", "× median", scope="col"), tag("th", "size", scope="col", class_="size"))
-    table = tag("table", tag("caption", id_="tip-name"), tag("thead", head), tag("tbody", *rows))
+    bits = tag("td", id_="tip-bits"), tag("td", "bits", class_="unit"), tag("td", class_="size")
+    rows.append(tag("tr", tag("th", "model", scope="row"), *bits))
+    table = tag("table", tag("caption", id_="tip-name"), tag("tbody", *rows))
     return tag("div", table, tag("p", id_="tip-rank"), id_="tip", role="status", hidden="")
 
 
@@ -234,7 +236,7 @@ def _meaning(facts: Facts) -> Markup:
             "Point at a piece of the text, or click to stay there. With the text in focus ",
             tag("kbd", "←"), " ", tag("kbd", "→"), " go to the neighbours, ",
             tag("kbd", "Home"), " and ", tag("kbd", "End"), " to the ends, ", tag("kbd", "Esc"),
-            " closes the numbers. A click on the curve, whose height is the square root of the number, goes to the "
-            "peak that stands there.",
+            " closes the numbers. The dark curve has the means of neighbours and the light one their peaks, both drawn "
+            "from the lowest mean up by the square root; a click on it goes to the peak that stands there.",
         ),
     )  # fmt: skip
