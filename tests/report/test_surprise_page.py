@@ -41,6 +41,9 @@ def test_it_says_what_it_shows() -> None:
     zero = Page(surprise_page(made_up(text), text, replace(FACTS, forget_to="zero", memory=None), 20_000))
     assert "‖α_t M_{t−1}‖" in zero.text("section")
     assert "read before" not in zero.text("header")
+    assert "multiples of the median, averaged over 8 memory layers." in page.text("says")
+    single = Page(surprise_page(made_up(text, 1, 1, 1), text, FACTS, 20_000))
+    assert single.text("says").endswith("multiples of the median.")
 
 
 def test_a_long_text_is_cut_and_the_page_says_so() -> None:

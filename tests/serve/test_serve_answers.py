@@ -145,6 +145,19 @@ def test_tokens_may_be_given_as_numbers(client: httpx.Client) -> None:
     assert "token ids" in refused.json()["error"]["message"]
 
 
+def test_who_does_not_wait_for_an_answer_has_not_asked(client: httpx.Client, engine: Engine) -> None:
+    """A client that gives up and asks again must not have its question read twice."""
+    expected = Expected(engine.model)
+    expected.says("kept", 4)
+    complete(client, "kept", 4, conversation="impatient")
+    body = {"prompt": "lost", "max_tokens": 200, "temperature": 0, "conversation": "impatient"}
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/completions", json=body, timeout=0.1)
+    while client.get("/health").json()["active"]:
+        time.sleep(0.02)
+    assert text_of(complete(client, "on", 6, conversation="impatient")) == expected.says("on", 6)
+
+
 def test_a_stream_that_is_cancelled_leaves_its_conversation_as_it_was(client: httpx.Client, engine: Engine) -> None:
     expected = Expected(engine.model)
     expected.says("kept", 4)

@@ -165,8 +165,11 @@ def test_it_stops_when_it_is_asked_to_and_says_what_is_wrong_with_an_address(fol
     assert second.returncode == 2
     assert "cannot be had" in second.stderr
     assert "Traceback" not in second.stderr
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) in (0, -signal.SIGTERM)
+    stream = body | {"max_tokens": 4000, "stream": True, "conversation": "running"}
+    with httpx.stream("POST", f"{url}/v1/completions", json=stream, headers=headers, timeout=60.0) as running:
+        next(running.iter_lines())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) in (0, -signal.SIGTERM)  # 10 seconds are given to what runs
     process.communicate()
     assert len(list((tmp_path / "store").rglob("*.memory"))) == 1
     assert not list((tmp_path / "store").rglob(".unfinished-*"))

@@ -12,6 +12,7 @@ from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.serve.errors import ClientError
 from titans_lm.serve.store import Entry, Store
 from titans_lm.streaming import Memory, Reader
+from titans_lm.streaming.file import open_memory
 from titans_lm.surprise import measure_surprise
 
 BOOK = "It was the best of memories, it was the worst of memories. " * 5
@@ -142,6 +143,42 @@ def test_the_store_is_not_shared_and_not_overfilled(tmp_path: Path) -> None:
         store.put(Entry("memory", "c", reader.memory))
     store.put(Entry("conversation", "c", reader.memory))
     assert store.counts() == {"stored": 3, "in_memory": 1}
+    store.close()
+
+
+def test_what_was_read_from_disk_is_not_kept_over_what_was_written_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at a conversation waits for nobody; while it reads the file, a turn may write a new one, or delete it."""
+    model = plain_model("lmm")
+    store = Store(tmp_path, model, in_memory=1, most=9)
+    reader, opened = Reader(model, byte_tokenizer()), open_memory
+
+    def put(name: str) -> int:
+        reader.read("more", new_document=False)
+        store.put(Entry("conversation", name, reader.memory))
+        return reader.tokens
+
+    put("c"), put("other")
+
+    def slowly(path: Path, model: object) -> object:
+        found = opened(path, model)
+        monkeypatch.setattr("titans_lm.serve.store.open_memory", opened)
+        put("c"), put("other")
+        return found
+
+    monkeypatch.setattr("titans_lm.serve.store.open_memory", slowly)
+    entry = store.get("conversation", "c")
+    assert entry is not None
+    assert entry.memory.tokens[0] == store.describe("conversation", "c")["tokens"] == reader.tokens - 4
+
+    def gone(path: Path, model: object) -> object:
+        store.delete("conversation", "other")
+        return opened(path, model)
+
+    put("c")
+    monkeypatch.setattr("titans_lm.serve.store.open_memory", gone)
+    assert store.get("conversation", "other") is None
     store.close()
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,10 @@ def test_dropping_a_file_and_stopping_an_answer(page: Any, client: httpx.Client)
     expect(page.locator(".message.assistant .body")).to_have_text(re.compile(".{5}"))
     page.click("#stop")
     expect(page.locator("#stop")).to_be_hidden()
+    began = time.monotonic()
+    while client.get("/health").json()["active"]:
+        time.sleep(0.02)
+    assert time.monotonic() - began < 3.0, "4,000 tokens take longer"
     assert client.get("/v1/conversations").json()["data"] == []  # a turn that was broken off is not kept
 
 

@@ -34,7 +34,15 @@ MALFORMED: list[tuple[str, Any, str]] = [
     (TEXT, {"prompt": "x", "max_tokens": 1e400}, "max_tokens"),
     (TEXT, {"prompt": "x", "temperature": -1}, "temperature"),
     (TEXT, {"prompt": "x", "temperature": float("nan")}, "temperature"),
+    (TEXT, {"prompt": "x", "temperature": 1e-40}, "temperature"),
     (TEXT, {"prompt": "x", "top_p": 0}, "top_p"),
+    (TEXT, {"prompt": "x", "top_p": 1e-9}, "top_p"),
+    (TEXT, {"prompt": "x", "converastion": "c"}, "did you mean 'conversation'"),
+    (TEXT, {"prompt": "x", "min_p": 0.1}, "min_p"),
+    (TEXT, {"prompt": [[]] * 1000}, "prompt"),
+    (CHAT, {"messages": [{"role": "user", "content": [1] * 1000}]}, "content"),
+    (CHAT, {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}]}, "tool_calls"),
+    ("/v1/memories", {str(i): i for i in range(1000)}, "got the field '0'"),
     (TEXT, {"prompt": "x", "n": 2}, "n: "),
     (TEXT, {"prompt": "x", "logprobs": 3}, "logprobs is not done"),
     (TEXT, {"prompt": "x", "echo": True}, "echo is not done"),
@@ -91,6 +99,7 @@ RAW: list[tuple[bytes, dict[str, str]]] = [
     (b'{"prompt": "\\ud800"}', {}),
     (b'{"prompt": "x", "conversation": "\\udc80"}', {}),
     (b'{"text": "\\ud800 x", "prompt": 1, "messages": 1}', {}),
+    (b'{"\\ud800": 1, "text": "x", "prompt": "x", "messages": [{"role": "user"}]}', {}),
     (b"prompt=x", {"content-type": "application/x-www-form-urlencoded"}),
     (b'{"prompt": "x"}', {"content-type": "text/plain"}),
     (b"<x/>", {"content-type": "application/xml"}),
@@ -117,7 +126,7 @@ def test_huge_bodies_are_not_taken_in(client: httpx.Client) -> None:
         assert response.status_code == 413
         assert "20,000 bytes" in response.json()["error"]["message"]
     with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n")
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999\r\n\r\n")
         assert b" 413 " in raw.recv(1000)
     assert client.get("/health").json()["active"] == 0
 
@@ -130,6 +139,26 @@ def test_unknown_addresses_and_methods(client: httpx.Client) -> None:
         response = client.request(method, path)
         assert response.status_code == status, (method, path)
         assert response.json()["error"]["message"]
+
+
+def test_a_page_is_what_it_is_whatever_is_asked(client: httpx.Client) -> None:
+    for path in ("/", "/page.js", "/page.css"):
+        plain = client.get(path)
+        for query in ("content=<script>alert(1)</script>", "kind=text/html", "kind=%E2%82%AC"):
+            asked = client.get(f"{path}?{query}")
+            assert (asked.content, asked.headers["content-type"]) == (plain.content, plain.headers["content-type"])
+        assert "script-src 'self'" in plain.headers["content-security-policy"]
+
+
+def test_only_this_machine_s_names_without_a_key(client: httpx.Client) -> None:
+    for host, status in (
+        ("evil.example", 403),
+        ("evil.example:80", 403),
+        ("", 403),
+        ("localhost:1", 200),
+        ("[::1]", 200),
+    ):
+        assert client.get("/v1/models", headers={"host": host}).status_code == status, host
 
 
 def test_a_full_store_takes_no_more(client: httpx.Client) -> None:

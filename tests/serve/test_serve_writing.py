@@ -1,8 +1,7 @@
 """Stop texts and chat histories, apart from any model."""
 
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,8 @@ from hypothesis import strategies as st
 
 from hf.hf_cases import words
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.serve.chat import divide, mark, render
+from titans_lm.serve.chat import divide, mark, remembered, render
+from titans_lm.serve.errors import ClientError
 from titans_lm.serve.schema import Message
 from titans_lm.serve.writing import Writing
 
@@ -60,6 +60,8 @@ def test_words_are_shown_whole_and_stopped_at() -> None:
     for count, token in enumerate(ids, 1):
         memory = After(count)
         writing.put(token, memory)
+        if writing.stopped:
+            break
     writing.finish()
     assert "".join(shown) == writing.text
     assert writing.text == "w1 w2 "
@@ -67,28 +69,60 @@ def test_words_are_shown_whole_and_stopped_at() -> None:
 
 
 def test_the_longest_known_part_of_a_history_is_not_read_again() -> None:
-    messages = [Message(role="user" if i % 2 == 0 else "assistant", content=str(i)) for i in range(6)]
+    messages = [Message(role="user" if i % 2 == 0 else "assistant", content=f" {i}") for i in range(6)]
     known = [mark(message.role, message.text) for message in messages[:4]]
-    assert divide(messages, known) == 4
-    assert divide(messages[2:], known) == 2
-    assert divide(messages[4:], known) == 0
-    assert divide(messages[:4], known) == 4
-    assert divide(messages, []) == 0
+    assert divide(messages, known, []) == 4
+    assert divide(messages[2:], known, []) == 2
+    assert divide(messages[4:], known, []) == 0
+    assert divide(messages[:4], known, []) == 4
+    assert divide(messages, [], []) == 0
     changed = [*messages[:3], Message(role="assistant", content="edited"), *messages[4:]]
-    assert divide(changed, known) == 0
+    assert divide(changed, known, []) == 0
+    trimmed = [Message(role=message.role, content=message.text.strip()) for message in messages]
+    assert divide(trimmed, known, []) == 4
+    assert divide(messages, known[2:], []) == 4  # more was said than is remembered
+
+
+def test_instructions_are_read_once() -> None:
+    system, other = Message(role="system", content="be brief"), Message(role="system", content="be long")
+    first, second = Message(role="user", content="a"), Message(role="user", content="b")
+    notes = remembered([], [], [system, first], "answer")
+    said = Message(role="assistant", content="answer")
+    for messages, read in (
+        ([system, first, said, second], 3), ([system, said, second], 2), ([system, second], 1), ([second], 0),
+        ([other, second], 0), ([other, said, second], 0),
+    ):  # fmt: skip
+        assert divide(messages, notes["messages"], notes["instructions"]) == read
+
+
+TEMPLATE = """{{ bos_token }}{% if messages[0].role != 'system' %}<system>you help</end>
+{% endif %}{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}<{{ m.role }}>{{ m.content }}</end>
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""  # noqa: E501
 
 
 def test_new_messages_are_rendered_as_the_template_would_go_on() -> None:
     tokenizer = words()
-    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"  # noqa: E501
-    messages = [
-        Message(role="user", content="a"),
-        Message(role="assistant", content="b"),
-        Message(role="user", content="c"),
-    ]
-    whole = render(tokenizer, [], messages, False)
-    assert whole == "<user>a\n<assistant>b\n<user>c\n<assistant>"
-    for cut in range(3):
-        assert whole.endswith(render(tokenizer, messages[:cut], messages[cut:], cut > 0))
-    plain = [render(TOKENIZER, messages[:i], messages[i:j], i > 0) for i, j in pairwise((0, 1, 3))]
-    assert plain == ["user: a\nassistant:", "\nassistant: b\nuser: c\nassistant:"]
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</end>"})
+    tokenizer.chat_template = TEMPLATE
+    a, c = Message(role="user", content="a"), Message(role="user", content="c")
+    assert render(tokenizer, [a], 0, False) == "<system>you help</end>\n<user>a</end>\n<assistant>"
+    assert render(tokenizer, [c], 1, True) == "</end>\n<user>c</end>\n<assistant>"
+    with pytest.raises(ClientError, match="no tools"):
+        render(tokenizer, [Message(role="tool", content="x")], 0, False)
+
+
+def test_without_a_template_messages_are_lines() -> None:
+    a, b, c = (Message(role=role, content=text) for role, text in (("user", "a"), ("assistant", "b"), ("user", "c")))
+    assert render(TOKENIZER, [a], 0, False) == "user: a\nassistant:"
+    assert render(TOKENIZER, [b, c], 1, True) == "\nassistant: b\nuser: c\nassistant:"
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_few_memories_are_held() -> None:
+    """Also of text without a space, and where every character may be the start of a stop text."""
+    for stops in ([], ["a" * 50 + "b"]):
+        writing = Writing(TOKENIZER, stops, lambda _: None, cast(Any, After(0)))
+        for count in range(1, 500):
+            writing.put(ord("a"), cast(Any, After(count)))
+            assert len(writing._memories) <= (52 if stops else 1)
+        assert writing.memory == After(499)

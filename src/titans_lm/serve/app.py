@@ -3,8 +3,8 @@
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from titans_lm.serve.engine import Answer, Engine
+from titans_lm.serve.engine import Engine
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, not_found
 from titans_lm.serve.gate import Gate
 from titans_lm.serve.runner import Runner
@@ -41,6 +41,7 @@ def create_app(engine: Engine, name: str, api_key: str | None) -> FastAPI:
         engine.store.close()
 
     app = FastAPI(title="titans serve", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.state.stop = runner.stop
     app.add_middleware(Gate, settings=settings, api_key=api_key)
     _handle_errors(app)
     _pages(app, engine, runner)
@@ -64,6 +65,7 @@ def _handle_errors(app: FastAPI) -> None:
         # What was sent is not sent back: it may hold anything.
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
+        place = place.encode(errors="replace").decode()  # a name in JSON may have half a character
         message = f"{place}: {first['msg']}" if place else first["msg"]
         return JSONResponse(bad_request(message, place or None).body(), 400)
 
@@ -85,14 +87,22 @@ def _pages(app: FastAPI, engine: Engine, runner: Runner) -> None:
     for path, (file, kind) in PAGE.items():
         content = resources.files("titans_lm.serve").joinpath("page", file).read_bytes()
 
-        async def page(content: bytes = content, kind: str = kind) -> Response:
-            headers = {
-                "content-security-policy": POLICY, "x-content-type-options": "nosniff",
-                "referrer-policy": "no-referrer", "cache-control": "no-cache",
-            }  # fmt: skip
-            return Response(content, media_type=kind, headers=headers)
+        app.add_api_route(f"/{path}", _file(content, kind), response_class=Response)
 
-        app.add_api_route(f"/{path}", page, response_class=Response)
+
+def _file(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
+    """An answer that is always the same; arguments of the inner function would be the client's to set."""
+    headers = {
+        "content-security-policy": POLICY,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
+
+    async def page() -> Response:
+        return Response(content, media_type=kind, headers=headers)
+
+    return page
 
 
 def _models(app: FastAPI, name: str) -> None:
@@ -113,17 +123,14 @@ def _answers(app: FastAPI, engine: Engine, runner: Runner, name: str) -> None:
     async def answer(asked: Chat | Completion, request: Request) -> Response:
         _check(asked, request, name, engine.settings.max_new_tokens)
         own = None if asked.conversation is None else f"conversation {asked.conversation}"
-        items = runner.stream(own, lambda emit, cancel: engine.answer(asked, emit, cancel), request)
         shape = Shape(asked, name)
         if asked.stream:
+            items = runner.stream(own, lambda emit, cancel: engine.answer(asked, emit, cancel), request)
             first = await anext(items)  # what is wrong with the request shows before there is an answer
             parts = events(shape, first, items)
             return StreamingResponse(parts, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        async with aclosing(items):
-            async for item in items:
-                if isinstance(item, Answer):
-                    return JSONResponse(shape.whole(item))
-        raise Cancelled
+        found = await runner.run(own, lambda _, cancel: engine.answer(asked, lambda _: None, cancel), request)
+        return JSONResponse(shape.whole(found))
 
     @app.post("/v1/completions")
     async def completions(asked: Completion, request: Request) -> Response:

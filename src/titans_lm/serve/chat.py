@@ -4,6 +4,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from titans_lm.serve.errors import bad_request
 from titans_lm.serve.schema import Message
 
 if TYPE_CHECKING:
@@ -12,40 +13,68 @@ if TYPE_CHECKING:
 TURNS = ["\nuser:", "\nsystem:", "\ndeveloper:", "\ntool:"]
 """Where a model without a chat template begins to speak for others."""
 REMEMBERED = 1000
-"""Messages that a conversation can tell from new ones."""
+"""Messages that a conversation can tell from new ones, the last of it."""
+QUESTION, ANSWER = "titans-question", "titans-answer"
 
 
 def mark(role: str, text: str) -> str:
-    """A short name for a message, so that it is known again without being kept."""
-    return hashlib.sha256(json.dumps([role, text]).encode()).hexdigest()[:20]
+    """A short name for a message, so that it is known again without being kept; clients may trim what they show."""
+    return hashlib.sha256(json.dumps([role, text.strip()]).encode()).hexdigest()[:20]
 
 
-def divide(messages: list[Message], known: list[str]) -> int:
+def divide(messages: list[Message], known: list[str], instructions: list[str]) -> int:
     """Count the messages, from the first, that a conversation has read already.
 
-    Clients send the whole history every time, its last part, or only what is new. So the longest end of what is known
-    that the messages begin with is taken for known, and everything after it is new.
+    Clients send the whole history every time, its last part, or only what is new, and before it perhaps the same
+    instructions (system, developer) as always. After those, the longest run that is the end of what is known is taken
+    for known, with whatever stands before it, and everything after it is new.
     """
-    marks = [mark(message.role, message.text) for message in messages]
-    for count in range(min(len(known), len(marks)), 0, -1):
-        if known[-count:] == marks[:count]:
-            return count
-    return 0
+    start = 0
+    while start < len(messages) and messages[start].role in ("system", "developer"):
+        if mark(messages[start].role, messages[start].text) not in instructions:
+            break
+        start += 1
+    marks = [mark(message.role, message.text) for message in messages[start:]]
+    for stop in range(len(marks), 0, -1):
+        length = min(stop, len(known))
+        if length and known[-length:] == marks[stop - length : stop]:
+            return start + stop
+    return start
 
 
-def render(tokenizer: "PreTrainedTokenizerBase", known: list[Message], new: list[Message], begun: bool) -> str:
-    """The text of the new messages, up to where the answer begins; `begun` is whether something stands before them."""
+def remembered(known: list[str], instructions: list[str], new: list[Message], answer: str) -> dict[str, list[str]]:
+    """What the conversation knows its messages by after another turn."""
+    marks = [mark(message.role, message.text) for message in new]
+    told = [m for m, message in zip(marks, new, strict=True) if message.role in ("system", "developer")]
+    everything = [*known, *marks, mark("assistant", answer)]
+    return {"messages": everything[-REMEMBERED:], "instructions": [*instructions, *told][-REMEMBERED:]}
+
+
+def render(tokenizer: "PreTrainedTokenizerBase", new: list[Message], turns: int, begun: bool) -> str:
+    """The text of the new messages, up to where the answer begins.
+
+    `turns` were answered before, the last of which ended where the model or a limit ended it; `begun` says whether
+    anything at all stands before. With a chat template, what it writes between an answer and what follows comes first.
+    """
     owner: Any = tokenizer
     if not getattr(owner, "chat_template", None):
         lines = "".join(f"{message.role}: {message.text}\n" for message in new)
         return ("\n" if begun else "") + lines + "assistant:"
+    messages = [{"role": message.role, "content": message.text} for message in new]
+    if not turns:
+        return _templated(owner, messages).removeprefix(owner.bos_token or "")  # the reader writes it
+    before = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+    text = _templated(owner, before + messages)
+    place = text.find(ANSWER)
+    if place < 0:
+        raise bad_request("the model's chat template leaves out earlier answers; send one message at a time without it")
+    return text[place + len(ANSWER) :]
 
-    def text(messages: list[Message], ask: bool) -> str:
-        plain = [{"role": message.role, "content": message.text} for message in messages]
-        return owner.apply_chat_template(plain, tokenize=False, add_generation_prompt=ask)
 
-    if known:
-        whole, before = text([*known, *new], True), text(known, False)
-        if whole.startswith(before):
-            return whole[len(before) :]
-    return text(new, True)
+def _templated(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error

@@ -11,9 +11,9 @@ import numpy as np
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.generate import Chooser
 from titans_lm.report.heat import characters
-from titans_lm.serve.chat import REMEMBERED, TURNS, divide, mark, render
+from titans_lm.serve.chat import TURNS, divide, remembered, render
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, not_found
-from titans_lm.serve.schema import Asked, Chat, Completion, Look, NewMemory
+from titans_lm.serve.schema import Asked, Chat, Completion, Look, Message, NewMemory
 from titans_lm.serve.settings import ServeSettings
 from titans_lm.serve.store import Entry, Store
 from titans_lm.serve.writing import Writing
@@ -71,49 +71,63 @@ class Engine:
         self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", store: Store, settings: ServeSettings
     ) -> None:
         self.model, self.tokenizer, self.store, self.settings = model.eval(), tokenizer, store, settings
+        owner: Any = tokenizer
+        given: Any = getattr(model.generation_config, "eos_token_id", None)
+        ends = given if isinstance(given, list | tuple) else [given]
+        self.ends = {end for end in (*ends, owner.eos_token_id) if end is not None}
 
     def answer(self, asked: Chat | Completion, emit: Emit, cancel: threading.Event) -> Answer:
         """Read what is new, write the answer, and keep the memory of both where it belongs to a conversation."""
         watch = self._watch(cancel)
+        chooser = self._chooser(asked)
         start, notes = self._start(asked)
-        known = list(notes.get("messages", []))
-        read = divide(asked.messages, known) if isinstance(asked, Chat) else 0
         reader = Reader(self.model, self.tokenizer, memory=start, piece_len=PIECE)
         before = reader.tokens
-        self._read(reader, self._text(asked, read, before > 0), "prompt", watch)
+        text, turn = self._chat(asked, notes, before > 0) if isinstance(asked, Chat) else (self._prompt(asked), None)
+        follows = turn is not None and self._templated and bool(notes.get("turns"))
+        self._read(reader, text, "prompt", watch, document=False if follows else None)
         if reader.tokens == 0:
             raise bad_request("there is nothing to go on from; send a prompt", "prompt")
         prompt_tokens = reader.tokens - before
-        writing, new, finish = self._write(asked, reader, emit, watch)
+        writing, new, ended = self._write(asked, chooser, reader, emit, watch)
         # The conversation's own turns are not listed as sources: it may have any number of them.
         memory = replace(writing.memory, sources=((),) if start is None else start.sources)
         if asked.conversation is not None:
-            if isinstance(asked, Chat):
-                known += [mark(message.role, message.text) for message in asked.messages[read:]]
-                known.append(mark("assistant", writing.text))
-            notes |= {"messages": known[-REMEMBERED:], "turns": notes.get("turns", 0) + 1}
+            if turn is not None:
+                known, instructions = notes.get("messages", []), notes.get("instructions", [])
+                notes |= remembered(known, instructions, turn, writing.text)
+            notes |= {"turns": notes.get("turns", 0) + 1, "ended": ended}
+            if watch.cancel.is_set():  # what nobody has heard did not happen
+                raise Cancelled
             self.store.put(Entry("conversation", asked.conversation, memory, notes))
+        finish = "stop" if writing.stopped or ended is not None else "length"
         return Answer(writing.text, finish, prompt_tokens, new, memory.tokens[0])
 
-    def _write(self, asked: Chat | Completion, reader: Reader, emit: Emit, watch: Watch) -> tuple[Writing, int, str]:
-        """Write until something ends it: the answer, how many tokens it took, and why it ended."""
-        stops = asked.stops
-        if isinstance(asked, Chat) and not getattr(self.tokenizer, "chat_template", None):
-            stops = [*stops, *TURNS]
+    def _write(
+        self, asked: Chat | Completion, chooser: Chooser, reader: Reader, emit: Emit, watch: Watch
+    ) -> tuple[Writing, int, int | None]:
+        """Write until something ends it: the answer, its number of tokens, and the token that ended it if one did."""
+        stops = asked.stops if not isinstance(asked, Chat) or self._templated else [*asked.stops, *TURNS]
         most = asked.max_completion_tokens or asked.max_tokens or min(DEFAULT_NEW_TOKENS, self.settings.max_new_tokens)
-        temperature = 1.0 if asked.temperature is None else asked.temperature
-        chooser = Chooser(temperature, asked.top_k or 0, asked.top_p or 1.0, asked.seed, self.model.device)
-        writing, new = Writing(self.tokenizer, stops, emit, reader.memory), 0
+        writing, new, ended = Writing(self.tokenizer, stops, emit, reader.memory), 0, None
         for token in reader.write(chooser, most):
             if watch.cancel.is_set():
                 raise Cancelled
             new += 1
             writing.put(token, reader.memory)
-            if writing.stopped or watch.late:
+            ended = token if token in self.ends else None
+            if writing.stopped or ended is not None or watch.late:
                 break
         writing.finish()
-        ended = writing.stopped or token == reader.eos
-        return writing, new, "stop" if ended else "length"
+        return writing, new, ended
+
+    def _chooser(self, asked: Asked) -> Chooser:
+        temperature = 1.0 if asked.temperature is None else asked.temperature
+        return Chooser(temperature, asked.top_k or 0, asked.top_p or 1.0, asked.seed, self.model.device)
+
+    @property
+    def _templated(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
 
     def ingest(self, asked: NewMemory, cancel: threading.Event) -> dict[str, Any]:
         """Read a document into a memory of its own, from nothing or onto another one."""
@@ -130,7 +144,10 @@ class Engine:
         """How surprising a text would be to a memory, token by token; nothing is changed by looking."""
         from titans_lm.surprise import measure_surprise
 
-        base = None
+        config: Any = self.model.config
+        if not config.backbone_config().has_memory:
+            raise bad_request(f"this model is {config.architecture}, which has no memory to surprise")
+        watch, base = self._watch(cancel), None
         if asked.conversation is not None and self.store.describe("conversation", asked.conversation) is not None:
             entry = self.store.get("conversation", asked.conversation)
             base = None if entry is None else entry.memory
@@ -141,8 +158,7 @@ class Engine:
         if not 2 <= len(ids) <= LOOKED_AT:
             got = f"more than {LOOKED_AT:,}" if len(ids) > 2 else len(ids)
             raise bad_request(f"got {got} tokens to look at; expected 2 to {LOOKED_AT:,}", "text")
-        self._watch(cancel)()
-        found = measure_surprise(self.model, ids, memory=base)
+        found = measure_surprise(self.model, ids, memory=base, on_piece=watch)
         sizes = found.summary()
         if self._bytewise:
             places = list(characters(data))
@@ -186,21 +202,34 @@ class Engine:
             raise not_found("memory", name)
         return entry.memory
 
-    def _text(self, asked: Chat | Completion, read: int, begun: bool) -> str | list[int]:
-        if isinstance(asked, Chat):
-            return render(self.tokenizer, asked.messages[:read], asked.messages[read:], begun)
-        prompt = asked.prompt
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-            return prompt[0]
-        if isinstance(prompt, list) and any(isinstance(part, str) for part in prompt):
-            raise bad_request(f"got {len(prompt)} prompts; send one in each request", "prompt")
-        size = self.model.config.vocab_size
-        if isinstance(prompt, list) and not all(0 <= token < size for token in prompt if isinstance(token, int)):
-            raise bad_request(f"got token ids outside of 0 to {size - 1}", "prompt")
-        return prompt
+    def _chat(self, asked: Chat, notes: dict[str, Any], begun: bool) -> tuple[str, list[Message]]:
+        """The text of the messages that the conversation has not read yet, and these messages."""
+        new = asked.messages[divide(asked.messages, notes.get("messages", []), notes.get("instructions", [])) :]
+        text, ended = render(self.tokenizer, new, notes.get("turns", 0), begun), notes.get("ended")
+        if self._templated and ended is not None:  # the model has closed its answer itself
+            text = text.removeprefix(str(self.tokenizer.convert_ids_to_tokens(ended)))
+        return text, new
 
-    def _read(self, reader: Reader, text: str | list[int], name: str, watch: Watch, *, document: bool = False) -> None:
-        """Read text, or token ids as they are; too much of it is refused before the model has seen any."""
+    def _prompt(self, asked: Completion) -> str | list[int]:
+        prompt, size = asked.prompt, self.model.config.vocab_size
+        if isinstance(prompt, str):
+            return prompt
+        ids = [part for part in prompt if isinstance(part, int)]
+        if len(ids) == len(prompt):
+            if ids and not 0 <= min(ids) <= max(ids) < size:
+                raise bad_request(f"got token ids outside of 0 to {size - 1}", "prompt")
+            return ids
+        if len(prompt) > 1:
+            raise bad_request(f"got {len(prompt)} prompts; send one in each request", "prompt")
+        return str(prompt[0])
+
+    def _read(
+        self, reader: Reader, text: str | list[int], name: str, watch: Watch, *, document: bool | None = None
+    ) -> None:
+        """Read text, or token ids as they are; too much of it is refused before the model has seen any.
+
+        `document` says whether the text begins one; by default it does where none is open.
+        """
         most = self.settings.max_prompt_tokens
         data = encoded(text) if isinstance(text, str) else text
         if len(data) > most:  # a token is at least a byte
@@ -210,8 +239,10 @@ class Engine:
         if isinstance(data, list):
             if data:
                 reader.read(iter(data), name=name, on_piece=watch)
-        elif data or document or not reader.memory.open[0]:
-            reader.read(data, name=name, new_document=document or not reader.memory.open[0], on_piece=watch)
+            return
+        begins = not reader.memory.open[0] if document is None else document
+        if data or begins:
+            reader.read(data, name=name, new_document=begins, on_piece=watch)
 
     def _count(self, data: bytes, most: int) -> int:
         stream = TokenStream(data, self.tokenizer, "text")

@@ -1,4 +1,4 @@
-"""What a request passes before anything looks into it: its key, and the size of its body."""
+"""What a request passes before anything looks into it: whom it is for, its key, and the size of its body."""
 
 import asyncio
 import hmac
@@ -8,6 +8,8 @@ from starlette.responses import JSONResponse
 
 from titans_lm.serve.errors import ClientError
 from titans_lm.serve.settings import ServeSettings
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Gate:
@@ -25,6 +27,7 @@ class Gate:
             return
         try:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+            self._check_host(headers.get("host", ""))
             self._check_key(scope["path"], headers)
             async with asyncio.timeout(self.settings.max_seconds):
                 body = await self._body(headers, receive)
@@ -39,6 +42,15 @@ class Gate:
         # What the client still sends is not waited for, so the connection cannot be used again.
         response = JSONResponse(refusal.body(), refusal.status, {"connection": "close"})
         await response(scope, receive, send)
+
+    def _check_host(self, host: str) -> None:
+        """A server for this machine alone, without a key, must not answer pages that call themselves by its address."""
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        if self.key is None and self.settings.host in LOOPBACK and name.lower().strip("[]") not in LOOPBACK:
+            raise ClientError(
+                403, f"this server is for this machine alone: expected Host: localhost, got {host[:100]!r}; "
+                "set a key, or --host, to serve others",
+            )  # fmt: skip
 
     def _check_key(self, path: str, headers: dict[str, str]) -> None:
         if self.key is None or not path.startswith("/v1"):

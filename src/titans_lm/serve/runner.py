@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from starlette.requests import Request
@@ -55,7 +55,7 @@ class Runner:
     def __init__(self, workers: int, most_waiting: int) -> None:
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="titans")
         self.locks, self.most = Locks(), workers + most_waiting
-        self._tasks: dict[asyncio.Task[None], threading.Event] = {}
+        self._tasks: dict[asyncio.Task[None], Job] = {}
 
     @property
     def active(self) -> int:
@@ -71,51 +71,69 @@ class Runner:
         raise Cancelled
 
     async def stream(self, name: str | None, work: Work, request: Request) -> AsyncGenerator[Any, None]:
-        """Pieces of text as they come, then what the work returns."""
+        """Pieces of text as they come, then what the work returns; now and then a look at whether anybody waits."""
+        clock = asyncio.get_running_loop().time
         with self._started(name, work) as queue:
+            look = clock() + LOOK
             while True:
-                try:
-                    item = await asyncio.wait_for(queue.get(), LOOK)
-                except TimeoutError:
+                item = None
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(look):
+                        item = await queue.get()
+                if clock() >= look:
+                    look = clock() + LOOK
                     if await request.is_disconnected():
-                        raise Cancelled from None
-                    continue
+                        raise Cancelled
                 if isinstance(item, Failed):
                     raise item.error
-                yield item
-                if not isinstance(item, str):
-                    return
+                if item is not None:
+                    yield item
+                    if not isinstance(item, str):
+                        return
 
     @contextmanager
     def _started(self, name: str | None, work: Work) -> Iterator["asyncio.Queue[Any]"]:
         if self.active >= self.most:
             raise ClientError(429, f"{self.active} requests wait already; come back later", code="busy")
-        queue: asyncio.Queue[Any] = asyncio.Queue()
-        cancel = threading.Event()
-        task = asyncio.get_running_loop().create_task(self._do(name, work, queue, cancel))
-        self._tasks[task] = cancel
+        job = Job(work, asyncio.get_running_loop())
+        task = job.loop.create_task(self._do(name, job))
+        self._tasks[task] = job
         task.add_done_callback(lambda task: self._tasks.pop(task, None))
         try:
-            yield queue
+            yield job.queue
         finally:
-            cancel.set()
+            job.cancel.set()
+            if not job.begun:  # it waits its turn, for nobody
+                task.cancel()
 
-    async def _do(self, name: str | None, work: Work, queue: "asyncio.Queue[Any]", cancel: threading.Event) -> None:
-        loop = asyncio.get_running_loop()
-
-        def emit(text: str) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, text)
-
+    async def _do(self, name: str | None, job: "Job") -> None:
         try:
             async with self.locks.hold(name):
-                queue.put_nowait(await loop.run_in_executor(self.pool, work, emit, cancel))
+                job.begun = True
+                job.queue.put_nowait(await job.loop.run_in_executor(self.pool, job.work, job.emit, job.cancel))
         except Exception as error:  # noqa: BLE001 - whatever fails in a thread is what its request gets to hear
-            queue.put_nowait(Failed(error))
+            job.queue.put_nowait(Failed(error))
+
+    def stop(self) -> None:
+        """Ask all that is running to leave off, which it does at its next token."""
+        for job in list(self._tasks.values()):
+            job.cancel.set()
 
     async def close(self) -> None:
-        """Let what is running come to its end; what is asked to stop does so at its next token."""
-        tasks = dict(self._tasks)
-        for cancel in tasks.values():
-            cancel.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Ask all that is running to leave off, and wait until it has."""
+        self.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self.pool.shutdown(wait=True)
+
+
+class Job:
+    """Work of one request, and how its thread and its request talk to each other."""
+
+    def __init__(self, work: Work, loop: asyncio.AbstractEventLoop) -> None:
+        self.work, self.loop = work, loop
+        self.queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.cancel, self.begun = threading.Event(), False
+
+    def emit(self, text: str) -> None:
+        """Pass on a piece of text from the thread."""
+        self.loop.call_soon_threadsafe(self.queue.put_nowait, text)

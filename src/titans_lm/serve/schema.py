@@ -1,40 +1,62 @@
 """Requests as OpenAI's clients send them, and what is not done here refused by name.
 
-Fields that change nothing about the text (user, metadata, …) are let through; those that would change it and cannot be
-followed are an error, since a client would take the answer for something it is not.
+Fields that change nothing about the text (user, metadata, …) are let through; all others that are not known are an
+error, since a client would take the answer for something it is not.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from titans_lm.config import nearest
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 """Names of conversations and memories: anything short; they reach the file system as hashes."""
-
-Stop = Annotated[str, Field(min_length=1, max_length=200)]
+Stop = Annotated[str, Field(min_length=1, max_length=100)]
 
 NOT_DONE: dict[str, tuple[Any, ...]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},), "logprobs": (False, 0), "top_logprobs": (0,), "logit_bias": ({},),
     "presence_penalty": (0,), "frequency_penalty": (0,), "echo": (False,), "suffix": ("",), "best_of": (1,),
-    "audio": (), "modalities": (["text"],), "reasoning_effort": ("none",), "prediction": (), "web_search_options": (),
+    "modalities": (["text"],), "reasoning_effort": ("none",),
 }  # fmt: skip
 """Fields that are refused, and the values that ask for nothing."""
+HARMLESS = {
+    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention",
+}  # fmt: skip
+"""Fields that change nothing about the text."""
 
 
-class Asked(BaseModel):
+class Strict(BaseModel):
+    """A request of which every field is known. One error is enough: a large body may have very many."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_unknown(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            for name, value in given.items():
+                if name in cls.model_fields or name in HARMLESS or value is None or value in NOT_DONE.get(name, ()):
+                    continue
+                if name in NOT_DONE:
+                    raise ValueError(f"{name} is not done by this server; leave it out")
+                raise ValueError(f"got the field {str(name)[:60]!r}; {nearest(str(name)[:60], cls.model_fields)}")
+        return given
+
+
+class Asked(Strict):
     """What completions and chat have in common."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: str = ""
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     temperature: Annotated[float | None, Field(ge=0.0, le=2.0)] = None
-    top_p: Annotated[float | None, Field(gt=0.0, le=1.0)] = None
+    top_p: Annotated[float | None, Field(ge=1e-6, le=1.0)] = None
     top_k: Annotated[int | None, Field(ge=0)] = None
     seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     n: Literal[1] | None = None
@@ -43,12 +65,12 @@ class Asked(BaseModel):
     memory: Name | None = None
     """Memory to start from: of a new conversation, or of this request alone."""
 
-    @model_validator(mode="after")
-    def _nothing_that_is_not_done(self) -> "Asked":
-        for name, value in (self.model_extra or {}).items():
-            if name in NOT_DONE and value is not None and value not in NOT_DONE[name]:
-                raise ValueError(f"{name} is not done by this server; leave it out")
-        return self
+    @field_validator("temperature")
+    @classmethod
+    def _a_temperature_that_divides(cls, value: float | None) -> float | None:
+        if value is not None and 0.0 < value < 1e-3:
+            raise ValueError("expected 0, which takes the likeliest token every time, or 0.001 to 2")
+        return value
 
     @property
     def stops(self) -> list[str]:
@@ -62,7 +84,7 @@ class Asked(BaseModel):
 class Completion(Asked):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] = ""
+    prompt: str | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[int], Field(fail_fast=True)] = ""
 
 
 class Part(BaseModel):
@@ -73,10 +95,11 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a chat."""
+    """One message of a chat; what clients send beside it says nothing to read."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @property
     def text(self) -> str:
@@ -88,13 +111,11 @@ class Message(BaseModel):
 class Chat(Asked):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)]
 
 
-class NewMemory(BaseModel):
+class NewMemory(Strict):
     """POST /v1/memories."""
-
-    model_config = ConfigDict(extra="forbid")
 
     text: str
     name: Name | None = None
@@ -105,10 +126,8 @@ class NewMemory(BaseModel):
     """Memory to read it onto; that one stays as it is."""
 
 
-class Look(BaseModel):
+class Look(Strict):
     """POST /v1/surprise."""
-
-    model_config = ConfigDict(extra="forbid")
 
     text: Annotated[str, Field(min_length=1)]
     memory: Name | None = None

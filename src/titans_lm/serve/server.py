@@ -31,8 +31,10 @@ def serve_model(
     model, tokenizer = load_model(folder, device), load_tokenizer(folder)
     check_readable(model)
     name = settings.name or folder.resolve().name
-    key = settings.api_key or os.environ.get(KEY) or None
-    listening = _listen(settings.host, settings.port)
+    key = os.environ.get(KEY) if settings.api_key is None else settings.api_key
+    if key is not None and (not key or key.strip() != key):
+        raise ValueError("got an API key that is empty or has spaces around it; expected a key, or none at all")
+    listening, store, app = _listen(settings.host, settings.port), None, None
     try:
         if torch.device(model.device).type == "cpu":  # threads of one request would wait for those of another
             torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
@@ -48,6 +50,10 @@ def serve_model(
         uvicorn.Server(config).run([listening])
     finally:
         listening.close()
+        if app is not None:
+            app.state.stop()  # a second Ctrl-C leaves no time for a proper end
+        if store is not None:
+            store.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -57,6 +63,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(2048)
     except (OSError, OverflowError) as error:
         listening.close()
         raise ValueError(

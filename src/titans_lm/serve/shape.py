@@ -56,7 +56,7 @@ async def events(shape: Shape, first: Any, items: AsyncGenerator[Any, None]) -> 
     """The answer as server-sent events; the one that says why it ended comes when the memory is kept."""
 
     def event(value: Any) -> str:
-        return f"data: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n\n"
+        return f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n"
 
     async with aclosing(items):
         try:

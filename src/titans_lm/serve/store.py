@@ -18,8 +18,8 @@ from typing import Any, Literal
 from torch import nn
 
 from titans_lm.serve.errors import ClientError
-from titans_lm.streaming import Memory, load_memory, save_memory
-from titans_lm.streaming.file import Header, read_header
+from titans_lm.streaming import Memory, save_memory
+from titans_lm.streaming.file import Header, open_memory, read_header
 from titans_lm.streaming.fingerprint import fingerprint
 from titans_lm.train.files import remove_unfinished
 
@@ -59,6 +59,7 @@ class Store:
         self._lock = threading.Lock()
         self._loaded: OrderedDict[Path, Entry] = OrderedDict()
         self._known: dict[Path, dict[str, Any]] = {}
+        self._coming: dict[Path, Kind] = {}
         for path in sorted(self.folder.glob("*.memory")):
             try:
                 self._known[path] = described(read_header(path), path)
@@ -87,42 +88,55 @@ class Store:
     def get(self, kind: Kind, name: str) -> Entry | None:
         """Find an entry, in RAM or on disk; None where there is none."""
         path = self.path(kind, name)
-        with self._lock:
-            if path in self._loaded:
-                self._loaded.move_to_end(path)
-                return self._loaded[path]
-            if path not in self._known:
-                return None
-        try:
-            entry = Entry(kind, name, load_memory(path, self.model), read_header(path).notes)
-        except ValueError as error:
-            log.error("%s", error)
-            raise ClientError(500, f"the {kind} {name[:100]!r} cannot be read from the store any more") from error
-        self._keep(path, entry)
-        return entry
+        while True:
+            with self._lock:
+                if path in self._loaded:
+                    self._loaded.move_to_end(path)
+                    return self._loaded[path]
+                known = self._known.get(path)
+                if known is None:
+                    return None
+            try:
+                header, memory = open_memory(path, self.model)
+            except ValueError as error:
+                with self._lock:
+                    if self._known.get(path) is not known:  # deleted or written meanwhile
+                        continue
+                log.error("%s", error)
+                raise ClientError(500, f"the {kind} {name[:100]!r} cannot be read from the store any more") from error
+            entry = Entry(kind, name, memory, header.notes)
+            if self._keep(path, entry, known):
+                return entry
 
     def put(self, entry: Entry) -> dict[str, Any]:
         """Write an entry to disk, then make it the current one; returns its description."""
         path = self.path(entry.kind, entry.name)
-        self.check_room(entry.kind, entry.name)
+        self.check_room(entry.kind, entry.name, reserve=True)
         now = int(time.time())
         notes = {"created": now, **entry.notes, "used": now, "kind": entry.kind, "name": entry.name}
-        header = save_memory(entry.memory, path, self.model, notes=notes)
-        known = described(header, path)
-        with self._lock:
-            self._known[path] = known
-        self._keep(path, Entry(entry.kind, entry.name, entry.memory, notes))
+        try:
+            header = save_memory(entry.memory, path, self.model, notes=notes)
+            known = described(header, path)
+            with self._lock:
+                self._known[path] = known
+        finally:
+            with self._lock:
+                self._coming.pop(path, None)
+        self._keep(path, Entry(entry.kind, entry.name, entry.memory, notes), known)
         return known
 
-    def check_room(self, kind: Kind, name: str) -> None:
-        """Refuse a new entry where the store is full."""
+    def check_room(self, kind: Kind, name: str, *, reserve: bool = False) -> None:
+        """Refuse a new entry where the store is full; with `reserve` keep its place until it is written."""
         path = self.path(kind, name)
         with self._lock:
             count = sum(known["object"] == kind for known in self._known.values())
-            if path not in self._known and count >= self.most:
+            count += sum(other == kind for other in self._coming.values())
+            if path not in self._known and path not in self._coming and count >= self.most:
                 raise ClientError(
                     429, f"this server keeps {count} of kind {kind} and takes no more; delete one", code="store_full"
                 )
+            if reserve and path not in self._known:
+                self._coming[path] = kind
 
     def delete(self, kind: Kind, name: str) -> bool:
         """Forget an entry; whether there was one."""
@@ -133,14 +147,16 @@ class Store:
         path.unlink(missing_ok=True)
         return found
 
-    def _keep(self, path: Path, entry: Entry) -> None:
+    def _keep(self, path: Path, entry: Entry, known: dict[str, Any]) -> bool:
+        """Hold an entry in RAM, unless what is known of it has changed since: then it is an old one."""
         with self._lock:
-            if path not in self._known:  # deleted meanwhile
-                return
+            if self._known.get(path) is not known:
+                return False
             self._loaded[path] = entry
             self._loaded.move_to_end(path)
             while len(self._loaded) > self.in_memory:
                 self._loaded.popitem(last=False)
+            return True
 
     def counts(self) -> dict[str, int]:
         """How many entries there are, and how many of them in RAM."""

@@ -102,6 +102,11 @@ def save_memory(
 
 def load_memory(path: str | Path, model: nn.Module) -> Memory:
     """Read a memory that this model has written; ValueError for another model's and for a file that is not whole."""
+    return open_memory(path, model)[1]
+
+
+def open_memory(path: str | Path, model: nn.Module) -> tuple[Header, Memory]:
+    """`load_memory`, and what the file says of itself."""
     check_readable(model)
     header, tensors = read_memory_file(path)
     other = header.model.difference(fingerprint(model))
@@ -122,7 +127,7 @@ def load_memory(path: str | Path, model: nn.Module) -> Memory:
     ):
         raise ValueError(f"got the memory {str(path)!r}, whose tensors are not those of this model's state")
     memory = Memory(_rebuild(pattern, "state", tensors), tensors["pending"], header.tokens, header.open, header.sources)
-    return memory.to(next(model.parameters()).device)
+    return header, memory.to(next(model.parameters()).device)
 
 
 def read_memory_file(path: str | Path) -> tuple[Header, dict[str, Tensor]]:

@@ -101,7 +101,8 @@ def _controls(surprise: Surprise, values: np.ndarray) -> Markup:
     least, middle, most = (f"{x:.3g} ×" for x in np.quantile(values, [0.0, 0.5, 1.0]))
     swatches = [tag("i", class_=f"s{level}") for level in range(LEVELS)]
     labels = [tag("b", x, id_=name) for name, x in (("low", least), ("middle", middle), ("high", most))]
-    several = blocks * heads * layers
+    count = blocks * heads * layers
+    averaged = f", averaged over {count} memory layers" if count > 1 else ""
     return tag(
         "div",
         tag(
@@ -113,8 +114,7 @@ def _controls(surprise: Surprise, values: np.ndarray) -> Markup:
         ),
         tag(
             "p",
-            f"Colour: {NAMES['momentary']}, all blocks, all heads, all layers: multiples of the median, averaged over "
-            f"{several} memory layers.",
+            f"Colour: {NAMES['momentary']}, all blocks, all heads, all layers: multiples of the median{averaged}.",
             class_="says",
             id_="says",
             aria_live="polite",

@@ -35,11 +35,17 @@ const post = (path, body, signal) => request(path, { method: "POST", body: JSON.
 
 function askForKey() {
   const dialog = $("key-dialog");
-  return new Promise((resolve) => {
+  return new Promise((resolve, reject) => {
     dialog.addEventListener("close", () => {
-      sessionStorage.setItem("key", $("key").value);
+      const key = $("key").value.trim();
+      if (dialog.returnValue !== "use" || !/^[\x20-\x7e]+$/.test(key)) {
+        reject(new Error("this server asks for a key, which is made of ASCII characters; load the page again to give it"));
+        return;
+      }
+      sessionStorage.setItem("key", key);
       resolve();
     }, { once: true });
+    dialog.returnValue = "";
     if (!dialog.open) dialog.showModal();
   });
 }
@@ -98,13 +104,13 @@ async function discard(entry) {
 // Conversations.
 
 function begin(start) {
-  state.start = start;
   open(`chat-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`, start);
 }
 
 function open(name, start = "") {
   if (state.busy) state.busy.abort();
   state.conversation = name;
+  state.start = start;
   if (!state.talks.has(name)) state.talks.set(name, []);
   $("title").textContent = name;
   const talk = state.talks.get(name);
@@ -206,15 +212,23 @@ async function ingest(file) {
   complain(null);
   hint.textContent = `reading ${file.name} …`;
   try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    const text = decoded(file.name, await file.arrayBuffer());
     const made = await (await post("v1/memories", { text, name: await freeName(file.name), source: file.name.slice(0, 200) })).json();
     await refresh();
     $("start").value = made.id;
     begin(made.id);
   } catch (error) {
-    complain(error instanceof TypeError ? new Error(`${file.name} is not UTF-8 text`) : error);
+    complain(error);
   } finally {
     hint.textContent = before;
+  }
+}
+
+function decoded(name, bytes) {
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  } catch {
+    throw new Error(`${name} is not UTF-8 text`);
   }
 }
 
