@@ -60,6 +60,14 @@ def serving(engine: Engine, key: str | None = None) -> Iterator[httpx.Client]:
         assert not thread.is_alive(), "the server does not stop"
 
 
+def wait_until_active(client: httpx.Client, number: int, seconds: float = 30.0) -> None:
+    """Wait until so many requests are computed or wait."""
+    end = time.monotonic() + seconds
+    while (active := client.get("/health").json()["active"]) != number:
+        assert time.monotonic() < end, f"{active} requests are active, and not {number}"
+        time.sleep(0.02)
+
+
 class Expected:
     """What a conversation should say, from the library alone."""
 

@@ -1,7 +1,6 @@
 """Completions and chat: what the library would say, with the memory that belongs to it."""
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from serve.serve_cases import NAME, Expected, complete, serving, small_engine, text_of
+from serve.serve_cases import NAME, Expected, complete, serving, small_engine, text_of, wait_until_active
 from titans_lm.serve.engine import Engine
 
 
@@ -153,8 +152,7 @@ def test_who_does_not_wait_for_an_answer_has_not_asked(client: httpx.Client, eng
     body = {"prompt": "lost", "max_tokens": 200, "temperature": 0, "conversation": "impatient"}
     with pytest.raises(httpx.ReadTimeout):
         client.post("/v1/completions", json=body, timeout=0.1)
-    while client.get("/health").json()["active"]:
-        time.sleep(0.02)
+    wait_until_active(client, 0)
     assert text_of(complete(client, "on", 6, conversation="impatient")) == expected.says("on", 6)
 
 
@@ -165,9 +163,5 @@ def test_a_stream_that_is_cancelled_leaves_its_conversation_as_it_was(client: ht
     body = {"prompt": "lost", "max_tokens": 200, "temperature": 0, "stream": True, "conversation": "cancelled"}
     with client.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
-    for _ in range(200):
-        if client.get("/health").json()["active"] == 0:
-            break
-        time.sleep(0.05)
-    assert client.get("/health").json()["active"] == 0
+    wait_until_active(client, 0)
     assert text_of(complete(client, "on", 6, conversation="cancelled")) == expected.says("on", 6)

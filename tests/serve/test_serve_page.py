@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.serve_cases import Expected, complete, plain_model, serving, small_engine
+from serve.serve_cases import Expected, complete, plain_model, serving, small_engine, wait_until_active
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright (the dev extra)")
 expect = playwright.expect
@@ -127,10 +126,7 @@ def test_dropping_a_file_and_stopping_an_answer(page: Any, client: httpx.Client)
     expect(page.locator(".message.assistant .body")).to_have_text(re.compile(".{5}"))
     page.click("#stop")
     expect(page.locator("#stop")).to_be_hidden()
-    began = time.monotonic()
-    while client.get("/health").json()["active"]:
-        time.sleep(0.02)
-    assert time.monotonic() - began < 3.0, "4,000 tokens take longer"
+    wait_until_active(client, 0, 3.0)  # 4,000 tokens would take longer
     assert client.get("/v1/conversations").json()["data"] == []  # a turn that was broken off is not kept
 
 

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.serve_cases import complete, serving, small_engine
+from serve.serve_cases import complete, serving, small_engine, wait_until_active
 from titans_lm.serve.settings import ServeSettings
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -190,10 +189,10 @@ def test_too_many_at_once_are_told_to_come_back(tmp_path_factory: pytest.TempPat
     body = {"prompt": "x", "max_tokens": 4000, "temperature": 0, "stream": True}
     with serving(engine) as client, ThreadPoolExecutor(1) as pool:
         with client.stream("POST", TEXT, json=body) as first:
-            next(first.iter_lines())
+            lines = first.iter_lines()  # held: without it httpx closes the stream
+            next(lines)
             waiting = pool.submit(client.post, TEXT, json={"prompt": "x", "max_tokens": 2})
-            while client.get("/health").json()["active"] < 2:
-                time.sleep(0.02)
+            wait_until_active(client, 2)
             refused = client.post(TEXT, json={"prompt": "x"})
             assert refused.status_code == 429
             assert refused.json()["error"]["code"] == "busy"
