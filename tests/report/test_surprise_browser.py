@@ -1,7 +1,6 @@
 """The page of surprise in a browser: Debian's Chromium, driven by Playwright."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,7 @@ from titans_lm.report.heat import levels
 from titans_lm.report.surprise.page import surprise_page
 from titans_lm.surprise import PARTS
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)")
-
 TEXT = "Alice was beginning to get very tired of sitting by her sister on the bank.\nŒuvre: 3 €.\n".encode() * 12
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 class Opened:

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from cli_cases import environment
 from serve.serve_cases import Expected, plain_model, serving, small_engine, text_of
 from titans_lm.data.tokenizer import byte_tokenizer
 
@@ -77,11 +78,6 @@ def test_many_clients_on_a_few_conversations(tmp_path: Path) -> None:
     growth = (max(settled) - min(settled)) / min(settled)
     print(f"{total} answers in {SECONDS:g} s, resident memory grew by {growth:.1%}")  # noqa: T201 - shown with -s
     assert growth < 0.25
-
-
-def environment() -> dict[str, str]:
-    source = Path(__file__).resolve().parents[2] / "src"
-    return {**os.environ, "PYTHONPATH": str(source), "TITANS_TYPECHECK": "0"}
 
 
 def start_server(folder: Path, store: Path, **variables: str) -> tuple[subprocess.Popen[str], str]:

@@ -1,7 +1,6 @@
 """The page to chat on, in a real browser: Debian's Chromium, driven by Playwright."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,12 @@ import pytest
 
 from serve.serve_cases import Expected, complete, plain_model, serving, small_engine, wait_until_active
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright (the dev extra)")
-expect = playwright.expect
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Chromium (apt-get install chromium)"),
-    pytest.mark.usefixtures("unchecked"),
-]
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+expect = sync_api.expect
+pytestmark = pytest.mark.usefixtures("unchecked")
 REFUSED = "the server responded with a status of"
 """How Chromium's console tells of a refusal, which the page shows itself."""
 HOSTILE = "<img src=x onerror=\"document.title='broken into'\"></script><b>bold</b>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

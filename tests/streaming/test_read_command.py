@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cli_cases import environment
 from streaming.stream_cases import assert_same_memory, reading_model, text
 from titans_lm.cli import main
 from titans_lm.data.tokenizer import byte_tokenizer
@@ -188,11 +189,6 @@ def test_killed_while_reading_nothing_is_corrupt_and_nothing_saved_is_lost(
     assert_same_memory(load_memory(out, model), expected, 0.0)
     whole.unlink()
     assert {path.name for path in tmp_path.iterdir()} == {"out.memory", *(book.name for book in books)}
-
-
-def environment() -> dict[str, str]:
-    source = Path(__file__).resolve().parents[2] / "src"
-    return {**os.environ, "PYTHONPATH": str(source), "TITANS_TYPECHECK": "0"}
 
 
 def titans(*arguments: object) -> str:

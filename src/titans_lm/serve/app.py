@@ -14,10 +14,10 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from titans_lm.serve.engine import Engine
-from titans_lm.serve.errors import Cancelled, ClientError, bad_request, not_found
+from titans_lm.serve.errors import Cancelled, ClientError, bad_request, failure, not_found
 from titans_lm.serve.gate import Gate
 from titans_lm.serve.runner import Runner
-from titans_lm.serve.schema import Asked, Chat, Completion, Look, NewMemory
+from titans_lm.serve.schema import NAME_LENGTH, Asked, Chat, Completion, Look, NewMemory
 from titans_lm.serve.shape import Shape, events
 from titans_lm.serve.store import Kind
 
@@ -76,7 +76,7 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _bug(_: Request, error: Exception) -> JSONResponse:
         log.error("a request failed", exc_info=error)
-        return JSONResponse(ClientError(500, "something went wrong here; it is in the server's log").body(), 500)
+        return JSONResponse(failure().body(), 500)
 
 
 def _pages(app: FastAPI, engine: Engine, runner: Runner) -> None:
@@ -86,7 +86,6 @@ def _pages(app: FastAPI, engine: Engine, runner: Runner) -> None:
 
     for path, (file, kind) in PAGE.items():
         content = resources.files("titans_lm.serve").joinpath("page", file).read_bytes()
-
         app.add_api_route(f"/{path}", _file(content, kind), response_class=Response)
 
 
@@ -147,8 +146,8 @@ def _check(asked: Asked, request: Request, name: str, most: int) -> None:
         raise not_found("model", asked.model)
     if asked.conversation is None:
         given = request.headers.get("x-conversation") or None
-        if given is not None and len(given) > 200:
-            raise bad_request("x-conversation: expected at most 200 characters")
+        if given is not None and len(given) > NAME_LENGTH:
+            raise bad_request(f"x-conversation: expected at most {NAME_LENGTH} characters")
         asked.conversation = given
     if max(asked.max_tokens or 0, asked.max_completion_tokens or 0) > most:
         raise bad_request(f"this server writes at most {most:,} tokens at once", "max_tokens")

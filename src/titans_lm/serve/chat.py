@@ -17,6 +17,11 @@ REMEMBERED = 1000
 QUESTION, ANSWER = "titans-question", "titans-answer"
 
 
+def has_template(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether the model was taught how a chat is written."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
 def mark(role: str, text: str) -> str:
     """A short name for a message, so that it is known again without being kept; clients may trim what they show."""
     return hashlib.sha256(json.dumps([role, text.strip()]).encode()).hexdigest()[:20]
@@ -57,7 +62,7 @@ def render(tokenizer: "PreTrainedTokenizerBase", new: list[Message], turns: int,
     anything at all stands before. With a chat template, what it writes between an answer and what follows comes first.
     """
     owner: Any = tokenizer
-    if not getattr(owner, "chat_template", None):
+    if not has_template(tokenizer):
         lines = "".join(f"{message.role}: {message.text}\n" for message in new)
         return ("\n" if begun else "") + lines + "assistant:"
     messages = [{"role": message.role, "content": message.text} for message in new]

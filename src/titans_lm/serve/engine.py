@@ -10,14 +10,16 @@ import numpy as np
 
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.generate import Chooser
-from titans_lm.report.heat import characters
-from titans_lm.serve.chat import TURNS, divide, remembered, render
+from titans_lm.report.surprise.pack import by_piece
+from titans_lm.report.surprise.text import token_text
+from titans_lm.serve.chat import TURNS, divide, has_template, remembered, render
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, not_found
 from titans_lm.serve.schema import Asked, Chat, Completion, Look, Message, NewMemory
 from titans_lm.serve.settings import ServeSettings
 from titans_lm.serve.store import Entry, Store
 from titans_lm.serve.writing import Writing
 from titans_lm.streaming import Memory, Reader, TokenStream
+from titans_lm.surprise import check_surprised, measure_surprise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -84,7 +86,7 @@ class Engine:
         reader = Reader(self.model, self.tokenizer, memory=start, piece_len=PIECE)
         before = reader.tokens
         text, turn = self._chat(asked, notes, before > 0) if isinstance(asked, Chat) else (self._prompt(asked), None)
-        follows = turn is not None and self._templated and bool(notes.get("turns"))
+        follows = turn is not None and has_template(self.tokenizer) and bool(notes.get("turns"))
         self._read(reader, text, "prompt", watch, document=False if follows else None)
         if reader.tokens == 0:
             raise bad_request("there is nothing to go on from; send a prompt", "prompt")
@@ -107,7 +109,7 @@ class Engine:
         self, asked: Chat | Completion, chooser: Chooser, reader: Reader, emit: Emit, watch: Watch
     ) -> tuple[Writing, int, int | None]:
         """Write until something ends it: the answer, its number of tokens, and the token that ended it if one did."""
-        stops = asked.stops if not isinstance(asked, Chat) or self._templated else [*asked.stops, *TURNS]
+        stops = asked.stops if not isinstance(asked, Chat) or has_template(self.tokenizer) else [*asked.stops, *TURNS]
         most = asked.max_completion_tokens or asked.max_tokens or min(DEFAULT_NEW_TOKENS, self.settings.max_new_tokens)
         writing, new, ended = Writing(self.tokenizer, stops, emit, reader.memory), 0, None
         for token in reader.write(chooser, most):
@@ -125,58 +127,39 @@ class Engine:
         temperature = 1.0 if asked.temperature is None else asked.temperature
         return Chooser(temperature, asked.top_k or 0, asked.top_p or 1.0, asked.seed, self.model.device)
 
-    @property
-    def _templated(self) -> bool:
-        return bool(getattr(self.tokenizer, "chat_template", None))
-
     def ingest(self, asked: NewMemory, cancel: threading.Event) -> dict[str, Any]:
         """Read a document into a memory of its own, from nothing or onto another one."""
         assert asked.name is not None, "the application names it"
         if self.store.describe("memory", asked.name) is not None:
             raise ClientError(409, f"there is a memory {asked.name[:100]!r} already; delete it, or take another name")
         self.store.check_room("memory", asked.name)
-        base = None if asked.onto is None else self._memory(asked.onto)
-        reader = Reader(self.model, self.tokenizer, memory=base, piece_len=PIECE)
+        reader = Reader(self.model, self.tokenizer, memory=self._given(asked.onto), piece_len=PIECE)
         self._read(reader, asked.text, asked.source or asked.name, self._watch(cancel), document=True)
         return self.store.put(Entry("memory", asked.name, reader.memory, {"memory": asked.onto}))
 
     def look(self, asked: Look, cancel: threading.Event) -> dict[str, Any]:
         """How surprising a text would be to a memory, token by token; nothing is changed by looking."""
-        from titans_lm.surprise import measure_surprise
-
-        config: Any = self.model.config
-        if not config.backbone_config().has_memory:
-            raise bad_request(f"this model is {config.architecture}, which has no memory to surprise")
-        watch, base = self._watch(cancel), None
-        if asked.conversation is not None and self.store.describe("conversation", asked.conversation) is not None:
-            entry = self.store.get("conversation", asked.conversation)
-            base = None if entry is None else entry.memory
-        elif asked.memory is not None:
-            base = self._memory(asked.memory)
+        try:
+            check_surprised(self.model)
+        except ValueError as error:
+            raise bad_request(str(error)) from error
+        watch = self._watch(cancel)
+        entry = None if asked.conversation is None else self.store.get("conversation", asked.conversation)
+        base = self._given(asked.memory) if entry is None else entry.memory
         data = encoded(asked.text)
-        ids = TokenStream(data, self.tokenizer, "text").take(LOOKED_AT + 1)
-        if not 2 <= len(ids) <= LOOKED_AT:
-            got = f"more than {LOOKED_AT:,}" if len(ids) > 2 else len(ids)
+        count = self._count(data, LOOKED_AT)
+        if not 2 <= count <= LOOKED_AT:
+            got = count if count < 2 else f"more than {LOOKED_AT:,}"
             raise bad_request(f"got {got} tokens to look at; expected 2 to {LOOKED_AT:,}", "text")
-        found = measure_surprise(self.model, ids, memory=base, on_piece=watch)
-        sizes = found.summary()
-        if self._bytewise:
-            places = list(characters(data))
-        else:
-            places = [(self.tokenizer.decode([token]), slice(i, i + 1)) for i, token in enumerate(ids.tolist())]
+        text = token_text("text", data, self.tokenizer)
+        found = measure_surprise(self.model, text.ids, memory=base, on_piece=watch)
+        bits = by_piece(np.nan_to_num(found.bits), text.starts, total=True)  # the first token has none
+        sizes = np.maximum.reduceat(found.summary(), text.starts[:-1])
         pieces = [
-            {
-                "text": text,
-                "bits": round(float(np.nansum(found.bits[place])), 4),
-                "surprise": round(float(sizes[place].max()), 4),
-            }
-            for text, place in places
+            {"text": piece, "bits": round(b, 4), "surprise": round(size, 4)}
+            for piece, b, size in zip(text.pieces, bits.tolist(), sizes.tolist(), strict=True)
         ]
         return {"object": "surprise", "pieces": pieces}
-
-    @property
-    def _bytewise(self) -> bool:
-        return is_byte_tokenizer(self.tokenizer)
 
     def _watch(self, cancel: threading.Event) -> Watch:
         if cancel.is_set():
@@ -194,9 +177,12 @@ class Engine:
             return entry.memory, dict(entry.notes)
         if asked.conversation is not None:
             self.store.check_room("conversation", asked.conversation)
-        return (None if asked.memory is None else self._memory(asked.memory)), {"memory": asked.memory}
+        return self._given(asked.memory), {"memory": asked.memory}
 
-    def _memory(self, name: str) -> Memory:
+    def _given(self, name: str | None) -> Memory | None:
+        """The memory of a name that a request gives; None where it gives none."""
+        if name is None:
+            return None
         entry = self.store.get("memory", name)
         if entry is None:
             raise not_found("memory", name)
@@ -206,7 +192,7 @@ class Engine:
         """The text of the messages that the conversation has not read yet, and these messages."""
         new = asked.messages[divide(asked.messages, notes.get("messages", []), notes.get("instructions", [])) :]
         text, ended = render(self.tokenizer, new, notes.get("turns", 0), begun), notes.get("ended")
-        if self._templated and ended is not None:  # the model has closed its answer itself
+        if has_template(self.tokenizer) and ended is not None:  # the model has closed its answer itself
             text = text.removeprefix(str(self.tokenizer.convert_ids_to_tokens(ended)))
         return text, new
 
@@ -232,10 +218,11 @@ class Engine:
         """
         most = self.settings.max_prompt_tokens
         data = encoded(text) if isinstance(text, str) else text
-        if len(data) > most:  # a token is at least a byte
-            count = len(data) if self._bytewise or not isinstance(data, bytes) else self._count(data, most)
-            if count > most:
-                raise ClientError(413, f"got more than {most:,} tokens to read, which is the most", code="too_long")
+        count = len(data)
+        if count > most and isinstance(data, bytes):  # a token is at least a byte
+            count = self._count(data, most)
+        if count > most:
+            raise ClientError(413, f"got more than {most:,} tokens to read, which is the most", code="too_long")
         if isinstance(data, list):
             if data:
                 reader.read(iter(data), name=name, on_piece=watch)
@@ -245,6 +232,9 @@ class Engine:
             reader.read(data, name=name, new_document=begins, on_piece=watch)
 
     def _count(self, data: bytes, most: int) -> int:
+        """How many tokens a text has; one more than `most`, or some more, where it has too many."""
+        if is_byte_tokenizer(self.tokenizer):
+            return len(data)
         stream = TokenStream(data, self.tokenizer, "text")
         while stream.tokens <= most and len(stream.take(PIECE)):
             pass

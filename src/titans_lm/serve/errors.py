@@ -25,3 +25,8 @@ def bad_request(message: str, param: str | None = None) -> ClientError:
 
 def not_found(what: str, name: str) -> ClientError:
     return ClientError(404, f"there is no {what} {name[:100]!r}", code="not_found")
+
+
+def failure() -> ClientError:
+    """What a client is told of a fault of the server's own."""
+    return ClientError(500, "something went wrong here; it is in the server's log")

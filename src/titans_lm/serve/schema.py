@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from titans_lm.config import nearest
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+NAME_LENGTH = 200
+Name = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH)]
 """Names of conversations and memories: anything short; they reach the file system as hashes."""
 Stop = Annotated[str, Field(min_length=1, max_length=100)]
 

@@ -10,7 +10,7 @@ import uvicorn
 
 from titans_lm.serve.app import create_app
 from titans_lm.serve.engine import Engine
-from titans_lm.serve.settings import ServeSettings
+from titans_lm.serve.settings import ServeSettings, check_key
 from titans_lm.serve.store import Store
 from titans_lm.streaming.reader import check_readable
 from titans_lm.train.run import load_model, load_tokenizer
@@ -32,8 +32,7 @@ def serve_model(
     check_readable(model)
     name = settings.name or folder.resolve().name
     key = os.environ.get(KEY) if settings.api_key is None else settings.api_key
-    if key is not None and (not key or key.strip() != key):
-        raise ValueError("got an API key that is empty or has spaces around it; expected a key, or none at all")
+    check_key(KEY, key)
     listening, store, app = _listen(settings.host, settings.port), None, None
     try:
         if torch.device(model.device).type == "cpu":  # threads of one request would wait for those of another

@@ -45,5 +45,10 @@ class ServeSettings:
             check_at_least(name, getattr(self, name), 1)
         check_between("port", self.port, 0, 65535)
         check_between("max_seconds", self.max_seconds, 1e-3, 1e9)
-        if self.api_key == "":
-            raise ValueError("got an empty api_key; expected a key, or none")
+        check_key("api_key", self.api_key)
+
+
+def check_key(where: str, key: str | None) -> None:
+    """Refuse a key that no client could send."""
+    if key is not None and (not key or key.strip() != key):
+        raise ValueError(f"got {where} empty or with spaces around it; expected a key, or none at all")

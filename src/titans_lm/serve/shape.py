@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from titans_lm.serve.engine import Answer
-from titans_lm.serve.errors import Cancelled, ClientError
+from titans_lm.serve.errors import Cancelled, ClientError, failure
 from titans_lm.serve.schema import Asked, Chat
 
 log = logging.getLogger("titans_lm.serve")
@@ -20,6 +20,7 @@ class Shape:
 
     def __init__(self, asked: Asked, model: str) -> None:
         self.asked, self.chat = asked, isinstance(asked, Chat)
+        self.kind, self.part = ("chat.completion", "chat.completion.chunk") if self.chat else ("text_completion",) * 2
         ident = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.head = {"id": ident, "created": int(time.time()), "model": model}
 
@@ -29,8 +30,7 @@ class Shape:
             choice["message"] = {"role": "assistant", "content": answer.text, "refusal": None}
         else:
             choice["text"] = answer.text
-        kind = "chat.completion" if self.chat else "text_completion"
-        return {**self.head, "object": kind, "choices": [choice], "usage": answer.usage, **self._memory(answer)}
+        return {**self.head, "object": self.kind, "choices": [choice], "usage": answer.usage, **self._memory(answer)}
 
     def piece(self, text: str | None = None, answer: Answer | None = None, first: bool = False) -> dict[str, Any]:
         choice: dict[str, Any] = {
@@ -41,12 +41,11 @@ class Shape:
             choice["delta"] = role | ({} if text is None else {"content": text})
         else:
             choice["text"] = text or ""
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return {**self.head, "object": kind, "choices": [choice], **({} if answer is None else self._memory(answer))}
+        memory = {} if answer is None else self._memory(answer)
+        return {**self.head, "object": self.part, "choices": [choice], **memory}
 
     def usage(self, answer: Answer) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return {**self.head, "object": kind, "choices": [], "usage": answer.usage}
+        return {**self.head, "object": self.part, "choices": [], "usage": answer.usage}
 
     def _memory(self, answer: Answer) -> dict[str, Any]:
         return {"conversation": self.asked.conversation, "memory_tokens": answer.memory_tokens}
@@ -75,4 +74,4 @@ async def events(shape: Shape, first: Any, items: AsyncGenerator[Any, None]) -> 
             yield event(error.body())
         except Exception as error:  # the status is sent already; the client hears of it here
             log.error("a stream failed", exc_info=error)
-            yield event(ClientError(500, "something went wrong here; it is in the server's log").body())
+            yield event(failure().body())

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class TokenText:
+class RunningText:
     """Tokens as text, as soon as they make whole characters: `text`, and whether something is held back."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -58,7 +58,7 @@ class Writing:
     ) -> None:
         self.stops, self.emit = list(stops), emit
         self.shown, self.stopped = 0, False
-        self.tokens = TokenText(tokenizer)
+        self.tokens = RunningText(tokenizer)
         self._end: int | None = None
         self._memories = [(0, memory)]  # length of the text, and the memory there
 

@@ -154,8 +154,7 @@ class Reader:
         return stream
 
     def _begin_document(self, row: int) -> None:
-        marks = [mark for mark, due in ((self.eos, self._open[row]), (self.bos, True)) if due and mark is not None]
-        self._mark(row, marks)
+        self._mark(row, opening_marks((self.bos, self.eos), after_open=self._open[row]))
         self._open[row] = True
 
     def end_document(self) -> None:
@@ -277,6 +276,12 @@ def document_marks(tokenizer: "PreTrainedTokenizerBase | None") -> tuple[int | N
         return BOS, EOS
     ids: Any = tokenizer
     return ids.bos_token_id, ids.eos_token_id
+
+
+def opening_marks(marks: tuple[int | None, int | None], *, after_open: bool) -> list[int]:
+    """What is read before a document, of <bos> and <eos>: the end of one that is open, then the start."""
+    bos, eos = marks
+    return [mark for mark, due in ((eos, after_open), (bos, True)) if due and mark is not None]
 
 
 def _is_list_of_sources(source: Any) -> bool:

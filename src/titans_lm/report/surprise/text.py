@@ -9,7 +9,7 @@ import numpy as np
 
 from titans_lm.data.tokenizer import encode_bytes, is_byte_tokenizer
 from titans_lm.report.heat import characters
-from titans_lm.streaming.reader import document_marks
+from titans_lm.streaming.reader import document_marks, opening_marks
 from titans_lm.streaming.tokens import blocks_of_lines
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def read_file(path: Path, tokenizer: "PreTrainedTokenizerBase", *, after_open_do
     data = path.read_bytes()
     if not data:
         raise ValueError(f"got the file {str(path)!r}, which is empty; expected some text")
-    bos, eos = document_marks(tokenizer)
-    before = [mark for mark, due in ((eos, after_open_document), (bos, True)) if due and mark is not None]
+    before = opening_marks(document_marks(tokenizer), after_open=after_open_document)
     return token_text(str(path), data, tokenizer, before)
 
 
