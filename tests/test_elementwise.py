@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from titans_lm.elementwise import causal_taps, gated_linear, normed_gated_linear, rms_norm, unit_norm
+from titans_lm import elementwise
+from titans_lm.elementwise import causal_taps, gated_linear, normed_gated_linear, rms_norm, swiglu, unit_norm
 from titans_lm.layers import Linear, ShortConvolution, convolved, gated, joint
 
 
@@ -46,6 +47,7 @@ case("norm, sigmoid, linear", lambda g, x, w, n: normed_gated_linear(g, x, w, n,
 case("two norms, sigmoid, linear", lambda g, x, w, n, m: normed_gated_linear(g, x, w, n, m, 1e-5),
      lambda g, x, w, n, m: (rms(g, m).sigmoid() * rms(x, n)) @ w.T,
      (2, 5, 6), (2, 5, 6), (4, 6), (6,), (6,))  # fmt: skip
+case("SwiGLU", swiglu, lambda x, g, u, d: (F.silu(x @ g.T) * (x @ u.T)) @ d.T, (2, 5, 6), (9, 6), (9, 6), (4, 9))
 case("taps", causal_taps, plain_taps, (2, 8, 3), (4, 3))
 case("one tap", causal_taps, plain_taps, (2, 5, 3), (1, 3))
 
@@ -72,6 +74,19 @@ def test_each_gradient_can_be_asked_for_alone(name: str) -> None:
             given = [x.clone().requires_grad_(i == asked) for i, x in enumerate(inputs)]
             found.append(torch.autograd.grad(function(*given).square().sum(), given[asked])[0])
         torch.testing.assert_close(*found, rtol=0.0, atol=1e-11)
+
+
+def test_an_mlp_of_many_rows_is_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of 64 rows, the last one shorter, it is what it is in one."""
+    given = [drawn(3, 50, 6), drawn(9, 6), drawn(9, 6), drawn(4, 9)]
+    found = []
+    for numbers in (1, 2**19):
+        monkeypatch.setattr(elementwise, "BLOCK", numbers)
+        inputs = [x.clone().requires_grad_() for x in given]
+        y = swiglu(*inputs)
+        found.append([y, *torch.autograd.grad(y.square().mean(), inputs)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-12)
 
 
 def test_a_vector_of_zeros_has_a_gradient_too() -> None:

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from titans_lm.ops.products import linear, outer, times
+
 Gating = Literal["silu", "sigmoid"]
 
 
@@ -98,7 +100,7 @@ def gated_linear(
 ) -> Float[Tensor, "*s O"]:
     """(φ(gate) ∘ x) Wᵀ, φ being SiLU or the sigmoid."""
     if not followed(gate, x, weight) or torch.is_autocast_enabled(gate.device.type):
-        return F.linear(_open(gate, activation) * x, weight)
+        return linear(_open(gate, activation) * x, weight)
     return _GatedLinear.apply(gate, x, weight, activation)
 
 
@@ -111,7 +113,7 @@ class _GatedLinear(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, x: Tensor, weight: Tensor, activation: Gating) -> Tensor:
         ctx.save_for_backward(gate, x, weight)
         ctx.activation = activation
-        return F.linear(_open(gate, activation).mul_(x), weight)
+        return linear(_open(gate, activation).mul_(x), weight)
 
     @staticmethod
     @once_differentiable
@@ -120,14 +122,72 @@ class _GatedLinear(torch.autograd.Function):
         (grad,), (gate, x, weight) = grads, ctx.saved_tensors
         opened, d_weight = _open(gate, ctx.activation), None
         if ctx.needs_input_grad[2]:
-            d_weight = grad.flatten(0, -2).t() @ (opened * x).flatten(0, -2)
-        d_product = grad @ weight
+            d_weight = outer(grad, opened * x)
+        d_product = times(grad, weight)
         d_opened = d_product * x
         if ctx.activation == "silu":
             d_gate = torch.ops.aten.silu_backward(d_opened, gate)
         else:
             d_gate = torch.ops.aten.sigmoid_backward(d_opened, opened)
         return d_gate, d_product.mul_(opened), d_weight, None
+
+
+def swiglu(
+    x: Float[Tensor, "*s E"], gate: Float[Tensor, "F E"], up: Float[Tensor, "F E"], down: Float[Tensor, "O F"]
+) -> Float[Tensor, "*s O"]:
+    """(SiLU(x W_gateᵀ) ∘ x W_upᵀ) W_downᵀ, on a CPU some rows at a time: a hidden layer of all outgrows caches."""
+    return _SwiGLU.apply(x, gate, up, down)
+
+
+BLOCK = 2**19
+"""Numbers of one hidden layer in a block of rows; about five such layers are at work."""
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        both, blocks = torch.cat((gate, up)), _blocks(x, len(gate))
+        hidden = [linear(rows, both) for rows in blocks]
+        ctx.save_for_backward(x, both, down, *hidden)
+        y = x.new_empty(*x.shape[:-1], len(down))
+        for part, out in zip(hidden, _blocks(y, len(gate)), strict=True):
+            opened, raised = part.chunk(2, dim=-1)
+            out.copy_(linear(F.silu(opened).mul_(raised), down))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        (grad,), (x, both, down, *hidden) = grads, ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        d_x = torch.empty_like(x) if wanted[0] else None
+        d_both = torch.zeros_like(both) if wanted[1] or wanted[2] else None
+        d_down = torch.zeros_like(down) if wanted[3] else None
+        width = len(both) // 2
+        d_rows = [None] * len(hidden) if d_x is None else _blocks(d_x, width)
+        for rows, out, d_out, part in zip(_blocks(x, width), d_rows, _blocks(grad, width), hidden, strict=True):
+            opened, raised = part.chunk(2, dim=-1)
+            gated = F.silu(opened)
+            if d_down is not None:
+                d_down += outer(d_out, gated * raised)
+            d_product = times(d_out, down)
+            d_part = torch.empty_like(part)
+            d_opened, d_raised = d_part.chunk(2, dim=-1)
+            torch.mul(d_product, gated, out=d_raised)
+            d_opened.copy_(torch.ops.aten.silu_backward(d_product.mul_(raised), opened))
+            if d_both is not None:
+                d_both += outer(d_part, rows)
+            if out is not None:
+                out.copy_(times(d_part, both))
+        d_gate, d_up = (None, None) if d_both is None else d_both.chunk(2)
+        return d_x, d_gate, d_up, d_down
+
+
+def _blocks(x: Tensor, width: int) -> tuple[Tensor, ...]:
+    """The rows of (*s, E), on a CPU in blocks of which a hidden layer of this width stays in the caches."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows.split(max(64, BLOCK // width)) if x.is_cpu else (rows,)
 
 
 def normed_gated_linear(
@@ -150,7 +210,7 @@ class _NormedGatedLinear(torch.autograd.Function):
         x_rstd, gate_rstd = _rstd(x, eps), None if gate_weight is None else _rstd(gate, eps)
         ctx.save_for_backward(gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd)
         opened = torch.sigmoid(gate if gate_rstd is None else _scaled(gate, gate_rstd, gate_weight))
-        return F.linear(opened.mul_(_scaled(x, x_rstd, x_weight).reshape(gate.shape)), weight)
+        return linear(opened.mul_(_scaled(x, x_rstd, x_weight).reshape(gate.shape)), weight)
 
     @staticmethod
     @once_differentiable
@@ -159,8 +219,8 @@ class _NormedGatedLinear(torch.autograd.Function):
         (grad,), (gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd) = grads, ctx.saved_tensors
         normed = _scaled(x, x_rstd, x_weight).reshape(gate.shape)
         opened = torch.sigmoid(gate if gate_rstd is None else _scaled(gate, gate_rstd, gate_weight))
-        d_weight = grad.flatten(0, -2).t() @ (opened * normed).flatten(0, -2)
-        d_product = grad @ weight
+        d_weight = outer(grad, opened * normed)
+        d_product = times(grad, weight)
         d_gate = torch.ops.aten.sigmoid_backward(normed.mul_(d_product), opened)
         d_x, d_x_weight = _rms_adjoint(d_product.mul_(opened).view(x.shape), x, x_weight, x_rstd)
         d_gate_weight = None

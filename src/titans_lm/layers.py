@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from titans_lm.elementwise import Gating, causal_taps, followed, gated_linear, normed_gated_linear, rms_norm
+from titans_lm.elementwise import Gating, causal_taps, followed, gated_linear, normed_gated_linear, rms_norm, swiglu
+from titans_lm.ops.products import linear
 from titans_lm.ops.state import state_dtype
 
 
@@ -86,9 +87,9 @@ class Linear(nn.Linear):
         weight = self.weight
         alone = input.numel() == self.in_features and weight.numel() <= self.most
         if not alone or not input.is_cpu or input.dtype != weight.dtype or weight.dtype.itemsize < 4:
-            return F.linear(input, weight, self.bias)
+            return linear(input, weight, self.bias)
         if torch.is_autocast_enabled("cpu"):
-            return F.linear(input, weight, self.bias)
+            return linear(input, weight, self.bias)
         y = torch.linalg.vecdot(weight, input.reshape(-1))
         y = y if self.bias is None else y + self.bias
         return y.view(*input.shape[:-1], -1)
@@ -104,7 +105,7 @@ def side_by_side(x: Float[Tensor, "B T E"], *projs: nn.Module) -> Float[Tensor, 
     if not plain(*projs):
         return torch.cat([proj(x) for proj in projs], dim=-1)
     weights: list[Any] = [proj.weight for proj in projs]
-    return F.linear(x, torch.cat(weights))
+    return linear(x, torch.cat(weights))
 
 
 def joint(x: Float[Tensor, "B T E"], *projs: nn.Module) -> tuple[Tensor, ...]:
@@ -178,6 +179,11 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(hidden, width, bias=False)
 
     def forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        projs: list[Any] = [self.gate_proj, self.up_proj, self.down_proj]
+        weights = [proj.weight for proj in projs]
+        together = x.shape[1] > 1 and plain(*projs) and followed(x, *weights)
+        if together and all(w.dtype == x.dtype for w in weights) and not torch.is_autocast_enabled(x.device.type):
+            return swiglu(x, *weights)
         return gated(self.down_proj, self.gate_proj(x), self.up_proj(x), "silu")
 
 

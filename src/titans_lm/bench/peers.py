@@ -130,7 +130,8 @@ def generation(quick: bool, python: Path) -> Comparison:
     case = {**model_case("mac", quick), "rows": 1, **sizes}
     # compiling takes its time and says nothing in a try-out
     compiled = [] if quick else [
-        Case(label="our MAC, generate(), compiled", kind="model", mode="generate", case={**case, "compiled": True})
+        Case(label=f"our MAC, {how}, compiled", kind="model", mode=mode, case={**case, "compiled": True})
+        for how, mode in (("generate()", "generate"), ("plain loop", "loop"))
     ]  # fmt: skip
     return (
         f"MAC model, {case['tokens']} tokens after a prompt of {case['prompt']}",

@@ -70,8 +70,9 @@ def page(found: Results, link: str) -> str:
 
 INTRODUCTION = """Every number on this page was written by `titans bench`; [the guide](guides/bench.md) says what each
 command measures and how. "% of matmul" is the share of the floating point operations per second that a large square
-matrix product reaches in the same process, right before and after. Peak memory is the growth of the process above what
-it had after its imports (on a GPU: of the device's memory), "max/min" the slowest run over the fastest. Where sides are
+matrix product of torch's reaches in the same process, right before and after; where torch gives it to MKL and our
+products go to oneDNN, which is faster on some CPUs, the share of oneDNN's is in brackets. Peak memory is the growth of
+the process above what it had after its imports (on a GPU: of the device's memory), "max/min" the slowest run over the fastest. Where sides are
 compared they took turns; "× name" is our speed over that side's, the median of the rounds."""
 
 TITLES = {
@@ -132,7 +133,11 @@ def speed(row: Result) -> str:
 
 
 def share(row: Result) -> str:
-    return f"{100 * row['share_of_matmul']:.0f} %" if "share_of_matmul" in row else "–"
+    if "share_of_matmul" not in row:
+        return "–"
+    shown = f"{100 * row['share_of_matmul']:.0f} %"
+    fastest = row.get("one_dnn_flops_per_second")
+    return shown if fastest is None else f"{shown} ({100 * row['flops_per_second'] / fastest:.0f} % of oneDNN)"
 
 
 def memory(row: Result) -> str:

@@ -3,6 +3,7 @@
 Ours of any architecture, and Llama and Mamba2 from transformers at the same width, depth and vocabulary.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -147,7 +148,7 @@ def generate(model: nn.Module, case: dict[str, Any], device: torch.device) -> tu
 
 
 def loop(model: nn.Module, case: dict[str, Any], device: torch.device) -> tuple[Callable[[], Any], int, int]:
-    """The same tokens by a plain loop over the model: its state goes in and out, and a token is drawn."""
+    """The same tokens by a plain loop over the model, as titans-pytorch writes: filter, temperature, and a draw."""
     prompt = draw(case, case["prompt"], device)
     model.eval()
 
@@ -155,7 +156,9 @@ def loop(model: nn.Module, case: dict[str, Any], device: torch.device) -> tuple[
     def step() -> None:
         logits, carried = read(model, prompt, None)
         for _ in range(case["tokens"] - 1):
-            token = torch.multinomial((logits[:, -1] / 1.5).softmax(-1), 1)
+            logits = logits[:, -1]
+            unlikely = logits < logits.amax(-1, keepdim=True) + math.log(0.1)  # of less than a tenth of the largest
+            token = torch.multinomial((logits / 1.5).masked_fill_(unlikely, -math.inf).softmax(-1), 1)
             logits, carried = read(model, token, carried)
 
     return step, case["rows"] * case["tokens"], case["tokens"]

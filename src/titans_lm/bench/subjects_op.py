@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from titans_lm.bench.flops import memory_flops, memory_widths
-from titans_lm.bench.measure import Runnable
+from titans_lm.bench.measure import Runnable, seconds
 from titans_lm.config import MemoryConfig
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
+from titans_lm.ops.products import has_faster_products, linear
 
 DECODED = 64
 """Tokens that a run of decoding writes, or one chunk if that is longer: whole chunks, so every place counts alike."""
@@ -93,7 +95,18 @@ def build(request: dict[str, Any], device: torch.device) -> Runnable:
         tokens,
         None if mode == "decode" else times * tokens * case["heads"] * per_token,
         case["tokens"] if calls else 1,
+        one_dnn_rate(request, device),
     )
+
+
+def one_dnn_rate(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Operations per second of the same square product as beside every case, where oneDNN does it and is faster."""
+    if device.type != "cpu" or request["dtype"] != "float32" or not has_faster_products():
+        return {}
+    size = request["matmul"]
+    a, b = (torch.randn(size, size) for _ in range(2))
+    linear(a, b)
+    return {"one_dnn_flops_per_second": 2 * size**3 / median(seconds(lambda: linear(a, b), device) for _ in range(5))}
 
 
 def _forward(call: Call, case: dict[str, Any]) -> Callable[[], Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.network import LAYER_NORM_EPS, curvature, slope_times
+from titans_lm.ops.products import add_bmm_, bmm, bmm_into
 from titans_lm.ops.segment import (
     Read,
     Rows,
@@ -96,7 +97,7 @@ class SegmentAdjoint:
             g, x = self.gates[layer], found.inputs[layer]
             self.d_read.insert(0, dz)
             shape = x.shape
-            d_both = torch.bmm(flat(dz), flat(self.states.both[layer][:n]).transpose(1, 2))
+            d_both = bmm(flat(dz), flat(self.states.both[layer][:n]).transpose(1, 2))
             d_kept, d_past = d_both.view(*shape[:-1], -1).chunk(2, dim=-1)
             through_init = None
             if rows.leads_to is not None:
@@ -104,7 +105,7 @@ class SegmentAdjoint:
                 through_init = times_shared(dz, initial.transpose(1, 2), rows)
                 d_kept -= through_init
                 forgotten = heads_first(x - found.both[layer][..., : shape[-1]], rows)
-                self.shared.initial[layer].baddbmm_(forgotten.transpose(1, 2), heads_first(dz, rows))
+                add_bmm_(self.shared.initial[layer], forgotten.transpose(1, 2), heads_first(dz, rows))
             self.gate_grads[layer] |= {
                 "a": (d_kept * x).sum_to_size(g.a.shape),
                 "f": (d_past * x).sum_to_size(g.f.shape),
@@ -121,14 +122,14 @@ class SegmentAdjoint:
         g, x, h, delta = self.gates[layer], found.inputs[layer], self.written.inputs[layer], self.written.deltas[layer]
         weighted = found.weighted[layer]
         minus = -flat(dz)
-        d_weighted = torch.bmm(minus, flat(delta).transpose(1, 2)).view(weighted.shape)
-        self.d_deltas.insert(0, torch.bmm(flat(weighted).transpose(1, 2), minus).view(delta.shape))
+        d_weighted = bmm(minus, flat(delta).transpose(1, 2)).view(weighted.shape)
+        self.d_deltas.insert(0, bmm(flat(weighted).transpose(1, 2), minus).view(delta.shape))
         raw = found.raw[layer]
         if raw is not None:
             self.gate_grads[layer]["G"] = d_weighted * raw
             d_weighted.mul_(g.G)
-            flat(dx).baddbmm_(flat(d_weighted), flat(h))
-            dh = torch.bmm(flat(d_weighted).transpose(1, 2), flat(x)).view(h.shape)
+            add_bmm_(flat(dx), flat(d_weighted), flat(h))
+            dh = bmm(flat(d_weighted).transpose(1, 2), flat(x)).view(h.shape)
         else:
             through_x = torch.einsum("nrtj,nrdtj->nrtjd", d_weighted, g.G)
             dx += torch.einsum("nrtjd,nrjd->nrtd", through_x, h)
@@ -144,7 +145,7 @@ class SegmentAdjoint:
             self._leave_anchor(complete[i], carried)
             for layer in range(self.L):
                 self._advance(layer, i, carried)
-                carried.both[layer].baddbmm_(found.both[layer][i].transpose(1, 2), self.d_read[layer][i])
+                add_bmm_(carried.both[layer], found.both[layer][i].transpose(1, 2), self.d_read[layer][i])
             if self.states.aliased[i]:
                 target = carried.W
                 if carried.anchor is not None:
@@ -204,10 +205,10 @@ class SegmentAdjoint:
         dW, dS = carried.W[layer], carried.S[layer]
         W, S = self.states.W[layer][i], self.states.S[layer][i]
         minus = -self.written.deltas[layer][i]
-        d_scaled = torch.bmm(minus, carried.both[layer].transpose(1, 2), out=self.d_scaled[layer][i])
+        d_scaled = bmm_into(minus, carried.both[layer].transpose(1, 2), self.d_scaled[layer][i])
         d_memory, d_surprise = d_scaled.chunk(2, dim=-1)
         self.d_inputs[layer][i].addcmul_(d_memory, g.memory_end[i]).addcmul_(d_surprise, g.surprise_end[i])
-        self.d_deltas[layer][i].baddbmm_(self.written.scaled[layer][i], carried.both[layer], alpha=-1)
+        add_bmm_(self.d_deltas[layer][i], self.written.scaled[layer][i], carried.both[layer], alpha=-1)
         a, f, e = (x[i, :, -1:].transpose(1, 2) for x in (g.a, g.f, g.eta_end))
         product = dW * W
         if self.rows.leads_to is not None:
@@ -231,16 +232,16 @@ class SegmentAdjoint:
             else:
                 torch.mul(d_delta, bend[i], out=self.d_pre[layer][i])
             d_back = torch.mul(d_delta, self.slopes[layer][i], out=self.d_back[layer][i])
-            d_anchor[layer + 1].baddbmm_(d_back.transpose(1, 2), w.deltas[layer + 1][i])
-            d_delta = self.d_deltas[layer + 1][i].baddbmm_(d_back, anchor[layer + 1])
+            add_bmm_(d_anchor[layer + 1], d_back.transpose(1, 2), w.deltas[layer + 1][i])
+            d_delta = add_bmm_(self.d_deltas[layer + 1][i], d_back, anchor[layer + 1])
         self._last_error(i, d_delta)
         for layer in range(L - 1, 0, -1):
             d_z = self.d_pre[layer][i]
-            d_anchor[layer].baddbmm_(w.inputs[layer][i].transpose(1, 2), d_z)
-            d_h = self.d_inputs[layer][i].baddbmm_(d_z, anchor[layer].transpose(1, 2))
+            add_bmm_(d_anchor[layer], w.inputs[layer][i].transpose(1, 2), d_z)
+            d_h = add_bmm_(self.d_inputs[layer][i], d_z, anchor[layer].transpose(1, 2))
             self.d_pre[layer - 1][i].addcmul_(d_h, self.slopes[layer - 1][i])
-        d_anchor[0].baddbmm_(w.inputs[0][i].transpose(1, 2), self.d_pre[0][i])
-        self.d_inputs[0][i].baddbmm_(self.d_pre[0][i], anchor[0].transpose(1, 2))
+        add_bmm_(d_anchor[0], w.inputs[0][i].transpose(1, 2), self.d_pre[0][i])
+        add_bmm_(self.d_inputs[0][i], self.d_pre[0][i], anchor[0].transpose(1, 2))
 
     def _last_error(self, i: int, g: Tensor) -> None:
         """Through δ_L: with a LayerNorm through its backward pass, δ = r (p − ⟨p⟩ − u ⟨p u⟩), ⟨·⟩ the mean.

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, activate, slope_times
+from titans_lm.ops.products import bmm
 from titans_lm.ops.segment import layer_norm_adjoint
 
 
@@ -49,8 +50,8 @@ class _Recall(torch.autograd.Function):
         d_M: list[Tensor | None] = []
         for layer in range(len(M) - 1, -1, -1):
             h = q.flatten(0, 1) if layer == 0 else activate(pre[layer - 1], network.activation)
-            d_M.insert(0, torch.bmm(h.transpose(1, 2), dz).view(M[layer].shape) if needed[layer] else None)
-            d_h = torch.bmm(dz, M[layer].flatten(0, 1).transpose(1, 2))
+            d_M.insert(0, bmm(h.transpose(1, 2), dz).view(M[layer].shape) if needed[layer] else None)
+            d_h = bmm(dz, M[layer].flatten(0, 1).transpose(1, 2))
             dz = d_h if layer == 0 else slope_times(d_h, pre[layer - 1], d_h, network.activation)
         d_q = dz.add_(grad) if network.residual else dz
         return None, d_weight, d_bias, d_q.view(q.shape), *d_M
@@ -61,5 +62,5 @@ def _layers(q: Tensor, M: Sequence[Tensor], network: MemoryNetwork) -> list[Tens
     pre: list[Tensor] = []
     for layer, W in enumerate(M):
         h = q.flatten(0, 1) if layer == 0 else activate(pre[-1], network.activation)
-        pre.append(torch.bmm(h, W.flatten(0, 1)))
+        pre.append(bmm(h, W.flatten(0, 1)))
     return pre

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, activate_into, slope_times
+from titans_lm.ops.products import add_bmm_, bmm, bmm_into
 
 Weights = tuple[Tensor, ...]
 
@@ -196,10 +197,10 @@ def write(
             if layer > 0:
                 activate_into(pre[layer - 1][i], inputs[layer][i], act)
             if kept is None or layer < L - 1:
-                torch.bmm(inputs[layer][i], W, out=pre[layer][i])
+                bmm_into(inputs[layer][i], W, pre[layer][i])
         last.into(deltas[-1][i], i, pre[-1][i])
         for layer in range(L - 1, 0, -1):
-            torch.bmm(deltas[layer][i], anchor[layer].transpose(1, 2), out=back[layer - 1][i])
+            bmm_into(deltas[layer][i], anchor[layer].transpose(1, 2), back[layer - 1][i])
             slope_times(back[layer - 1][i], pre[layer - 1][i], deltas[layer - 1][i], act)
         for layer in range(1, L):
             weigh(inputs[layer][i], gates[layer].memory_end[i], gates[layer].surprise_end[i], scaled[layer][i])
@@ -232,7 +233,7 @@ def _advance(rows: Rows, states: States, layer: int, i: int, g: ChunkGates, scal
     if rows.leads_to is not None:
         by_head(W_new, rows).addcmul_(rows.leads_to[layer], by_head(1.0 - a, rows))
     torch.mul(S, e, out=S_new)
-    states.both[layer][i + 1].baddbmm_(scaled.transpose(1, 2), delta, alpha=-1)
+    add_bmm_(states.both[layer][i + 1], scaled.transpose(1, 2), delta, alpha=-1)
 
 
 def by_head(x: Tensor, rows: Rows) -> Tensor:
@@ -287,9 +288,9 @@ def read(
         if kept is not None and layer == L - 1:
             z = kept
         else:
-            z = torch.bmm(flat(both), flat(states.both[layer][:n]))
-            z.baddbmm_(flat(weighted), flat(written.deltas[layer]), alpha=-1)
-            z = z.view(*x.shape[:-1], -1)
+            z = torch.empty_like(written.deltas[layer])
+            bmm_into(flat(both), flat(states.both[layer][:n]), flat(z))
+            add_bmm_(flat(z), flat(weighted), flat(written.deltas[layer]), alpha=-1)
             if rows.leads_to is not None:
                 z += times_shared(x - both[..., : x.shape[-1]], rows.leads_to[layer], rows)
         for several, value in zip(found, (x, both, raw, weighted, z), strict=True):
@@ -311,7 +312,7 @@ def answers(rows: Rows, q: Tensor, z: Tensor) -> Tensor:
 def similarity(x: Tensor, h: Tensor, G: Tensor) -> tuple[Tensor | None, Tensor]:
     """x hᵀ and (x hᵀ) ∘ G for all chunks; with channel-wise gates only Σ_d x_td h_jd G_dtj."""
     if G.dim() == 4:
-        raw = torch.bmm(flat(x), flat(h).transpose(1, 2)).view(G.shape)
+        raw = bmm(flat(x), flat(h).transpose(1, 2)).view(G.shape)
         return raw, raw * G
     return None, torch.einsum("nrtd,nrjd,nrdtj->nrtj", x, h, G)
 
@@ -329,5 +330,5 @@ def heads_first(x: Tensor, rows: Rows) -> Tensor:
 def times_shared(x: Tensor, weight: Tensor, rows: Rows) -> Tensor:
     """x W for weights (H, D_in, D_out) that all rows of a head share."""
     n, _, C, _ = x.shape
-    z = torch.bmm(heads_first(x, rows), weight)
+    z = bmm(heads_first(x, rows), weight)
     return z.unflatten(1, (n, rows.batch, C)).permute(1, 2, 0, 3, 4).flatten(1, 2)
