@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 LEAST = 2**20
 """Multiplications from which a product is worth the call."""
-LEAST_EACH = 2**22
+LEAST_EACH = 9_000_000
 """The same for each product of a batch, which MKL takes in a single call."""
 
 
