@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from titans_lm.config import check_at_least
-from titans_lm.data.tokenizer import PAD, TokenIds
+from titans_lm.data.tokenizer import TokenIds
 
 IGNORED = -100
 Batch = dict[str, Tensor]
@@ -84,12 +84,14 @@ class DocumentLanes:
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
         self.pieces = [-(-(len(document) - 1) // seq_len) for document in self.documents]
         self.ends: list[list[int]] = [[] for _ in range(batch_size)]
-        self.fingerprint = fingerprint(documents, kind="lanes", seq_len=seq_len, batch_size=batch_size, seed=seed)
+        named: str | None = getattr(documents, "fingerprint", None)  # prepared documents have been hashed already
+        settings = {"kind": "lanes", "seq_len": seq_len, "batch_size": batch_size, "seed": seed}
+        self.fingerprint = fingerprint(documents, **settings) if named is None else f"{named} {settings}"
         self._order = lru_cache(maxsize=8)(self._shuffled)
 
     def __call__(self, step: int) -> Batch:
         shape = (self.batch_size, self.seq_len)
-        inputs, targets = np.full(shape, PAD), np.full(shape, IGNORED)
+        inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED)  # any id will do where nothing is read
         mask, reset = np.zeros(shape, np.int64), np.zeros(self.batch_size, bool)
         for lane in range(self.batch_size):
             document, piece = self._locate(lane, step)
