@@ -61,7 +61,7 @@ def _prepared(settings: LanguageSettings) -> LanguageData:
     tokenizer = folder.tokenizer()
     sizes = {"seq_len": settings.seq_len, "batch_size": settings.batch_size, "seed": settings.seed}
     if settings.stateful:
-        batches: Callable[[int], Batch] = DocumentLanes(folder.train, **sizes)
+        batches: Callable[[int], Batch] = DocumentLanes(folder.train, **sizes, pad=0)
     elif settings.boundaries == "reset":
         batches = DocumentRows(folder.train, **sizes)
     else:
