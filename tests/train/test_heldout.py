@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import encode_document
-from titans_lm.train.heldout import HeldOut, token_bits
+from titans_lm.train.heldout import HeldOut, held_out_bytes, token_bits
 
 TEXTS = [b"short", b"the longest of these documents by far, in many pieces", b"", b"a", b"of middling length here"]
 DOCUMENTS = [encode_document(text, eos=False) for text in TEXTS]
@@ -56,14 +56,14 @@ def test_a_model_that_knows_nothing_needs_eight_bits():
         def forward(self, input_ids, **_):
             return type("Output", (), {"logits": torch.zeros(*input_ids.shape, 256)})
 
-    held_out = HeldOut([Document("x", b"abc" * 50)], seq_len=16, batch_size=2, max_bytes=1000)
+    held_out = HeldOut(*held_out_bytes([Document("x", b"abc" * 50)], 1000), seq_len=16, batch_size=2)
     assert held_out(Uniform()) == {"held_out_bits_per_byte": pytest.approx(8.0)}
 
 
 def test_bits_per_byte_is_the_mean_over_what_fits(titans):
     model = titans("mag")
     documents = [Document(str(i), text) for i, text in enumerate(TEXTS)]
-    held_out = HeldOut(documents, seq_len=8, batch_size=2, max_bytes=20, carry=True)
+    held_out = HeldOut(*held_out_bytes(documents, 20), seq_len=8, batch_size=2, carry=True)
     assert held_out.bytes == 20
     read = [encode_document(TEXTS[0], eos=False), encode_document(TEXTS[1][:15], eos=False)]
     wanted = torch.cat([bits_of(model, document) for document in read]).mean()
@@ -72,7 +72,7 @@ def test_bits_per_byte_is_the_mean_over_what_fits(titans):
 
 def test_nothing_to_read_is_an_error(titans, llama):
     with pytest.raises(ValueError, match="got no held-out text"):
-        HeldOut([Document("x", b"")], seq_len=8, batch_size=1, max_bytes=10)
+        HeldOut(*held_out_bytes([Document("x", b"")], 10), seq_len=8, batch_size=1)
     with pytest.raises(ValueError, match="got carry=True for a LlamaForCausalLM"):
         token_bits(llama(), DOCUMENTS, seq_len=8, carry=True)
     with pytest.raises(ValueError, match="got seq_len=0"):

@@ -71,25 +71,30 @@ class DocumentLanes:
         attention_mask   (B, T)   0 on padding
         reset            (B,)     true where a row's piece is the first of its document
 
-    So every token of a document is predicted exactly once, and only the last piece of a document is padded. The lanes
-    draw from one endless list, the documents in an order shuffled anew each time around. A document longer than an
-    equal share of all tokens is cut into such shares first, else one long file would leave all lanes but one idle.
+    So every token of a document is predicted exactly once, and only the last piece of a document is padded, with
+    the id `pad`. The lanes draw from one endless list, the documents in an order shuffled anew each time around. A
+    document longer than an equal share of all tokens is cut into such shares first, else one long file would leave
+    all lanes but one idle.
     """
 
-    def __init__(self, documents: Sequence[TokenIds], *, seq_len: int, batch_size: int, seed: int = 0) -> None:
+    def __init__(
+        self, documents: Sequence[TokenIds], *, seq_len: int, batch_size: int, seed: int = 0, pad: int = PAD
+    ) -> None:
         _check_sizes(seq_len, batch_size)
         self.documents = _shares([document for document in documents if len(document) > 1], batch_size)
         if not self.documents:
             raise ValueError("got no document of two tokens or more; expected text to train on")
-        self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
+        self.seq_len, self.batch_size, self.seed, self.pad = seq_len, batch_size, seed, pad
         self.pieces = [-(-(len(document) - 1) // seq_len) for document in self.documents]
         self.ends: list[list[int]] = [[] for _ in range(batch_size)]
-        self.fingerprint = fingerprint(documents, kind="lanes", seq_len=seq_len, batch_size=batch_size, seed=seed)
+        named: str | None = getattr(documents, "fingerprint", None)  # prepared documents have been hashed already
+        settings = {"kind": "lanes", "seq_len": seq_len, "batch_size": batch_size, "seed": seed}
+        self.fingerprint = fingerprint(documents, **settings) if named is None else f"{named} {settings}"
         self._order = lru_cache(maxsize=8)(self._shuffled)
 
     def __call__(self, step: int) -> Batch:
         shape = (self.batch_size, self.seq_len)
-        inputs, targets = np.full(shape, PAD), np.full(shape, IGNORED)
+        inputs, targets = np.full(shape, self.pad), np.full(shape, IGNORED)
         mask, reset = np.zeros(shape, np.int64), np.zeros(self.batch_size, bool)
         for lane in range(self.batch_size):
             document, piece = self._locate(lane, step)

@@ -90,8 +90,8 @@ def split_documents(
     if not 0.0 < held_out < 1.0:
         raise ValueError(f"got held_out={held_out}; expected a share of the text between 0 and 1, say 0.05")
     if len(documents) == 1:
-        return _split_position(documents[0], held_out)
-    chances = {document.name: _chance(document.name) for document in documents}
+        return split_position(documents[0], held_out)
+    chances = {document.name: chance(document.name) for document in documents}
     ranked = sorted(documents, key=lambda document: (chances[document.name], document.name))
     count = sum(chances[document.name] < held_out for document in documents)
     held = ranked[: min(max(count, 1), len(documents) - 1)]
@@ -100,7 +100,7 @@ def split_documents(
     return train, held, f"{len(held)} of {len(documents)} documents held out, by a hash of their names"
 
 
-def _split_position(document: Document, held_out: float) -> tuple[list[Document], list[Document], str]:
+def split_position(document: Document, held_out: float) -> tuple[list[Document], list[Document], str]:
     """Cut one document near its end, after a line where there is one close by."""
     data = document.data
     if len(data) < 2:
@@ -112,7 +112,7 @@ def _split_position(document: Document, held_out: float) -> tuple[list[Document]
     return [parts[0]], [parts[1]], f"one document: bytes 0 to {cut} to train on, the rest held out"
 
 
-def _chance(name: str) -> float:
+def chance(name: str) -> float:
     """Map a name to a number in [0, 1) that looks random and never changes."""
     return int.from_bytes(blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") / 2**64
 
@@ -126,20 +126,27 @@ def _read_folder(
     folder: Path, left_out: frozenset[str] = frozenset(), suffix: str = ""
 ) -> tuple[list[Document], list[str]]:
     documents, skipped = [], []
-    for path in sorted(_files(folder, left_out), key=lambda path: path.relative_to(folder).as_posix()):
-        if not path.name.endswith(suffix):
-            continue
-        name = path.relative_to(folder).as_posix()
-        try:
-            data = _read_text(path)
-        except OSError as error:
-            skipped.append(f"{name}: {error.strerror}")
-            continue
-        if data:
-            documents.append(Document(name, data))
-        else:
-            skipped.append(f"{name}: {'empty' if data is not None else 'not text (it holds a zero byte)'}")
+    for path in files_below(folder, left_out):
+        if path.name.endswith(suffix):
+            found = read_file(path, path.relative_to(folder).as_posix())
+            documents.append(found) if isinstance(found, Document) else skipped.append(found)
     return documents, skipped
+
+
+def read_file(path: Path, name: str) -> Document | str:
+    """Read a file as a document of that name, or say why it is skipped: empty, no text, or not to be opened."""
+    try:
+        data = _read_text(path)
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    if data:
+        return Document(name, data)
+    return f"{name}: {'empty' if data is not None else 'not text (it holds a zero byte)'}"
+
+
+def files_below(folder: Path, left_out: frozenset[str] = frozenset()) -> list[Path]:
+    """List the regular files below a folder in the order of their names; those that start with a dot are left out."""
+    return sorted(_files(folder, left_out), key=lambda path: path.relative_to(folder).as_posix())
 
 
 def _read_text(path: Path) -> bytes | None:

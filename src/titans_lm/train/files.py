@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 HIDDEN = ".unfinished-"
 """Start of the names of what is not finished, or no longer wanted; nothing reads these."""
@@ -31,6 +31,16 @@ def write_atomically(path: Path, data: str | bytes | Iterable[str]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    _sync_folder(path.parent)
+
+
+def publish(file: IO[bytes], path: Path) -> None:
+    """Give a file that was written under another name its own, once all of it is on the disk."""
+    with file:
+        file.flush()
+        os.fsync(file.fileno())
+    os.chmod(file.name, 0o666 & ~_umask())
+    os.replace(file.name, path)
     _sync_folder(path.parent)
 
 

@@ -1,6 +1,7 @@
 """Bits per byte on text that was held out: every token predicted once, with the memory carried or started anew."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,9 +10,13 @@ from torch.nn import functional as F
 
 from titans_lm.config import check_at_least
 from titans_lm.data.batches import IGNORED
+from titans_lm.data.prepared import Split
 from titans_lm.data.text import Document
-from titans_lm.data.tokenizer import PAD, TokenIds, encode_document
+from titans_lm.data.tokenizer import TokenIds, encode_document, is_byte_tokenizer
 from titans_lm.ops.state import map_state
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LN2 = 0.6931471805599453
 
@@ -19,25 +24,64 @@ LN2 = 0.6931471805599453
 class HeldOut:
     """Measure bits per byte on documents: the evaluation that runs during training.
 
-    Documents are read whole in the given order until `max_bytes` are used up; the last is cut there.
+    Each document begins with a token that is not predicted, <bos> where there is one; `text_bytes` are the bytes of
+    text that all others stand for.
     """
 
     def __init__(
-        self, documents: Iterable[Document], *, seq_len: int, batch_size: int, max_bytes: int, carry: bool = False
+        self, documents: Sequence[TokenIds], text_bytes: int, *, seq_len: int, batch_size: int, carry: bool = False
     ) -> None:
         self.seq_len, self.batch_size, self.carry = seq_len, batch_size, carry
-        self.documents: list[TokenIds] = []
-        for document in documents:
-            if max_bytes > 0:
-                self.documents.append(encode_document(document.data[:max_bytes], eos=False))
-                max_bytes -= len(document.data)
-        self.bytes = sum(len(document) - 1 for document in self.documents)
+        self.documents, self.bytes = list(documents), text_bytes
         if not self.bytes:
             raise ValueError("got no held-out text; expected at least one byte to predict")
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         bits = token_bits(model, self.documents, seq_len=self.seq_len, batch_size=self.batch_size, carry=self.carry)
         return {"held_out_bits_per_byte": float(sum(part.sum() for part in bits)) / self.bytes}
+
+
+def held_out_bytes(documents: Iterable[Document], max_bytes: int) -> tuple[list[TokenIds], int]:
+    """Take whole documents in the given order as tokens until `max_bytes` are used up; the last is cut there."""
+    taken, used = [], 0
+    for document in documents:
+        if used < max_bytes:
+            taken.append(encode_document(document.data[: max_bytes - used], eos=False))
+            used += len(taken[-1]) - 1
+    return taken, used
+
+
+def held_out_tokens(split: Split, tokenizer: "PreTrainedTokenizerBase", max_bytes: int) -> tuple[list[TokenIds], int]:
+    """The same from prepared documents; the last is cut after a token that ends a character."""
+    taken, used = [], 0
+    for index in range(len(split)):
+        if used >= max_bytes:
+            break
+        tokens, size = _text_of(split[index], tokenizer), split.bytes_of(index)
+        if size > max_bytes - used:
+            tokens, size = _cut(tokens, (max_bytes - used) / size, tokenizer)
+        begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        taken.append(np.concatenate([[begin], tokens]))
+        used += size
+    return taken, used
+
+
+def _text_of(document: TokenIds, tokenizer: "PreTrainedTokenizerBase") -> TokenIds:
+    """A document without the tokens that begin and end it."""
+    start, stop = tokenizer.bos_token_id is not None, tokenizer.eos_token_id is not None
+    return document[int(start) : len(document) - int(stop)]
+
+
+def _cut(tokens: TokenIds, share: float, tokenizer: "PreTrainedTokenizerBase") -> tuple[TokenIds, int]:
+    """About a share of a text, and the bytes that it is: a character may take several tokens, and is not torn."""
+    for stop in range(max(round(len(tokens) * share), 1), len(tokens) + 1):
+        kept = tokens[:stop]
+        if is_byte_tokenizer(tokenizer):
+            return kept, stop
+        text = tokenizer.decode(kept.tolist(), clean_up_tokenization_spaces=False)
+        if not text.endswith("\ufffd"):
+            break
+    return kept, len(text.encode("utf-8", "replace"))
 
 
 @torch.no_grad()
@@ -108,7 +152,7 @@ def _score(model: nn.Module, pieces: Sequence[TokenIds], state: object, *, carry
     device = next(model.parameters()).device
     lengths = [len(tokens) - 1 for tokens in pieces]
     shape = (len(pieces), max(lengths))
-    inputs, targets = np.full(shape, PAD), np.full(shape, IGNORED)
+    inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED)
     for row, tokens in enumerate(pieces):
         inputs[row, : lengths[row]], targets[row, : lengths[row]] = tokens[:-1], tokens[1:]
     input_ids = torch.from_numpy(inputs).to(device)

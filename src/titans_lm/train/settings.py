@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_known
 
 Precision = Literal["auto", "float32", "bfloat16"]
+Boundaries = Literal["carry", "reset"]
 Settings = TypeVar("Settings")
 
 
@@ -86,10 +87,10 @@ def small_model() -> BackboneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageSettings(FitSettings):
-    """Settings of training a language model on bytes."""
+    """Settings of training a language model."""
 
     data: str | None = None
-    """A file, a folder of text, or the word stdlib: the Python library's own source on this machine."""
+    """A file, a folder of text, a folder of titans prepare, or the word stdlib: the Python library's own source."""
     run: Path | None = None
     """Folder of the run; by default runs/ARCHITECTURE-DATE-TIME."""
     model: BackboneConfig = field(default_factory=small_model)
@@ -100,6 +101,10 @@ class LanguageSettings(FitSettings):
     """Rows of a batch."""
     stateful: bool = False
     """Read each document from start to end and carry the memory from step to step; gradients stop at the step."""
+    boundaries: Boundaries = "carry"
+    """Of a prepared folder: carry fills rows with one document after another, reset gives every row one document."""
+    verify_data: bool = True
+    """Read a prepared folder once and compare it with its sums before training."""
     held_out: float = 0.05
     """Share of the documents to test on, never trained on; of a single file, its end."""
     valid: str | None = None
@@ -111,6 +116,7 @@ class LanguageSettings(FitSettings):
         super().__post_init__()
         for name in ("seq_len", "batch_size", "eval_bytes"):
             check_at_least(name, getattr(self, name), 1)
+        check_choice("boundaries", self.boundaries, get_args(Boundaries))
         if self.stateful and self.model.architecture == "attention":
             raise ValueError(
                 "got stateful=True with architecture='attention', whose state grows with the text; "

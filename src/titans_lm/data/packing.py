@@ -1,0 +1,115 @@
+"""Rows of prepared tokens, by step: every row once before any comes again, in an order that the seed alone decides.
+
+Sample i of a run is row i mod n of epoch ⌊i / n⌋, and step s holds samples s B … (s + 1) B − 1. So the place in the
+data is one number, whoever reads: any number of processes or workers gives the same rows, each once.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from titans_lm.config import check_at_least
+from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.data.prepared import Split
+
+
+class _Rows:
+    """The order of n rows, and batches of them; what a row holds is for `_row` to say."""
+
+    def __init__(self, split: Split, kind: str, rows: int, seq_len: int, batch_size: int, seed: int) -> None:
+        self.split, self.rows = split, rows
+        self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
+        settings = f"{kind} {seq_len} {batch_size} {seed}"
+        self.fingerprint = f"{split.fingerprint} {settings}"
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_order"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, epoch]).permutation(self.rows)
+
+    def sample(self, index: int) -> int:
+        """The row that sample `index` of the run is."""
+        epoch, place = divmod(index, self.rows)
+        return int(self._order(epoch)[place])
+
+    def _row(self, row: int) -> np.ndarray:
+        """At most T + 1 tokens."""
+        raise NotImplementedError
+
+    def __call__(self, step: int) -> Batch:
+        samples = range(step * self.batch_size, (step + 1) * self.batch_size)
+        rows = [self.sample(index) for index in samples]
+        shape = (self.batch_size, self.seq_len)
+        inputs, targets, mask = np.zeros(shape, np.int64), np.full(shape, IGNORED), np.zeros(shape, np.int64)
+        for place, row in enumerate(rows):
+            tokens = self._row(row)
+            length = len(tokens) - 1
+            inputs[place, :length], targets[place, :length], mask[place, :length] = tokens[:-1], tokens[1:], 1
+        parts = {"input_ids": inputs, "targets": targets, "sample": np.array(rows)}
+        if not mask.all():
+            parts["attention_mask"] = mask
+        return {name: torch.from_numpy(part) for name, part in parts.items()}
+
+
+class PackedRows(_Rows):
+    """Rows of T + 1 tokens of all documents laid end to end; each begins with the token that the one before ended with.
+
+        input_ids   (B, T)   tokens, across the borders of documents, which show as <eos> <bos>
+        targets     (B, T)   the token after each
+        sample      (B,)     which rows of the text these are
+
+    A memory goes on across the borders inside a row. ValueError for fewer than T + 1 tokens.
+    """
+
+    def __init__(self, split: Split, *, seq_len: int, batch_size: int, seed: int = 0) -> None:
+        _check(split, seq_len, batch_size)
+        if split.tokens <= seq_len:
+            raise ValueError(
+                f"got {split.tokens:,} tokens to train on; expected at least seq_len + 1 = {seq_len + 1:,}: prepare "
+                "more text, or give a smaller seq_len"
+            )
+        super().__init__(split, "packed", (split.tokens - 1) // seq_len, seq_len, batch_size, seed)
+
+    def _row(self, row: int) -> np.ndarray:
+        start = row * self.seq_len
+        return self.split.take(start, start + self.seq_len + 1)
+
+
+class DocumentRows(_Rows):
+    """Rows that hold one document each, or T tokens of one: no memory hears of another document.
+
+        input_ids        (B, T)   tokens of one document, padded on the right with 0
+        targets          (B, T)   the token after each, −100 on padding
+        attention_mask   (B, T)   0 on padding; absent where there is none
+        sample           (B,)     which rows of the text these are
+
+    Every token but a document's first is predicted once in an epoch.
+    """
+
+    def __init__(self, split: Split, *, seq_len: int, batch_size: int, seed: int = 0) -> None:
+        _check(split, seq_len, batch_size)
+        pieces = -(-(split.lengths - 1) // seq_len)
+        self.ends = np.cumsum(np.maximum(pieces, 0))
+        if not len(self.ends) or not self.ends[-1]:
+            raise ValueError("got no document of two tokens or more; expected text to train on")
+        super().__init__(split, "documents", int(self.ends[-1]), seq_len, batch_size, seed)
+
+    def _row(self, row: int) -> np.ndarray:
+        document = int(np.searchsorted(self.ends, row, side="right"))
+        piece = row - (int(self.ends[document - 1]) if document else 0)
+        return self.split[document][piece * self.seq_len : (piece + 1) * self.seq_len + 1]
+
+
+def _check(split: Split, seq_len: int, batch_size: int) -> None:
+    check_at_least("seq_len", seq_len, 1)
+    check_at_least("batch_size", batch_size, 1)
+    if not len(split):
+        raise ValueError(f"got no documents to train on in {split.folder}; expected a folder with some")

@@ -1,0 +1,1 @@
+"""Text into tokens, once: `titans prepare` and what it is made of."""

@@ -1,0 +1,108 @@
+"""The tokeniser of a token folder, and documents through it: <bos> text <eos>."""
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from titans_lm.data.text import Document
+from titans_lm.data.tokenizer import TokenIds, byte_tokenizer, encode_document, is_byte_tokenizer
+from titans_lm.prepare.settings import PrepareSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
+
+
+def use_threads(workers: int) -> None:
+    """Say how many threads tokenizers may take; it listens before its first use only."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false" if workers == 1 else "true"
+    if workers > 1:
+        os.environ["RAYON_NUM_THREADS"] = str(workers)
+
+
+def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
+    """Load the tokeniser of a name: bytes, a folder, or one on the hub; ValueError where there is none such."""
+    if name == "bytes":
+        return byte_tokenizer()
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"the tokenizer {name!r} cannot be loaded: {reason}; expected bytes, a folder with a Hugging Face "
+            "tokenizer, or its name on the hub"
+        ) from error
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"the tokenizer {name!r} has neither a <bos> nor an <eos>; expected one that can show where a document ends"
+        )
+    return tokenizer
+
+
+def train_bpe(texts: Iterable[Document], settings: PrepareSettings) -> "PreTrainedTokenizerBase":
+    """Train a byte-level BPE: 256 bytes, three special tokens, and merges up to `train_bpe` ids.
+
+    Every text comes back from its tokens byte for byte, and special tokens are never read out of text. ValueError where
+    the text is too small for so many ids.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.train_bpe,
+        special_tokens=[BOS, EOS, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_sample(texts, settings.bpe_bytes), trainer)
+    if tokenizer.get_vocab_size() != settings.train_bpe:
+        raise ValueError(
+            f"got train_bpe={settings.train_bpe}, and text that gives {tokenizer.get_vocab_size()} ids at most; "
+            "give more text, or ask for fewer"
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+def _sample(texts: Iterable[Document], most: int) -> Iterator[str]:
+    for document in texts:
+        yield as_text(document.data[:most])
+        most -= len(document.data)
+        if most <= 0:
+            return
+
+
+def as_text(data: bytes) -> str:
+    """Bytes as text for tokenisers that take only that; what is not UTF-8 becomes U+FFFD."""
+    return data.decode("utf-8", "replace")
+
+
+class Encoder:
+    """Documents into token ids: <bos> text <eos>, as far as the tokeniser has these."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self.tokenizer, self.bytes = tokenizer, is_byte_tokenizer(tokenizer)
+        self.vocab_size = len(tokenizer)
+        self.dtype = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
+        self.before, self.after = (
+            np.array([] if token is None else [token], self.dtype)
+            for token in (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        )
+
+    def __call__(self, documents: list[Document]) -> list[TokenIds]:
+        """Encode several at once: a fast tokenizer takes a thread for each."""
+        if self.bytes:
+            return [encode_document(document.data) for document in documents]
+        texts = [as_text(document.data) for document in documents]
+        found = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return [np.concatenate([self.before, np.array(ids, self.dtype), self.after]) for ids in found["input_ids"]]

@@ -1,0 +1,76 @@
+"""What a language model is trained and tested on: text as bytes, or a token folder."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from titans_lm.data.batches import Batch, DocumentLanes, RandomCrops
+from titans_lm.data.packing import DocumentRows, PackedRows
+from titans_lm.data.prepared import TokenFolder, is_token_folder
+from titans_lm.data.text import load_corpus
+from titans_lm.data.tokenizer import byte_tokenizer, encode_document
+from titans_lm.train.heldout import HeldOut, held_out_bytes, held_out_tokens
+from titans_lm.train.settings import LanguageSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class LanguageData:
+    """Batches by step, the text held out, the tokeniser of both, and how to speak of them."""
+
+    batches: Callable[[int], Batch]
+    held_out: HeldOut
+    tokenizer: "PreTrainedTokenizerBase"
+    counts: dict[str, Any]
+    split: str
+    skipped: tuple[str, ...] = ()
+
+
+def language_data(settings: LanguageSettings) -> LanguageData:
+    """Open the data that the settings name; ValueError for what cannot be trained on."""
+    if settings.data is None:
+        raise ValueError("got no data; expected a file, a folder of text, a folder of titans prepare, or stdlib")
+    return _prepared(settings) if is_token_folder(settings.data) else _text(settings)
+
+
+def _text(settings: LanguageSettings) -> LanguageData:
+    """Text as bytes, in memory: random crops, or lanes that carry a state."""
+    if settings.boundaries != "carry":
+        raise ValueError(
+            f"got boundaries={settings.boundaries!r} for text; expected a folder made by titans prepare, or "
+            "--stateful, which reads documents from start to end"
+        )
+    corpus = load_corpus(settings.data or "", held_out=settings.held_out, valid=settings.valid)
+    documents = [encode_document(document.data) for document in corpus.train]
+    sampler = DocumentLanes if settings.stateful else RandomCrops
+    batches = sampler(documents, seq_len=settings.seq_len, batch_size=settings.batch_size, seed=settings.seed)
+    held_out = _held_out(settings, *held_out_bytes(corpus.held_out, settings.eval_bytes))
+    return LanguageData(batches, held_out, byte_tokenizer(), corpus.describe(), corpus.split, corpus.skipped)
+
+
+def _prepared(settings: LanguageSettings) -> LanguageData:
+    """A token folder, read as it is needed; its split was decided when it was made."""
+    if settings.valid is not None:
+        raise ValueError(
+            f"got valid={settings.valid!r} with a prepared folder, which has held its part out already; "
+            "give it to titans prepare"
+        )
+    folder = TokenFolder(settings.data or "", verify=settings.verify_data)
+    tokenizer = folder.tokenizer()
+    sizes = {"seq_len": settings.seq_len, "batch_size": settings.batch_size, "seed": settings.seed}
+    if settings.stateful:
+        batches: Callable[[int], Batch] = DocumentLanes(folder.train, **sizes, pad=0)
+    elif settings.boundaries == "reset":
+        batches = DocumentRows(folder.train, **sizes)
+    else:
+        batches = PackedRows(folder.train, **sizes)
+    held_out = _held_out(settings, *held_out_tokens(folder.valid, tokenizer, settings.eval_bytes))
+    return LanguageData(batches, held_out, tokenizer, folder.describe(), f"as prepared in {folder.path}")
+
+
+def _held_out(settings: LanguageSettings, documents: list[Any], text_bytes: int) -> HeldOut:
+    return HeldOut(
+        documents, text_bytes, seq_len=settings.seq_len, batch_size=settings.batch_size, carry=settings.stateful
+    )

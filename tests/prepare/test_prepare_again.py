@@ -1,0 +1,227 @@
+"""Stopped anywhere, preparing goes on; what has changed, is damaged or does not belong is refused, and said."""
+
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli_cases import environment, titans
+from prepare.prepare_cases import contents, prepared, settings, write_rows, write_texts
+from titans_lm.data.prepared import TokenFolder
+from titans_lm.prepare import run as running
+from titans_lm.prepare.run import prepare
+from titans_lm.prepare.tokenise import Encoder
+
+SMALL_SHARDS = {"shard_tokens": 600}
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 5, 12])
+@pytest.mark.parametrize("tokenizer", [{}, {"train_bpe": 280}])
+def test_stopped_and_called_again_it_gives_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int, tokenizer: dict
+) -> None:
+    write_texts(tmp_path / "texts", 60)
+    more = {**SMALL_SHARDS, **tokenizer}
+    prepared(tmp_path / "texts", tmp_path / "whole", **more)
+    monkeypatch.setattr(running, "MOST_AT_ONCE", 4)
+    calls, encode = [], Encoder.__call__
+
+    def counted(self, documents):
+        calls.append(len(documents))
+        if len(calls) == stop_after + 1:
+            raise KeyboardInterrupt
+        return encode(self, documents)
+
+    monkeypatch.setattr(Encoder, "__call__", counted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(settings(tmp_path / "texts", tmp_path / "out", **more))
+    assert not list((tmp_path / "out").glob(".unfinished*")), "nothing half-written stays"
+    calls = [0] * 100
+    prepare(settings(tmp_path / "texts", tmp_path / "out", **more))
+    whole, again = contents(tmp_path / "whole"), contents(tmp_path / "out")
+    assert whole == again
+    encoded = sum(calls[100:])
+    assert encoded == 60 if stop_after == 0 else encoded <= 60
+    if stop_after == 12:
+        assert encoded < 40, "what was finished is not done again"
+
+
+@pytest.mark.slow
+def test_killed_at_random_it_comes_to_the_same_end(tmp_path: Path) -> None:
+    write_texts(tmp_path / "texts", 3000, 60)
+    more = {"shard_tokens": 20_000}
+    prepared(tmp_path / "texts", tmp_path / "whole", **more)
+    command = [sys.executable, "-m", "titans_lm.cli", "prepare", str(tmp_path / "texts"), "--out"]
+    command += [str(tmp_path / "out"), "--held-out", "0.3", "--shard-tokens", "20000", "--quiet"]
+    rng, kills = random.Random(0), 0
+    for _ in range(40):
+        process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE)
+        began = time.monotonic()
+        while process.poll() is None and not (tmp_path / "out" / running.STARTED).exists():
+            assert time.monotonic() - began < 120
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.15))
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.communicate()
+        if kills >= 10 and process.returncode == 0:
+            break
+    subprocess.run(command, env=environment(), check=True)
+    assert kills
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_full_disk_costs_nothing_that_was_finished(tmp_path: Path) -> None:
+    """The size of a file is limited here, which a write notices as it does a full disk."""
+    write_texts(tmp_path / "texts", 60)
+    prepared(tmp_path / "texts", tmp_path / "whole", **SMALL_SHARDS)
+    shutil.copytree(tmp_path / "texts", tmp_path / "more")
+    (tmp_path / "more" / "030-long.txt").write_bytes(b"long " * 2000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, hard))
+    try:
+        with pytest.raises(OSError, match="finished shards are kept: free space, and run the same command") as caught:
+            prepare(settings(tmp_path / "more", tmp_path / "out", **SMALL_SHARDS))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert ".bin" in str(caught.value.filename)
+    assert not list((tmp_path / "out").glob(".unfinished*"))
+    kept = sorted((tmp_path / "out").glob("*.bin"))
+    assert kept
+    prepare(settings(tmp_path / "more", tmp_path / "out", **SMALL_SHARDS))
+    prepared(tmp_path / "more", tmp_path / "once", **SMALL_SHARDS)
+    assert contents(tmp_path / "out") == contents(tmp_path / "once")
+
+
+def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
+    write_texts(tmp_path / "texts")
+    prepared(tmp_path / "texts", tmp_path / "out")
+    before = contents(tmp_path / "out")
+    assert prepare(settings(tmp_path / "texts", tmp_path / "out"))["was_there"]
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_nothing_is_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool) -> None:
+    texts, out = tmp_path / "texts", tmp_path / "out"
+    write_texts(texts)
+    if finished:
+        prepare(settings(texts, out))
+    else:
+        monkeypatch.setattr(running, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(settings(texts, out, shard_tokens=2**26))
+        monkeypatch.undo()
+    before = contents(out)
+    for more, told in (
+        ({"train_bpe": 270}, "tokens of two tokenizers do not mix"),
+        ({"tokenizer": "gpt2"}, "tokens of two tokenizers do not mix"),
+        ({"held_out": 0.2}, "was begun with held_out=0.3"),
+        ({"shard_tokens": 99}, "was begun with shard_tokens"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            prepare(settings(texts, out, **more))
+    (texts / "000.txt").write_text("another text")
+    with pytest.raises(ValueError, match=r"the text of .* has changed since it was begun"):
+        prepare(settings(texts, out))
+    assert contents(out) == before
+
+
+def test_a_tokenizer_that_was_swapped_is_noticed(tmp_path: Path) -> None:
+    write_texts(tmp_path / "texts")
+    prepared(tmp_path / "texts", tmp_path / "other", train_bpe=270)
+    folder = prepared(tmp_path / "texts", tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "tokenizer")
+    shutil.copytree(tmp_path / "other" / "tokenizer", tmp_path / "out" / "tokenizer")
+    with pytest.raises(ValueError, match="holds another tokeniser"):
+        folder.tokenizer()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda out: flip(out / "train-00001.bin"), "train-00001.bin was changed or damaged"),
+        (lambda out: flip(out / "train-00000.npy"), "train-00000.npy was changed or damaged"),
+        (lambda out: (out / "valid-00000.bin").unlink(), "valid-00000.bin is missing"),
+        (lambda out: (out / "train-00000.npy").unlink(), "train-00000.npy is missing"),
+        (lambda out: os.truncate(out / "train-00000.bin", 10), "train-00000.bin has 10 bytes; expected"),
+        (lambda out: (out / "tokens.json").write_text("{"), "tokens.json cannot be read"),
+        (lambda out: (out / "tokens.json").write_text('{"format": "other"}'), "tokens.json is of another kind"),
+    ],
+)
+def test_a_damaged_folder_names_the_file(tmp_path: Path, harm, told: str) -> None:
+    write_texts(tmp_path / "texts")
+    prepared(tmp_path / "texts", tmp_path / "out", **SMALL_SHARDS)
+    harm(tmp_path / "out")
+    with pytest.raises(ValueError, match=told):
+        TokenFolder(tmp_path / "out")
+
+
+def test_sums_can_be_left_unread_and_sizes_cannot(tmp_path: Path) -> None:
+    write_texts(tmp_path / "texts")
+    prepared(tmp_path / "texts", tmp_path / "out")
+    flip(tmp_path / "out" / "train-00000.bin")
+    TokenFolder(tmp_path / "out", verify=False)
+    os.truncate(tmp_path / "out" / "train-00000.bin", 10)
+    with pytest.raises(ValueError, match="has 10 bytes"):
+        TokenFolder(tmp_path / "out", verify=False)
+
+
+def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_texts(tmp_path / "texts", 4)
+    write_rows(tmp_path / "rows", 2)
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": \n')
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied" / "thesis.tex").write_text("do not touch")
+    cases = [
+        (["nowhere"], "which does not exist; expected a file, a folder, hf:NAME"),
+        ([tmp_path / "empty"], "got no files in"),
+        ([tmp_path / "bad.jsonl"], "line 2 of .*bad.jsonl is not JSON"),
+        ([tmp_path / "rows", "--column", "story"], "row 1 of a.jsonl has no 'story' but"),
+        ([tmp_path / "rows" / "c.parquet", "--column", "story"], "has no column 'story' but"),
+        ([tmp_path / "texts", "--tokenizer", tmp_path / "texts"], "the tokenizer .* cannot be loaded"),
+        ([tmp_path / "texts", "--train-bpe", "100000"], "and text that gives"),
+        ([tmp_path / "texts", "--train-bpe", "100"], "expected at least 259"),
+        ([tmp_path / "texts", "--train-bpe", "300", "--tokenizer", "gpt2"], "got both train_bpe=300 and tokenizer"),
+        ([tmp_path / "texts", "--held-out", "0"], "no document fell into the valid split"),
+    ]
+    for number, (args, told) in enumerate(cases):
+        code, out, err = titans(capsys, "prepare", *args, "--out", tmp_path / f"out{number}")
+        assert (code, out) == (2, ""), err
+        assert err.splitlines()[-1].startswith("titans: error: "), err
+        assert "Traceback" not in err
+        assert re.search(told, err), err
+    code, _, err = titans(capsys, "prepare", tmp_path / "texts", "--out", tmp_path / "occupied")
+    assert code == 2
+    assert "holds 'thesis.tex' already" in err
+    code, _, err = titans(capsys, "prepare", tmp_path / "texts")
+    assert "got no source or no out" in err
+
+
+def test_the_command_says_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_texts(tmp_path / "texts")
+    args = [tmp_path / "texts", "--out", tmp_path / "out", "--train-bpe", "300", "--json", tmp_path / "told.json"]
+    code, out, _ = titans(capsys, "prepare", *args)
+    assert code == 0
+    assert "documents to train on" in out
+    assert "MB/s" in out
+    assert (tmp_path / "told.json").is_file()
+    code, out, _ = titans(capsys, "prepare", *args)
+    assert code == 0
+    assert "was there already" in out

@@ -1,0 +1,100 @@
+"""Training on a token folder: what it predicts, what it measures, and when it refuses to go on."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from prepare.prepare_cases import prepared, write_texts
+from titans_lm.config import BackboneConfig
+from titans_lm.data.prepared import TokenFolder
+from titans_lm.train.heldout import held_out_tokens
+from titans_lm.train.language import train_language_model
+from titans_lm.train.settings import LanguageSettings
+
+SMALL = BackboneConfig(
+    architecture="lmm", hidden_size=16, num_attention_heads=2, num_hidden_layers=1, memory_expansion=1,
+    intermediate_size=32,
+)  # fmt: skip
+
+
+@pytest.fixture(params=["bytes", "bpe"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> TokenFolder:
+    write_texts(tmp_path / "texts")
+    return prepared(tmp_path / "texts", tmp_path / "out", train_bpe=300 if request.param == "bpe" else 0)
+
+
+def settings(folder: TokenFolder, **more: object) -> LanguageSettings:
+    base = LanguageSettings(
+        data=str(folder.path), run=folder.path.parent / "run", steps=4, warmup_steps=1, seq_len=24, batch_size=2,
+        eval_bytes=500, save_every=2, model=SMALL,
+    )  # fmt: skip
+    return dataclasses.replace(base, **more)
+
+
+@pytest.mark.parametrize("more", [{}, {"boundaries": "reset"}, {"stateful": True}], ids=["packed", "reset", "stateful"])
+def test_a_model_comes_out_that_reads_its_own_ids(folder: TokenFolder, more: dict) -> None:
+    result = train_language_model(settings(folder, **more))
+    assert result["steps"] == 4
+    assert 0 < result["held_out_bits_per_byte"] < 12
+    assert result["data"]["tokenizer_fingerprint"] == folder.tokenizer_fingerprint
+    model = AutoModelForCausalLM.from_pretrained(result["model"])
+    tokenizer = AutoTokenizer.from_pretrained(result["model"])
+    assert model.config.vocab_size == len(tokenizer) == folder.vocab_size
+    text = "the memory learns é 🙂 <eos>"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert model.config.bos_token_id == tokenizer.bos_token_id
+
+
+def test_taken_up_again_it_is_the_run_that_was_never_stopped(folder: TokenFolder) -> None:
+    whole = settings(folder, run=folder.path.parent / "whole")
+    train_language_model(whole)
+    part = settings(folder)
+    train_language_model(dataclasses.replace(part, steps=2, eval_every=0))
+    (part.run / "settings.json").write_text(json.dumps({}))
+    train_language_model(part, resume=True)
+    losses = [
+        [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines() if "loss" in line]
+        for run in (whole.run, part.run)
+    ]
+    assert losses[0][2:] != losses[0][:2]
+    assert len(losses[0]) == len(losses[1]) == 4
+
+
+def test_a_run_does_not_go_on_with_other_tokens(folder: TokenFolder, tmp_path: Path) -> None:
+    train_language_model(settings(folder, steps=2))
+    write_texts(tmp_path / "others", 50)
+    other = prepared(tmp_path / "others", tmp_path / "other", tokenizer=str(folder.path / "tokenizer"))
+    with pytest.raises(ValueError, match="was trained on other data"):
+        train_language_model(settings(folder, data=str(other.path)), resume=True)
+
+
+def test_bits_are_per_byte_of_text(folder: TokenFolder) -> None:
+    """What is held out stands for exactly so many bytes, and no character is torn."""
+    tokenizer = folder.tokenizer()
+    for most in (1, 50, 151, 700, 10**9):
+        documents, size = held_out_tokens(folder.valid, tokenizer, most)
+        text = "".join(tokenizer.decode(document[1:].tolist()) for document in documents)
+        if tokenizer.vocab_size > 259:
+            assert len(text.encode()) == size
+        assert size == folder.valid.bytes if most > 10**6 else 0 < size < most + 12
+        assert all(document[0] == tokenizer.bos_token_id for document in documents)
+        assert tokenizer.eos_token_id not in np.concatenate(documents)
+
+
+def test_settings_that_do_not_go_together(folder: TokenFolder, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give it to titans prepare"):
+        train_language_model(settings(folder, valid=str(tmp_path / "texts")))
+    with pytest.raises(ValueError, match="got boundaries='reset' for text"):
+        train_language_model(settings(folder, data=str(tmp_path / "texts"), boundaries="reset"))
+    with pytest.raises(ValueError, match="expected one of"):
+        settings(folder, boundaries="mix")
+    shard = folder.path / "train-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[0] ^= 1
+    shard.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match="was changed or damaged"):
+        train_language_model(settings(folder))
