@@ -1,5 +1,6 @@
 """The plots of the page of results."""
 
+from statistics import median
 from typing import Any
 
 from titans_lm.report.plots import Line, Plot
@@ -42,18 +43,21 @@ def length_plots(rows: list[dict[str, Any]]) -> dict[str, Plot]:
 
 
 def stream_plot(rows: list[dict[str, Any]]) -> Plot:
-    """Speed of models that read on and on, as a share of their second window's."""
-    lines = []
+    """Speed of models that read on and on, as a share of their second window's: the median of the rounds."""
+    lines, top = [], 1.3
     for row, colour in zip(rows, (OURS, SECOND) * len(rows), strict=False):
-        windows = row["windows"]
-        start = windows[min(1, len(windows) - 1)]["tokens_per_second"]
-        lines.append(
-            Line(
-                label=row["label"], x=[window["tokens"] for window in windows],
-                y=[window["tokens_per_second"] / start for window in windows], colour=colour, marker=True,
-            )
-        )  # fmt: skip
+        rounds = [shares(each["windows"]) for each in row.get("rounds", [row])]
+        y = [median(window) for window in zip(*rounds, strict=True)]
+        top = max(top, 1.1 * max(y))
+        x = [window["tokens"] for window in row["windows"]]
+        lines.append(Line(label=row["label"], x=x, y=y, colour=colour, marker=True))
     return Plot(
         title="Reading on", x_label="tokens read", y_label="speed, as a share of the second window's", lines=lines,
-        y_range=(0.0, 1.3),
+        y_range=(0.0, top),
     )  # fmt: skip
+
+
+def shares(windows: list[dict[str, Any]]) -> list[float]:
+    """The speed of each window against that of the second."""
+    start = windows[min(1, len(windows) - 1)]["tokens_per_second"]
+    return [window["tokens_per_second"] / start for window in windows]
