@@ -136,7 +136,7 @@ def test_a_run_is_taken_up_with_its_own_settings(tmp_path, text, capsys):
 
 
 MISTAKES = {
-    "no command": ([], "Expected one of {train, generate, read"),
+    "no command": ([], "Expected one of {prepare, train, generate, read"),
     "unknown command": (["trian"], "did you mean 'train'?"),
     "no data": (["train"], "got no data"),
     "missing data": (["train", "/nowhere"], "'/nowhere', which does not exist"),

@@ -34,3 +34,9 @@ def measured(speed: float, **more: Any) -> dict[str, Any]:
         "threads": 1,
         **more,
     }
+
+
+def streamed(memory: float, throughput: float) -> dict[str, Any]:
+    """Make up what a worker answers of a model that reads on."""
+    windows = [{"tokens": 1, "tokens_per_second": 1.0, "memory_bytes": 1}]
+    return measured(1.0, memory_ratio=memory, throughput_ratio=throughput, windows=windows)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.bench_cases import measured
+from bench.bench_cases import streamed
 from titans_lm.bench import peer_env, run
 from titans_lm.bench.command import run_bench
 from titans_lm.bench.peers import comparisons, run_peers
@@ -127,7 +127,7 @@ def test_torch_comes_first(tmp_path, monkeypatch):
 
 def test_among_everything_the_rows_of_a_missing_peer_say_why(tmp_path, monkeypatch):
     no_registry(monkeypatch)
-    monkeypatch.setattr(run, "ask", lambda *_: measured(2.0))
+    monkeypatch.setattr(run, "ask", lambda *_: streamed(1.0, 1.0))
     settings = AllSettings(quick=True, peers_env=tmp_path / "env", out=tmp_path / "out", device="cpu")
     found = run_bench(settings, lambda _: None)["peers"]
     theirs = [row for row in found["rows"] if row["side"] == "titans-pytorch"]

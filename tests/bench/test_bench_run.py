@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.bench_cases import OP, measured
+from bench.bench_cases import OP, measured, streamed
 from titans_lm import ops
 from titans_lm.bench import gate, run
 from titans_lm.bench.command import command_line, kinds, run_bench
@@ -194,9 +194,22 @@ def test_lengths_end_where_one_does_not_fit(tmp_path, monkeypatch):
 
 def test_streams_run_for_every_model(tmp_path, monkeypatch):
     monkeypatch.setattr("titans_lm.bench.scaling.op_cases", lambda *_: [])
-    asked = answers(monkeypatch, [measured(1.0)] * 2)
-    run_bench(ScalingSettings(out=tmp_path, device="cpu", stream_models=("mac", "lmm")), lambda _: None)
-    assert [(label, request["case"]["tokens"]) for label, _, request in asked] == [("mac", 10**6), ("lmm", 10**6)]
+    found = [streamed(1.5, 0.5), streamed(1.0, 0.9), streamed(1.1, 1.4)]
+    asked = answers(monkeypatch, found * 2)
+    settings = ScalingSettings(out=tmp_path, device="cpu", stream_models=("mac", "lmm"), rounds=3)
+    rows = run_bench(settings, lambda _: None)["rows"]
+    tokens = [(label, request["case"]["tokens"]) for label, _, request in asked]
+    assert tokens == [("mac", 10**6)] * 3 + [("lmm", 10**6)] * 3
+    for row in rows:
+        assert (row["memory_ratio"], row["throughput_ratio"]) == (1.1, 0.9), "medians of the rounds"
+        assert [each["memory_ratio"] for each in row["rounds"]] == [1.5, 1.0, 1.1]
+
+
+def test_a_stream_that_fails_in_one_round_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr("titans_lm.bench.scaling.op_cases", lambda *_: [])
+    answers(monkeypatch, [streamed(1.0, 1.0), {"error": "no memory"}])
+    settings = ScalingSettings(out=tmp_path, device="cpu", stream_models=("mac",), rounds=2)
+    assert run_bench(settings, lambda _: None)["rows"][0]["error"] == "no memory"
 
 
 def test_everything_is_every_kind_with_its_own_defaults():
