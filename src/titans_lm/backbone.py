@@ -149,9 +149,9 @@ class Backbone(nn.Module):
                 'recompute; expected memory_backend="auto" or "chunked", which give the same result'
             )
         fresh = state is None
-        state = self.init_state(x.shape[0]) if state is None else state
         if x.shape[1] == 0:
-            return x, state
+            return x, self.init_state(x.shape[0]) if state is None else state
+        state = self._begun(x, state)
         packing = None
         if valid is not None and not bool(valid.all()):
             packing = Packing.of(valid)
@@ -183,6 +183,13 @@ class Backbone(nn.Module):
             x = packing.unpack(x, valid)
         after = BackboneState(state.position + (x.shape[1] if lengths is None else lengths), tuple(layers))
         return x, after if decodes else self._settled(after)
+
+    def _begun(self, x: Hidden, state: BackboneState | None) -> BackboneState:
+        """The state to go on from; at the start of a document each block makes its own."""
+        if state is not None:
+            return state
+        position = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
+        return BackboneState(position, (None,) * len(self.layers))
 
     def _settled(self, state: BackboneState) -> BackboneState:
         """The state with a tight storage for each tensor: for any other layout the graph would be compiled again."""

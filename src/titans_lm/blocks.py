@@ -75,6 +75,12 @@ class Block(nn.Module, ABC):
         """Mix tokens over time."""
 
     def forward(self, x: Hidden, state: Any, call: Call) -> tuple[Hidden, Any]:
+        """One block; a state of None is that of the start of a document.
+
+        It is made here, from this block's own parameters, so that a block whose parameters are spread over processes
+        gathers them once for both.
+        """
+        state = self.init_state(x.shape[0]) if state is None else state
         y, state = self.mix(self.mixer_norm(x), state, call)
         x = x + y
         return x + self.mlp(self.mlp_norm(x)), state

@@ -1,7 +1,7 @@
 """The command `titans`: read the command line, call one public function, say what came out.
 
 Nothing heavy is imported before a command runs, so `titans --help` answers at once. Settings come from, each over the
-one before: the defaults, a resumed run, a `--config` file, the command line.
+one before: the defaults, a recipe or a resumed run, a `--config` file, the command line.
 """
 
 import os
@@ -18,6 +18,7 @@ import tyro
 
 from titans_lm.commands import COMMANDS
 from titans_lm.config import nearest
+from titans_lm.recipes.find import OPTION, read_recipe, recipe_as_option
 from titans_lm.train.settings import merge_settings, read_settings_file
 
 MISTAKE, INTERRUPTED, FAILED = 2, 130, 1
@@ -54,6 +55,8 @@ def parse(args: Sequence[str]) -> Any:
     if name and name not in COMMANDS:
         raise ValueError(f"got the command {name!r}; {nearest(name, COMMANDS)} (titans --help lists them)")
     defaults = {key: cls() for key, (cls, _) in COMMANDS.items()}
+    if hasattr(defaults.get(name), "recipe"):
+        args = recipe_as_option(args)
     if name:
         defaults[name] = _with_files(defaults[name], args)
     union: Any = None
@@ -85,16 +88,28 @@ def is_mistake(error: Exception) -> bool:
 
 
 def _with_files(default: Any, args: Sequence[str]) -> Any:
-    """Let a run to resume and a config file change the defaults, before the command line is read."""
+    """Let a recipe, a run to resume and a config file change the defaults, before the command line is read."""
     resume, config = _value("--resume", args), _value("--config", args)
+    values = read_settings_file(Path(config)) if config is not None and hasattr(default, "config") else {}
+    if hasattr(default, "recipe"):
+        default = _with_recipe(default, _value(OPTION, args) or values.get("recipe"), resume)
     if resume is not None and not isinstance(getattr(default, "resume", False), bool):  # a run, and not a switch
         path = Path(resume) / "settings.json"
         if not path.is_file():
             raise ValueError(f"got the run folder {resume!r}, which holds no settings.json; expected a run to resume")
         default = merge_settings(default, read_settings_file(path))
-    if config is not None and hasattr(default, "config"):
-        default = merge_settings(default, read_settings_file(Path(config)))
-    return default
+    return merge_settings(default, values) if values else default
+
+
+def _with_recipe(default: Any, recipe: Any, resume: str | None) -> Any:
+    """Let a recipe change the defaults; it comes first, so a config file and the command line go over it."""
+    if recipe is None:
+        return default
+    if resume is not None:
+        raise ValueError(
+            f"got the recipe {recipe!r} and --resume {resume}; a run goes on with its own settings: expected no recipe"
+        )
+    return merge_settings(default, read_recipe(str(recipe)))
 
 
 def _value(option: str, args: Sequence[str]) -> str | None:

@@ -112,6 +112,7 @@ def test_bytes_that_are_no_text_are_trained_on_too(settings, tmp_path):
         ({"seq_len": 100_000}, "give more text or a smaller seq_len"),
         ({"device": "tpu9"}, "got device='tpu9'"),
         ({"held_out": 2.0}, "expected a share of the text"),
+        ({"vocab_size": 300}, "got vocab_size=300 and data of 259 token ids, those of bytes; expected the same number"),
     ],
 )
 def test_what_will_not_do_is_an_error_before_anything_is_written(settings, change, message):

@@ -51,6 +51,8 @@ def test_a_toml_file_changes_what_it_names(tmp_path):
         ({"lr": -1}, "got lr=-1.0; expected a number from 0.0"),
         ({"steps": 2.5}, "got steps=2.5; expected int"),
         ({"steps": True}, "got steps=True; expected int"),
+        ({"vocab_size": 0}, "got vocab_size=0; expected an integer of at least 1"),
+        ({"vocab_size": 32e3}, "got vocab_size=32000.0; expected int or nothing"),
         ({"stateful": 1}, "got stateful=1; expected bool"),
         ({"data": 3}, "got data=3; expected str or nothing"),
         ({"run": 3}, "got run=3; expected Path or nothing"),

@@ -1,6 +1,13 @@
-"""Floating point operations of the op, counted from its equations."""
+"""Floating point operations of the op and of a language model, counted from their equations."""
 
 from itertools import pairwise
+
+from titans_lm.config import BackboneConfig
+
+MAPS = {"lmm": 5, "mac": 15, "mag": 10, "mal": 9, "attention": 4, "sliding": 4, "segment": 4}
+"""Linear maps of E × E that a token of a block goes through: five of the memory, four of attention, one behind ⊗.
+
+MAC takes three of the memory's twice, to ask and to write, and two of attention's twice, for what it recalled."""
 
 
 def memory_flops(widths: tuple[int, ...], chunk_size: int, *, forget_to_init: bool = False) -> int:
@@ -28,3 +35,57 @@ def memory_flops(widths: tuple[int, ...], chunk_size: int, *, forget_to_init: bo
 def memory_widths(width: int, depth: int, expansion: int) -> tuple[int, ...]:
     """Widths D_0 … D_L of the memory network of a head."""
     return (width, *[expansion * width] * (depth - 1), width)
+
+
+def model_flops(config: BackboneConfig, vocab_size: int, seq_len: int) -> dict[str, float]:
+    """Operations of a language model's forward pass per token of a row of `seq_len` tokens, by part.
+
+        projections     2 E² for each linear map of a block (MAPS), and the maps that make the gates
+        memory          the op (`memory_flops`), and in MAC the recall before it, 2 Σ_l n_l per head
+        attention       4 E for each key that a token sees: scores, and the mean of values
+        mlp             6 E F
+        head            2 E V
+
+    Matrix products only, like `memory_flops`: no norms, no short convolutions, and not the persistent tokens, which
+    are read once per batch. Forward and backward together are three forward passes.
+    """
+    E, H, blocks = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
+    op = 0
+    if config.has_memory:
+        op = memory_flops(config.memory_widths, config.chunk_size, forget_to_init=config.forget_to == "init")
+    if config.architecture == "mac":
+        op += 2 * sum(a * b for a, b in pairwise(config.memory_widths))
+    return {
+        "projections": float(blocks * 2 * (MAPS[config.architecture] * E * E + _gate_weights(config))),
+        "memory": float(blocks * H * op),
+        "attention": blocks * 4 * E * visible_keys(config, seq_len),
+        "mlp": float(blocks * 6 * E * config.mlp_width),
+        "head": float(2 * E * vocab_size),
+    }
+
+
+def visible_keys(config: BackboneConfig, seq_len: int) -> float:
+    """Mean number of keys that a token of a row attends to: persistent rows, itself, and for MAC what it recalled."""
+    if config.architecture == "lmm":
+        return 0.0
+    own = seq_len * (seq_len + 1) / 2
+    if config.architecture in ("mac", "segment"):
+        whole, rest = divmod(seq_len, config.segment_len)
+        own = whole * config.segment_len * (config.segment_len + 1) / 2 + rest * (rest + 1) / 2
+    elif config.architecture != "attention":
+        window = min(config.window, seq_len)
+        own = window * (window + 1) / 2 + (seq_len - window) * window
+    return config.num_persistent + own / seq_len * (2 if config.architecture == "mac" else 1)
+
+
+def _gate_weights(config: BackboneConfig) -> int:
+    """Weights of the maps that make θ, η and α, in one block."""
+    if not config.has_memory:
+        return 0
+    E, H = config.hidden_size, config.num_attention_heads
+    one = {
+        "head": E * H,
+        "layer": E * H * config.memory_depth,
+        "channel": config.gate_rank * (E + H * sum(config.memory_widths[:-1])),
+    }[config.gates]
+    return one * (1 + config.momentum + config.decay)

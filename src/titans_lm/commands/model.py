@@ -1,6 +1,7 @@
 """titans train, generate, info: make a model, let it write, and say what it is."""
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from titans_lm.commands.show import say, show, write, write_result
+from titans_lm.recipes.find import check_data
 from titans_lm.train.settings import LanguageSettings, plain_settings
 
 
@@ -15,10 +17,19 @@ from titans_lm.train.settings import LanguageSettings, plain_settings
 class Train(LanguageSettings):
     """Train a byte model on a file, a folder of text, or the Python library's own source.
 
-    Begin with `titans train stdlib --run runs/first`; go on with `titans train --resume runs/first`.
+    Begin with `titans train stdlib --run runs/first`; go on with `titans train --resume runs/first`. A recipe may come
+    first: `titans train tiny-mac stdlib`, or `titans train 170m-mac --dry-run` to see what it would cost.
     """
 
-    data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = None
+    data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE] [DATA]")] = None
+    recipe: str | None = None
+    """Recipe whose settings are the defaults, such as tiny-mac; the same as its name in the first place."""
+    dry_run: bool = False
+    """Say what training would take (parameters, memory, FLOPs, GPU-hours), and do nothing."""
+    peak_tflops: float = 989.0
+    """TFLOP/s that the GPU of --dry-run can do; an H100 does 989 in bfloat16 without sparsity."""
+    utilisation: float = 0.05
+    """Share of them that training reaches in the estimate of --dry-run; 0.05 is what others report for small chunks."""
     resume: Path | None = None
     """Run folder to go on with; its settings are the defaults."""
     config: Path | None = None
@@ -80,20 +91,38 @@ class Info:
 
 
 def run_train(command: Train) -> None:
+    if command.data is not None or not command.dry_run:
+        check_data(command.data, command.recipe, command.vocab_size)
+    names = [field.name for field in dataclasses.fields(LanguageSettings)]
+    settings = LanguageSettings(**{name: getattr(command, name) for name in names})
+    if command.dry_run:
+        say_what_it_takes(command, settings)
+        return
+
     from titans_lm.train.language import train_language_model
     from titans_lm.train.log import ProgressReport
 
-    names = [field.name for field in dataclasses.fields(LanguageSettings)]
-    settings = LanguageSettings(**{name: getattr(command, name) for name in names})
     if command.resume is not None:
         settings = dataclasses.replace(settings, run=command.resume)
     result = train_language_model(
         settings, resume=command.resume is not None, progress=ProgressReport(quiet=command.quiet)
     )
+    if os.environ.get("RANK", "0") != "0":  # under torchrun, one process speaks
+        return
     write_result(command.json, result)
     if not command.quiet:
         bits = result.get("held_out_bits_per_byte")
         say(f"held-out bits per byte {bits:.4f} after {result['steps']} steps; model in {result['model']}")
+
+
+def say_what_it_takes(command: Train, settings: LanguageSettings) -> None:
+    from titans_lm.recipes.estimate import estimate_lines, estimate_training
+
+    estimate = estimate_training(settings, peak_tflops=command.peak_tflops, utilisation=command.utilisation)
+    result = {"recipe": command.recipe, **estimate, "settings": plain_settings(settings)}
+    write_result(command.json, result)
+    if not command.quiet:
+        say("\n".join(estimate_lines(estimate)))
 
 
 def run_generate(command: Generate) -> None:

@@ -90,7 +90,6 @@ class DocumentLanes:
         named: str | None = getattr(documents, "fingerprint", None)  # prepared documents have been hashed already
         settings = {"kind": "lanes", "seq_len": seq_len, "batch_size": batch_size, "seed": seed}
         self.fingerprint = fingerprint(documents, **settings) if named is None else f"{named} {settings}"
-        self._order = lru_cache(maxsize=8)(self._shuffled)
 
     def __call__(self, step: int) -> Batch:
         shape = (self.batch_size, self.seq_len)
@@ -117,10 +116,14 @@ class DocumentLanes:
     def _entry(self, lane: int, place: int) -> int:
         """Name the document at a place of a lane's list: entry `place * B + lane` of the endless list."""
         entry = place * self.batch_size + lane
-        return int(self._order(entry // len(self.documents))[entry % len(self.documents)])
+        count = len(self.documents)
+        return int(shuffled(self.seed, entry // count, count)[entry % count])
 
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, epoch]).permutation(len(self.documents))
+
+@lru_cache(maxsize=8)
+def shuffled(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The numbers below `count` in the order of an epoch, which the seed alone decides."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 def _check_sizes(seq_len: int, batch_size: int) -> None:

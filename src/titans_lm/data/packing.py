@@ -4,14 +4,11 @@ Sample i of a run is row i mod n of epoch ⌊i / n⌋, and step s holds samples 
 data is one number, whoever reads: any number of processes or workers gives the same rows, each once.
 """
 
-from functools import lru_cache
-from typing import Any
-
 import numpy as np
 import torch
 
 from titans_lm.config import check_at_least
-from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.data.batches import IGNORED, Batch, shuffled
 from titans_lm.data.prepared import Split
 
 
@@ -23,22 +20,11 @@ class _Rows:
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
         settings = f"{kind} {seq_len} {batch_size} {seed}"
         self.fingerprint = f"{split.fingerprint} {settings}"
-        self._order = lru_cache(maxsize=2)(self._shuffled)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_order"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._order = lru_cache(maxsize=2)(self._shuffled)
-
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, epoch]).permutation(self.rows)
 
     def sample(self, index: int) -> int:
         """The row that sample `index` of the run is."""
         epoch, place = divmod(index, self.rows)
-        return int(self._order(epoch)[place])
+        return int(shuffled(self.seed, epoch, self.rows)[place])
 
     def _row(self, row: int) -> np.ndarray:
         """At most T + 1 tokens."""

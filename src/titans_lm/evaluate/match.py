@@ -2,18 +2,13 @@
 
 import dataclasses
 
-import torch
-
 from titans_lm.config import BackboneConfig
+from titans_lm.train.language import model_without_weights
 
 
 def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
     """Count the parameters of a language model with this stack, the tied embedding once, without making them."""
-    from titans_lm.hf import TitansConfig, TitansForCausalLM
-
-    with torch.device("meta"):
-        model = TitansForCausalLM(TitansConfig(vocab_size=vocab_size, **dataclasses.asdict(config)))
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(parameter.numel() for parameter in model_without_weights(config, vocab_size).parameters())
 
 
 def match_parameters(config: BackboneConfig, vocab_size: int, target: int) -> BackboneConfig:

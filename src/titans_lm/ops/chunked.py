@@ -76,6 +76,11 @@ class Inputs(NamedTuple):
         return cls(*flat[:3], *groups, norm_weight, norm_bias, tuple(initial))
 
 
+def segment_size(chunks: int) -> int:
+    """Chunks of a segment of a call: at least 8, and as many as there are then segments."""
+    return max(LEAST_CHUNKS, math.isqrt(chunks - 1) + 1)
+
+
 @dataclass(frozen=True)
 class Layout:
     """What a call is besides the tensors of `Inputs`; the tensors of `network` are to be taken from there."""
@@ -102,7 +107,7 @@ class Layout:
         So neither the states between segments nor those inside one outweigh the others.
         """
         N = len(self.complete)
-        size = max(LEAST_CHUNKS, math.isqrt(N - 1) + 1)
+        size = segment_size(N)
         return [slice(start, min(start + size, N)) for start in range(0, N, size)]
 
     def flags(self, where: slice, heads: int) -> tuple[bool | Tensor, ...]:

@@ -46,16 +46,39 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint; an interruption at any moment leaves no folder of that name, or the whole one."""
     with new_folder(folder) as unfinished:
-        save_model(unfinished, model, tokenizer)
-        torch.save({"format": FORMAT, **trainer}, unfinished / TRAINER)
-        write_json(unfinished / FILES, {p.name: _sum(p) for p in sorted(unfinished.iterdir()) if p.is_file()})
+        write_checkpoint(unfinished, model, trainer, tokenizer)
 
 
-def save_model(folder: Path, model: nn.Module, tokenizer: "PreTrainedTokenizerBase | None" = None) -> None:
-    """Save a model for use: as a Hugging Face folder where it is one of theirs, else its weights in safetensors."""
+def write_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    trainer: dict[str, Any],
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    weights: dict[str, Any] | None = None,
+) -> None:
+    """Fill the folder of a checkpoint, beside what is in it already, and sum up all of it; for `weights` see below."""
+    save_model(folder, model, tokenizer, weights)
+    torch.save({"format": FORMAT, **trainer}, folder / TRAINER)
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    write_json(folder / FILES, {path.relative_to(folder).as_posix(): _sum(path) for path in files})
+
+
+def save_model(
+    folder: Path,
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    weights: dict[str, Any] | None = None,
+) -> None:
+    """Save a model for use: as a Hugging Face folder where it is one of theirs, else its weights in safetensors.
+
+    `weights` are those to save where the model's own are spread over processes.
+    """
     with quiet_transformers():
         if hasattr(model, "save_pretrained"):
-            model.save_pretrained(folder)
+            pretrained: Any = model
+            pretrained.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
+        elif weights is not None:
+            safetensors.torch.save_file({name: x.contiguous() for name, x in weights.items()}, folder / WEIGHTS)
         else:
             safetensors.torch.save_model(model, str(folder / WEIGHTS))
         if tokenizer is not None:
@@ -67,8 +90,8 @@ def load_checkpoint(folder: Path, model: nn.Module) -> dict[str, Any]:
 
     Nothing is changed unless all of it can be read.
     """
-    _verify(folder)
-    trainer = _load_trainer(folder / TRAINER)
+    verify_checkpoint(folder)
+    trainer = load_trainer(folder)
     load_weights(folder, model)
     return trainer
 
@@ -139,7 +162,9 @@ def _differences(saved: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     return [f"it has {name}={saved.get(name)!r}, not {wanted.get(name)!r}" for name in differ]
 
 
-def _load_trainer(path: Path) -> dict[str, Any]:
+def load_trainer(folder: Path) -> dict[str, Any]:
+    """Read what a checkpoint says beside weights; ValueError where it cannot be read."""
+    path = folder / TRAINER
     try:
         trainer = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
@@ -149,7 +174,7 @@ def _load_trainer(path: Path) -> dict[str, Any]:
     return trainer
 
 
-def _verify(folder: Path) -> None:
+def verify_checkpoint(folder: Path) -> None:
     """Compare every file with its size and CRC-32."""
     if not (folder / FILES).is_file():
         raise ValueError(f"{folder} holds no {FILES}, so it is no checkpoint of titans-lm, or not a whole one")

@@ -8,7 +8,7 @@ from titans_lm.data.batches import Batch, DocumentLanes, RandomCrops
 from titans_lm.data.packing import DocumentRows, PackedRows
 from titans_lm.data.prepared import TokenFolder, is_token_folder
 from titans_lm.data.text import load_corpus
-from titans_lm.data.tokenizer import byte_tokenizer, encode_document
+from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer, encode_document
 from titans_lm.train.heldout import HeldOut, held_out_bytes, held_out_tokens
 from titans_lm.train.settings import LanguageSettings
 
@@ -42,6 +42,7 @@ def _text(settings: LanguageSettings) -> LanguageData:
             f"got boundaries={settings.boundaries!r} for text; expected a folder made by titans prepare, or "
             "--stateful, which reads documents from start to end"
         )
+    check_vocabulary(settings, VOCAB_SIZE)
     corpus = load_corpus(settings.data or "", held_out=settings.held_out, valid=settings.valid)
     documents = [encode_document(document.data) for document in corpus.train]
     sampler = DocumentLanes if settings.stateful else RandomCrops
@@ -58,6 +59,7 @@ def _prepared(settings: LanguageSettings) -> LanguageData:
             "give it to titans prepare"
         )
     folder = TokenFolder(settings.data or "", verify=settings.verify_data)
+    check_vocabulary(settings, folder.vocab_size)
     tokenizer = folder.tokenizer()
     sizes = {"seq_len": settings.seq_len, "batch_size": settings.batch_size, "seed": settings.seed}
     if settings.stateful:
@@ -68,6 +70,19 @@ def _prepared(settings: LanguageSettings) -> LanguageData:
         batches = PackedRows(folder.train, **sizes)
     held_out = _held_out(settings, *held_out_tokens(folder.valid, tokenizer, settings.eval_bytes))
     return LanguageData(batches, held_out, tokenizer, folder.describe(), f"as prepared in {folder.path}")
+
+
+def check_vocabulary(settings: LanguageSettings, ids: int) -> None:
+    """Refuse data whose tokenizer has another number of ids than the model that the settings ask for."""
+    if settings.vocab_size not in (None, ids):
+        raise ValueError(
+            f"got vocab_size={settings.vocab_size} and data of {ids} token ids{_named(ids)}; expected the same number: "
+            f"prepare the data with the tokenizer that the model is meant for, or give --vocab-size {ids}"
+        )
+
+
+def _named(ids: int) -> str:
+    return ", those of bytes" if ids == VOCAB_SIZE else ""
 
 
 def _held_out(settings: LanguageSettings, documents: list[Any], text_bytes: int) -> HeldOut:

@@ -15,17 +15,23 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     is that of the start of a document; it keeps this size, except for full attention, whose keys and values grow.
     """
     state = model.init_state(1) if hasattr(model, "init_state") else None
-    parts: Counter[str] = Counter()
-    for name, parameter in model.named_parameters():
-        parts[part_name(name)] += parameter.numel()
+    parts = count_parts(model)
     return {
         "model": type(model).__name__,
         "architecture": getattr(getattr(model, "config", None), "architecture", None),
         "parameters": sum(parts.values()),
-        "parameters_by_part": dict(parts),
+        "parameters_by_part": parts,
         "state_bytes": None if state is None else state_bytes(state),
         "state_bytes_by_layer": None if state is None else [state_bytes(layer) for layer in state.layers],
     }
+
+
+def count_parts(model: nn.Module) -> dict[str, int]:
+    """Count a model's parameters by part; it may be on the meta device."""
+    parts: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        parts[part_name(name)] += parameter.numel()
+    return dict(parts)
 
 
 def part_name(parameter: str) -> str:

@@ -63,19 +63,30 @@ def finite(value: Any) -> Any:
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Fill a folder that appears under its name only when the block ends well; an older one of that name goes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{HIDDEN}{path.name}-", dir=path.parent))
+    unfinished = begin_folder(path)
     try:
-        unfinished.chmod(0o777 & ~_umask())
         yield unfinished
-        for file in unfinished.rglob("*"):
-            _sync_folder(file)
-        _sync_folder(unfinished)
-        remove_folder(path)
-        os.replace(unfinished, path)
+        finish_folder(unfinished, path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def begin_folder(path: Path) -> Path:
+    """Make a folder to fill, beside the place that it is for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{HIDDEN}{path.name}-", dir=path.parent))
+    unfinished.chmod(0o777 & ~_umask())
+    return unfinished
+
+
+def finish_folder(unfinished: Path, path: Path) -> None:
+    """Give a filled folder its name once all of it is on the disk; an older one of that name goes."""
+    for file in unfinished.rglob("*"):
+        _sync_folder(file)
+    _sync_folder(unfinished)
+    remove_folder(path)
+    os.replace(unfinished, path)
     _sync_folder(path.parent)
 
 

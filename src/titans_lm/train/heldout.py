@@ -78,7 +78,7 @@ def _cut(tokens: TokenIds, share: float, tokenizer: "PreTrainedTokenizerBase") -
         kept = tokens[:stop]
         if is_byte_tokenizer(tokenizer):
             return kept, stop
-        text = tokenizer.decode(kept.tolist(), clean_up_tokenization_spaces=False)
+        text = str(tokenizer.decode(kept.tolist(), clean_up_tokenization_spaces=False))
         if not text.endswith("\ufffd"):
             break
     return kept, len(text.encode("utf-8", "replace"))

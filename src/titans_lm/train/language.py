@@ -10,10 +10,11 @@ import torch
 from titans_lm.config import BackboneConfig
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.train.corpus import LanguageData, language_data
-from titans_lm.train.device import choose_device, environment
+from titans_lm.train.device import environment
 from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss
+from titans_lm.train.parallel import World, joined_world
 from titans_lm.train.run import MODEL, RunFolder
 from titans_lm.train.settings import LanguageSettings, plain_settings
 
@@ -35,12 +36,23 @@ def train_language_model(
 
     Raises ValueError for data, settings or a run folder that will not do, and what `fit` raises.
     """
-    progress = progress or ProgressReport(quiet=True)
-    choose_device(settings.device)
+    with joined_world(settings.device) as world:
+        shown = progress if progress is not None and world.main else ProgressReport(quiet=True)
+        return _train(settings, resume, model, shown, world)
+
+
+def _train(
+    settings: LanguageSettings, resume: bool, model: "PreTrainedModel | None", progress: ProgressReport, world: World
+) -> dict[str, Any]:
     data = language_data(settings)
+    if settings.batch_size % world.size:
+        raise ValueError(
+            f"got batch_size={settings.batch_size} for {world.size} processes; expected a multiple of {world.size}"
+        )
     torch.manual_seed(settings.seed)
-    model = model if model is not None else language_model(settings.model, data.tokenizer)
-    run = _run_folder(settings, data.tokenizer, resume=resume)
+    model = model if model is not None else model_for(settings.model, data.tokenizer)
+    path = world.first(lambda: _run_folder(settings, data.tokenizer, resume=resume).path)
+    run = RunFolder.open(path, data.tokenizer)
     _announce(progress, data, model, run)
     result = fit(
         model,
@@ -57,6 +69,7 @@ def train_language_model(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "steps": result.step,
         "tokens": result.tokens,
+        "processes": world.size,
         "seconds": result.seconds,
         "tokens_per_second": result.tokens / result.seconds if result.seconds else 0.0,
         "skipped_steps": result.skipped,
@@ -70,22 +83,28 @@ def train_language_model(
 
 def byte_model(config: BackboneConfig) -> "PreTrainedModel":
     """Build a fresh language model over bytes."""
-    return language_model(config, byte_tokenizer())
+    return model_for(config, byte_tokenizer())
 
 
-def language_model(config: BackboneConfig, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
+def model_for(config: BackboneConfig, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
     """Build a fresh language model over the ids of a tokeniser."""
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    return language_model(config, len(tokenizer), **special)
+
+
+def language_model(config: BackboneConfig, vocab_size: int, **special: int | None) -> "PreTrainedModel":
+    """Build a fresh language model over a vocabulary, with the ids of its special tokens where they are known."""
     from titans_lm.hf import TitansConfig, TitansForCausalLM
 
-    return TitansForCausalLM(
-        TitansConfig(
-            vocab_size=len(tokenizer),
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            **dataclasses.asdict(config),
-        )
-    )
+    return TitansForCausalLM(TitansConfig(vocab_size=vocab_size, **special, **dataclasses.asdict(config)))
+
+
+def model_without_weights(config: BackboneConfig, vocab_size: int) -> "PreTrainedModel":
+    """Build the same model on the meta device: every parameter with its name and shape, and no memory for it."""
+    import titans_lm.hf  # noqa: F401 - with transformers; what an import makes must not come to lie on the meta device
+
+    with torch.device("meta"):
+        return language_model(config, vocab_size)
 
 
 def default_run(settings: LanguageSettings) -> Path:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from titans_lm.data.batches import IGNORED, Batch
 from titans_lm.ops.state import detach_state, map_state, select_rows, state_tensors
+from titans_lm.train.parallel import plain
 
 Metrics = dict[str, Tensor]
 
@@ -54,9 +55,10 @@ class CarriedLoss:
         self.saved: list[Tensor] | None = None
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
-        if not hasattr(model, "init_state"):
-            raise ValueError(f"got a {type(model).__name__}, which has no init_state; expected a model with memory")
-        state = model.init_state(len(batch["input_ids"]))
+        owner = plain(model)
+        if not hasattr(owner, "init_state"):
+            raise ValueError(f"got a {type(owner).__name__}, which has no init_state; expected a model with memory")
+        state = owner.init_state(len(batch["input_ids"]))
         carried = self._restored(state) if self.saved is not None else self.state
         if carried is not None:
             state = select_rows(batch["reset"], state, carried)

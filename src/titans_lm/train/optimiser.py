@@ -1,9 +1,11 @@
 """AdamW on the right groups, and a learning rate that is a function of the step."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from titans_lm.train.settings import FitSettings
 
@@ -57,3 +59,18 @@ def learning_rate(step: int, settings: FitSettings) -> float:
     progress = min((step - settings.warmup_steps) / last, 1.0)
     cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
     return settings.lr * (settings.lr_floor + (1.0 - settings.lr_floor) * cosine)
+
+
+def load_whole_optimiser(optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load what an optimiser of one process has saved; each process takes its part where parameters are in parts."""
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    state = {}
+    for number, kept in saved["state"].items():
+        like = parameters[number]
+        state[number] = {
+            name: distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+            if isinstance(like, DTensor) and value.shape == like.shape
+            else value
+            for name, value in kept.items()
+        }
+    optimiser.load_state_dict({**saved, "state": state})

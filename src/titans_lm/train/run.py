@@ -67,19 +67,27 @@ class RunFolder:
 
     def save(self, step: int, model: nn.Module, trainer: dict[str, Any], keep: int) -> Path:
         """Write the checkpoint of a step, make it the latest, and remove all but the newest `keep`."""
-        folder = self.checkpoints / f"step-{step:06d}"
+        folder = self.begin_checkpoint(step)
+        save_checkpoint(folder, model, trainer, self.tokenizer)
+        return self.end_checkpoint(folder, keep)
+
+    def begin_checkpoint(self, step: int) -> Path:
+        """Clear the place for the checkpoint of a step, and name it."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.checkpoints)
-        save_checkpoint(folder, model, trainer, self.tokenizer)
+        return self.checkpoints / f"step-{step:06d}"
+
+    def end_checkpoint(self, folder: Path, keep: int) -> Path:
+        """Make a checkpoint the latest, and remove all but the newest `keep`."""
         write_atomically(self.checkpoints / LATEST, folder.name + "\n")
         for old in _steps(self.path)[:-keep]:
             remove_folder(old)
         return folder
 
-    def finish(self, step: int, model: nn.Module) -> Path:
+    def finish(self, step: int, model: nn.Module, weights: dict[str, Any] | None = None) -> Path:
         """Save the finished model, and the step it was finished at."""
         with new_folder(self.path / MODEL) as unfinished:
-            save_model(unfinished, model, self.tokenizer)
+            save_model(unfinished, model, self.tokenizer, weights)
             write_json(unfinished / f"{STEP}.json", {STEP: step})
         return self.path / MODEL
 

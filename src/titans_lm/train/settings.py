@@ -16,6 +16,7 @@ from titans_lm.config import BackboneConfig, check_at_least, check_between, chec
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Boundaries = Literal["carry", "reset"]
+Parallel = Literal["auto", "ddp", "fsdp"]
 Settings = TypeVar("Settings")
 
 
@@ -45,6 +46,12 @@ class FitSettings:
     """Precision of matrix products; auto is bfloat16 on a GPU that has it and float32 elsewhere."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
+    parallel: Parallel = "auto"
+    """Under torchrun: ddp gives every process a copy of the model, fsdp a part of it; auto is ddp."""
+    workers: int = 0
+    """Processes that make batches ahead of time; they change no batch."""
+    activation_checkpointing: bool = False
+    """Keep what enters each block, and make the rest again for the gradients: less memory, a third more time."""
     seed: int = 0
     """Seed of the fresh weights and of the order of the data."""
     log_every: int = 1
@@ -61,7 +68,7 @@ class FitSettings:
     def __post_init__(self) -> None:
         for name in ("steps", "accumulate", "log_every", "keep", "max_skipped"):
             check_at_least(name, getattr(self, name), 1)
-        for name in ("warmup_steps", "eval_every", "save_every", "seed"):
+        for name in ("warmup_steps", "eval_every", "save_every", "seed", "workers"):
             check_at_least(name, getattr(self, name), 0)
         for name in ("lr", "weight_decay", "clip"):
             check_between(name, getattr(self, name), 0.0, float("inf"))
@@ -69,6 +76,7 @@ class FitSettings:
         for name in ("beta1", "beta2"):
             check_between(name, getattr(self, name), 0.0, 0.99999)
         check_choice("precision", self.precision, get_args(Precision))
+        check_choice("parallel", self.parallel, get_args(Parallel))
 
 
 def small_model() -> BackboneConfig:
@@ -95,6 +103,8 @@ class LanguageSettings(FitSettings):
     """Folder of the run; by default runs/ARCHITECTURE-DATE-TIME."""
     model: BackboneConfig = field(default_factory=small_model)
     """The model."""
+    vocab_size: int | None = None
+    """Ids of the tokenizer that the model is made for; None is that of the data: 259 for bytes."""
     seq_len: int = 512
     """Tokens of a row that a step reads."""
     batch_size: int = 4
@@ -117,6 +127,8 @@ class LanguageSettings(FitSettings):
         for name in ("seq_len", "batch_size", "eval_bytes"):
             check_at_least(name, getattr(self, name), 1)
         check_choice("boundaries", self.boundaries, get_args(Boundaries))
+        if self.vocab_size is not None:
+            check_at_least("vocab_size", self.vocab_size, 1)
         if self.stateful and self.model.architecture == "attention":
             raise ValueError(
                 "got stateful=True with architecture='attention', whose state grows with the text; "

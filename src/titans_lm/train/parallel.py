@@ -1,0 +1,186 @@
+"""Several processes that train one model: torch's own process groups, DDP and FSDP2, started by torchrun.
+
+Every process makes the same batch of a step, since a batch is a function of the step alone, and takes its own rows of
+it. So a run means the same batch, the same order and the same steps on any number of processes.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.train.device import choose_device
+from titans_lm.train.settings import Parallel
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class World:
+    """Which of how many processes this is, and where it computes."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def rows(self, batch: Batch) -> Batch:
+        """This process's rows of a batch; ValueError where they cannot be shared out evenly."""
+        if self.size == 1:
+            return batch
+        rows = len(next(iter(batch.values())))
+        if rows % self.size:
+            raise ValueError(
+                f"got a batch of {rows} rows for {self.size} processes; expected a batch_size that {self.size} divides"
+            )
+        share = rows // self.size
+        return {name: part[self.rank * share : (self.rank + 1) * share] for name, part in batch.items()}
+
+    def weight(self, batch: Batch, own: Batch) -> float:
+        """What the mean over this process's targets counts in the mean over all: 1 where all have as many."""
+        if self.size == 1 or "targets" not in batch:
+            return 1.0
+        everybody, mine = (int((part["targets"] != IGNORED).sum()) for part in (batch, own))
+        return self.size * mine / max(everybody, 1)
+
+    def mean(self, numbers: list[Tensor]) -> list[Tensor]:
+        """The mean of each number over all processes; the same on all of them."""
+        if self.size == 1:
+            return numbers
+        together = torch.stack([number.detach().to(self.device, torch.float64) for number in numbers])
+        dist.all_reduce(together)
+        return list((together / self.size).unbind())
+
+    def anybody(self, wish: bool) -> bool:
+        """Whether any process wishes so."""
+        if self.size == 1:
+            return wish
+        asked = torch.tensor(float(wish), device=self.device)
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
+        return bool(asked)
+
+    def told(self, value: Kind) -> Kind:
+        """What the main process says."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def gathered(self, value: Kind) -> list[Kind]:
+        """What every process says, by rank."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def first(self, work: Callable[[], Kind]) -> Kind:
+        """Let the main process do something that all need done; if it fails there, it fails everywhere."""
+        if self.size == 1:
+            return work()
+        result, error = None, None
+        if self.main:
+            try:
+                result = work()
+            except (OSError, ValueError, RuntimeError) as failed:
+                error = failed
+        result, failure = self.told((result, error))
+        if failure is not None:
+            raise failure
+        return result  # type: ignore[return-value]
+
+
+def open_world(device: str = "auto") -> World:
+    """Join the processes that torchrun has started, or be alone; ValueError for a device that is not there."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return World(0, 1, choose_device(device))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = choose_device(device)
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", local)
+        torch.cuda.set_device(chosen)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    return World(dist.get_rank(), dist.get_world_size(), chosen)
+
+
+@contextmanager
+def joined_world(device: str = "auto") -> Iterator[World]:
+    """Be with the other processes, and leave them at the end unless somebody had joined them before."""
+    before = dist.is_initialized()
+    try:
+        yield open_world(device)
+    finally:
+        if not before and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def spread(model: nn.Module, how: Parallel, world: World) -> nn.Module:
+    """Lay a model out over the processes: as it is, a copy on each (DDP), or a part on each (FSDP2).
+
+    "auto" is DDP where there are several. Under FSDP2 every block is a unit of its own: its parameters, gradients and
+    optimiser state are spread over the processes, and gathered while it computes.
+    """
+    model = model.to(world.device)
+    if world.size == 1:
+        return model
+    if how == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        # States that a block returns are views; nobody writes into them, which is what this warns of.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        mesh: DeviceMesh = init_device_mesh(world.device.type, (world.size,))
+        for block in blocks_of(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+    from torch.nn.parallel import DistributedDataParallel
+
+    devices = [world.device] if world.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks that a model says it must not be cut inside of, as transformers' models do."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def plain(model: nn.Module) -> Any:
+    """The model itself, without what spreads it."""
+    return getattr(model, "module", model)
+
+
+def is_spread(parameter: Tensor) -> bool:
+    """Whether each process holds a part of a parameter (FSDP2)."""
+    return isinstance(parameter, DTensor)
+
+
+def whole(number: Tensor) -> Tensor:
+    """A number that may be in parts."""
+    return number.full_tensor() if isinstance(number, DTensor) else number
+
+
+def later(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """Where gradients of several batches are added up: exchange them after the last one only."""
+    owner: Any = model
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+        owner.set_requires_gradient_sync(last)
+    if last or not hasattr(model, "no_sync"):
+        return nullcontext()
+    return owner.no_sync()

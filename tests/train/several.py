@@ -1,0 +1,67 @@
+"""A run on one process or several, as a script: torchrun --nproc-per-node 2 several.py SETTINGS."""
+
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+from titans_lm.config import BackboneConfig
+from titans_lm.data.batches import DocumentLanes
+from titans_lm.data.packing import DocumentRows, PackedRows
+from titans_lm.data.prepared import TokenFolder
+from titans_lm.train.language import model_for
+from titans_lm.train.loop import fit
+from titans_lm.train.losses import CarriedLoss, next_token_loss
+from titans_lm.train.parallel import joined_world
+from titans_lm.train.run import RunFolder
+from titans_lm.train.settings import FitSettings
+
+SAMPLERS = {"packed": PackedRows, "documents": DocumentRows, "lanes": DocumentLanes}
+
+
+def make_model(case: dict, tokenizer) -> torch.nn.Module:
+    torch.manual_seed(0)
+    if case["model"] == "llama":
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        return LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+                num_attention_heads=2, attention_dropout=0.2, tie_word_embeddings=True,
+            )
+        )  # fmt: skip
+    config = BackboneConfig(
+        architecture=case["model"], hidden_size=16, num_attention_heads=2, num_hidden_layers=2, memory_expansion=2,
+        intermediate_size=32, chunk_size=4, segment_len=8, window=8, num_persistent=2, memory_reads_persistent=True,
+    )  # fmt: skip
+    return model_for(config, tokenizer)
+
+
+def main() -> None:
+    case = json.loads(sys.argv[1])
+    warnings.simplefilter("error")
+    folder = TokenFolder(case["data"])
+    tokenizer = folder.tokenizer()
+    batches = SAMPLERS[case["rows"]](folder.train, seq_len=16, batch_size=4, seed=3)
+    settings = FitSettings(**{"warmup_steps": 2, "lr": 1e-2, "eval_every": 0, "save_every": 3, **case["settings"]})
+    with joined_world(settings.device) as world:
+        path = Path(case["run"])
+        if world.main and not (path / "settings.json").is_file():
+            RunFolder.create(path, {}, tokenizer)
+        world.anybody(False)  # wait for it
+
+        def on_step(record: dict) -> None:
+            kill = case.get("kill")
+            if kill and record["step"] == kill["step"] and world.rank == kill["rank"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        loss = CarriedLoss() if case["rows"] == "lanes" else next_token_loss
+        fit(make_model(case, tokenizer), batches, loss, settings, run=RunFolder.open(path, tokenizer), on_step=on_step)
+
+
+if __name__ == "__main__":
+    main()
