@@ -107,7 +107,7 @@ def test_bytes_that_are_no_text_are_trained_on_too(settings, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": None}, "got no data; expected a file, a folder of text, or the word stdlib"),
+        ({"data": None}, "got no data; expected a file, a folder of text, a folder of titans prepare, or stdlib"),
         ({"data": "/nowhere"}, "does not exist"),
         ({"seq_len": 100_000}, "give more text or a smaller seq_len"),
         ({"device": "tpu9"}, "got device='tpu9'"),

@@ -4,12 +4,12 @@ Each process writes and reads its own part, and DCP lays the parts out for any n
 one or four can load.
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -39,7 +39,9 @@ def load_state(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer)
     weights, moments = get_state_dict(plain(model), optimiser)
     state: dict[str, Any] = {"model": weights, "optimiser": moments}
     try:
-        dcp.load(state, checkpoint_id=folder / STATE, no_dist=not dist.is_initialized())
+        with warnings.catch_warnings():  # that one process loads alone what several have saved is meant so
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            dcp.load(state, checkpoint_id=folder / STATE)
     except (CheckpointException, OSError, RuntimeError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{folder / STATE} does not fit this model, or cannot be read: {reason}") from error
