@@ -89,6 +89,16 @@ def test_an_mlp_of_many_rows_is_made_in_blocks(monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-12)
 
 
+def test_an_mlp_of_rows_that_lie_otherwise_in_memory() -> None:
+    """The gradient by an input that is not contiguous is written where it is looked for."""
+    x, *weights = drawn(5, 3, 6), drawn(9, 6), drawn(9, 6), drawn(4, 9)
+    found = []
+    for given in (x.transpose(0, 1), x.transpose(0, 1).contiguous()):
+        given = given.detach().requires_grad_()
+        found.append(torch.autograd.grad(swiglu(given, *weights).square().mean(), given)[0])
+    torch.testing.assert_close(*found, rtol=1e-13, atol=1e-12)
+
+
 def test_a_vector_of_zeros_has_a_gradient_too() -> None:
     """x / max(‖x‖, ε) is x / ε around zero."""
     x = torch.zeros(3, 4, dtype=torch.float64)

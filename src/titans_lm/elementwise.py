@@ -161,7 +161,7 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         (grad,), (x, both, down, *hidden) = grads, ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        d_x = torch.empty_like(x) if wanted[0] else None
+        d_x = x.new_empty(x.shape) if wanted[0] else None  # contiguous, so that its blocks are views of it
         d_both = torch.zeros_like(both) if wanted[1] or wanted[2] else None
         d_down = torch.zeros_like(down) if wanted[3] else None
         width = len(both) // 2
