@@ -95,10 +95,15 @@ class Backbone(nn.Module):
 
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document, persistent tokens read."""
+        start = self._start(batch_size)
+        return start._replace(layers=tuple(block.init_state(batch_size) for block in self.layers))
+
+    def _start(self, batch_size: int) -> BackboneState:
+        """The same without the blocks' states, which each makes for itself where it is given None."""
         if batch_size < 1:
             raise ValueError(f"got batch_size={batch_size}; expected at least 1")
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.norm.weight.device)
-        return BackboneState(position, tuple(block.init_state(batch_size) for block in self.layers))
+        return BackboneState(position, (None,) * len(self.layers))
 
     def compile_decoding(self, backend: str = "inductor") -> None:
         """Run single tokens through one compiled graph per kind of block, shared by all blocks and places in the text.
@@ -151,7 +156,7 @@ class Backbone(nn.Module):
         fresh = state is None
         if x.shape[1] == 0:
             return x, self.init_state(x.shape[0]) if state is None else state
-        state = self._begun(x, state)
+        state = self._start(x.shape[0]) if state is None else state
         packing = None
         if valid is not None and not bool(valid.all()):
             packing = Packing.of(valid)
@@ -183,13 +188,6 @@ class Backbone(nn.Module):
             x = packing.unpack(x, valid)
         after = BackboneState(state.position + (x.shape[1] if lengths is None else lengths), tuple(layers))
         return x, after if decodes else self._settled(after)
-
-    def _begun(self, x: Hidden, state: BackboneState | None) -> BackboneState:
-        """The state to go on from; at the start of a document each block makes its own."""
-        if state is not None:
-            return state
-        position = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-        return BackboneState(position, (None,) * len(self.layers))
 
     def _settled(self, state: BackboneState) -> BackboneState:
         """The state with a tight storage for each tensor: for any other layout the graph would be compiled again."""

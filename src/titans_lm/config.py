@@ -155,6 +155,11 @@ class MemoryConfig:
         return (self.head_dim, *[hidden] * (self.memory_depth - 1), self.head_dim)
 
     @property
+    def gates_per_head(self) -> int:
+        """Numbers that θ, η or α is made of for one token and head: one, one for each layer, or one for each row."""
+        return {"head": 1, "layer": self.memory_depth, "channel": sum(self.memory_widths[:-1])}[self.gates]
+
+    @property
     def use_residual(self) -> bool:
         return self.memory_depth > 1 if self.memory_residual is None else self.memory_residual
 

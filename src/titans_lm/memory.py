@@ -30,8 +30,7 @@ class GateProjection(nn.Module):
         super().__init__()
         self.kind, self.heads, self.limits = config.gates, config.num_attention_heads, limits
         self.widths = list(config.memory_widths[:-1])
-        per_head = {"head": 1, "layer": len(limits), "channel": sum(self.widths)}[self.kind]
-        E, out = config.hidden_size, self.heads * per_head
+        E, out = config.hidden_size, self.heads * config.gates_per_head
         self.down = Linear(E, config.gate_rank, bias=False) if self.kind == "channel" else nn.Identity()
         self.proj = Linear(config.gate_rank if self.kind == "channel" else E, out)
         self.proj.start_std, self.proj.start_bias = 0.02, math.log(start / (1.0 - start))

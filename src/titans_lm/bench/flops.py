@@ -82,10 +82,6 @@ def _gate_weights(config: BackboneConfig) -> int:
     """Weights of the maps that make θ, η and α, in one block."""
     if not config.has_memory:
         return 0
-    E, H = config.hidden_size, config.num_attention_heads
-    one = {
-        "head": E * H,
-        "layer": E * H * config.memory_depth,
-        "channel": config.gate_rank * (E + H * sum(config.memory_widths[:-1])),
-    }[config.gates]
+    E, numbers = config.hidden_size, config.num_attention_heads * config.gates_per_head
+    one = config.gate_rank * (E + numbers) if config.gates == "channel" else E * numbers
     return one * (1 + config.momentum + config.decay)

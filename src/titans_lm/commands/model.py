@@ -15,7 +15,7 @@ from titans_lm.train.settings import LanguageSettings, plain_settings
 
 @dataclass(frozen=True, kw_only=True)
 class Train(LanguageSettings):
-    """Train a byte model on a file, a folder of text, or the Python library's own source.
+    """Train a language model on a file, a folder of text or of tokens (prepare), or the Python library's own source.
 
     Begin with `titans train stdlib --run runs/first`; go on with `titans train --resume runs/first`. A recipe may come
     first: `titans train tiny-mac stdlib`, or `titans train 170m-mac --dry-run` to see what it would cost.

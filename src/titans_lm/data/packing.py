@@ -4,6 +4,8 @@ Sample i of a run is row i mod n of epoch ⌊i / n⌋, and step s holds samples 
 data is one number, whoever reads: any number of processes or workers gives the same rows, each once.
 """
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import torch
 
@@ -12,7 +14,7 @@ from titans_lm.data.batches import IGNORED, Batch, shuffled
 from titans_lm.data.prepared import Split
 
 
-class _Rows:
+class _Rows(ABC):
     """The order of n rows, and batches of them; what a row holds is for `_row` to say."""
 
     def __init__(self, split: Split, kind: str, rows: int, seq_len: int, batch_size: int, seed: int) -> None:
@@ -26,9 +28,9 @@ class _Rows:
         epoch, place = divmod(index, self.rows)
         return int(shuffled(self.seed, epoch, self.rows)[place])
 
+    @abstractmethod
     def _row(self, row: int) -> np.ndarray:
         """At most T + 1 tokens."""
-        raise NotImplementedError
 
     def __call__(self, step: int) -> Batch:
         samples = range(step * self.batch_size, (step + 1) * self.batch_size)

@@ -2,14 +2,16 @@
 
 import os
 import tempfile
+from contextlib import suppress
 from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
-from titans_lm.data.prepared import Shard, file_sum
+from titans_lm.data.prepared import Shard
 from titans_lm.data.tokenizer import TokenIds
-from titans_lm.train.files import HIDDEN, publish
+from titans_lm.train.files import HIDDEN, publish, write_atomically
 
 
 class ShardWriter:
@@ -56,17 +58,17 @@ class ShardWriter:
             return False
         path = self.folder / self.name
         documents = np.array(self.documents, np.int64).reshape(-1, 2)
+        ends = BytesIO()
+        np.save(ends, documents)
         try:
-            ends = tempfile.NamedTemporaryFile(prefix=HIDDEN, dir=self.folder, delete=False)  # noqa: SIM115
-            np.save(ends, documents)
-            publish(ends, path.with_suffix(".npy"))
+            write_atomically(path.with_suffix(".npy"), ends.getvalue())
             publish(self.file, path)
         except OSError as error:
             raise self._failed(error) from error
         self.closed.append(
             Shard(
                 path.name, self.tokens, len(documents), int(documents[:, 1].sum()), self.digest.hexdigest(),
-                file_sum(path.with_suffix(".npy")),
+                blake2b(ends.getvalue(), digest_size=16).hexdigest(),
             )
         )  # fmt: skip
         self._begin()
@@ -75,7 +77,8 @@ class ShardWriter:
     def discard(self) -> None:
         """Remove what is not finished."""
         if self.file is not None:
-            self.file.close()
+            with suppress(OSError):  # on a full disk what is still in the buffer cannot be written
+                self.file.close()
             Path(self.file.name).unlink(missing_ok=True)
             self._begin()
 

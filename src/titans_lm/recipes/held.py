@@ -79,8 +79,9 @@ def activation_bytes(step: Step) -> int:
     E, H = c.hidden_size, c.num_attention_heads
     whole, product = KEPT[step.precision][c.architecture]
     vectors = 4 * whole * E + size * (product + attention_widths(c, step.tokens)) * E
-    gates = {"head": 1, "layer": c.memory_depth, "channel": sum(c.memory_widths[:-1])}[c.gates]
-    by_head = 4 * H * (6 * gates + 4) if c.has_memory else 4 * H  # three gates twice; norms, and the softmax's sum
+    by_head = 4 * H  # the softmax's sum
+    if c.has_memory:
+        by_head *= 6 * c.gates_per_head + 4  # three gates twice; norms
     block = vectors + by_head + 8 * c.mlp_width  # two hidden layers of float32, or four of half the size
     ends = (4 + size) * E  # the last norm and the head
     return round(step.rows * step.tokens * (blocks * block + ends)) + blocks * size * mask_numbers(c, step.tokens)
@@ -128,9 +129,7 @@ def memory_state_bytes(step: Step) -> int:
         numbers += rows * 2 * memory * -(-chunks // segment_size(chunks))
         numbers += later if c.forget_to == "init" else 0
     if _reads_persistent(c):
-        numbers += (
-            step.rows * memory
-        )  # the anchor, which is a tensor of its own where a state was repeated for all rows
+        numbers += step.rows * memory  # the anchor: a tensor of its own where a state was repeated for all rows
     return 4 * c.num_hidden_layers * numbers
 
 

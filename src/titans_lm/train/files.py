@@ -19,19 +19,15 @@ _ASKING = threading.Lock()
 def write_atomically(path: Path, data: str | bytes | Iterable[str]) -> None:
     """Write a file, at once or piece by piece, so that a reader, or a machine that dies, finds the old or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=HIDDEN, dir=path.parent)
+    file = tempfile.NamedTemporaryFile(prefix=HIDDEN, dir=path.parent, delete=False)  # noqa: SIM115 - it is renamed
     try:
-        with os.fdopen(handle, "wb") as file:
+        with file:
             for part in [data] if isinstance(data, str | bytes) else data:
                 file.write(part.encode() if isinstance(part, str) else part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
+            publish(file, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        Path(file.name).unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
 
 
 def publish(file: IO[bytes], path: Path) -> None:

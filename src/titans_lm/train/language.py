@@ -45,10 +45,7 @@ def _train(
     settings: LanguageSettings, resume: bool, model: "PreTrainedModel | None", progress: ProgressReport, world: World
 ) -> dict[str, Any]:
     data = language_data(settings)
-    if settings.batch_size % world.size:
-        raise ValueError(
-            f"got batch_size={settings.batch_size} for {world.size} processes; expected a multiple of {world.size}"
-        )
+    world.share(settings.batch_size)  # before a run folder is made
     torch.manual_seed(settings.seed)
     model = model if model is not None else model_for(settings.model, data.tokenizer)
     path = world.first(lambda: _run_folder(settings, data.tokenizer, resume=resume).path)

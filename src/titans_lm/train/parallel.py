@@ -37,16 +37,19 @@ class World:
         """Whether this is the process that writes and speaks."""
         return self.rank == 0
 
-    def rows(self, batch: Batch) -> Batch:
-        """This process's rows of a batch; ValueError where they cannot be shared out evenly."""
-        if self.size == 1:
-            return batch
-        rows = len(next(iter(batch.values())))
+    def share(self, rows: int) -> int:
+        """How many of a batch's rows are each process's; ValueError where they cannot be shared out evenly."""
         if rows % self.size:
             raise ValueError(
                 f"got a batch of {rows} rows for {self.size} processes; expected a batch_size that {self.size} divides"
             )
-        share = rows // self.size
+        return rows // self.size
+
+    def rows(self, batch: Batch) -> Batch:
+        """This process's rows of a batch."""
+        if self.size == 1:
+            return batch
+        share = self.share(len(next(iter(batch.values()))))
         return {name: part[self.rank * share : (self.rank + 1) * share] for name, part in batch.items()}
 
     def weight(self, batch: Batch, own: Batch) -> float:
