@@ -5,6 +5,7 @@ it. So a run means the same batch, the same order and the same steps on any numb
 """
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -128,9 +129,22 @@ def joined_world(device: str = "auto") -> Iterator[World]:
     before = dist.is_initialized()
     try:
         yield open_world(device)
+        _settle()
     finally:
         if not before and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _settle() -> None:
+    """Let the threads that exchange tensors come to rest while the interpreter is still there.
+
+    DTensor remembers its process group for good, so under FSDP2 gloo's threads outlive the interpreter. One that is
+    then still dropping the tensors of the last exchange, for which it asks for the interpreter, aborts the process
+    (pytorch/pytorch#179291). It needs microseconds of a processor; the pause is for a machine that has none to spare.
+    """
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.barrier()  # leaves no tensors of its own
+        time.sleep(0.2)
 
 
 def spread(model: nn.Module, how: Parallel, world: World) -> nn.Module:
