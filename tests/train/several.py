@@ -1,4 +1,4 @@
-"""A run on one process or several, as a script: torchrun --nproc-per-node 2 several.py SETTINGS."""
+"""A run on one process or several, as a script (torchrun --nproc-per-node 2 several.py CASE) or forked."""
 
 import json
 import os
@@ -8,7 +8,10 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed.fsdp  # the package loads it late; a process that is forked has it at once
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import titans_lm.hf  # noqa: F401 - as above
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import DocumentLanes
 from titans_lm.data.packing import DocumentRows, PackedRows
@@ -19,6 +22,7 @@ from titans_lm.train.losses import CarriedLoss, next_token_loss
 from titans_lm.train.parallel import joined_world
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import FitSettings
+from titans_lm.train.sharded import save_state  # noqa: F401 - as above
 
 SAMPLERS = {"packed": PackedRows, "documents": DocumentRows, "lanes": DocumentLanes}
 
@@ -26,8 +30,6 @@ SAMPLERS = {"packed": PackedRows, "documents": DocumentRows, "lanes": DocumentLa
 def make_model(case: dict, tokenizer) -> torch.nn.Module:
     torch.manual_seed(0)
     if case["model"] == "llama":
-        from transformers import LlamaConfig, LlamaForCausalLM
-
         return LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
@@ -41,8 +43,16 @@ def make_model(case: dict, tokenizer) -> torch.nn.Module:
     return model_for(config, tokenizer)
 
 
-def main() -> None:
-    case = json.loads(sys.argv[1])
+def forked(case: dict, rank: int, processes: int, port: int, log: str) -> None:
+    """One of several processes, as torchrun would have started it; what it says goes to a file."""
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    if processes > 1:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
+    run(case)
+
+
+def run(case: dict) -> None:
     warnings.simplefilter("error")
     folder = TokenFolder(case["data"])
     tokenizer = folder.tokenizer()
@@ -64,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(json.loads(sys.argv[1]))

@@ -1,11 +1,16 @@
 """Two processes train what one trains; killed and taken up again, by as many or by fewer, they lose nothing."""
 
 import json
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.forkserver
 import random
+import socket
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,9 +18,16 @@ from transformers import AutoModelForCausalLM
 
 from cli_cases import environment
 from prepare.prepare_cases import prepared, write_texts
+from train.several import forked
 
 SCRIPT = Path(__file__).parent / "several.py"
 STEPS = 20
+DEFAULT = {"model": "mac", "rows": "packed", "settings": {"steps": STEPS}}
+
+
+class Ended(NamedTuple):
+    failed: bool
+    said: str
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +44,61 @@ def one(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, 
     return trained(data, tmp_path_factory.mktemp("one") / "run")
 
 
-def train(data: Path, run: Path, processes: int = 1, **case: Any) -> subprocess.CompletedProcess[str]:
-    """Run the script; with one process as anybody would, without torchrun."""
-    case = {"model": "mac", "rows": "packed", "settings": {"steps": STEPS}, "data": str(data), "run": str(run), **case}
+def train(data: Path, run: Path, processes: int = 1, **case: Any) -> Ended:
+    """Run a case by processes that are forked from one that has loaded the libraries: loading takes most of the time.
+
+    Where one dies the others are killed, as torchrun does.
+    """
+    server, logs = forks(), [run.with_name(f"{run.name}-{rank}.log") for rank in range(processes)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = {**DEFAULT, "data": str(data), "run": str(run), **case}
+    started = [
+        server.Process(target=forked, args=(given, rank, processes, port, str(log))) for rank, log in enumerate(logs)
+    ]
+    for process in started:
+        process.start()
+    left = set(started)
+    while left:
+        over = multiprocessing.connection.wait([process.sentinel for process in left], timeout=300)
+        done = {process for process in left if process.sentinel in over}
+        for process in done:
+            process.join()
+        left -= done
+        if not done or any(process.exitcode for process in done):
+            for process in left:
+                process.kill()
+    return Ended(any(process.exitcode for process in started), "".join(log.read_text() for log in logs))
+
+
+def torchrun(data: Path, run: Path, processes: int, **case: Any) -> Ended:
+    """Run a case as anybody would."""
+    given = {**DEFAULT, "data": str(data), "run": str(run), **case}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(launcher if processes > 1 else []), str(SCRIPT), json.dumps(case)]
+    command = [sys.executable, *launcher, str(SCRIPT), json.dumps(given)]
     variables = {**environment(), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    return Ended(done.returncode != 0, done.stderr)
+
+
+@cache
+def forks() -> Any:
+    """A server of processes that have loaded what `several.py` needs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train.several"])
+    source = environment()["PYTHONPATH"]
+    variables = {"PYTHONPATH": f"{source}:{SCRIPT.parent.parent}", "TITANS_TYPECHECK": "0", "OMP_NUM_THREADS": "1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        multiprocessing.forkserver.ensure_running()
+    return context
 
 
 def trained(data: Path, run: Path, processes: int = 1, **case: Any) -> list[dict[str, float]]:
     done = train(data, run, processes, **case)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert not done.failed, done.said[-3000:]
     return records(run)
 
 
@@ -86,12 +141,13 @@ def test_two_processes_give_the_curve_of_one(data: Path, tmp_path: Path, model: 
 def test_a_process_is_killed_and_the_run_goes_on_bit_for_bit(data: Path, tmp_path: Path, parallel: str) -> None:
     """With dropout, and with batches made by processes beside."""
     case = {"model": "llama", "settings": {"steps": STEPS, "parallel": parallel, "workers": 2}}
+    start = torchrun if parallel == "ddp" else train
     whole = trained(data, tmp_path / "whole", 2, **case)
     rng = random.Random(parallel)
-    killed = train(
+    killed = start(
         data, tmp_path / "run", 2, kill={"step": rng.randint(4, STEPS - 1), "rank": rng.randint(0, 1)}, **case
     )
-    assert killed.returncode != 0
+    assert killed.failed
     again = trained(data, tmp_path / "run", 2, **case)
     assert losses(again) == losses(whole)
     assert [record["step"] for record in again] == list(range(1, STEPS + 1))
@@ -127,7 +183,7 @@ def test_killed_ten_times_in_a_row_it_reads_every_row_once(data: Path, tmp_path:
     rng, saved = random.Random(1), 0
     for _ in range(10):
         kill = {"step": rng.randint(saved + 1, saved + 4), "rank": rng.randint(0, 1)}
-        assert train(data, tmp_path / "run", 2, settings=settings, kill=kill).returncode != 0
+        assert train(data, tmp_path / "run", 2, settings=settings, kill=kill).failed
         checkpoints = tmp_path / "run" / "checkpoints"
         saved = max((int(path.name[5:]) for path in checkpoints.glob("step-*")), default=0)
     assert 0 < saved < 34
