@@ -1,4 +1,4 @@
-"""Decoding through a compiled graph, in a process of its own: see compiled_decoding.py."""
+"""Decoding and training through compiled graphs, each in a process of its own: see compiled_decoding.py."""
 
 import os
 import subprocess
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-CASES = Path(__file__).with_name("compiled_decoding.py")
+HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-def test_compiled_decoding_in_a_process_without_checks() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", str(CASES)]
+@pytest.mark.parametrize("cases", ["compiled_decoding.py", "compiled_training.py"])
+def test_compiled_in_a_process_without_checks(cases: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", str(HERE / cases)]
     environment = {**os.environ, "TITANS_TYPECHECK": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]

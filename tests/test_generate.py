@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from model_cases import ARCHITECTURES, small_config
 from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer
 from titans_lm.generate import ByteStream, encode_prompt, generate_text
-from titans_lm.train.language import byte_model
+from titans_lm.train.fresh import byte_model
 
 
 def model_of(architecture="mag"):

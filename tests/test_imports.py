@@ -24,7 +24,7 @@ ROOMS = (
     ("data",),
     ("train",),
     ("evaluate", "streaming", "generate", "surprise"),
-    ("forecast", "genomics", "bench", "serve", "report", "demo", "prepare"),
+    ("forecast", "genomics", "bench", "serve", "report", "demo", "prepare", "compare"),
     ("recipes",),
     ("commands",),
     ("cli",),

@@ -11,7 +11,7 @@ from model_cases import MEMORIES, small_config, wake
 from streaming.stream_cases import assert_same_memory
 from titans_lm.streaming import Reader
 from titans_lm.surprise import Surprise, measure_surprise
-from titans_lm.train.language import byte_model
+from titans_lm.train.fresh import byte_model
 
 IDS = np.array([256, *b"import os\nimport sys\nprint(os.getcwd())\n"], np.uint16)
 

@@ -51,6 +51,16 @@ def _run_block(block: nn.Module, x: Hidden, layer: Any, call: Call) -> tuple[Hid
     return block(x, layer, call)
 
 
+def check_compiler(device: torch.device) -> None:
+    """Refuse to compile for a CPU on a machine that cannot: ValueError where there is no C++ compiler."""
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if device.type == "cpu" and shutil.which(compiler) is None:
+        raise ValueError(
+            f"got no C++ compiler: torch.compile looks for {compiler!r} on a CPU; expected one to be installed "
+            "(or named by the environment variable CXX)"
+        )
+
+
 class Backbone(nn.Module):
     """A stack of blocks of one architecture with a final norm.
 
@@ -118,12 +128,8 @@ class Backbone(nn.Module):
                 'got compile_decoding() of architecture="attention", whose keys and values grow with every token; '
                 "expected an architecture with a state of constant size"
             )
-        compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-        if backend == "inductor" and self.norm.weight.is_cpu and shutil.which(compiler) is None:
-            raise ValueError(
-                f"got no C++ compiler: torch.compile looks for {compiler!r} on a CPU; expected one to be installed "
-                "(or named by the environment variable CXX)"
-            )
+        if backend == "inductor":
+            check_compiler(self.norm.weight.device)
         self._compiled = torch.compile(_run_block, backend=backend, fullgraph=True, dynamic=False)
 
     def _decodes(self, x: Hidden, fresh: bool, lengths: Tensor | None, surprise: list[Tensor] | None) -> bool:

@@ -7,7 +7,7 @@ from model_cases import ARCHITECTURES, small_config
 from titans_lm.bench.flops import memory_flops, memory_widths, model_flops, visible_keys
 from titans_lm.bench.subjects_op import make_call
 from titans_lm.ops import MemoryState
-from titans_lm.train.language import byte_model
+from titans_lm.train.fresh import byte_model
 
 
 def test_by_hand():

@@ -13,7 +13,7 @@ from model_cases import small_config, wake
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import BOS, VOCAB_SIZE, byte_vocabulary
 from titans_lm.evaluate.perplexity import BitsPerByte, Text, bits_per_byte, compare, encode_text, score_texts
-from titans_lm.train.language import byte_model
+from titans_lm.train.fresh import byte_model
 
 DATA = b"def f(x):\n    return x  # \xff\xc3\xa9\n"
 DOCUMENTS = [Document(f"{i}.py", (DATA * 3)[: 11 + 17 * i]) for i in range(5)]

@@ -1,5 +1,6 @@
 """Stopped anywhere, preparing goes on; what has changed, is damaged or does not belong is refused, and said."""
 
+import gzip
 import os
 import random
 import re
@@ -187,19 +188,22 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     write_rows(tmp_path / "rows", 2)
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": \n')
     (tmp_path / "empty").mkdir()
+    (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 1000)[:40])
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied" / "thesis.tex").write_text("do not touch")
     cases = [
         (["nowhere"], "which does not exist; expected a file, a folder, hf:NAME"),
         ([tmp_path / "empty"], "got no files in"),
         ([tmp_path / "bad.jsonl"], "line 2 of .*bad.jsonl is not JSON"),
+        ([tmp_path / "torn.jsonl.gz"], "torn.jsonl.gz cannot be unpacked"),
+        ([tmp_path / "texts", "--held-out", "1"], "got held_out=1 without valid, which leaves nothing to train on"),
         ([tmp_path / "rows", "--column", "story"], "row 1 of a.jsonl has no 'story' but"),
         ([tmp_path / "rows" / "c.parquet", "--column", "story"], "has no column 'story' but"),
         ([tmp_path / "texts", "--tokenizer", tmp_path / "texts"], "the tokenizer .* cannot be loaded"),
         ([tmp_path / "texts", "--train-bpe", "100000"], "and text that gives"),
         ([tmp_path / "texts", "--train-bpe", "100"], "expected at least 259"),
         ([tmp_path / "texts", "--train-bpe", "300", "--tokenizer", "gpt2"], "got both train_bpe=300 and tokenizer"),
-        ([tmp_path / "texts", "--held-out", "0"], "no document fell into the valid split"),
+        ([tmp_path / "texts", "--held-out", "0"], "got held_out=0 without valid, which leaves nothing to test on"),
     ]
     for number, (args, told) in enumerate(cases):
         code, out, err = titans(capsys, "prepare", *args, "--out", tmp_path / f"out{number}")

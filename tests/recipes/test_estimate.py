@@ -10,7 +10,7 @@ from recipes.recipe_cases import estimate_of, settings_of
 from titans_lm.bench.flops import model_flops
 from titans_lm.recipes.estimate import estimate_lines, estimate_training, product_precision
 from titans_lm.recipes.held import Step, held_bytes
-from titans_lm.train.language import byte_model
+from titans_lm.train.fresh import byte_model
 from titans_lm.train.settings import LanguageSettings
 
 SMALL = LanguageSettings(model=small_config("mag"), batch_size=3, seq_len=10, accumulate=2, steps=7)
@@ -91,3 +91,11 @@ def test_what_is_read_says_what_was_counted_and_what_was_estimated() -> None:
         assert f"{size / 1e9:.3f} GB" in line
     for name, count in found["parameters_by_part"].items():
         assert any(line.split() == [name, f"{count:,}"] for line in text.splitlines())
+
+
+def test_it_is_about_as_many_parameters_as_are_asked_for() -> None:
+    settings = LanguageSettings(parameters=2_000_000)
+    assert abs(estimate_training(settings)["parameters"] / 2_000_000 - 1.0) < 0.001
+    assert estimate_training(settings)["flops_per_token"] != estimate_training(LanguageSettings())["flops_per_token"]
+    with pytest.raises(ValueError, match="baseline='llama' with an estimate"):
+        estimate_training(LanguageSettings(baseline="llama"))

@@ -16,7 +16,7 @@ from titans_lm.recipes.held import (
     memory_state_bytes,
     weight_copy_bytes,
 )
-from titans_lm.train.language import byte_model
+from titans_lm.train.fresh import byte_model
 from titans_lm.train.losses import next_token_loss
 
 

@@ -8,7 +8,7 @@ import pytest
 from recipes.recipe_cases import NAMES, OURS, PAPER, estimate_of, settings_of
 from titans_lm.config import BackboneConfig
 from titans_lm.recipes.find import read_recipe, recipe_names
-from titans_lm.train.language import model_without_weights
+from titans_lm.train.fresh import model_without_weights
 from titans_lm.train.settings import small_model
 
 every_recipe = pytest.mark.parametrize("name", NAMES)

@@ -17,7 +17,7 @@ from titans_lm.report.surprise.files import lines_of, most_surprising, surprise_
 from titans_lm.report.surprise.pack import by_piece
 from titans_lm.streaming import Reader, load_memory, save_memory
 from titans_lm.surprise import PARTS, measure_surprise
-from titans_lm.train.language import byte_model
+from titans_lm.train.fresh import byte_model
 from titans_lm.train.run import load_model
 
 TEXT = "Der Löwe schläft.\nSein Fuß ruht.\n".encode() * 6

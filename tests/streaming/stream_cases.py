@@ -10,7 +10,7 @@ from titans_lm.data.tokenizer import BOS, encode_bytes
 from titans_lm.hf import TitansForCausalLM
 from titans_lm.streaming import Memory
 from titans_lm.streaming.file import named_state
-from titans_lm.train.language import byte_model
+from titans_lm.train.fresh import byte_model
 
 CONSTANT = ("lmm", "mac", "mag", "mal", "sliding", "segment")
 

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from titans_lm.config import BackboneConfig
 from titans_lm.hf import TitansForCausalLM
-from titans_lm.train.language import byte_model
+from titans_lm.train.fresh import byte_model
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import DocumentLanes
 from titans_lm.data.packing import DocumentRows, PackedRows
 from titans_lm.data.prepared import TokenFolder
-from titans_lm.train.language import model_for
+from titans_lm.train.fresh import model_for
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss
 from titans_lm.train.parallel import joined_world

@@ -57,7 +57,22 @@ def test_a_model_that_knows_nothing_needs_eight_bits():
             return type("Output", (), {"logits": torch.zeros(*input_ids.shape, 256)})
 
     held_out = HeldOut(*held_out_bytes([Document("x", b"abc" * 50)], 1000), seq_len=16, batch_size=2)
-    assert held_out(Uniform()) == {"held_out_bits_per_byte": pytest.approx(8.0)}
+    found = held_out(Uniform())
+    assert found["held_out_bits_per_byte"] == pytest.approx(8.0)
+    assert found["held_out_by_position"] == [
+        {"start": 0, "stop": 64, "tokens": 150, "bits_per_token": pytest.approx(8.0)}
+    ]
+
+
+def test_positions_count_what_was_read_before(titans):
+    """In the document where the state is carried, else in the piece that starts anew."""
+    taken = held_out_bytes([Document("x", b"abc" * 50)], 1000)
+    for carry, starts in ((True, [(0, 64), (64, 64), (128, 22)]), (False, [(0, 64 + 50), (64, 36)])):
+        held_out = HeldOut(*taken, seq_len=100, batch_size=2, carry=carry)
+        found = held_out(titans("lmm"))["held_out_by_position"]
+        assert [(bucket["start"], bucket["tokens"]) for bucket in found] == starts
+        bits = sum(bucket["tokens"] * bucket["bits_per_token"] for bucket in found) / 150
+        assert bits == pytest.approx(held_out(titans("lmm"))["held_out_bits_per_byte"])
 
 
 def test_bits_per_byte_is_the_mean_over_what_fits(titans):

@@ -11,10 +11,11 @@ from torch import nn
 from titans_lm.data.batches import DocumentLanes, RandomCrops
 from titans_lm.data.recall import RecallBatches, RecallSettings
 from titans_lm.data.tokenizer import byte_tokenizer, encode_document
-from titans_lm.train.loop import Diverged, Interrupted, fit
+from titans_lm.train.loop import Interrupted, fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss, recall_loss
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import FitSettings
+from titans_lm.train.trainer import Diverged
 
 DOCUMENTS = [encode_document(b"the quick brown fox jumps over the lazy dog. " * n) for n in (2, 5, 3)]
 SETTINGS = FitSettings(steps=8, warmup_steps=2, lr=1e-2, save_every=3, eval_every=0)

@@ -12,6 +12,7 @@ from titans_lm.bench.targets import target_lines
 from titans_lm.train.files import write_atomically
 
 KINDS = ("peers", "ops", "model", "scaling")
+COMPARE = "compare"
 MARK = "<!-- Written by `titans bench render` from the JSON files that are named below: edit nothing here. -->"
 NOT_MEASURED = "not measured"
 Result = dict[str, Any]
@@ -36,13 +37,13 @@ def read_results(folder: Path) -> Results:
     """Read the files of a folder by kind: float32 on the CPU first, other devices and precisions after it."""
     if not folder.is_dir():
         raise ValueError(f"got --results {folder}, which is no folder; expected one that titans bench wrote to")
-    found: Results = {kind: [] for kind in KINDS}
+    found: Results = {kind: [] for kind in (*KINDS, COMPARE)}
     for path in sorted(folder.glob("*.json"), key=lambda path: (len(path.stem), path.stem)):
         try:
             result = json.loads(path.read_bytes())
         except json.JSONDecodeError as error:
             raise ValueError(f"got {path}, which is not JSON: {error}") from error
-        if not isinstance(result, dict) or result.get("format") != FORMAT or result.get("what") not in KINDS:
+        if not isinstance(result, dict) or result.get("format") != FORMAT or result.get("what") not in found:
             raise ValueError(f"got {path}, which is no result of a benchmark; expected format {FORMAT!r} in it")
         found[result["what"]].append({**result, "file": path.name})
     return found
@@ -53,7 +54,7 @@ def page(found: Results, link: str) -> str:
     from titans_lm.bench.figures import plots
 
     drawn = plots(found)
-    parts = [MARK, "", "# Time and memory", "", INTRODUCTION, *target_lines(found)]
+    parts = [MARK, "", "# Time and memory", "", INTRODUCTION, *target_lines({kind: found[kind] for kind in KINDS})]
     for kind in KINDS:
         parts += ["", f"## {TITLES[kind]}", ""]
         if not found[kind]:
@@ -65,7 +66,24 @@ def page(found: Results, link: str) -> str:
         for name, plot in drawn.items():
             if name.startswith(kind):
                 parts += ["", f"![{plot.title}: {plot.y_label} by {plot.x_label}]({link}/{name}.png)"]
+    for result in found.get(COMPARE, []):
+        parts += ["", *compared(result, link)]
     return "\n".join(parts) + "\n"
+
+
+def compared(result: Result, link: str) -> list[str]:
+    """Lay out a comparison of language models."""
+    from titans_lm.bench.compared import lines, plot
+
+    drawn, name = plot(result), Path(result["file"]).stem
+    h = result["hardware"]
+    source = (
+        f"[{result['file']}]({link}/{result['file']}): `{result['command']}` on {h['processor']}, {h['cores']} cores; "
+        f"torch {h['versions']['torch']}, transformers {h['versions']['transformers']}; commit {h['commit']}, "
+        f"{result['date']}."
+    )
+    picture = f"![{drawn.title}: {drawn.y_label} by {drawn.x_label}]({link}/{name}.png)"
+    return ["## Language models of equal size on the same text", "", source, "", *lines(result), "", picture]
 
 
 INTRODUCTION = """Every number on this page was written by `titans bench`; [the guide](guides/bench.md) says what each

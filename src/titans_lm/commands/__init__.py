@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from titans_lm.commands.compare import Compare, run_compare_command
 from titans_lm.commands.measure import Bench, Demo, run_bench, run_demo
 from titans_lm.commands.memory import MemoryFiles, Read, run_memory, run_read
 from titans_lm.commands.model import Generate, Info, Train, run_generate, run_info, run_train
@@ -21,5 +22,6 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "info": (Info, run_info),
     "demo": (Demo, run_demo),
     "bench": (Bench, run_bench),
+    "compare": (Compare, run_compare_command),
 }
 """Every command: its settings, and what runs them."""

@@ -8,10 +8,10 @@ from titans_lm.data.text import Corpus, load_corpus
 from titans_lm.data.tokenizer import VOCAB_SIZE, encode_document
 from titans_lm.demo.contest import Lesson, Trained, train_contender
 from titans_lm.demo.settings import LanguagePlan
-from titans_lm.evaluate.match import count_parameters, match_parameters
 from titans_lm.evaluate.perplexity import BitsPerByte, Difference, Text, bits_per_byte, compare, encode_text
-from titans_lm.train.language import byte_model
+from titans_lm.train.fresh import byte_model
 from titans_lm.train.losses import next_token_loss
+from titans_lm.train.match import count_parameters, match_parameters
 
 MEMORY_SHARE = 0.62
 """Share of the training time that the model with the memory gets, when time is short: its steps cost more."""

@@ -11,9 +11,9 @@ from titans_lm.data.batches import IGNORED
 from titans_lm.data.recall import RecallBatches, RecallCurriculum, RecallSettings
 from titans_lm.demo.contest import Lesson, Trained, train_contender
 from titans_lm.demo.settings import RecallPlan
-from titans_lm.evaluate.match import count_parameters, match_parameters
 from titans_lm.evaluate.recall import Recall, recall_accuracy, sliding_reach
 from titans_lm.train.losses import recall_loss
+from titans_lm.train.match import count_parameters, match_parameters
 from titans_lm.train.settings import plain_settings
 
 if TYPE_CHECKING:

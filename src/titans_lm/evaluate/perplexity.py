@@ -8,9 +8,8 @@ what a model may know of the tokens before a piece:
                last token read. Models without a state read plain windows of that length.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import nn
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import TokenIds, encode_document, is_byte_tokenizer
-from titans_lm.train.heldout import token_bits
+from titans_lm.train.heldout import Bucket, buckets, default_edges, token_bits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,16 +36,6 @@ class Text:
     ids: TokenIds
     bytes: int
     """Bytes that the tokens after the first stand for: those that are predicted."""
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Tokens at positions start … stop − 1 of their documents, counted from 0 at the first that is predicted."""
-
-    start: int
-    stop: int
-    tokens: int
-    bits_per_token: float
 
 
 @dataclass(frozen=True)
@@ -143,7 +132,7 @@ def bits_per_byte(
         bytes=count,
         tokens=len(joined),
         memory="on" if memory == "on" else f"reset every {reset_every} tokens",
-        by_position=_buckets(bits, default_edges(max(map(len, bits))) if edges is None else edges),
+        by_position=buckets(bits, default_edges(max(map(len, bits))) if edges is None else edges),
         by_document=tuple(
             DocumentScore(text.name, text.bytes, float(part.sum())) for text, part in zip(texts, bits, strict=True)
         ),
@@ -191,25 +180,6 @@ def compare(a: BitsPerByte, b: BitsPerByte, *, seed: int = 0) -> Difference:
     draws = np.random.default_rng(seed).integers(0, len(bits), (RESAMPLES, len(bits)))
     low, high = np.quantile(bits[draws].sum(1) / sizes[draws].sum(1), [0.025, 0.975])
     return Difference(float(bits.sum() / sizes.sum()), float(low), float(high), len(bits))
-
-
-def default_edges(longest: int) -> list[int]:
-    """Borders 0, 64, 128, 256, … up to the longest document."""
-    edges = [0, 64]
-    while edges[-1] < longest:
-        edges.append(2 * edges[-1])
-    return edges
-
-
-def _buckets(bits: Iterable[np.ndarray], edges: Sequence[int]) -> tuple[Bucket, ...]:
-    if len(edges) < 2 or edges[0] < 0 or any(a >= b for a, b in pairwise(edges)):
-        raise ValueError(f"got edges={list(edges)}; expected two or more positions, each larger than the one before")
-    buckets = []
-    for start, stop in pairwise(edges):
-        found = np.concatenate([part[start:stop] for part in bits])
-        if len(found):
-            buckets.append(Bucket(start, stop, len(found), float(found.mean())))
-    return tuple(buckets)
 
 
 def _encode_words(name: str, data: bytes, tokenizer: "PreTrainedTokenizerBase") -> tuple[TokenIds, int]:

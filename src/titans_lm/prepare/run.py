@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 STARTED = "preparing.json"
 """What there is of a folder that is not finished."""
-AT_ONCE = 4 << 20
+AT_ONCE = 1 << 20
 """Bytes of text that are encoded together."""
 MOST_AT_ONCE = 1024
 """Documents that are encoded together."""
@@ -65,6 +65,11 @@ def prepare(settings: PrepareSettings, *, progress: PreparingReport | None = Non
     out, started = settings.out, time.monotonic()
     source = open_source(settings.source, settings)
     valid = None if settings.valid is None else open_source(settings.valid, settings)
+    if valid is None and settings.held_out in (0.0, 1.0):
+        raise ValueError(
+            f"got held_out={settings.held_out:g} without valid, which leaves nothing to "
+            f"{'test' if settings.held_out == 0.0 else 'train'} on; expected a share between, or --valid SOURCE"
+        )
     asked = _asked(settings, source, valid)
     if (out / INDEX).is_file():
         return _finished(out, asked)
@@ -272,7 +277,8 @@ def _finish(out: Path, begun: dict[str, Any], writers: dict[str, ShardWriter], s
     for name, writer in writers.items():
         if not writer.closed:
             raise ValueError(
-                f"no document fell into the {name} split; give more documents, another --held-out, or --valid SOURCE"
+                f"no document fell into the {name} split; remove {out}, and give more documents, another --held-out, "
+                "or --valid SOURCE"
             )
     index = {
         **{name: begun[name] for name in ("format", "asked", "tokenizer")},

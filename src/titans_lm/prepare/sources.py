@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import sysconfig
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -98,13 +99,24 @@ def _rows(rows: Iterable[Any], name: str, column: str, source: Source) -> Iterat
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise ValueError(f"line {number} of {path} is not JSON: {error}; mend or remove it") from error
+    for number, line in enumerate(_lines(path), 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} of {path} is not JSON: {error}; mend or remove it") from error
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if path.suffix != ".gz":
+        with path.open("rb") as file:
+            yield from file
+        return
+    try:
+        with gzip.open(path, "rb") as file:
+            yield from file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} cannot be unpacked: {error}; get it again, or remove it") from error
 
 
 def _parquet(path: Path, column: str) -> Iterator[Any]:

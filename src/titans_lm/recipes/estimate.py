@@ -1,5 +1,6 @@
 """What a training run would take: parameters, memory, FLOPs and GPU-hours, without making the model or reading data."""
 
+import dataclasses
 from typing import Any
 
 from titans_lm.bench.flops import model_flops
@@ -7,7 +8,8 @@ from titans_lm.config import check_between, check_positive
 from titans_lm.data.tokenizer import VOCAB_SIZE
 from titans_lm.recipes.held import Precision, Step, held_bytes
 from titans_lm.train.describe import count_parts
-from titans_lm.train.language import model_without_weights
+from titans_lm.train.fresh import model_without_weights
+from titans_lm.train.match import match_parameters
 from titans_lm.train.settings import FitSettings, LanguageSettings
 
 SECONDS_PER_HOUR = 3600
@@ -32,12 +34,19 @@ def estimate_training(
     FLOPs over `peak_tflops` (TFLOP/s; an H100's 989 in bfloat16 by default) × `utilisation` (0 to 1). The default of
     5 % is what others report for small chunks (TNT, arXiv 2511.07343: below 5 to 10 %); nothing was measured here.
 
-    Raises ValueError for a peak or a utilisation that is not above 0, and a utilisation above 1.
+    Raises ValueError for a baseline, for a peak or a utilisation that is not above 0, and a utilisation above 1.
     """
     check_positive("peak_tflops", peak_tflops)
     check_positive("utilisation", utilisation)
     check_between("utilisation", utilisation, 0.0, 1.0)
+    if settings.baseline is not None:
+        raise ValueError(
+            f"got baseline={settings.baseline!r} with an estimate, which knows our architectures; expected no baseline"
+        )
     vocab_size = VOCAB_SIZE if settings.vocab_size is None else settings.vocab_size
+    if settings.parameters is not None:
+        matched = match_parameters(settings.model, vocab_size, settings.parameters)
+        settings = dataclasses.replace(settings, model=matched)
     parts = count_parts(model_without_weights(settings.model, vocab_size))
     parameters, precision = sum(parts.values()), product_precision(settings)
     step = Step(settings.model, vocab_size, settings.batch_size, settings.seq_len, precision)

@@ -1,7 +1,9 @@
 """Bits per byte on text that was held out: every token predicted once, with the memory carried or started anew."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,11 +23,22 @@ if TYPE_CHECKING:
 LN2 = 0.6931471805599453
 
 
-class HeldOut:
-    """Measure bits per byte on documents: the evaluation that runs during training.
+@dataclass(frozen=True)
+class Bucket:
+    """Tokens at positions start … stop − 1 of their documents, counted from 0 at the first that is predicted."""
 
-    Each document begins with a token that is not predicted, <bos> where there is one; `text_bytes` are the bytes of
-    text that all others stand for.
+    start: int
+    stop: int
+    tokens: int
+    bits_per_token: float
+
+
+class HeldOut:
+    """Measure bits per byte on documents, over all and by position: the evaluation that runs during training.
+
+    A position counts what the model has read before: in the document where the state is carried, else in the piece of
+    `seq_len` tokens. Each document begins with a token that is not predicted, <bos> where there is one; `text_bytes`
+    are the bytes of text that all others stand for.
     """
 
     def __init__(
@@ -36,9 +49,34 @@ class HeldOut:
         if not self.bytes:
             raise ValueError("got no held-out text; expected at least one byte to predict")
 
-    def __call__(self, model: nn.Module) -> dict[str, float]:
-        bits = token_bits(model, self.documents, seq_len=self.seq_len, batch_size=self.batch_size, carry=self.carry)
-        return {"held_out_bits_per_byte": float(sum(part.sum() for part in bits)) / self.bytes}
+    def __call__(self, model: nn.Module) -> dict[str, Any]:
+        found = token_bits(model, self.documents, seq_len=self.seq_len, batch_size=self.batch_size, carry=self.carry)
+        bits, step = [part.numpy() for part in found], self.seq_len
+        pieces = bits if self.carry else [row[i : i + step] for row in bits for i in range(0, len(row), step)]
+        return {
+            "held_out_bits_per_byte": float(sum(row.sum() for row in bits)) / self.bytes,
+            "held_out_by_position": [asdict(b) for b in buckets(pieces, default_edges(max(map(len, pieces))))],
+        }
+
+
+def default_edges(longest: int) -> list[int]:
+    """Borders 0, 64, 128, 256, … up to the longest document."""
+    edges = [0, 64]
+    while edges[-1] < longest:
+        edges.append(2 * edges[-1])
+    return edges
+
+
+def buckets(bits: Iterable[np.ndarray], edges: Sequence[int]) -> tuple[Bucket, ...]:
+    """Mean the bits of tokens between each two borders; ValueError for borders that do not rise."""
+    if len(edges) < 2 or edges[0] < 0 or any(a >= b for a, b in pairwise(edges)):
+        raise ValueError(f"got edges={list(edges)}; expected two or more positions, each larger than the one before")
+    rows, found = list(bits), []
+    for start, stop in pairwise(edges):
+        inside = np.concatenate([row[start:stop] for row in rows])
+        if len(inside):
+            found.append(Bucket(start, stop, len(inside), float(inside.mean())))
+    return tuple(found)
 
 
 def held_out_bytes(documents: Iterable[Document], max_bytes: int) -> tuple[list[TokenIds], int]:

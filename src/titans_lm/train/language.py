@@ -1,19 +1,20 @@
 """Train a language model: text or prepared tokens in, a run folder out. What `titans train` runs."""
 
-import dataclasses
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from titans_lm.config import BackboneConfig
-from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.train.corpus import LanguageData, language_data
 from titans_lm.train.device import environment
+from titans_lm.train.heldout import HeldOut
+from titans_lm.train.insight import memory_numbers
 from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss
+from titans_lm.train.match import Sized, sized_model
 from titans_lm.train.parallel import World, joined_world
 from titans_lm.train.run import MODEL, RunFolder
 from titans_lm.train.settings import LanguageSettings, plain_settings
@@ -47,23 +48,25 @@ def _train(
     data = language_data(settings)
     world.share(settings.batch_size)  # before a run folder is made
     torch.manual_seed(settings.seed)
-    model = model if model is not None else model_for(settings.model, data.tokenizer)
+    sized = Sized.given(model) if model is not None else sized_model(settings, data.tokenizer)
+    model = sized.model
     path = world.first(lambda: _run_folder(settings, data.tokenizer, resume=resume).path)
     run = RunFolder.open(path, data.tokenizer)
-    _announce(progress, data, model, run)
+    _announce(progress, data, sized, run)
     result = fit(
         model,
         data.batches,
         CarriedLoss() if settings.stateful else next_token_loss,
         settings,
-        eval_fn=data.held_out,
+        eval_fn=lambda model: {**data.held_out(model), **_insight(model, data.held_out)},
         run=run,
         progress=progress,
     )
     return {
         "run": str(run.path),
         "model": str(run.path / MODEL),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": sized.parameters,
+        "parameters_asked_for": sized.asked,
         "steps": result.step,
         "tokens": result.tokens,
         "processes": world.size,
@@ -78,35 +81,17 @@ def _train(
     }
 
 
-def byte_model(config: BackboneConfig) -> "PreTrainedModel":
-    """Build a fresh language model over bytes."""
-    return model_for(config, byte_tokenizer())
-
-
-def model_for(config: BackboneConfig, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
-    """Build a fresh language model over the ids of a tokeniser."""
-    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    return language_model(config, len(tokenizer), **special)
-
-
-def language_model(config: BackboneConfig, vocab_size: int, **special: int | None) -> "PreTrainedModel":
-    """Build a fresh language model over a vocabulary, with the ids of its special tokens where they are known."""
-    from titans_lm.hf import TitansConfig, TitansForCausalLM
-
-    return TitansForCausalLM(TitansConfig(vocab_size=vocab_size, **special, **dataclasses.asdict(config)))
-
-
-def model_without_weights(config: BackboneConfig, vocab_size: int) -> "PreTrainedModel":
-    """Build the same model on the meta device: every parameter with its name and shape, and no memory for it."""
-    import titans_lm.hf  # noqa: F401 - with transformers; what an import makes must not come to lie on the meta device
-
-    with torch.device("meta"):
-        return language_model(config, vocab_size)
+def _insight(model: Any, held_out: HeldOut) -> dict[str, Any]:
+    """What the memories do on the start of the first held-out text."""
+    device = next(model.parameters()).device
+    start = held_out.documents[0][: held_out.seq_len]
+    return memory_numbers(model, torch.from_numpy(np.asarray(start, np.int64))[None].to(device))
 
 
 def default_run(settings: LanguageSettings) -> Path:
-    """Name a new run by its architecture and the time."""
-    return Path("runs") / f"{settings.model.architecture}-{datetime.now():%Y%m%d-%H%M%S}"
+    """Name a new run by its architecture, or that of a baseline, and the time."""
+    name = settings.model.architecture if settings.baseline is None else Path(settings.baseline).stem
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _run_folder(settings: LanguageSettings, tokenizer: "PreTrainedTokenizerBase", *, resume: bool) -> RunFolder:
@@ -117,8 +102,7 @@ def _run_folder(settings: LanguageSettings, tokenizer: "PreTrainedTokenizerBase"
     return RunFolder.open(settings.run, tokenizer)
 
 
-def _announce(progress: ProgressReport, data: LanguageData, model: "PreTrainedModel", run: RunFolder) -> None:
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+def _announce(progress: ProgressReport, data: LanguageData, sized: Sized, run: RunFolder) -> None:
     progress.say(
         f"{data.counts['train_bytes']:,} bytes in {data.counts['train_documents']:,} documents to train on, "
         f"{data.counts['held_out_bytes']:,} held out ({data.split})"
@@ -127,4 +111,4 @@ def _announce(progress: ProgressReport, data: LanguageData, model: "PreTrainedMo
         progress.say(f"skipped {line}")
     if len(data.skipped) > 3:
         progress.say(f"skipped {len(data.skipped) - 3} more files")
-    progress.say(f"{parameters:,} parameters; run folder {run.path}")
+    progress.say(f"{sized.describe()}; run folder {run.path}")

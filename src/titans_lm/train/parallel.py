@@ -173,9 +173,11 @@ def spread(model: nn.Module, how: Parallel, world: World) -> nn.Module:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks that a model says it must not be cut inside of, as transformers' models do."""
+    """The blocks that a model says it must not be cut inside of, as transformers' models do; none inside another."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    found = [module for module in model.modules() if type(module).__name__ in names]
+    inside = {id(part) for block in found for part in block.modules() if part is not block}
+    return [block for block in found if id(block) not in inside]
 
 
 def plain(model: nn.Module) -> Any:

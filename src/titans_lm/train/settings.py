@@ -17,6 +17,7 @@ from titans_lm.config import BackboneConfig, check_at_least, check_between, chec
 Precision = Literal["auto", "float32", "bfloat16"]
 Boundaries = Literal["carry", "reset"]
 Parallel = Literal["auto", "ddp", "fsdp"]
+Sink = Literal["tensorboard", "wandb", "trackio"]
 Settings = TypeVar("Settings")
 
 
@@ -62,21 +63,31 @@ class FitSettings:
     """Steps between two checkpoints; 0 saves at the end only."""
     keep: int = 2
     """Checkpoints kept, the newest ones."""
+    spike_sigmas: float = 0.0
+    """Skip steps whose loss or gradient norm lies so many standard deviations above the mean of the last 128; 0 skips
+    none. 6 is usual for large models."""
     max_skipped: int = 25
-    """Steps in a row whose loss or gradient is not finite before training gives up."""
+    """Steps in a row that are skipped, as not finite or as spikes, before training gives up."""
+    compile: bool = False
+    """Compile every block of a baseline (torch.compile): slow at first, then faster; on a CPU it needs a C++ compiler.
+    Our own blocks have gradients by hand, which it does not trace."""
+    sinks: tuple[Sink, ...] = ()
+    """Where numbers go beside metrics.jsonl: tensorboard, wandb, trackio."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "accumulate", "log_every", "keep", "max_skipped"):
             check_at_least(name, getattr(self, name), 1)
         for name in ("warmup_steps", "eval_every", "save_every", "seed", "workers"):
             check_at_least(name, getattr(self, name), 0)
-        for name in ("lr", "weight_decay", "clip"):
+        for name in ("lr", "weight_decay", "clip", "spike_sigmas"):
             check_between(name, getattr(self, name), 0.0, float("inf"))
         check_between("lr_floor", self.lr_floor, 0.0, 1.0)
         for name in ("beta1", "beta2"):
             check_between(name, getattr(self, name), 0.0, 0.99999)
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("parallel", self.parallel, get_args(Parallel))
+        for sink in self.sinks:
+            check_choice("sinks", sink, get_args(Sink))
 
 
 def small_model() -> BackboneConfig:
@@ -103,6 +114,11 @@ class LanguageSettings(FitSettings):
     """Folder of the run; by default runs/ARCHITECTURE-DATE-TIME."""
     model: BackboneConfig = field(default_factory=small_model)
     """The model."""
+    baseline: str | None = None
+    """Train another model of Hugging Face instead, as large as --model says: llama, mistral (sliding window), mamba,
+    mamba2, qwen3-next (Gated DeltaNet and attention), or a folder with a config.json, taken as it is."""
+    parameters: int | None = None
+    """Parameters that the model is to have, to the nearest that the width of its MLP (or another size) allows."""
     vocab_size: int | None = None
     """Ids of the tokenizer that the model is made for; None is that of the data: 259 for bytes."""
     seq_len: int = 512
@@ -127,8 +143,14 @@ class LanguageSettings(FitSettings):
         for name in ("seq_len", "batch_size", "eval_bytes"):
             check_at_least(name, getattr(self, name), 1)
         check_choice("boundaries", self.boundaries, get_args(Boundaries))
-        if self.vocab_size is not None:
-            check_at_least("vocab_size", self.vocab_size, 1)
+        for name in ("vocab_size", "parameters"):
+            if getattr(self, name) is not None:
+                check_at_least(name, getattr(self, name), 1)
+        if self.stateful and self.baseline is not None:
+            raise ValueError(
+                f"got stateful=True with baseline={self.baseline!r}, which carries no state from step to step; "
+                "expected no baseline, or rows that start anew"
+            )
         if self.stateful and self.model.architecture == "attention":
             raise ValueError(
                 "got stateful=True with architecture='attention', whose state grows with the text; "
@@ -174,7 +196,11 @@ def plain_settings(settings: Any) -> dict[str, Any]:
     return {
         item.name: plain_settings(value)
         if dataclasses.is_dataclass(value)
-        else (str(value) if isinstance(value, Path) else value)
+        else str(value)
+        if isinstance(value, Path)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
         for item in dataclasses.fields(settings)
         for value in [getattr(settings, item.name)]
     }
@@ -182,6 +208,8 @@ def plain_settings(settings: Any) -> dict[str, Any]:
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
     """Take a value as the type that a setting has, without guessing: no "3" for 3, no 1 for true."""
+    if get_origin(hint) is tuple and isinstance(value, list | tuple):
+        return tuple(_convert(name, item, get_args(hint)[0]) for item in value)
     if get_origin(hint) is Literal:
         check_choice(name, value, get_args(hint))
         return value

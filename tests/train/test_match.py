@@ -3,8 +3,8 @@
 import pytest
 
 from model_cases import ARCHITECTURES, small_config
-from titans_lm.evaluate.match import count_parameters, match_parameters
-from titans_lm.train.language import byte_model
+from titans_lm.train.fresh import byte_model
+from titans_lm.train.match import count_parameters, match_parameters
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

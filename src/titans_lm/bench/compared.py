@@ -1,0 +1,82 @@
+"""A comparison for the page of results: a table, a plot by position, and what was equal."""
+
+from statistics import mean
+from typing import Any
+
+from titans_lm.config import MEMORY_ARCHITECTURES
+from titans_lm.report.plots import Line, Plot
+
+COLOURS = ("#3451c6", "#0f9d8a", "#8a4fd3", "#c2417c", "#e07a1f", "#9a6a00", "#5b6472", "#2f7d32", "#b3261e", "#00788a")
+TITLES = {
+    "lmm": "LMM", "mac": "MAC", "mag": "MAG", "mal": "MAL",
+    "attention": "Transformer++ with short convolution (ours, no memory)",
+    "sliding": "sliding window with short convolution (ours, no memory)",
+    "segment": "segments with short convolution (ours, no memory)",
+    "llama": "Transformer++ (Llama)", "mistral": "sliding window (Mistral)", "mamba": "Mamba", "mamba2": "Mamba2",
+    "qwen3-next": "Gated DeltaNet + attention (Qwen3-Next)",
+}  # fmt: skip
+
+
+def title(name: str) -> str:
+    return TITLES.get(name, name)
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """Say what was equal, and lay out the table: best on the test text first."""
+    told, train = result["settings"], result["settings"]["train"]
+    found = sorted(result["contenders"], key=lambda one: one["test_bits_per_byte"]["mean"])
+    asked, seeds = result["parameters_asked_for"], len(told["seeds"])
+    first = found[0]["runs"][0]
+    apart = max(abs(one["parameters"] / asked - 1.0) for one in found)
+    said = (
+        f"Every model has {asked:,} parameters (the farthest is {apart:.1%} away), reads the same {first['tokens']:,} "
+        f"tokens in rows of {train['seq_len']}, and was tried with the learning rates "
+        f"{', '.join(f'{rate:g}' for rate in told['rates'])} for {told['tune_steps']} steps each; the best on the "
+        f"held-out part of the training data was taken for {seeds} seeds. The test text is {first['test']['bytes']:,} "
+        f"bytes, cut into stretches of {told['positions']:,} tokens, each read from a fresh start: with its state "
+        "carried along where a model has one, at once where it has none. Numbers are bits per byte, lower is better, "
+        "mean ± standard deviation over seeds; the right columns say where in the stretch."
+    )
+    buckets = first["test"]["by_position"]
+    head = ["model", "parameters", "learning rate", "test", "held out"]
+    head += [f"{b['start']:,}–{b['stop']:,}" for b in buckets] + ["tokens/s", "minutes"]
+    body = []
+    for one in found:
+        runs, bits = one["runs"], one["test_bits_per_byte"]
+        spread = "" if bits["sd"] is None else f" ± {bits['sd']:.4f}"
+        name = title(one["name"])
+        row = [f"**{name}**" if one["name"] in MEMORY_ARCHITECTURES else name]
+        row += [f"{one['parameters']:,}", f"{one['rate']:g}", f"{bits['mean']:.4f}{spread}"]
+        row.append(f"{mean(run['held_out_bits_per_byte'] for run in runs):.4f}")
+        row += [f"{value:.3f}" for value in by_position(one)]
+        row.append(f"{mean(run['tokens_per_second'] for run in runs):,.0f}")
+        row.append(f"{mean(run['seconds'] for run in runs) / 60:.1f}")
+        body.append(row)
+    table = [head, ["---", *["---:"] * (len(head) - 1)], *body]
+    return [said, "", *(f"| {' | '.join(cells)} |" for cells in table)]
+
+
+def by_position(contender: dict[str, Any]) -> list[float]:
+    """Bits per byte in each bucket, mean over seeds."""
+    runs = [[b["bits_per_byte"] for b in run["test"]["by_position"]] for run in contender["runs"]]
+    return [mean(values) for values in zip(*runs, strict=True)]
+
+
+def plot(result: dict[str, Any]) -> Plot:
+    """Bits per byte by position, a line for each contender; those without a memory are dashed."""
+    buckets = result["contenders"][0]["runs"][0]["test"]["by_position"]
+    drawn = [
+        Line(
+            label=title(one["name"]).split(" (")[0],
+            x=list(range(len(buckets))),
+            y=by_position(one),
+            colour=COLOURS[index % len(COLOURS)],
+            dashed=one["name"] not in MEMORY_ARCHITECTURES,
+            marker=True,
+        )
+        for index, one in enumerate(result["contenders"])
+    ]
+    return Plot(
+        title="Bits per byte by position", x_label="position in the stretch, tokens", y_label="bits per byte",
+        lines=drawn, x_labels=[f"{b['start']:,}–{b['stop']:,}" for b in buckets],
+    )  # fmt: skip

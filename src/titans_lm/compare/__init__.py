@@ -1,0 +1,1 @@
+"""A fair comparison of language models: equal parameters, equal tokens, equal tuning, several seeds."""

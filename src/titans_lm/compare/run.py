@@ -1,0 +1,125 @@
+"""`titans compare`: learning rates by short trials, then every contender from several seeds, then a file of results."""
+
+import shlex
+from datetime import datetime
+from statistics import mean, stdev
+from typing import Any
+
+from titans_lm.bench.hardware import hardware
+from titans_lm.bench.run import FORMAT
+from titans_lm.compare.runs import Job, Say, contender, finals, trials, work
+from titans_lm.compare.score import read_texts
+from titans_lm.compare.settings import CompareSettings
+from titans_lm.train.corpus import language_data
+from titans_lm.train.files import write_json
+from titans_lm.train.match import count_parameters, sized_model
+from titans_lm.train.settings import plain_settings
+
+FILE = "compare.json"
+
+
+def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
+    """Compare models and write OUT/compare.json; stopped, the same call goes on.
+
+    All have as many parameters as the first (or as `train.parameters`), read the same batches, and are tried with the
+    same learning rates for as many steps. Raises ValueError for data, a text or a model that will not do, before
+    anything is trained.
+    """
+    if settings.data is None or settings.test is None:
+        raise ValueError("got no data or no test; expected titans compare DATA --test TEXT")
+    if not settings.test.exists():
+        raise ValueError(f"got the test text {str(settings.test)!r}, which does not exist; expected a file or folder")
+    settings.out.mkdir(parents=True, exist_ok=True)
+    parameters = _size(settings, say)
+    tried = work(jobs := trials(settings, parameters), settings.jobs, say)
+    tuning = _tuning(jobs, tried)
+    rates = {name: _best(name, found) for name, found in tuning.items()}
+    say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
+    ran = work(finals(settings, parameters, rates), settings.jobs, say)
+    result = {
+        "format": FORMAT,
+        "what": "compare",
+        "command": command_line(settings),
+        "hardware": hardware(),
+        "date": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "settings": plain_settings(settings),
+        "parameters_asked_for": parameters,
+        "contenders": [_contender(name, rates[name], tuning[name], ran) for name in settings.models],
+    }
+    write_json(settings.out / FILE, result)
+    return result
+
+
+def command_line(settings: CompareSettings) -> str:
+    """Write the command that the settings came from, as far as they are not the defaults."""
+    plain, default = plain_settings(settings), plain_settings(CompareSettings())
+    data = plain.pop("data")
+    return shlex.join(["titans", "compare", str(data), *_options("--", plain, default)])
+
+
+def _options(prefix: str, plain: dict[str, Any], default: dict[str, Any]) -> list[str]:
+    parts = []
+    for name, value in plain.items():
+        option = name.replace("_", "-")
+        if isinstance(value, dict):
+            parts += _options(f"{prefix}{option}.", value, default[name])
+        elif value == default[name]:
+            continue
+        elif isinstance(value, bool):
+            parts.append(f"{prefix}{option}" if value else f"{prefix}no-{option}")
+        else:
+            parts += [f"{prefix}{option}", *map(str, value if isinstance(value, list | tuple) else [value])]
+    return parts
+
+
+def _size(settings: CompareSettings, say: Say) -> int:
+    """Find how many parameters all shall have, and that every contender can have as many."""
+    data = language_data(contender(settings, settings.models[0], 1))
+    vocab_size = len(data.tokenizer)
+    if settings.train.parameters is not None:
+        parameters = settings.train.parameters
+    else:
+        first = contender(settings, settings.models[0], 1)
+        parameters = count_parameters(first.model, vocab_size)
+    assert settings.test is not None
+    read_texts(settings.test, data.tokenizer, settings.test_bytes)  # fails now, and not after the first run
+    for name in settings.models:
+        sized = sized_model(contender(settings, name, parameters), data.tokenizer)
+        say(f"{name}: {sized.describe()}")
+    return parameters
+
+
+def _tuning(jobs: list[Job], results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for job, result in zip(jobs, results, strict=True):
+        bits = result.get("held_out_bits_per_byte")  # none, and none in a file, where a trial has diverged
+        found.setdefault(job.name, []).append({"rate": job.settings.lr, "held_out_bits_per_byte": bits})
+    return found
+
+
+def _best(name: str, tried: list[dict[str, Any]]) -> float:
+    """Choose the learning rate; ValueError where none of them went well."""
+    ended = [one for one in tried if one["held_out_bits_per_byte"] is not None]
+    if not ended:
+        rates = ", ".join(f"{one['rate']:g}" for one in tried)
+        raise ValueError(f"{name} diverged with every learning rate ({rates}); give lower --rates")
+    return min(ended, key=lambda one: one["held_out_bits_per_byte"])["rate"]
+
+
+def _contender(name: str, rate: float, tuning: list[dict[str, Any]], ran: list[dict[str, Any]]) -> dict[str, Any]:
+    kept = ["parameters", "steps", "tokens", "seconds", "tokens_per_second", "skipped_steps"]
+    kept += ["held_out_bits_per_byte", "test"]
+    runs = [
+        {"seed": result["asked"]["settings"]["seed"], **{key: result[key] for key in kept}}
+        for result in ran
+        if result["name"] == name
+    ]
+    bits = [run["test"]["bits_per_byte"] for run in runs]
+    return {
+        "name": name,
+        "parameters": runs[0]["parameters"],
+        "rate": rate,
+        "tuning": tuning,
+        "runs": runs,
+        "test_bits_per_byte": {"mean": mean(bits), "sd": stdev(bits) if len(bits) > 1 else None, "seeds": len(bits)},
+    }

@@ -1,0 +1,63 @@
+"""Settings of a comparison: who trains on what, for how long, and how their learning rates are chosen."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+from titans_lm.config import Architecture, BackboneConfig, check_at_least, check_positive
+from titans_lm.train.settings import LanguageSettings
+
+
+def small_contender() -> LanguageSettings:
+    """Settings that all contenders share unless told otherwise: some minutes each on a CPU core."""
+    model = BackboneConfig(
+        hidden_size=128, num_attention_heads=4, num_hidden_layers=3, memory_expansion=2, segment_len=128, window=128,
+        num_persistent=4,
+    )  # fmt: skip
+    return LanguageSettings(
+        model=model, steps=600, warmup_steps=60, seq_len=512, batch_size=4, eval_every=0, save_every=200, log_every=10,
+        verify_data=False, keep=1,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings:
+    """Settings of `titans compare`."""
+
+    data: str | None = None
+    """What to train on, as titans train takes it; learning rates are chosen by its held-out part."""
+    test: Path | None = None
+    """Text that decides: a file or a folder that nobody was trained or tuned on."""
+    out: Path = Path("runs/compare")
+    """Folder of the runs and of compare.json; the same command goes on where it was stopped."""
+    models: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "attention", "sliding", "llama", "mistral", "mamba2")
+    """Architectures of ours, and baselines as titans train --baseline takes them; the first sets the size."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of the runs that count."""
+    rates: tuple[float, ...] = (1e-3, 3e-3)
+    """Learning rates that each is tried with before, from a seed that does not count."""
+    tune_steps: int = 200
+    """Steps of each trial."""
+    positions: int = 16_384
+    """Tokens of a stretch of the test text; everybody starts each stretch anew."""
+    test_bytes: int = 2**20
+    """Bytes of the test text that are read."""
+    jobs: int = 1
+    """Runs at once, each in a process with its share of the cores."""
+    train: LanguageSettings = field(default_factory=small_contender)
+    """What all share: sizes of the model, steps, batches."""
+
+    def __post_init__(self) -> None:
+        for name in ("tune_steps", "positions", "test_bytes", "jobs"):
+            check_at_least(name, getattr(self, name), 1)
+        for name in ("models", "seeds", "rates"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise ValueError(f"got {name}={values!r}; expected one or more, each once")
+        for rate in self.rates:
+            check_positive("rates", rate)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a contender is an architecture of this package."""
+    return name in get_args(Architecture)

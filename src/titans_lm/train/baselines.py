@@ -1,0 +1,211 @@
+"""Other models of Hugging Face through the same trainer, with as many parameters as one of ours.
+
+A baseline takes width, depth and heads from a `BackboneConfig`, and its size from a number of parameters: one or two
+of its sizes are chosen so that it comes as near to that number as it can. What it does not take from there is what its
+library ships as default. A folder with a config.json is taken as it is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from titans_lm.config import BackboneConfig, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+Settings = dict[str, Any]
+LONG = 2**20
+"""Positions that a rotary embedding is told to expect: more than anybody reads."""
+
+
+class Knob(NamedTuple):
+    """A size by which a baseline is fitted, in steps."""
+
+    name: str
+    start: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of baseline: its settings for a stack like ours and given sizes, and what these sizes are."""
+
+    model_type: str
+    settings: Callable[..., Settings]
+    knobs: Callable[[BackboneConfig], tuple[Knob, ...]]
+
+
+def baseline_names() -> tuple[str, ...]:
+    """Name every baseline that is made to fit."""
+    return tuple(FAMILIES)
+
+
+def fit_baseline(
+    name: str, like: BackboneConfig, vocab_size: int, parameters: int, **special: int | None
+) -> "PreTrainedConfig":
+    """Choose a baseline's config for a stack like ours, over a vocabulary, with a number of parameters.
+
+    `special` are the ids of special tokens (bos_token_id, …). Where `name` is a folder with a config.json, or such a
+    file, the config is taken as it is but for the vocabulary. Raises ValueError for a name that is neither, and where
+    even the smallest of its kind has more parameters.
+    """
+    given = {"vocab_size": vocab_size, **special}
+    if name not in FAMILIES:
+        return _read_config(name, given)
+    family, sizes = FAMILIES[name], {}
+    knobs = family.knobs(like)
+
+    def config_of(**sizes: int) -> "PreTrainedConfig":
+        from transformers import AutoConfig
+
+        settings = family.settings(like, **sizes)
+        return AutoConfig.for_model(family.model_type, tie_word_embeddings=True, **settings, **given)
+
+    sizes = {knob.name: knob.start for knob in knobs}
+    for knob in knobs:  # the coarse one first, up to what fits, then the fine one
+
+        @cache
+        def count(size: int, knob: Knob = knob) -> int:
+            return _count(config_of(**{**sizes, knob.name: size}))
+
+        try:
+            sizes[knob.name] = nearest_size(count, knob, parameters, below=knob is not knobs[-1])
+        except ValueError as error:
+            raise ValueError(f"the baseline {name!r} does not fit: {error}") from error
+    return config_of(**sizes)
+
+
+def make_baseline(config: "PreTrainedConfig") -> "PreTrainedModel":
+    """Make a baseline with fresh weights, those that its library starts with."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(config)
+
+
+def nearest_size(count: Callable[[int], int], knob: Knob, target: int, *, below: bool = False) -> int:
+    """Find the multiple of the knob's step whose count, which grows with it, comes nearest to the target.
+
+    With `below`, the largest whose count is not above it, or one step. ValueError where one step is too much already.
+    """
+    low = high = knob.step
+    if count(low) > target and below:
+        return low
+    if count(low) > target:
+        raise ValueError(
+            f"with {knob.name}={low} it has {count(low):,} parameters; expected {target:,} or fewer: ask for more, "
+            "or give a smaller hidden_size or fewer layers"
+        )
+    high = max(knob.start // knob.step * knob.step, knob.step)
+    while count(high) < target:
+        low, high = high, 2 * high
+    while high - low > knob.step:
+        middle = (low + high) // (2 * knob.step) * knob.step
+        low, high = (middle, high) if count(middle) < target else (low, middle)
+    if below:
+        return high if count(high) <= target else low
+    return min((low, high), key=lambda size: abs(count(size) - target))
+
+
+def _count(config: "PreTrainedConfig") -> int:
+    """Count the parameters of a model, a tied embedding once, without making them."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _read_config(name: str, given: Settings) -> "PreTrainedConfig":
+    from transformers import AutoConfig
+
+    path = Path(name)
+    if not path.exists():
+        raise ValueError(
+            f"got the baseline {name!r}; {nearest(name, FAMILIES)}, or a folder with the config.json of a model"
+        )
+    try:
+        return AutoConfig.from_pretrained(path, **given)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"got the baseline {name!r}, whose config cannot be read: {reason}") from error
+
+
+def _mlp(c: BackboneConfig) -> tuple[Knob, ...]:
+    return (Knob("intermediate_size", c.mlp_width, 8 if c.hidden_size >= 512 else 1),)
+
+
+def _llama(c: BackboneConfig, intermediate_size: int) -> Settings:
+    return {
+        "hidden_size": c.hidden_size,
+        "num_hidden_layers": c.num_hidden_layers,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_attention_heads,
+        "intermediate_size": intermediate_size,
+        "rms_norm_eps": c.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
+        "max_position_embeddings": LONG,
+    }
+
+
+def _mistral(c: BackboneConfig, intermediate_size: int) -> Settings:
+    return {**_llama(c, intermediate_size), "sliding_window": c.window}
+
+
+def _qwen3_next(c: BackboneConfig, intermediate_size: int) -> Settings:
+    """Gated DeltaNet with one block of full attention in four, and at the end, without experts."""
+    last = c.num_hidden_layers - 1
+    kinds = ["full_attention" if i % 4 == 3 or i == last else "linear_attention" for i in range(last + 1)]
+    heads, width = c.num_attention_heads, c.head_dim
+    rope = {"rope_type": "default", "rope_theta": c.rope_theta, "partial_rotary_factor": c.rotary_fraction}
+    return {
+        **_llama(c, intermediate_size),
+        "rope_parameters": rope,
+        "head_dim": width,
+        "layer_types": kinds,
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": width,
+        "linear_value_head_dim": width,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 0,
+    }
+
+
+def _mamba(c: BackboneConfig, hidden_size: int) -> Settings:
+    """Two of its blocks for each of ours: it has no MLP."""
+    return {"hidden_size": hidden_size, "num_hidden_layers": 2 * c.num_hidden_layers}
+
+
+def _mamba2(c: BackboneConfig, hidden_size: int, state_size: int) -> Settings:
+    head = _mamba2_head(c)
+    return {
+        **_mamba(c, hidden_size),
+        "head_dim": head,
+        "num_heads": 2 * hidden_size // head,
+        "state_size": state_size,
+        "n_groups": 1,
+    }
+
+
+def _mamba2_head(c: BackboneConfig) -> int:
+    return 64 if c.hidden_size >= 512 else 16
+
+
+def _mamba2_knobs(c: BackboneConfig) -> tuple[Knob, ...]:
+    state = min(128, max(c.hidden_size // 8 * 8, 8))
+    return Knob("hidden_size", c.hidden_size, _mamba2_head(c) // 2), Knob("state_size", state, 8)
+
+
+FAMILIES = {
+    "llama": Family("llama", _llama, _mlp),
+    "mistral": Family("mistral", _mistral, _mlp),
+    "mamba": Family("mamba", _mamba, lambda c: (Knob("hidden_size", c.hidden_size, max(c.hidden_size // 64, 1)),)),
+    "mamba2": Family("mamba2", _mamba2, _mamba2_knobs),
+    "qwen3-next": Family("qwen3_next", _qwen3_next, _mlp),
+}
+"""Transformer++, the same with a sliding window, Mamba, Mamba2, and Gated DeltaNet with attention."""

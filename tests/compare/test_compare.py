@@ -1,0 +1,265 @@
+"""A comparison is fair, goes on where it was stopped, and says what came out."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cli_cases import titans
+from model_cases import small_config
+from titans_lm.bench.render import render_results
+from titans_lm.compare.run import FILE, command_line, run_compare
+from titans_lm.compare.runs import contender, finals, folder_name, run_job, trials
+from titans_lm.compare.score import read_texts, score, stretches
+from titans_lm.compare.settings import CompareSettings
+from titans_lm.data.text import Document
+from titans_lm.data.tokenizer import byte_tokenizer
+from titans_lm.evaluate.perplexity import bits_per_byte, encode_text
+from titans_lm.train.baselines import fit_baseline, make_baseline
+from titans_lm.train.fresh import byte_model
+from titans_lm.train.run import RunFolder
+from titans_lm.train.settings import LanguageSettings, plain_settings
+
+WORDS = ["the", "memory", "learns", "while", "it", "reads", "and", "forgets", "what", "does", "not", "come", "again"]
+
+
+def book(seed: int, words: int) -> str:
+    return " ".join(np.random.default_rng(seed).choice(WORDS, words))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "train.txt").write_text(book(0, 600))
+    (folder / "test.txt").write_text(book(1, 60))
+    return folder
+
+
+def small(texts: Path, out: Path, **changes) -> CompareSettings:
+    train = LanguageSettings(
+        model=small_config("mac", hidden_size=16, num_hidden_layers=1), steps=6, warmup_steps=1, seq_len=32,
+        batch_size=2, eval_every=0, save_every=3, eval_bytes=200,
+    )  # fmt: skip
+    return CompareSettings(
+        **{
+            "data": str(texts / "train.txt"), "test": texts / "test.txt", "out": out,
+            "models": ("mac", "attention", "llama"), "seeds": (0, 1), "rates": (1e-3, 1e-2), "tune_steps": 3,
+            "positions": 100, "train": train, **changes,
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[CompareSettings, dict]:
+    settings = small(texts, tmp_path_factory.mktemp("compare") / "out")
+    return settings, run_compare(settings, lambda _: None)
+
+
+def test_all_is_equal_that_should_be(done) -> None:
+    settings, result = done
+    sizes = [one["parameters"] for one in result["contenders"]]
+    assert max(sizes) / min(sizes) < 1.02
+    assert {run["tokens"] for one in result["contenders"] for run in one["runs"]} == {6 * 2 * 32}
+    assert [[run["seed"] for run in one["runs"]] for one in result["contenders"]] == [[0, 1]] * 3
+    assert all([trial["rate"] for trial in one["tuning"]] == [1e-3, 1e-2] for one in result["contenders"])
+    for one in result["contenders"]:
+        best = min(one["tuning"], key=lambda trial: trial["held_out_bits_per_byte"])
+        assert one["rate"] == best["rate"]
+    jobs = finals(settings, 1, dict.fromkeys(settings.models, 1e-3))
+    assert [job.settings.model.attention_conv_size for job in jobs[:2]] == [1, 4], "attention gets the convolution"
+    assert not {job.settings.seed for job in jobs} & {job.settings.seed for job in trials(settings, 1)}
+
+
+def test_what_is_said_is_what_the_models_do(done, texts: Path) -> None:
+    """The models that are left behind score as the file says."""
+    settings, result = done
+    from titans_lm.train.run import load_model, load_tokenizer
+
+    for one in result["contenders"]:
+        folder = settings.out / "runs" / f"{one['name']}-seed1"
+        found = score(load_model(folder), load_tokenizer(folder), texts / "test.txt", positions=100, most_bytes=2**20)
+        assert found == one["runs"][1]["test"]
+        values = [run["test"]["bits_per_byte"] for run in one["runs"]]
+        assert one["test_bits_per_byte"]["mean"] == pytest.approx(sum(values) / 2)
+        assert one["test_bits_per_byte"]["sd"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+
+
+def test_it_trains_nothing_twice(done, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, result = done
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("nothing is left to train")
+
+    monkeypatch.setattr("titans_lm.train.language.train_language_model", fail)
+    again = run_compare(settings, lambda _: None)
+    assert again["contenders"] == result["contenders"]
+    with pytest.raises(ValueError, match="holds a run of other settings"):
+        run_compare(dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=7)), lambda _: None)
+
+
+def test_a_run_that_was_stopped_goes_on(done, texts: Path, tmp_path: Path) -> None:
+    """Stopped in the middle of one of its runs, a comparison ends with the same numbers."""
+    import titans_lm.train.language as language
+
+    settings = small(texts, tmp_path / "out", models=("mac",), seeds=(0,))
+    fit, calls = language.fit, []
+
+    def stopping(model: object, batches: object, loss: object, given: object, **more: object) -> object:
+        calls.append(given)
+        if len(calls) == 3:
+            more["on_step"] = lambda record: record["step"] == 4
+            fit(model, batches, loss, given, **more)
+            raise KeyboardInterrupt
+        return fit(model, batches, loss, given, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(language, "fit", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run_compare(settings, lambda _: None)
+    result = run_compare(settings, lambda _: None)
+    mac = done[1]["contenders"][0]
+    assert [run["test"] for run in result["contenders"][0]["runs"]] == [mac["runs"][0]["test"]]
+
+
+def test_stretches_begin_as_a_text_does_and_lose_nothing() -> None:
+    text = encode_text(Document("x", bytes(range(65, 90))))
+    pieces = stretches(text, 10)
+    assert [len(piece.ids) for piece in pieces] == [11, 11, 6]
+    assert {int(piece.ids[0]) for piece in pieces} == {int(text.ids[0])}
+    assert np.concatenate([piece.ids[1:] for piece in pieces]).tolist() == text.ids[1:].tolist()
+
+
+def test_one_stretch_scores_as_a_document(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(book(3, 30))
+    torch.manual_seed(0)
+    document = encode_text(Document("a.txt", (tmp_path / "a.txt").read_bytes()))
+    ours = byte_model(small_config("mac", hidden_size=16))
+    llama = make_baseline(fit_baseline("llama", small_config("mac", hidden_size=16), 259, 20_000))
+    for model in (ours, llama):
+        whole = {"memory": "on"} if model is ours else {"memory": "reset", "reset_every": len(document.ids)}
+        expected = bits_per_byte(model, [document], **whole).bits_per_byte
+        found = score(model, byte_tokenizer(), tmp_path / "a.txt", positions=4096, most_bytes=10**6)
+        assert found["bits_per_byte"] == pytest.approx(expected, rel=1e-5)
+        parts = [(b["tokens"], b["bits_per_byte"]) for b in found["by_position"]]
+        assert sum(n * bits for n, bits in parts) / found["tokens"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_page_says_it(done, tmp_path: Path) -> None:
+    settings, result = done
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / FILE).write_text(json.dumps(result))
+    written = render_results(results, tmp_path / "results.md")
+    assert results / "compare.png" in written
+    page = (tmp_path / "results.md").read_text()
+    for one in result["contenders"]:
+        bits = one["test_bits_per_byte"]
+        assert f"{bits['mean']:.4f} ± {bits['sd']:.4f}" in page
+    assert "![Bits per byte by position" in page
+    assert command_line(settings) in page
+    order = [page.index(f"{one['test_bits_per_byte']['mean']:.4f} ±") for one in result["contenders"]]
+    ranked = sorted(result["contenders"], key=lambda one: one["test_bits_per_byte"]["mean"])
+    assert [result["contenders"][i]["name"] for i in np.argsort(order)] == [one["name"] for one in ranked]
+
+
+def test_the_command_line_gives_the_same_settings(done, texts: Path) -> None:
+    import shlex
+
+    from titans_lm.cli import parse
+
+    settings, _ = done
+    command = parse(shlex.split(command_line(settings))[1:])
+    assert {f.name: getattr(command, f.name) for f in dataclasses.fields(CompareSettings)} == vars(settings)
+
+
+@pytest.mark.slow
+def test_as_a_command_with_two_at_once(done, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings, result = done
+    import shlex
+
+    args = shlex.split(command_line(settings))[1:]
+    args[args.index("--out") + 1] = str(tmp_path / "out")
+    code, out, err = titans(capsys, *args, "--jobs", "2")
+    assert (code, err) == (0, "")
+    again = json.loads((tmp_path / "out" / FILE).read_text())
+    for a, b in zip(again["contenders"], result["contenders"], strict=True):
+        assert a["test_bits_per_byte"]["mean"] == pytest.approx(b["test_bits_per_byte"]["mean"], rel=1e-4)
+        assert f"{a['test_bits_per_byte']['mean']:.4f}" in out
+
+
+MISTAKES = [
+    ({"test": Path("nowhere.txt")}, "'nowhere.txt', which does not exist"),
+    ({"data": None}, "titans compare DATA --test TEXT"),
+    ({"models": ("mac", "mambo2")}, "did you mean 'mamba2'"),
+    ({"models": ("mac", "mac")}, "expected one or more, each once"),
+    ({"rates": ()}, "expected one or more"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), MISTAKES)
+def test_mistakes_are_told_before_anything_is_trained(texts: Path, tmp_path: Path, change: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        run_compare(small(texts, tmp_path / "out", **change), lambda _: None)
+    assert not (tmp_path / "out" / "trials").exists()
+
+
+def test_a_size_can_be_asked_for(texts: Path, tmp_path: Path) -> None:
+    base = small(texts, tmp_path)
+    settings = dataclasses.replace(base, train=dataclasses.replace(base.train, parameters=30_000))
+    assert contender(settings, "llama", 30_000).parameters == 30_000
+    assert contender(settings, "llama", 30_000).baseline == "llama"
+    assert contender(settings, "mal", 30_000).model.architecture == "mal"
+
+
+def test_a_run_that_was_begun_otherwise_is_not_gone_on_with(texts: Path, tmp_path: Path) -> None:
+    """A folder with a run that is not done says how it was begun, and that counts."""
+    settings = small(texts, tmp_path / "out", models=("mac",), seeds=(0,))
+    job = finals(settings, 20_000, {"mac": 1e-3})[0]
+    RunFolder.create(job.folder, plain_settings(job.settings))
+    other = finals(settings, 20_000, {"mac": 1e-2})[0]
+    with pytest.raises(ValueError, match="mac-seed0 holds a run of other settings"):
+        run_job(other)
+    assert run_job(job)["steps"] == 6
+
+
+def test_a_learning_rate_that_diverges_is_not_chosen(texts: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    settings = small(texts, tmp_path / "out", models=("llama",), seeds=(0,), rates=(1e-3, 1e30))
+    settings = dataclasses.replace(
+        settings, tune_steps=8, train=dataclasses.replace(settings.train, max_skipped=2, clip=0.0)
+    )
+    for _ in range(2):  # and what is read from its file again is the same
+        result = run_compare(settings, said.append)
+        assert result["contenders"][0]["rate"] == 1e-3
+        assert result["contenders"][0]["tuning"][1]["held_out_bits_per_byte"] is None
+    assert any("1e+30: 2 steps in a row" in line for line in said)
+    with pytest.raises(ValueError, match="llama diverged with every learning rate"):
+        run_compare(dataclasses.replace(settings, rates=(1e30,)), said.append)
+
+
+def test_models_of_ones_own_do_not_share_a_folder(tmp_path: Path) -> None:
+    names = [str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "a" / "config.json"), f"{tmp_path / 'a'}/"]
+    folders = [folder_name(name) for name in names]
+    assert folders[0] == folders[3]
+    assert len(set(folders)) == 3
+    assert all(folder.startswith(("a-", "b-")) for folder in folders)
+    assert folder_name("mac") == "mac"
+
+
+def test_a_baseline_that_all_share_is_none_of_ours(texts: Path, tmp_path: Path) -> None:
+    base = small(texts, tmp_path)
+    settings = dataclasses.replace(base, train=dataclasses.replace(base.train, baseline="llama"))
+    assert contender(settings, "mac", 30_000).baseline is None
+
+
+@pytest.mark.parametrize("most", range(1, 12))
+def test_a_text_is_cut_between_characters(tmp_path: Path, most: int) -> None:
+    (tmp_path / "a.txt").write_text("aéb記c")
+    whole = "aéb記c".encode()
+    (found,) = read_texts(tmp_path / "a.txt", byte_tokenizer(), most)
+    assert found.bytes <= most
+    assert bytes(found.ids[1:].tolist()) == whole[: found.bytes]
+    whole[: found.bytes].decode()
