@@ -226,5 +226,11 @@ class BackboneConfig(MemoryConfig):
         return int(self.head_dim * self.rotary_fraction) // 2 * 2
 
     @property
+    def memory_begins_persistent(self) -> bool:
+        """Whether the memory reads persistent tokens before a document (D16)."""
+        reads = self.architecture in ("lmm", "mag", "mal") and self.memory_reads_persistent
+        return reads and self.num_persistent > 0
+
+    @property
     def has_memory(self) -> bool:
         return self.architecture in MEMORY_ARCHITECTURES

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from model_cases import small_config
 from titans_lm.config import BackboneConfig
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.train.baselines import FAMILIES, Knob, baseline_names, fit_baseline, make_baseline, nearest_size
+from titans_lm.train.baselines import Knob, baseline_names, fit_baseline, make_baseline, nearest_size
 from titans_lm.train.language import train_language_model
 from titans_lm.train.log import ProgressReport
 from titans_lm.train.match import count_parameters, sized_model
@@ -134,7 +134,7 @@ def test_a_baseline_carries_no_state() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("name", baseline_names())
 def test_it_trains_evaluates_and_goes_on(name: str, tmp_path) -> None:
     """A run of ten steps, and one that was stopped after five, end at the same weights."""
     text = tmp_path / "text.txt"

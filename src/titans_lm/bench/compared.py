@@ -21,8 +21,13 @@ def title(name: str) -> str:
     return TITLES.get(name, name)
 
 
-def lines(result: dict[str, Any]) -> list[str]:
-    """Say what was equal, and lay out the table: best on the test text first."""
+def written(bits: dict[str, Any]) -> str:
+    """Write a mean with its standard deviation, where there are several seeds."""
+    return f"{bits['mean']:.4f}" + ("" if bits["sd"] is None else f" ± {bits['sd']:.4f}")
+
+
+def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Say what was equal, and give the head and the rows of a table: best on the test text first."""
     told, train = result["settings"], result["settings"]["train"]
     found = sorted(result["contenders"], key=lambda one: one["test_bits_per_byte"]["mean"])
     asked, seeds = result["parameters_asked_for"], len(told["seeds"])
@@ -42,18 +47,15 @@ def lines(result: dict[str, Any]) -> list[str]:
     head += [f"{b['start']:,}–{b['stop']:,}" for b in buckets] + ["tokens/s", "minutes"]
     body = []
     for one in found:
-        runs, bits = one["runs"], one["test_bits_per_byte"]
-        spread = "" if bits["sd"] is None else f" ± {bits['sd']:.4f}"
-        name = title(one["name"])
+        runs, name = one["runs"], title(one["name"])
         row = [f"**{name}**" if one["name"] in MEMORY_ARCHITECTURES else name]
-        row += [f"{one['parameters']:,}", f"{one['rate']:g}", f"{bits['mean']:.4f}{spread}"]
+        row += [f"{one['parameters']:,}", f"{one['rate']:g}", written(one["test_bits_per_byte"])]
         row.append(f"{mean(run['held_out_bits_per_byte'] for run in runs):.4f}")
         row += [f"{value:.3f}" for value in by_position(one)]
         row.append(f"{mean(run['tokens_per_second'] for run in runs):,.0f}")
         row.append(f"{mean(run['seconds'] for run in runs) / 60:.1f}")
         body.append(row)
-    table = [head, ["---", *["---:"] * (len(head) - 1)], *body]
-    return [said, "", *(f"| {' | '.join(cells)} |" for cells in table)]
+    return said, head, body
 
 
 def by_position(contender: dict[str, Any]) -> list[float]:

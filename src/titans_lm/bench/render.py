@@ -73,17 +73,28 @@ def page(found: Results, link: str) -> str:
 
 def compared(result: Result, link: str) -> list[str]:
     """Lay out a comparison of language models."""
-    from titans_lm.bench.compared import lines, plot
+    from titans_lm.bench.compared import plot, rows
 
     drawn, name = plot(result), Path(result["file"]).stem
+    said, head, body = rows(result)
     h = result["hardware"]
     source = (
         f"[{result['file']}]({link}/{result['file']}): `{result['command']}` on {h['processor']}, {h['cores']} cores; "
         f"torch {h['versions']['torch']}, transformers {h['versions']['transformers']}; commit {h['commit']}, "
-        f"{result['date']}."
+        f"{h['date']}."
     )
     picture = f"![{drawn.title}: {drawn.y_label} by {drawn.x_label}]({link}/{name}.png)"
-    return ["## Language models of equal size on the same text", "", source, "", *lines(result), "", picture]
+    return [
+        "## Language models of equal size on the same text",
+        "",
+        source,
+        "",
+        said,
+        "",
+        *table(head, body),
+        "",
+        picture,
+    ]
 
 
 INTRODUCTION = """Every number on this page was written by `titans bench`; [the guide](guides/bench.md) says what each

@@ -28,7 +28,7 @@ class Compare(CompareSettings):
 
 
 def run_compare_command(command: Compare) -> None:
-    from titans_lm.bench.compared import title
+    from titans_lm.bench.compared import title, written
     from titans_lm.compare.run import FILE, run_compare
 
     names = [field.name for field in dataclasses.fields(CompareSettings)]
@@ -38,7 +38,5 @@ def run_compare_command(command: Compare) -> None:
     if command.quiet:
         return
     for one in sorted(result["contenders"], key=lambda one: one["test_bits_per_byte"]["mean"]):
-        bits = one["test_bits_per_byte"]
-        spread = "" if bits["sd"] is None else f" ± {bits['sd']:.4f}"
-        say(f"{title(one['name'])}: {bits['mean']:.4f}{spread} bits per byte of the test text")
+        say(f"{title(one['name'])}: {written(one['test_bits_per_byte'])} bits per byte of the test text")
     say(f"numbers in {settings.out / FILE}")

@@ -1,7 +1,6 @@
 """`titans compare`: learning rates by short trials, then every contender from several seeds, then a file of results."""
 
 import shlex
-from datetime import datetime
 from statistics import mean, stdev
 from typing import Any
 
@@ -41,7 +40,6 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
         "what": "compare",
         "command": command_line(settings),
         "hardware": hardware(),
-        "date": f"{datetime.now():%Y-%m-%d %H:%M}",
         "settings": plain_settings(settings),
         "parameters_asked_for": parameters,
         "contenders": [_contender(name, rates[name], tuning[name], ran) for name in settings.models],
@@ -74,13 +72,10 @@ def _options(prefix: str, plain: dict[str, Any], default: dict[str, Any]) -> lis
 
 def _size(settings: CompareSettings, say: Say) -> int:
     """Find how many parameters all shall have, and that every contender can have as many."""
-    data = language_data(contender(settings, settings.models[0], 1))
-    vocab_size = len(data.tokenizer)
-    if settings.train.parameters is not None:
-        parameters = settings.train.parameters
-    else:
-        first = contender(settings, settings.models[0], 1)
-        parameters = count_parameters(first.model, vocab_size)
+    first = contender(settings, settings.models[0], 1)
+    data, parameters = language_data(first), settings.train.parameters
+    if parameters is None:
+        parameters = count_parameters(first.model, len(data.tokenizer))
     assert settings.test is not None
     read_texts(settings.test, data.tokenizer, settings.test_bytes)  # fails now, and not after the first run
     for name in settings.models:

@@ -15,6 +15,7 @@ from titans_lm.compare.score import score_run
 from titans_lm.compare.settings import CompareSettings, is_ours
 from titans_lm.train.baselines import baseline_names
 from titans_lm.train.files import write_json
+from titans_lm.train.run import SETTINGS
 from titans_lm.train.settings import LanguageSettings, plain_settings
 from titans_lm.train.trainer import Diverged
 
@@ -172,7 +173,7 @@ def run_job(job: Job) -> Result:
 
     Raises ValueError for a folder of other settings; KeyboardInterrupt where it is stopped.
     """
-    done, begun, asked = job.folder / RESULT, job.folder / "settings.json", job.asked()
+    done, begun, asked = job.folder / RESULT, job.folder / SETTINGS, job.asked()
     if done.is_file():
         result = json.loads(done.read_bytes())
         _check_same(job, result["asked"], asked)

@@ -128,7 +128,7 @@ def memory_state_bytes(step: Step) -> int:
         chunks = -(-length // c.chunk_size)
         numbers += rows * 2 * memory * -(-chunks // segment_size(chunks))
         numbers += later if c.forget_to == "init" else 0
-    if _reads_persistent(c):
+    if c.memory_begins_persistent:
         numbers += step.rows * memory  # the anchor: a tensor of its own where a state was repeated for all rows
     return 4 * c.num_hidden_layers * numbers
 
@@ -158,18 +158,13 @@ def memory_calls(config: BackboneConfig, rows: int, tokens: int) -> list[tuple[i
         return []
     if config.architecture == "mac":
         return [(rows, length) for length in segments(config, tokens)]
-    return [(1, config.num_persistent)] * _reads_persistent(config) + [(rows, tokens)]
+    return [(1, config.num_persistent)] * config.memory_begins_persistent + [(rows, tokens)]
 
 
 def segments(config: BackboneConfig, tokens: int) -> list[int]:
     """Tokens of each segment of a row."""
     whole, rest = divmod(tokens, config.segment_len)
     return [config.segment_len] * whole + [rest] * (rest > 0)
-
-
-def _reads_persistent(config: BackboneConfig) -> bool:
-    reads = config.architecture in ("lmm", "mag", "mal") and config.memory_reads_persistent
-    return reads and config.num_persistent > 0
 
 
 def _states_of_a_segment(step: Step) -> int:

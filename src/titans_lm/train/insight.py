@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from titans_lm.config import BackboneConfig
 from titans_lm.memory import NeuralMemory
 from titans_lm.ops import MemoryState
 
@@ -85,6 +86,4 @@ def _listening(memories: list[NeuralMemory]) -> Iterator[list[dict[str, list[flo
 
 def _before_the_text(memory: NeuralMemory) -> int:
     """How many calls of the memory come before the text: one where it reads the persistent tokens (D16)."""
-    config: Any = memory.config
-    reads = getattr(config, "architecture", "") in ("lmm", "mag", "mal") and config.memory_reads_persistent
-    return int(reads and config.num_persistent > 0)
+    return int(isinstance(memory.config, BackboneConfig) and memory.config.memory_begins_persistent)
