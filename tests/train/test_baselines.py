@@ -75,6 +75,19 @@ def test_a_window_is_as_wide_as_ours() -> None:
     assert changed.nonzero().flatten().tolist() == [2, 3, 4, 5], "the token itself and three before it are seen"
 
 
+def test_the_chunk_of_mamba2_changes_nothing_but_its_speed() -> None:
+    like = dataclasses.replace(LIKE, hidden_size=32, num_hidden_layers=1)
+    config = fit_baseline("mamba2", like, 64, count_parameters(like, 64))
+    assert config.chunk_size == 32
+    ids, outputs = torch.randint(0, 64, (2, 70)), []
+    for chunk in (32, 256):
+        torch.manual_seed(0)
+        config.chunk_size = chunk
+        model = make_baseline(config).double().eval()
+        outputs.append(model(input_ids=ids, use_cache=False).logits)
+    torch.testing.assert_close(*outputs)
+
+
 def test_the_hybrid_has_no_experts_and_attention_at_the_end() -> None:
     config = fit_baseline("qwen3-next", dataclasses.replace(LIKE, num_hidden_layers=6), 259, 2_000_000)
     assert [kind[0] for kind in config.layer_types] == list("lllflf")
