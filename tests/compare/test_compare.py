@@ -196,6 +196,15 @@ MISTAKES = [
     ({"models": ("mac", "mambo2")}, "did you mean 'mamba2'"),
     ({"models": ("mac", "mac")}, "expected one or more, each once"),
     ({"rates": ()}, "expected one or more"),
+    ({"models": ("mac:chunk=4",)}, "'chunk', which a variant of 'mac' cannot change; did you mean 'chunk_size'"),
+    ({"models": ("mac:architecture=lmm",)}, "'architecture', which a variant of 'mac' cannot change"),
+    ({"models": ("mac:chunk_size=many",)}, "got chunk_size='many'; expected int"),
+    ({"models": ("mac:momentum=1",)}, "got momentum=1; expected bool"),
+    ({"models": ("mac:forget_to=nothing",)}, "forget_to='nothing'"),
+    ({"models": ("mac:chunk_size=4,chunk_size=8",)}, "every setting once"),
+    ({"models": ("mac:chunk_size",)}, "expected ARCHITECTURE:SETTING=VALUE"),
+    ({"models": ("llama:chunk_size=4",)}, "only ours can be varied"),
+    ({"models": ("macc:chunk_size=4",)}, "did you mean 'mac'"),
 ]
 
 
@@ -204,6 +213,29 @@ def test_mistakes_are_told_before_anything_is_trained(texts: Path, tmp_path: Pat
     with pytest.raises(ValueError, match=said):
         run_compare(small(texts, tmp_path / "out", **change), lambda _: None)
     assert not (tmp_path / "out" / "trials").exists()
+
+
+def test_variants_of_one_model(texts: Path, tmp_path: Path) -> None:
+    """A variant differs in what its name says and in nothing else; a single learning rate is not tried first."""
+    names = ("mac", "mac:forget_to=zero,chunk_size=4,theta_bound=0.5", "mac:stateful=true", "attention:conv_size=2")
+    settings = small(texts, tmp_path / "out", models=names, seeds=(3,), rates=(2e-3,))
+    plain, changed, stateful, attention = (contender(settings, name, 9_000) for name in names)
+    model = dataclasses.replace(plain.model, forget_to="zero", chunk_size=4, theta_bound=0.5)
+    assert changed == dataclasses.replace(plain, model=model)
+    assert stateful == dataclasses.replace(plain, stateful=True)
+    assert (attention.model.attention_conv_size, attention.model.conv_size) == (4, 2), "it is told to change no other"
+    result = run_compare(settings, lambda _: None)
+    assert not (tmp_path / "out" / "trials").exists()
+    assert {one["rate"] for one in result["contenders"]} == {2e-3}
+    scores = [one["test_bits_per_byte"]["mean"] for one in result["contenders"]]
+    assert len(set(scores)) == 4
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "compare-settings.json").write_text(json.dumps(result))
+    render_results(tmp_path / "results", tmp_path / "results.md")
+    page = (tmp_path / "results.md").read_text()
+    assert "## Settings of models of equal size on the same text" in page
+    assert "| **MAC, forget to zero, chunk size 4, theta bound 0.5** |" in page
+    assert "was trained with the learning rate 0.002 from 1 seed." in page
 
 
 def test_a_size_can_be_asked_for(texts: Path, tmp_path: Path) -> None:
@@ -237,7 +269,7 @@ def test_a_learning_rate_that_diverges_is_not_chosen(texts: Path, tmp_path: Path
         assert result["contenders"][0]["tuning"][1]["held_out_bits_per_byte"] is None
     assert any("1e+30: 2 steps in a row" in line for line in said)
     with pytest.raises(ValueError, match="llama diverged with every learning rate"):
-        run_compare(dataclasses.replace(settings, rates=(1e30,)), said.append)
+        run_compare(dataclasses.replace(settings, rates=(1e30, 1e31)), said.append)
 
 
 def test_models_of_ones_own_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -247,6 +279,7 @@ def test_models_of_ones_own_do_not_share_a_folder(tmp_path: Path) -> None:
     assert len(set(folders)) == 3
     assert all(folder.startswith(("a-", "b-")) for folder in folders)
     assert folder_name("mac") == "mac"
+    assert folder_name("mac:chunk_size=4,forget_to=zero") == "mac-chunk_size=4,forget_to=zero"
 
 
 def test_a_baseline_that_all_share_is_none_of_ours(texts: Path, tmp_path: Path) -> None:

@@ -18,7 +18,28 @@ TITLES = {
 
 
 def title(name: str) -> str:
-    return TITLES.get(name, name)
+    """Name a contender for a reader, a varied one by what was varied."""
+    base, changes = parts(name)
+    shown = TITLES.get(base, base)
+    return f"{shown}, {changes}" if changes else shown
+
+
+def parts(name: str) -> tuple[str, str]:
+    """Part the name of a contender into what it is and what is varied, as the page shows it."""
+    base, colon, changes = name.partition(":")
+    if not colon or base not in TITLES:
+        return name, ""
+    return base, changes.replace(",", ", ").replace("=", " ").replace("_", " ")
+
+
+def remembers(name: str) -> bool:
+    return parts(name)[0] in MEMORY_ARCHITECTURES
+
+
+def heading(result: dict[str, Any]) -> str:
+    """Say what kind of comparison it is: of models, or of settings."""
+    varied = any(parts(one["name"])[1] for one in result["contenders"])
+    return f"## {'Settings of models' if varied else 'Language models'} of equal size on the same text"
 
 
 def written(bits: dict[str, Any]) -> str:
@@ -35,12 +56,11 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     apart = max(abs(one["parameters"] / asked - 1.0) for one in found)
     said = (
         f"Every model has {asked:,} parameters (the farthest is {apart:.1%} away), reads the same {first['tokens']:,} "
-        f"tokens in rows of {train['seq_len']}, and was tried with the learning rates "
-        f"{', '.join(f'{rate:g}' for rate in told['rates'])} for {told['tune_steps']} steps each; the best on the "
-        f"held-out part of the training data was taken for {seeds} seeds. The test text is {first['test']['bytes']:,} "
+        f"tokens in rows of {train['seq_len']}, and {tuned(told)} {seeds} "
+        f"seed{'s' * (seeds > 1)}. The test text is {first['test']['bytes']:,} "
         f"bytes, cut into stretches of {told['positions']:,} tokens, each read from a fresh start: with its state "
         "carried along where a model has one, at once where it has none. Numbers are bits per byte, lower is better, "
-        "mean ± standard deviation over seeds; the right columns say where in the stretch."
+        "mean ± standard deviation over seeds; the columns with positions say where in the stretch."
     )
     buckets = first["test"]["by_position"]
     head = ["model", "parameters", "learning rate", "test", "held out"]
@@ -48,7 +68,7 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     body = []
     for one in found:
         runs, name = one["runs"], title(one["name"])
-        row = [f"**{name}**" if one["name"] in MEMORY_ARCHITECTURES else name]
+        row = [f"**{name}**" if remembers(one["name"]) else name]
         row += [f"{one['parameters']:,}", f"{one['rate']:g}", written(one["test_bits_per_byte"])]
         row.append(f"{mean(run['held_out_bits_per_byte'] for run in runs):.4f}")
         row += [f"{value:.3f}" for value in by_position(one)]
@@ -56,6 +76,17 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
         row.append(f"{mean(run['seconds'] for run in runs) / 60:.1f}")
         body.append(row)
     return said, head, body
+
+
+def tuned(told: dict[str, Any]) -> str:
+    """Say how learning rates were found."""
+    rates = ", ".join(f"{rate:g}" for rate in told["rates"])
+    if len(told["rates"]) == 1:
+        return f"was trained with the learning rate {rates} from"
+    return (
+        f"was tried with the learning rates {rates} for {told['tune_steps']} steps each; the best on the held-out part "
+        "of the training data was taken for"
+    )
 
 
 def by_position(contender: dict[str, Any]) -> list[float]:
@@ -69,11 +100,11 @@ def plot(result: dict[str, Any]) -> Plot:
     buckets = result["contenders"][0]["runs"][0]["test"]["by_position"]
     drawn = [
         Line(
-            label=title(one["name"]).split(" (")[0],
+            label=title(one["name"]).replace(" (ours, no memory)", ""),
             x=list(range(len(buckets))),
             y=by_position(one),
             colour=COLOURS[index % len(COLOURS)],
-            dashed=one["name"] not in MEMORY_ARCHITECTURES,
+            dashed=not remembers(one["name"]),
             marker=True,
         )
         for index, one in enumerate(result["contenders"])

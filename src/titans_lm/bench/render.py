@@ -73,7 +73,7 @@ def page(found: Results, link: str) -> str:
 
 def compared(result: Result, link: str) -> list[str]:
     """Lay out a comparison of language models."""
-    from titans_lm.bench.compared import plot, rows
+    from titans_lm.bench.compared import heading, plot, rows
 
     drawn, name = plot(result), Path(result["file"]).stem
     said, head, body = rows(result)
@@ -85,7 +85,7 @@ def compared(result: Result, link: str) -> list[str]:
     )
     picture = f"![{drawn.title}: {drawn.y_label} by {drawn.x_label}]({link}/{name}.png)"
     return [
-        "## Language models of equal size on the same text",
+        heading(result),
         "",
         source,
         "",

@@ -21,8 +21,8 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
     """Compare models and write OUT/compare.json; stopped, the same call goes on.
 
     All have as many parameters as the first (or as `train.parameters`), read the same batches, and are tried with the
-    same learning rates for as many steps. Raises ValueError for data, a text or a model that will not do, before
-    anything is trained.
+    same learning rates for as many steps (where there are several rates). Raises ValueError for data, a text or a model
+    that will not do, before anything is trained.
     """
     if settings.data is None or settings.test is None:
         raise ValueError("got no data or no test; expected titans compare DATA --test TEXT")
@@ -32,7 +32,7 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
     parameters = _size(settings, say)
     tried = work(jobs := trials(settings, parameters), settings.jobs, say)
     tuning = _tuning(jobs, tried)
-    rates = {name: _best(name, found) for name, found in tuning.items()}
+    rates = {name: _best(name, tuning[name]) if tuning else settings.rates[0] for name in settings.models}
     say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
     ran = work(finals(settings, parameters, rates), settings.jobs, say)
     result = {
@@ -42,7 +42,7 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
         "hardware": hardware(),
         "settings": plain_settings(settings),
         "parameters_asked_for": parameters,
-        "contenders": [_contender(name, rates[name], tuning[name], ran) for name in settings.models],
+        "contenders": [_contender(name, rates[name], tuning.get(name, []), ran) for name in settings.models],
     }
     write_json(settings.out / FILE, result)
     return result

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm.compare.score import score_run
-from titans_lm.compare.settings import CompareSettings, is_ours
+from titans_lm.compare.settings import CompareSettings, variant
 from titans_lm.train.baselines import baseline_names
 from titans_lm.train.files import write_json
 from titans_lm.train.run import SETTINGS
@@ -57,18 +58,20 @@ def contender(settings: CompareSettings, name: str, parameters: int) -> Language
     Ours without a memory get the short convolution that the memory has, on the q, k and v of their attention, so that
     it is no advantage of the memory's.
     """
-    shared, model = settings.train, settings.train.model
-    if not is_ours(name):
-        return dataclasses.replace(shared, data=settings.data, baseline=name, parameters=parameters)
-    model = dataclasses.replace(model, architecture=name)
+    shared, named = dataclasses.replace(settings.train, data=settings.data, parameters=parameters), variant(name)
+    if not named.is_ours:
+        return dataclasses.replace(shared, baseline=name)
+    model = dataclasses.replace(shared.model, architecture=named.base)
     if not model.has_memory:
         model = dataclasses.replace(model, attention_conv_size=model.conv_size)
-    return dataclasses.replace(shared, data=settings.data, model=model, baseline=None, parameters=parameters)
+    return named.changed(dataclasses.replace(shared, model=model, baseline=None))
 
 
 def trials(settings: CompareSettings, parameters: int) -> list[Job]:
-    """List short runs, one for each contender and learning rate."""
-    jobs = []
+    """List short runs, one for each contender and learning rate; none where there is no choice."""
+    jobs: list[Job] = []
+    if len(settings.rates) == 1:
+        return jobs
     for name in settings.models:
         base = contender(settings, name, parameters)
         warmup = min(base.warmup_steps, settings.tune_steps // 4)
@@ -103,7 +106,10 @@ def finals(settings: CompareSettings, parameters: int, rates: dict[str, float]) 
 
 def folder_name(name: str) -> str:
     """Name a folder by a contender; one that is a path gets letters of its own, as others may end alike."""
-    if is_ours(name) or name in baseline_names():
+    named = variant(name)
+    if named.changes:
+        return re.sub(r"[^\w.=,-]", "-", name)
+    if named.is_ours or name in baseline_names():
         return name
     path = Path(name).resolve()
     shown = path.parent.name if path.suffix else path.name

@@ -1,11 +1,15 @@
 """Settings of a comparison: who trains on what, for how long, and how their learning rates are chosen."""
 
-from dataclasses import dataclass, field
+import tomllib
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, NamedTuple, get_args
 
-from titans_lm.config import Architecture, BackboneConfig, check_at_least, check_positive
-from titans_lm.train.settings import LanguageSettings
+from titans_lm.config import Architecture, BackboneConfig, check_at_least, check_positive, nearest
+from titans_lm.train.settings import LanguageSettings, merge_settings
+
+VARIED = ("stateful", "weight_decay")
+"""Settings of training that a variant may change beside those of the model."""
 
 
 def small_contender() -> LanguageSettings:
@@ -31,7 +35,9 @@ class CompareSettings:
     out: Path = Path("runs/compare")
     """Folder of the runs and of compare.json; the same command goes on where it was stopped."""
     models: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "attention", "sliding", "llama", "mistral", "mamba2")
-    """Architectures of ours, and baselines as titans train --baseline takes them; the first sets the size."""
+    """Architectures of ours, and baselines as titans train --baseline takes them; the first sets the size.
+
+    One of ours may be varied, as in mac:forget_to=zero,chunk_size=64: any setting of the model, or stateful."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the runs that count."""
     rates: tuple[float, ...] = (1e-3, 3e-3)
@@ -58,6 +64,52 @@ class CompareSettings:
             check_positive("rates", rate)
 
 
-def is_ours(name: str) -> bool:
-    """Whether a contender is an architecture of this package."""
-    return name in get_args(Architecture)
+class Variant(NamedTuple):
+    """A contender by its name: what it is, and the settings in which it differs from what all share."""
+
+    base: str
+    changes: dict[str, Any]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is an architecture of this package."""
+        return self.base in get_args(Architecture)
+
+    def changed(self, shared: LanguageSettings) -> LanguageSettings:
+        """Apply its changes to the settings that all share; ValueError for names and values that are not known."""
+        names = [field.name for field in fields(BackboneConfig) if field.name != "architecture"]
+        for name in self.changes:
+            if name not in (*names, *VARIED):
+                hint = nearest(name, [*names, *VARIED])
+                raise ValueError(f"got {name!r}, which a variant of {self.base!r} cannot change; {hint}")
+        own = {name: value for name, value in self.changes.items() if name in VARIED}
+        model = {name: value for name, value in self.changes.items() if name not in VARIED}
+        return merge_settings(shared, {**own, "model": model})
+
+
+def variant(name: str) -> Variant:
+    """Read the name of a contender: "mac", "llama", a folder, or "mac:chunk_size=64,momentum=false".
+
+    Values are written as in TOML, words without quotes. ValueError for what is neither, and for a varied baseline.
+    """
+    base, colon, told = name.partition(":")
+    if not colon or base not in get_args(Architecture):
+        check_varied(name, base, told)
+        return Variant(name, {})
+    changes = {}
+    for part in told.split(","):
+        setting, equals, value = part.partition("=")
+        if not equals or not setting or not value or setting in changes:
+            raise ValueError(f"got the model {name!r}; expected ARCHITECTURE:SETTING=VALUE,…, every setting once")
+        try:
+            changes[setting] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            changes[setting] = value
+    return Variant(base, changes)
+
+
+def check_varied(name: str, base: str, told: str) -> None:
+    """Refuse changes to what has none of our settings; a path may hold a colon."""
+    if "=" in told and not Path(name).exists():
+        hint = nearest(base, get_args(Architecture))
+        raise ValueError(f"got the model {name!r}; only ours can be varied by settings: {hint}")
