@@ -125,6 +125,7 @@ def test_two_processes_give_the_curve_of_one(data: Path, tmp_path: Path, model: 
     """The same batches in all; rows of documents are padded, so the halves of a batch differ in what they count."""
     case = {"model": model, "rows": rows}
     settings = {"steps": STEPS, "parallel": parallel, "accumulate": 2 if model == "mac" else 1}
+    settings["save_async"] = model == "lmm"
     one = trained(data, tmp_path / "one", 1, settings=settings, **case)
     two = trained(data, tmp_path / "two", 2, settings=settings, **case)
     assert len(one) == len(two) == STEPS
@@ -139,8 +140,9 @@ def test_two_processes_give_the_curve_of_one(data: Path, tmp_path: Path, model: 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_process_is_killed_and_the_run_goes_on_bit_for_bit(data: Path, tmp_path: Path, parallel: str) -> None:
-    """With dropout, and with batches made by processes beside."""
-    case = {"model": "llama", "settings": {"steps": STEPS, "parallel": parallel, "workers": 2}}
+    """With dropout, and with batches made by processes beside; under FSDP2 with checkpoints written beside, too."""
+    settings = {"steps": STEPS, "parallel": parallel, "workers": 2, "save_async": parallel == "fsdp"}
+    case = {"model": "llama", "settings": settings}
     start = torchrun if parallel == "ddp" else train
     whole = trained(data, tmp_path / "whole", 2, **case)
     rng = random.Random(parallel)

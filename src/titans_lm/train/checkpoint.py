@@ -42,11 +42,15 @@ _INCIDENTAL = {
 
 
 def save_checkpoint(
-    folder: Path, model: nn.Module, trainer: dict[str, Any], tokenizer: "PreTrainedTokenizerBase | None" = None
+    folder: Path,
+    model: nn.Module,
+    trainer: dict[str, Any],
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    weights: dict[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint; an interruption at any moment leaves no folder of that name, or the whole one."""
     with new_folder(folder) as unfinished:
-        write_checkpoint(unfinished, model, trainer, tokenizer)
+        write_checkpoint(unfinished, model, trainer, tokenizer, weights)
 
 
 def write_checkpoint(
@@ -71,7 +75,7 @@ def save_model(
 ) -> None:
     """Save a model for use: as a Hugging Face folder where it is one of theirs, else its weights in safetensors.
 
-    `weights` are those to save where the model's own are spread over processes.
+    `weights` are those to save where the model's own are spread over processes, or go on being trained.
     """
     with quiet_transformers():
         if hasattr(model, "save_pretrained"):

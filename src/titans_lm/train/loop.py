@@ -74,7 +74,7 @@ def fit(
                 stop = world.anybody(bool(asked))
                 if not finished and not stop:
                     if due(result.step, settings.save_every):
-                        session.save()
+                        session.save(beside=settings.save_async)
                     if eval_fn is not None and due(result.step, settings.eval_every):
                         session.evaluate(eval_fn)
             checkpoint = session.save()

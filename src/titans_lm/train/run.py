@@ -65,16 +65,30 @@ class RunFolder:
         """Find the checkpoint to go on from: the one that LATEST names, else the newest that is there."""
         return latest_checkpoint(self.path)
 
-    def save(self, step: int, model: nn.Module, trainer: dict[str, Any], keep: int) -> Path:
-        """Write the checkpoint of a step, make it the latest, and remove all but the newest `keep`."""
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        trainer: dict[str, Any],
+        keep: int,
+        weights: dict[str, Any] | None = None,
+    ) -> Path:
+        """Write the checkpoint of a step, make it the latest, and remove all but the newest `keep`.
+
+        `weights` are to be saved in place of the model's own, which may be on their way to the next step.
+        """
         folder = self.begin_checkpoint(step)
-        save_checkpoint(folder, model, trainer, self.tokenizer)
+        save_checkpoint(folder, model, trainer, self.tokenizer, weights)
         return self.end_checkpoint(folder, keep)
 
     def begin_checkpoint(self, step: int) -> Path:
         """Clear the place for the checkpoint of a step, and name it."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.checkpoints)
+        return self.checkpoint(step)
+
+    def checkpoint(self, step: int) -> Path:
+        """Name the checkpoint of a step."""
         return self.checkpoints / f"step-{step:06d}"
 
     def end_checkpoint(self, folder: Path, keep: int) -> Path:

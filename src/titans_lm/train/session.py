@@ -1,17 +1,19 @@
 """What a run leaves on disk and on the screen while it goes on."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from titans_lm.train.beside import Beside, copied
 from titans_lm.train.checkpoint import verify_checkpoint, write_checkpoint
 from titans_lm.train.files import HIDDEN, begin_folder, finish_folder
 from titans_lm.train.log import ProgressReport
 from titans_lm.train.parallel import plain
 from titans_lm.train.run import RunFolder
-from titans_lm.train.sharded import has_state, save_state, whole_weights
+from titans_lm.train.sharded import begin_state, has_state, save_state, whole_weights
 from titans_lm.train.sinks import NumberSink, flat_numbers, open_sinks
 from titans_lm.train.trainer import Record, Trainer
 
@@ -28,6 +30,7 @@ class Session:
         self.trainer, self.run, self.progress = trainer, run, progress
         self.saved: tuple[int, Path | None] = (-1, None)
         self.sinks: list[NumberSink] = []
+        self.beside = Beside(trainer.world)
 
     def resume(self) -> None:
         """Go on from the run's newest checkpoint, if it has one."""
@@ -65,39 +68,71 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.beside.end()
         for sink in self.sinks:  # they write what they have kept back
             sink.close()
         self.sinks = []
 
-    def save(self) -> Path | None:
-        """Write a checkpoint of the step that was taken last, unless there is one."""
+    def save(self, *, beside: bool = False) -> Path | None:
+        """Write a checkpoint of the step that was taken last, unless there is one.
+
+        With `beside` it may still be being written when this returns; the next call waits for it, and says (OSError)
+        where it failed.
+        """
         trainer, step = self.trainer, self.trainer.result.step
+        self.beside.wait()
         if self.run is not None and self.saved[0] != step:
-            if trainer.world.size == 1:
-                folder = self.run.save(step, trainer.model, trainer.state(), trainer.settings.keep)
-            else:
-                folder = self._save_together(self.run, step)
-            self.saved = (step, folder)
+            save = self._save_alone if trainer.world.size == 1 else self._save_together
+            self.saved = (step, save(self.run, step, beside))
         return self.saved[1]
 
-    def _save_together(self, run: RunFolder, step: int) -> Path:
+    def _save_alone(self, run: RunFolder, step: int, beside: bool) -> Path:
+        trainer, keep = self.trainer, self.trainer.settings.keep
+        model, state = trainer.model, trainer.state()
+        if not beside:
+            return run.save(step, model, state, keep)
+        weights, state = copied(model.state_dict()), copied(state)
+        self.beside.begin(lambda: run.save(step, model, state, keep, weights))
+        return run.checkpoint(step)
+
+    def _save_together(self, run: RunFolder, step: int, beside: bool) -> Path:
         """Every process writes its part into a folder that gets its name when all of them have."""
         trainer, world = self.trainer, self.trainer.world
         state = trainer.state()
         folder = world.first(lambda: run.begin_checkpoint(step))
         unfinished = world.first(lambda: begin_folder(folder))
-        try:
-            save_state(unfinished, trainer.model, trainer.optimiser)
+
+        def finish() -> Path:
+            write_checkpoint(unfinished, plain(trainer.model), state, run.tokenizer, weights)
+            finish_folder(unfinished, folder)
+            return run.end_checkpoint(folder, trainer.settings.keep)
+
+        def later() -> None:
+            with self._or_nothing(unfinished):
+                written()
+                if world.main:
+                    finish()
+
+        with self._or_nothing(unfinished):
+            if beside:
+                written = begin_state(unfinished, trainer.model, trainer.optimiser, self.beside.group())
+            else:
+                save_state(unfinished, trainer.model, trainer.optimiser)
             weights = whole_weights(trainer.model) if trainer.spread else None
+            if beside and not trainer.spread and world.main:
+                weights = copied(plain(trainer.model).state_dict())
+            if not beside:
+                return world.first(finish)
+        self.beside.begin(later)
+        return folder
 
-            def finish() -> Path:
-                write_checkpoint(unfinished, plain(trainer.model), state, run.tokenizer, weights)
-                finish_folder(unfinished, folder)
-                return run.end_checkpoint(folder, trainer.settings.keep)
-
-            return world.first(finish)
+    @contextmanager
+    def _or_nothing(self, unfinished: Path) -> Iterator[None]:
+        """Leave no part of a folder behind where something fails."""
+        try:
+            yield
         except BaseException:
-            if world.main:
+            if self.trainer.world.main:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise
 
@@ -106,6 +141,7 @@ class Session:
         run, trainer = self.run, self.trainer
         if run is None:
             return
+        self.beside.wait()
         weights = whole_weights(trainer.model) if trainer.spread else None
         trainer.world.first(lambda: run.finish(trainer.result.step, plain(trainer.model), weights))
 

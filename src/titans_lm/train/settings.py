@@ -63,6 +63,8 @@ class FitSettings:
     """Steps between two checkpoints; 0 saves at the end only."""
     keep: int = 2
     """Checkpoints kept, the newest ones."""
+    save_async: bool = False
+    """Write checkpoints beside training, from copies in the CPU's memory: for large models and slow disks."""
     spike_sigmas: float = 0.0
     """Skip steps whose loss or gradient norm lies so many standard deviations above the mean of the last 128; 0 skips
     none. 6 is usual for large models."""

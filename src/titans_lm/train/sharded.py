@@ -5,6 +5,7 @@ one or four can load.
 """
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from titans_lm.train.beside import copied
 from titans_lm.train.parallel import plain
 
 STATE = "state"
@@ -30,6 +32,17 @@ def save_state(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer)
     """Write this process's part; all processes call it."""
     weights, moments = get_state_dict(plain(model), optimiser)
     dcp.save({"model": weights, "optimiser": moments}, checkpoint_id=folder / STATE)
+
+
+def begin_state(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, group: Any) -> Callable[[], Any]:
+    """Begin to write this process's part, from copies; what comes back waits for the parts of all processes.
+
+    All processes call it. They talk over a group of their own, so that training can go on with its exchange.
+    """
+    weights, moments = get_state_dict(plain(model), optimiser)
+    state = copied({"model": weights, "optimiser": moments}, all_to_cpu=False)  # DCP copies those of a GPU, not others
+    written: Any = dcp.async_save(state, checkpoint_id=folder / STATE, process_group=group)
+    return getattr(written, "upload_completion", written).result
 
 
 def load_state(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:

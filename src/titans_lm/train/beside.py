@@ -1,0 +1,70 @@
+"""Work that goes on beside training: the writing of a checkpoint, from copies of what it holds."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from titans_lm.train.parallel import World
+
+
+def copied(value: Any, *, all_to_cpu: bool = True) -> Any:
+    """Copy every tensor in dicts, lists and tuples, so that training may go on writing into those it came from.
+
+    The copies are on the CPU; with `all_to_cpu=False` tensors of a GPU are left, for somebody else to copy.
+    """
+    if isinstance(value, Tensor):
+        if value.device.type == "cpu":
+            return value.detach().clone()
+        return value.detach().cpu() if all_to_cpu else value
+    if isinstance(value, dict):
+        return {name: copied(part, all_to_cpu=all_to_cpu) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [copied(part, all_to_cpu=all_to_cpu) for part in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return value
+
+
+class Beside:
+    """One piece of work at a time in a thread of its own, on every process that trains."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._pool: ThreadPoolExecutor | None = None
+        self._work: Future[Any] | None = None
+        self._group: Any = None
+
+    def begin(self, work: Callable[[], Any]) -> None:
+        """Begin a piece of work; the one before must have been waited for."""
+        assert self._work is None
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="titans-save")
+        self._work = self._pool.submit(work)
+
+    def wait(self) -> None:
+        """Wait for the work of all processes; OSError on all of them where it failed on one."""
+        if self._work is None:
+            return
+        work, self._work, failed = self._work, None, None
+        try:
+            work.result()
+        except (OSError, ValueError, RuntimeError, CheckpointException) as error:
+            failed = f"the last checkpoint could not be written: {' '.join(str(error).split())[:300]}"
+        for told in self.world.gathered(failed):
+            if told is not None:
+                raise OSError(told)
+
+    def end(self) -> None:
+        """Let what was begun come to its end, well or not: nobody asks for it any more."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        self._pool, self._work = None, None
+
+    def group(self) -> Any:
+        """Join the processes in a group of its own, over which work beside training may talk; all of them call it."""
+        if self._group is None:
+            self._group = torch.distributed.new_group(backend="gloo")
+        return self._group
