@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cli_cases import environment
+from forks import forks, titans_command
 from streaming.stream_cases import assert_same_memory, reading_model, text
 from titans_lm.cli import main
 from titans_lm.data.tokenizer import byte_tokenizer
@@ -161,25 +162,26 @@ def test_killed_while_reading_nothing_is_corrupt_and_nothing_saved_is_lost(
     for book in books:
         book.write_bytes(book.read_bytes() * 20)
     files = [str(book) for book in books]
-    command = [sys.executable, "-m", "titans_lm.cli", "read", *files, "--model", str(folder), "--out", str(out)]
-    settings = ["--resume", "--save-every", "500", "--piece-len", "100", "--device", "cpu"]
+    log = tmp_path.parent / f"{tmp_path.name}.log"
+    command = ["read", *files, "--model", str(folder), "--out", str(out), "--resume"]
+    command += ["--save-every", "500", "--piece-len", "100", "--device", "cpu"]
     luck, saved, kills = random.Random(0), 0, 0
     for _ in range(40):
-        process = subprocess.Popen([*command, *settings], env=environment(), stderr=subprocess.PIPE)
+        process = forks().Process(target=titans_command, args=(command, str(log)))
+        process.start()
         deadline = time.monotonic() + (120 if kills >= 4 else luck.uniform(0.2, 1.5))
         known = out.stat().st_mtime_ns if out.exists() else 0
-        while process.poll() is None and (out.stat().st_mtime_ns if out.exists() else 0) == known:
+        while process.is_alive() and (out.stat().st_mtime_ns if out.exists() else 0) == known:
             time.sleep(0.01)  # until it has saved once more: each life is to get somewhere
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        process.join(max(deadline - time.monotonic(), 0.0))
         process.kill()
-        errors = process.communicate()[1].decode()
+        process.join()
         tokens = load_memory(out, model).tokens[0]
         assert tokens >= saved
         saved = tokens
-        if process.returncode == 0:
+        if process.exitcode == 0:
             break
-        assert process.returncode == -signal.SIGKILL, errors
+        assert process.exitcode == -signal.SIGKILL, log.read_text()
         kills += 1
     assert kills >= 4
     whole = tmp_path / "whole.memory"

@@ -1,14 +1,11 @@
 """Two processes train what one trains; killed and taken up again, by as many or by fewer, they lose nothing."""
 
 import json
-import multiprocessing
 import multiprocessing.connection
-import multiprocessing.forkserver
 import random
 import socket
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cli_cases import environment
+from forks import forks
 from prepare.prepare_cases import prepared, write_texts
 from train.several import forked
 
@@ -80,20 +78,6 @@ def torchrun(data: Path, run: Path, processes: int, **case: Any) -> Ended:
     variables = {**environment(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
     return Ended(done.returncode != 0, done.stderr)
-
-
-@cache
-def forks() -> Any:
-    """A server of processes that have loaded what `several.py` needs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train.several"])
-    source = environment()["PYTHONPATH"]
-    variables = {"PYTHONPATH": f"{source}:{SCRIPT.parent.parent}", "TITANS_TYPECHECK": "0", "OMP_NUM_THREADS": "1"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        multiprocessing.forkserver.ensure_running()
-    return context
 
 
 def trained(data: Path, run: Path, processes: int = 1, **case: Any) -> list[dict[str, float]]:
