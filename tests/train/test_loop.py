@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from titans_lm.data.batches import DocumentLanes, RandomCrops
-from titans_lm.data.recall import RecallBatches, RecallSettings
+from titans_lm.data.tasks.recall import RecallSettings
+from titans_lm.data.tasks.task import TaskBatches
 from titans_lm.data.tokenizer import byte_tokenizer, encode_document
 from titans_lm.train.loop import Interrupted, fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss, recall_loss
@@ -60,7 +61,7 @@ def test_another_task_learns_by_the_same_loop(titans):
     """Two pairs out of two keys: which of two values belongs to a key."""
     task = RecallSettings(pairs=2, symbols=4, length=8)
     settings = FitSettings(steps=60, lr=3e-2, warmup_steps=5)
-    result = fit(titans("attention"), RecallBatches(task, batch_size=32), recall_loss, settings)
+    result = fit(titans("attention"), TaskBatches(task, batch_size=32), recall_loss, settings)
     assert result.last["accuracy"] > 0.45
 
 

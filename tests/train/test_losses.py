@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from titans_lm.data.batches import IGNORED, DocumentLanes
-from titans_lm.data.recall import RecallBatches, RecallSettings
+from titans_lm.data.tasks.recall import RecallSettings
+from titans_lm.data.tasks.task import TaskBatches
 from titans_lm.data.tokenizer import encode_document
 from titans_lm.ops.state import state_tensors
 from titans_lm.train.losses import CarriedLoss, next_token_loss, recall_loss
@@ -34,7 +35,7 @@ def test_it_agrees_with_the_loss_of_transformers(titans):
 
 
 def test_recall_counts_the_targets_that_are_hit():
-    batch = RecallBatches(RecallSettings(pairs=2, symbols=8, length=12, gap=4), batch_size=4)(0)
+    batch = TaskBatches(RecallSettings(pairs=2, symbols=8, length=12, gap=4), batch_size=4)(0)
 
     class Oracle(torch.nn.Module):
         """Right everywhere, except in the first row."""

@@ -8,7 +8,8 @@ import torch
 
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import IGNORED
-from titans_lm.data.recall import RecallBatches, RecallCurriculum, RecallSettings
+from titans_lm.data.tasks.recall import RecallCurriculum, RecallSettings
+from titans_lm.data.tasks.task import TaskBatches
 from titans_lm.demo.contest import Lesson, Trained, train_contender
 from titans_lm.demo.settings import RecallPlan
 from titans_lm.evaluate.recall import Recall, recall_accuracy, sliding_reach
@@ -94,7 +95,7 @@ def run_recall(plan: RecallPlan, *, seed: int, quiet: bool) -> RecallOutcome:
 
 @torch.no_grad()
 def _example(memory: "PreTrainedModel", window: "PreTrainedModel", task: RecallSettings, seed: int) -> Example:
-    batch = RecallBatches(task, batch_size=1, seed=seed)(0)
+    batch = TaskBatches(task, batch_size=1, seed=seed)(0)
     asked = batch["targets"] != IGNORED
     ids = batch["input_ids"].to(memory.device)
     answers = [model(input_ids=ids, use_cache=False).logits.argmax(-1).cpu() * asked for model in (memory, window)]

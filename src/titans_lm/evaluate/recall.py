@@ -9,7 +9,8 @@ from torch import nn
 
 from titans_lm.config import BackboneConfig, check_at_least, check_choice
 from titans_lm.data.batches import IGNORED
-from titans_lm.data.recall import RecallBatches, RecallSettings
+from titans_lm.data.tasks.recall import RecallSettings
+from titans_lm.data.tasks.task import TaskBatches
 from titans_lm.train.device import to_device
 
 Z = 3.29
@@ -67,7 +68,7 @@ def recall_accuracy(
     hits = asked = 0
     try:
         for step in range(-(-examples // batch_size)):
-            batch = to_device(RecallBatches(settings, batch_size=batch_size, seed=seed)(step), device)
+            batch = to_device(TaskBatches(settings, batch_size=batch_size, seed=seed)(step), device)
             answers = model(input_ids=batch["input_ids"], use_cache=False).logits.argmax(-1)
             queries = batch["targets"] != IGNORED
             hits += int((answers[queries] == batch["targets"][queries]).sum())

@@ -1,0 +1,207 @@
+"""Rows of the synthetic tasks, read back by programs that know the rules and nothing of how rows are made."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+
+from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.data.tasks.copying import (
+    FIRST_NAMES,
+    LAST_NAMES,
+    CopySettings,
+    LookupSettings,
+    PhoneBookSettings,
+)  # fmt: skip
+from titans_lm.data.tasks.recall import RecallSettings
+from titans_lm.data.tasks.task import Task, TaskBatches
+from titans_lm.data.tasks.tracking import TrackingSettings, elements, products
+
+TASKS: list[Task] = [
+    RecallSettings(),
+    RecallSettings(updates=3, key_tokens=2, passes=2, fillers="random", length=128),
+    CopySettings(),
+    LookupSettings(),
+    LookupSettings(asked="before"),
+    PhoneBookSettings(entries=5),
+    *(TrackingSettings(group=group, length=12) for group in ("parity", "s3", "a5", "s5")),
+]
+NAMES = [f"{type(task).__name__}-{number}" for number, task in enumerate(TASKS)]
+
+
+def rows_of(task: Task, steps: int = 4, rows: int = 8) -> list[Batch]:
+    return [TaskBatches(task, batch_size=rows, seed=5)(step) for step in range(steps)]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=NAMES)
+def test_rows_are_what_the_task_says(task: Task) -> None:
+    assert isinstance(task, Task)
+    for batch in rows_of(task):
+        assert batch["input_ids"].shape == batch["targets"].shape
+        assert batch["input_ids"].shape[1] <= task.length
+        assert 0 <= batch["input_ids"].min() <= batch["input_ids"].max() < task.vocab_size
+        asked = batch["targets"] != IGNORED
+        assert asked.any(1).all()
+        assert batch["targets"][asked].max() < task.vocab_size
+        if "answers" in batch:
+            assert torch.equal(batch["answers"] != IGNORED, asked)
+    assert 0.0 < task.chance < 1.0
+
+
+@pytest.mark.parametrize("task", TASKS, ids=NAMES)
+def test_a_batch_is_a_function_of_seed_and_step(task: Task) -> None:
+    one, other = TaskBatches(task, batch_size=4, seed=1), TaskBatches(task, batch_size=4, seed=1)
+    one(0)
+    assert torch.equal(one(7)["input_ids"], other(7)["input_ids"])
+    assert one(7)["input_ids"].tolist() != one(8)["input_ids"].tolist()
+    assert one.fingerprint == other.fingerprint != TaskBatches(task, batch_size=4, seed=2).fingerprint
+
+
+@pytest.mark.parametrize("group", ["parity", "s3", "a5", "s5"])
+def test_products_make_a_group(group: str) -> None:
+    table, sizes = products(group), {"parity": 2, "s3": 6, "a5": 60, "s5": 120}
+    count = len(table)
+    assert count == sizes[group] == len(set(elements(group)))
+    everything = np.arange(count)
+    assert all(sorted(row) == everything.tolist() for row in (*table.tolist(), *table.T.tolist()))
+    rng = np.random.default_rng(0)
+    a, b, c = rng.integers(0, count, (3, 200))
+    assert (table[table[a, b], c] == table[a, table[b, c]]).all()
+    assert (table != table.T).any() == (group != "parity"), "only parity commutes"
+
+
+def test_words_are_multiplied_from_the_left() -> None:
+    task = TrackingSettings(group="s5", length=9)
+    batch, listed = rows_of(task)[0], list(permutations(range(5)))
+    for row, products_so_far in zip(batch["input_ids"].tolist(), batch["targets"].tolist(), strict=True):
+        things = list(range(5))  # things[i] is where i has gone
+        for element, said in zip(row, products_so_far, strict=True):
+            things = [listed[element][thing] for thing in things]
+            assert listed[said] == tuple(things)
+
+
+def test_parity_is_that_of_the_ones_so_far() -> None:
+    batch = rows_of(TrackingSettings(group="parity", length=30))[0]
+    assert torch.equal(batch["targets"], batch["input_ids"].cumsum(1) % 2)
+
+
+@pytest.mark.parametrize("task", [CopySettings(), CopySettings(shortest=7, longest=7, letters=3, length=17)])
+def test_strings_are_said_again(task: CopySettings) -> None:
+    begin, again, end = (task.letters + extra for extra in (1, 2, 3))
+    sizes = set()
+    for batch in rows_of(task):
+        for inputs, targets, answers in zip(*(batch[name].tolist() for name in batch), strict=True):
+            at = number = 0
+            while at < len(inputs) and inputs[at] == begin:
+                middle = inputs.index(again, at)
+                string = inputs[at + 1 : middle]
+                stop = middle + len(string) + 1
+                assert inputs[middle : stop + 1] == [again, *string, end]
+                assert targets[middle:stop] == [*string, end]
+                assert answers[middle:stop] == [number] * (len(string) + 1)
+                assert task.shortest <= len(string) <= task.longest
+                sizes.add(len(string))
+                at, number = stop + 1, number + 1
+            assert number > 0
+            assert not any(inputs[at:])
+            assert sum(target != IGNORED for target in targets) == sum(answer != IGNORED for answer in answers)
+    assert {task.shortest, task.longest} <= sizes
+
+
+@pytest.mark.parametrize("asked", ["before", "after"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_letter_after_an_n_gram_is_asked_for(asked: str, n: int) -> None:
+    task = LookupSettings(size=12, n=n, letters=9, asked=asked)
+    for batch in rows_of(task):
+        for inputs, targets in zip(batch["input_ids"].tolist(), batch["targets"].tolist(), strict=True):
+            assert inputs[0] == task.letters + 1
+            parts = " ".join(map(str, inputs[1:])).split(str(task.letters + 2))
+            first, second = parts[0].split(), parts[1].split()
+            string, gram = (first, second) if asked == "after" else (second, first)
+            places = [i for i in range(len(string) - n + 1) if string[i : i + n] == gram]
+            assert len(places) == 1, "it comes once"
+            assert targets == [IGNORED] * (len(inputs) - 1) + [int(string[places[0] + n])]
+
+
+def test_n_grams_that_cannot_be_found_are_told() -> None:
+    with pytest.raises(ValueError, match="expected a longer n-gram"):
+        LookupSettings(size=200, n=1, letters=2).draw(np.random.default_rng(0), 1)
+
+
+def test_the_number_in_the_phone_book_is_asked_for() -> None:
+    task = PhoneBookSettings(entries=6, shown=2)
+    for batch in rows_of(task):
+        for inputs, targets in zip(batch["input_ids"].tolist(), batch["targets"].tolist(), strict=True):
+            text = bytes(inputs).rstrip(b"\0").decode()
+            book, *again = text.split("\n\n")
+            entries = dict(line.split(": ") for line in book.splitlines())
+            assert len(entries) == 6
+            assert all(len(number) == 10 and number[0] in "6789" for number in entries.values())
+            assert [line.split(": ")[1] for line in again] == [entries[line.split(": ")[0]] for line in again]
+            assert len(set(again)) == 3
+            start = len(text) - 10
+            assert bytes(targets[start - 1 : start + 9]).decode() == text[start:]
+            assert sum(target != IGNORED for target in targets) == 10
+    assert len(set(FIRST_NAMES)) == len(set(LAST_NAMES)) == 40
+
+
+def shown(doc: str) -> list[tuple[list[int], list[int]]]:
+    """Read the examples of a docstring: inputs and targets."""
+    lines = [line.split() for line in doc.splitlines() if line.strip().startswith(("input_ids", "targets"))]
+    rows = [[int(token.replace("−", "-")) for token in tokens] for _, *tokens in lines]
+    return list(zip(rows[::2], rows[1::2], strict=True))
+
+
+EXAMPLES = [
+    (RecallSettings, 0, {"pairs": 2, "symbols": 8, "gap": 4, "length": 12}),
+    (RecallSettings, 1, {"pairs": 2, "symbols": 8, "gap": 2, "length": 12, "updates": 1}),
+    (RecallSettings, 2, {"pairs": 2, "symbols": 8, "gap": 3, "length": 16, "key_tokens": 2}),
+    (CopySettings, 0, {"shortest": 2, "longest": 3, "letters": 4, "length": 9}),
+    (LookupSettings, 0, {"size": 5, "n": 2, "letters": 4}),
+    (LookupSettings, 1, {"size": 5, "n": 2, "letters": 4, "asked": "before"}),
+    (TrackingSettings, 0, {"group": "parity", "length": 6}),
+]
+
+
+@pytest.mark.parametrize(("kind", "which", "settings"), EXAMPLES)
+def test_docstrings_show_rows_that_can_be_drawn(kind: type, which: int, settings: dict) -> None:
+    inputs, targets = shown(kind.__doc__ or "")[which]
+    rng, task = np.random.default_rng(0), kind(**settings)
+    for _ in range(200):
+        batch = task.draw(rng, 64)
+        rows = zip(batch["input_ids"].tolist(), batch["targets"].tolist(), strict=True)
+        if (inputs, targets) in list(rows):
+            return
+    raise AssertionError("such a row is never drawn")
+
+
+def test_several_tasks_take_turns_by_their_weights() -> None:
+    tasks = [RecallSettings(pairs=2, length=length) for length in (16, 32, 64)]
+    batches = TaskBatches(tasks, batch_size=2, weights=(1, 1, 8))
+    lengths = [batches(step)["input_ids"].shape[1] for step in range(300)]
+    assert [lengths[i] for i in (3, 77)] == [batches(i)["input_ids"].shape[1] for i in (3, 77)]
+    counts = [lengths.count(length) for length in (16, 32, 64)]
+    assert counts[2] > 200
+    assert min(counts) > 10
+    assert batches.fingerprint != TaskBatches(tasks, batch_size=2).fingerprint
+
+
+MISTAKES = [
+    (lambda: TaskBatches([], batch_size=2), "expected at least one task"),
+    (lambda: TaskBatches([RecallSettings()], batch_size=2, weights=(1, 2)), "as many weights"),
+    (lambda: TaskBatches([RecallSettings()] * 2, batch_size=2, weights=(1, 0)), "above 0"),
+    (lambda: CopySettings(longest=3), "got longest=3; expected an integer of at least 5"),
+    (lambda: CopySettings(length=20), "length=20"),
+    (lambda: LookupSettings(size=2), "size=2"),
+    (lambda: LookupSettings(asked="behind"), "asked='behind'"),
+    (lambda: PhoneBookSettings(entries=2), "entries=2; expected an integer of at least 3"),
+    (lambda: PhoneBookSettings(entries=2000), "1600 or fewer"),
+    (lambda: TrackingSettings(group="s4"), "group='s4'"),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), MISTAKES)
+def test_settings_are_checked(make, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
