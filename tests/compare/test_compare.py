@@ -11,8 +11,9 @@ import torch
 from cli_cases import titans
 from model_cases import small_config
 from titans_lm.bench.render import render_results
+from titans_lm.compare.jobs import folder_name, run_job
 from titans_lm.compare.run import FILE, command_line, run_compare
-from titans_lm.compare.runs import contender, finals, folder_name, run_job, trials
+from titans_lm.compare.runs import contender, finals, trials
 from titans_lm.compare.score import read_texts, score, stretches
 from titans_lm.compare.settings import CompareSettings
 from titans_lm.data.text import Document

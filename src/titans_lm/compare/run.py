@@ -6,7 +6,8 @@ from typing import Any
 
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
-from titans_lm.compare.runs import Job, Say, contender, finals, trials, work
+from titans_lm.compare.jobs import Say, best_rate, tried_rates, work
+from titans_lm.compare.runs import contender, finals, trials
 from titans_lm.compare.score import read_texts
 from titans_lm.compare.settings import CompareSettings
 from titans_lm.train.corpus import language_data
@@ -15,6 +16,7 @@ from titans_lm.train.match import count_parameters, sized_model
 from titans_lm.train.settings import plain_settings
 
 FILE = "compare.json"
+HELD_OUT = "held_out_bits_per_byte"
 
 
 def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
@@ -31,8 +33,8 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
     settings.out.mkdir(parents=True, exist_ok=True)
     parameters = _size(settings, say)
     tried = work(jobs := trials(settings, parameters), settings.jobs, say)
-    tuning = _tuning(jobs, tried)
-    rates = {name: _best(name, tuning[name]) if tuning else settings.rates[0] for name in settings.models}
+    tuning = tried_rates(jobs, tried, HELD_OUT)
+    rates = {name: best_rate(name, tuning[name], HELD_OUT) if tuning else settings.rates[0] for name in settings.models}
     say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
     ran = work(finals(settings, parameters, rates), settings.jobs, say)
     result = {
@@ -84,26 +86,9 @@ def _size(settings: CompareSettings, say: Say) -> int:
     return parameters
 
 
-def _tuning(jobs: list[Job], results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for job, result in zip(jobs, results, strict=True):
-        bits = result.get("held_out_bits_per_byte")  # none, and none in a file, where a trial has diverged
-        found.setdefault(job.name, []).append({"rate": job.settings.lr, "held_out_bits_per_byte": bits})
-    return found
-
-
-def _best(name: str, tried: list[dict[str, Any]]) -> float:
-    """Choose the learning rate; ValueError where none of them went well."""
-    ended = [one for one in tried if one["held_out_bits_per_byte"] is not None]
-    if not ended:
-        rates = ", ".join(f"{one['rate']:g}" for one in tried)
-        raise ValueError(f"{name} diverged with every learning rate ({rates}); give lower --rates")
-    return min(ended, key=lambda one: one["held_out_bits_per_byte"])["rate"]
-
-
 def _contender(name: str, rate: float, tuning: list[dict[str, Any]], ran: list[dict[str, Any]]) -> dict[str, Any]:
     kept = ["parameters", "steps", "tokens", "seconds", "tokens_per_second", "skipped_steps"]
-    kept += ["held_out_bits_per_byte", "test"]
+    kept += [HELD_OUT, "test"]
     runs = [
         {"seed": result["asked"]["settings"]["seed"], **{key: result[key] for key in kept}}
         for result in ran

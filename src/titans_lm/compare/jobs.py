@@ -1,0 +1,178 @@
+"""Runs one after another or side by side, each in a folder of its own that says when it is done."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from titans_lm.compare.settings import variant
+from titans_lm.train.baselines import baseline_names
+from titans_lm.train.files import write_json
+from titans_lm.train.trainer import Diverged
+
+RESULT = "result.json"
+TRIAL_SEED = 1_000
+"""Seed of the trials: none of those that count."""
+Result = dict[str, Any]
+Say = Callable[[str], None]
+
+
+@runtime_checkable
+class Job(Protocol):
+    """A run: where its result goes, what the result depends on, and how it is come by."""
+
+    @property
+    def name(self) -> str:
+        """Name the contender."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """Tell the folder of the run."""
+        ...
+
+    @property
+    def rate(self) -> float:
+        """Tell the learning rate."""
+        ...
+
+    @property
+    def counts(self) -> bool:
+        """Say whether it is no trial; one that diverges is a result as well."""
+        ...
+
+    def asked(self) -> Result:
+        """Tell all that the result depends on, as JSON holds it."""
+        ...
+
+    def begun(self) -> Result | None:
+        """Tell what a run in the folder that is not done was begun with, if it says so."""
+        ...
+
+    def train(self) -> Result:
+        """Train, from where it stopped if it did, and test."""
+        ...
+
+    def told(self, result: Result) -> str:
+        """Phrase what came out."""
+        ...
+
+
+def folder_name(name: str) -> str:
+    """Name a folder by a contender; one that is a path gets letters of its own, as others may end alike."""
+    named = variant(name)
+    if named.changes:
+        return re.sub(r"[^\w.=,-]", "-", name)
+    if named.is_ours or name in baseline_names():
+        return name
+    path = Path(name).resolve()
+    shown = path.parent.name if path.suffix else path.name
+    return f"{shown}-{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+
+
+def work(jobs: Sequence[Job], at_once: int, say: Say) -> list[Result]:
+    """Run all jobs and return their results in order; those that were done before are read."""
+    return list(_one_by_one(jobs, say) if at_once == 1 else _side_by_side(jobs, at_once, say))
+
+
+def _one_by_one(jobs: Sequence[Job], say: Say) -> Iterator[Result]:
+    for job in jobs:
+        yield _tell(job, run_job(job), say)
+
+
+def _side_by_side(jobs: Sequence[Job], at_once: int, say: Say) -> Iterator[Result]:
+    threads = max(1, (os.cpu_count() or 1) // at_once)
+    with ProcessPoolExecutor(
+        at_once, mp_context=get_context("spawn"), initializer=_use_threads, initargs=(threads,)
+    ) as pool:
+        waiting = [pool.submit(_run_in_pool, job) for job in jobs]
+        try:
+            for job, future in zip(jobs, waiting, strict=True):
+                yield _tell(job, future.result(), say)
+        except ValueError as error:  # from another process: said as if it had been raised here
+            raise ValueError(str(error)) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+_STOPPED: list[bool] = []
+"""Whether this process of a pool was asked to stop: it would be given the next job otherwise."""
+
+
+def _run_in_pool(job: Job) -> Result:
+    if _STOPPED:
+        raise KeyboardInterrupt
+    try:
+        return run_job(job)
+    except KeyboardInterrupt:
+        _STOPPED.append(True)
+        raise
+
+
+def _use_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _tell(job: Job, result: Result, say: Say) -> Result:
+    if result.get("diverged"):
+        say(f"{job.folder.name}: {result['diverged']}")
+        return result
+    say(f"{job.folder.name}: {job.told(result)}")
+    return result
+
+
+def run_job(job: Job) -> Result:
+    """Do a run, from where it stopped if it did; a trial that diverges says so, and that is all.
+
+    Raises ValueError for a folder of other settings; KeyboardInterrupt where it is stopped.
+    """
+    done, asked = job.folder / RESULT, job.asked()
+    if done.is_file():
+        result = json.loads(done.read_bytes())
+        _check_same(job, result["asked"], asked)
+        return result
+    begun = job.begun()
+    if begun is not None:
+        _check_same(job, begun, asked)
+    try:
+        kept = job.train()
+    except Diverged as error:
+        if job.counts:
+            raise
+        kept = {"diverged": str(error)}
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; the same command goes on") from None
+    kept = {"name": job.name, "asked": asked, **kept}
+    write_json(done, kept)
+    return kept
+
+
+def _check_same(job: Job, before: Result, asked: Result) -> None:
+    if before != json.loads(json.dumps(asked)):
+        raise ValueError(
+            f"{job.folder} holds a run of other settings; give another --out, or those that it was begun with"
+        )
+
+
+def tried_rates(jobs: Sequence[Job], results: list[Result], key: str) -> dict[str, list[Result]]:
+    """List for every contender what each learning rate gave; None where it diverged."""
+    found: dict[str, list[Result]] = {}
+    for job, result in zip(jobs, results, strict=True):
+        found.setdefault(job.name, []).append({"rate": job.rate, key: result.get(key)})
+    return found
+
+
+def best_rate(name: str, tried: list[Result], key: str, *, most: bool = False) -> float:
+    """Choose the learning rate with the least number, or the most; ValueError where none of them went well."""
+    ended = [one for one in tried if one[key] is not None]
+    if not ended:
+        rates = ", ".join(f"{one['rate']:g}" for one in tried)
+        raise ValueError(f"{name} diverged with every learning rate ({rates}); give lower --rates")
+    return (max if most else min)(ended, key=lambda one: one[key])["rate"]
