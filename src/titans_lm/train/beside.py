@@ -1,7 +1,9 @@
 """Work that goes on beside training: the writing of a checkpoint, from copies of what it holds."""
 
+import errno
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,26 +38,28 @@ class Beside:
         self._pool: ThreadPoolExecutor | None = None
         self._work: Future[Any] | None = None
         self._group: Any = None
+        self._into = Path()
 
-    def begin(self, work: Callable[[], Any]) -> None:
-        """Begin a piece of work; the one before must have been waited for."""
+    def begin(self, into: Path, work: Callable[[], Any]) -> None:
+        """Begin to write something; what was begun before must have been waited for."""
         assert self._work is None
+        self._into = into
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="titans-save")
         self._work = self._pool.submit(work)
 
     def wait(self) -> None:
-        """Wait for the work of all processes; OSError on all of them where it failed on one."""
+        """Wait for the work of all processes; OSError, which names the file, on all of them where it failed on one."""
         if self._work is None:
             return
         work, self._work, failed = self._work, None, None
         try:
             work.result()
         except (OSError, ValueError, RuntimeError, CheckpointException) as error:
-            failed = f"the last checkpoint could not be written: {' '.join(str(error).split())[:300]}"
+            failed = f"could not be written: {' '.join(str(error).split())[:300]}"
         for told in self.world.gathered(failed):
             if told is not None:
-                raise OSError(told)
+                raise OSError(errno.EIO, told, str(self._into))
 
     def end(self) -> None:
         """Let what was begun come to its end, well or not: nobody asks for it any more."""

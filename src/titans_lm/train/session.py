@@ -92,8 +92,9 @@ class Session:
         if not beside:
             return run.save(step, model, state, keep)
         weights, state = copied(model.state_dict()), copied(state)
-        self.beside.begin(lambda: run.save(step, model, state, keep, weights))
-        return run.checkpoint(step)
+        folder = run.checkpoint(step)
+        self.beside.begin(folder, lambda: run.save(step, model, state, keep, weights))
+        return folder
 
     def _save_together(self, run: RunFolder, step: int, beside: bool) -> Path:
         """Every process writes its part into a folder that gets its name when all of them have."""
@@ -123,7 +124,7 @@ class Session:
                 weights = copied(plain(trainer.model).state_dict())
             if not beside:
                 return world.first(finish)
-        self.beside.begin(later)
+        self.beside.begin(folder, later)
         return folder
 
     @contextmanager
