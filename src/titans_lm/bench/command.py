@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from titans_lm.bench.settings import BenchSettings, ModelSettings, OpsSettings, PeersSettings, ScalingSettings
+from titans_lm.train.settings import as_options
 
 KINDS = {"ops": OpsSettings, "model": ModelSettings, "scaling": ScalingSettings, "peers": PeersSettings}
 
@@ -65,13 +66,4 @@ def names_of(cls: type) -> set[str]:
 
 def command_line(name: str, settings: BenchSettings) -> str:
     """Write the command that has these settings."""
-    words = ["titans", "bench", name]
-    for key, value in changes(settings).items():
-        option = f"--{key.replace('_', '-')}"
-        if value is True:
-            words.append(option)
-        elif isinstance(value, tuple):
-            words += [option, *map(str, value)]
-        else:
-            words += [option, str(value)]
-    return shlex.join(words)
+    return shlex.join(["titans", "bench", name, *as_options(settings, type(settings)())])

@@ -39,7 +39,7 @@ def remembers(name: str) -> bool:
 def heading(result: dict[str, Any]) -> str:
     """Say what kind of comparison it is: of models, or of settings."""
     varied = any(parts(one["name"])[1] for one in result["contenders"])
-    return f"## {'Settings of models' if varied else 'Language models'} of equal size on the same text"
+    return f"{'Settings of models' if varied else 'Language models'} of equal size on the same text"
 
 
 def written(bits: dict[str, Any]) -> str:

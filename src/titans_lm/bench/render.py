@@ -12,7 +12,8 @@ from titans_lm.bench.targets import target_lines
 from titans_lm.train.files import write_atomically
 
 KINDS = ("peers", "ops", "model", "scaling")
-COMPARE = "compare"
+LEARNED = ("compare", "task")
+"""Kinds of results that models learned something for."""
 MARK = "<!-- Written by `titans bench render` from the JSON files that are named below: edit nothing here. -->"
 NOT_MEASURED = "not measured"
 Result = dict[str, Any]
@@ -37,7 +38,7 @@ def read_results(folder: Path) -> Results:
     """Read the files of a folder by kind: float32 on the CPU first, other devices and precisions after it."""
     if not folder.is_dir():
         raise ValueError(f"got --results {folder}, which is no folder; expected one that titans bench wrote to")
-    found: Results = {kind: [] for kind in (*KINDS, COMPARE)}
+    found: Results = {kind: [] for kind in (*KINDS, *LEARNED)}
     for path in sorted(folder.glob("*.json"), key=lambda path: (len(path.stem), path.stem)):
         try:
             result = json.loads(path.read_bytes())
@@ -66,17 +67,19 @@ def page(found: Results, link: str) -> str:
         for name, plot in drawn.items():
             if name.startswith(kind):
                 parts += ["", f"![{plot.title}: {plot.y_label} by {plot.x_label}]({link}/{name}.png)"]
-    for result in found.get(COMPARE, []):
-        parts += ["", *compared(result, link)]
+    for kind in LEARNED:
+        for result in found.get(kind, []):
+            parts += ["", *learned(result, link)]
     return "\n".join(parts) + "\n"
 
 
-def compared(result: Result, link: str) -> list[str]:
-    """Lay out a comparison of language models."""
-    from titans_lm.bench.compared import heading, plot, rows
+def learned(result: Result, link: str) -> list[str]:
+    """Lay out a comparison of models on text or on a task."""
+    from titans_lm.bench import compared, scored
 
-    drawn, name = plot(result), Path(result["file"]).stem
-    said, head, body = rows(result)
+    section: Any = {"compare": compared, "task": scored}[result["what"]]
+    said, head, body = section.rows(result)
+    drawn, name = section.plot(result), Path(result["file"]).stem
     h = result["hardware"]
     source = (
         f"[{result['file']}]({link}/{result['file']}): `{result['command']}` on {h['processor']}, {h['cores']} cores; "
@@ -85,7 +88,7 @@ def compared(result: Result, link: str) -> list[str]:
     )
     picture = f"![{drawn.title}: {drawn.y_label} by {drawn.x_label}]({link}/{name}.png)"
     return [
-        heading(result),
+        f"## {section.heading(result)}",
         "",
         source,
         "",

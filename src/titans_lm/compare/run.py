@@ -1,5 +1,6 @@
 """`titans compare`: learning rates by short trials, then every contender from several seeds, then a file of results."""
 
+import dataclasses
 import shlex
 from statistics import mean, stdev
 from typing import Any
@@ -13,7 +14,7 @@ from titans_lm.compare.settings import CompareSettings
 from titans_lm.train.corpus import language_data
 from titans_lm.train.files import write_json
 from titans_lm.train.match import count_parameters, sized_model
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.settings import as_options, plain_settings
 
 FILE = "compare.json"
 HELD_OUT = "held_out_bits_per_byte"
@@ -52,24 +53,8 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
 
 def command_line(settings: CompareSettings) -> str:
     """Write the command that the settings came from, as far as they are not the defaults."""
-    plain, default = plain_settings(settings), plain_settings(CompareSettings())
-    data = plain.pop("data")
-    return shlex.join(["titans", "compare", str(data), *_options("--", plain, default)])
-
-
-def _options(prefix: str, plain: dict[str, Any], default: dict[str, Any]) -> list[str]:
-    parts = []
-    for name, value in plain.items():
-        option = name.replace("_", "-")
-        if isinstance(value, dict):
-            parts += _options(f"{prefix}{option}.", value, default[name])
-        elif value == default[name]:
-            continue
-        elif isinstance(value, bool):
-            parts.append(f"{prefix}{option}" if value else f"{prefix}no-{option}")
-        else:
-            parts += [f"{prefix}{option}", *map(str, value if isinstance(value, list | tuple) else [value])]
-    return parts
+    told = dataclasses.replace(settings, data=None)
+    return shlex.join(["titans", "compare", str(settings.data), *as_options(told, CompareSettings())])
 
 
 def _size(settings: CompareSettings, say: Say) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from titans_lm.config import Architecture, BackboneConfig, check_at_least, check_positive, nearest
-from titans_lm.train.settings import LanguageSettings, merge_settings
+from titans_lm.train.settings import LanguageSettings, Settings, merge_settings
 
 VARIED = ("stateful", "weight_decay")
 """Settings of training that a variant may change beside those of the model."""
@@ -56,12 +56,16 @@ class CompareSettings:
     def __post_init__(self) -> None:
         for name in ("tune_steps", "positions", "test_bytes", "jobs"):
             check_at_least(name, getattr(self, name), 1)
-        for name in ("models", "seeds", "rates"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise ValueError(f"got {name}={values!r}; expected one or more, each once")
-        for rate in self.rates:
-            check_positive("rates", rate)
+        check_contest(self.models, self.seeds, self.rates)
+
+
+def check_contest(models: tuple[str, ...], seeds: tuple[int, ...], rates: tuple[float, ...]) -> None:
+    """Check who takes part, from which seeds, and the learning rates."""
+    for name, values in (("models", models), ("seeds", seeds), ("rates", rates)):
+        if not values or len(set(values)) != len(values):
+            raise ValueError(f"got {name}={values!r}; expected one or more, each once")
+    for rate in rates:
+        check_positive("rates", rate)
 
 
 class Variant(NamedTuple):
@@ -75,7 +79,7 @@ class Variant(NamedTuple):
         """Whether it is an architecture of this package."""
         return self.base in get_args(Architecture)
 
-    def changed(self, shared: LanguageSettings) -> LanguageSettings:
+    def changed(self, shared: Settings) -> Settings:
         """Apply its changes to the settings that all share; ValueError for names and values that are not known."""
         names = [field.name for field in fields(BackboneConfig) if field.name != "architecture"]
         for name in self.changes:

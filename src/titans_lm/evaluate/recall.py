@@ -4,14 +4,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
-from titans_lm.config import BackboneConfig, check_at_least, check_choice
-from titans_lm.data.batches import IGNORED
+from titans_lm.config import BackboneConfig, check_choice
 from titans_lm.data.tasks.recall import RecallSettings
-from titans_lm.data.tasks.task import TaskBatches
-from titans_lm.train.device import to_device
+from titans_lm.evaluate.tasks import task_score
 
 Z = 3.29
 """Width of the intervals in standard deviations: 99.9 % of a normal distribution."""
@@ -53,7 +50,6 @@ class Recall:
         }
 
 
-@torch.no_grad()
 def recall_accuracy(
     model: nn.Module, settings: RecallSettings, *, examples: int = 1024, batch_size: int = 64, seed: int = 1
 ) -> Recall:
@@ -61,21 +57,8 @@ def recall_accuracy(
 
     Whole batches are asked, so `examples` is rounded up. The seed must differ from the one the model was trained with.
     """
-    check_at_least("examples", examples, 1)
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    hits = asked = 0
-    try:
-        for step in range(-(-examples // batch_size)):
-            batch = to_device(TaskBatches(settings, batch_size=batch_size, seed=seed)(step), device)
-            answers = model(input_ids=batch["input_ids"], use_cache=False).logits.argmax(-1)
-            queries = batch["targets"] != IGNORED
-            hits += int((answers[queries] == batch["targets"][queries]).sum())
-            asked += int(queries.sum())
-    finally:
-        model.train(was_training)
-    return Recall(hits, asked, settings.chance)
+    score = task_score(model, settings, examples=examples, batch_size=batch_size, seed=seed)
+    return Recall(score.hits, score.asked, settings.chance)
 
 
 def sliding_reach(config: BackboneConfig) -> int:

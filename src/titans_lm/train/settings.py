@@ -208,6 +208,26 @@ def plain_settings(settings: Any) -> dict[str, Any]:
     }
 
 
+def as_options(settings: Any, default: Any) -> list[str]:
+    """Write settings as the options of a command line that turn the default into them; those inside go by dots."""
+    return _options("--", plain_settings(settings), plain_settings(default))
+
+
+def _options(prefix: str, plain: dict[str, Any], default: dict[str, Any]) -> list[str]:
+    parts = []
+    for name, value in plain.items():
+        option = f"{prefix}{name.replace('_', '-')}"
+        if isinstance(value, dict):
+            parts += _options(f"{option}.", value, default[name])
+        elif value == default[name]:
+            continue
+        elif isinstance(value, bool):
+            parts.append(option if value else f"{prefix}no-{name.replace('_', '-')}")
+        else:
+            parts += [option, *map(str, value if isinstance(value, list) else [value])]
+    return parts
+
+
 def _convert(name: str, value: Any, hint: Any) -> Any:
     """Take a value as the type that a setting has, without guessing: no "3" for 3, no 1 for true."""
     if get_origin(hint) is tuple and isinstance(value, list | tuple):

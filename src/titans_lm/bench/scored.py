@@ -1,0 +1,101 @@
+"""Synthetic tasks on the page of results: accuracy by size, with the bytes of state that it took."""
+
+from typing import Any
+
+from titans_lm.bench.compared import COLOURS, remembers, title
+from titans_lm.report.plots import Line, Plot
+
+HEADINGS = {
+    "Recall": "Associative recall (MQAR)",
+    "Copy": "Copying strings",
+    "Lookup": "Looking up n-grams",
+    "PhoneBook": "A phone book",
+    "Tracking": "State tracking",
+}
+
+
+def heading(result: dict[str, Any]) -> str:
+    """Name the task, and what it is set to beside its sizes where that is not the default."""
+    task = result["settings"]["task"]
+    told = []
+    if result["task"] == "Recall":
+        several = "s" if task["fillers"] == "random" else ""
+        told = [f"{task['symbols']} symbols", f"{task['fillers']} filler{several}"]
+        told += [f"{task[name]} {name}" for name, plain in (("updates", 0), ("passes", 1)) if task[name] != plain]
+        told += ["keys of two tokens"] * (task["key_tokens"] == 2) + [f"gap {task['gap']}"] * bool(task["gap"])
+    elif result["task"] == "Lookup":
+        told = [f"n = {task['n']}", f"n-gram {task['asked']} the string"]
+    elif result["task"] == "Tracking":
+        told = [task["group"]]
+    return f"{HEADINGS[result['task']]}{': ' * bool(told)}{', '.join(told)}"
+
+
+def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Say what was equal, and give the head and the rows of a table, in the order of the settings."""
+    told, train = result["settings"], result["settings"]["train"]
+    runs = result["contenders"][0]["runs"]
+    chance = max(result["chance"].values())
+    said = (
+        f"{result['parameters_asked_for']:,} parameters each, {runs[0]['steps']:,} steps of {train['batch_size']} "
+        f"rows, sizes {', '.join(told['sizes']) or 'as set'} taught; {learned(told)} {len(told['seeds'])} seeds. "
+        f"Numbers are % of answers that are right in all of their tokens, on {told['examples']:,} fresh rows of each "
+        f"size, mean ± standard deviation over seeds; single tokens are right by chance in {100 * chance:.2g} %. "
+        f"State is what one row carries after {result['contenders'][0]['state_bytes']['length']:,} tokens, in "
+        "brackets the weights of the memories alone."
+    )
+    sizes = list(result["contenders"][0]["exact"])
+    head = ["model", "parameters", "state, bytes", "learning rate", *(size or "as set" for size in sizes)]
+    body = []
+    for one in result["contenders"]:
+        name, state = title(one["name"]), one["state_bytes"]
+        alone = "" if state["memory"] is None else f" ({state['memory']:,})"
+        row = [f"**{name}**" if remembers(one["name"]) else name, f"{one['parameters']:,}"]
+        row += [f"{state['total']:,}{alone}", f"{one['rate']:g}", *(percent(one["exact"][size]) for size in sizes)]
+        body.append(row)
+    return said, head, body
+
+
+def learned(told: dict[str, Any]) -> str:
+    """Say how learning rates were found."""
+    rates = ", ".join(f"{rate:g}" for rate in told["rates"])
+    if len(told["rates"]) == 1:
+        return f"learning rate {rates},"
+    return f"the best of the learning rates {rates} by trials of {told['tune_steps']:,} steps,"
+
+
+def percent(found: dict[str, Any]) -> str:
+    """Write a mean with its standard deviation in per cent."""
+    return f"{100 * found['mean']:.1f}" + ("" if found["sd"] is None else f" ± {100 * found['sd']:.1f}")
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """Write the table for a terminal."""
+    _, head, body = rows(result)
+    cells = [[cell.replace("**", "") for cell in row] for row in [head, *body]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in cells
+    ]
+
+
+def plot(result: dict[str, Any]) -> Plot:
+    """Accuracy by size, a line for each contender; those without a memory are dashed."""
+    sizes = list(result["contenders"][0]["exact"])
+    drawn = [
+        Line(
+            label=title(one["name"]).replace(" (ours, no memory)", ""),
+            x=list(range(len(sizes))),
+            y=[100 * one["exact"][size]["mean"] for size in sizes],
+            colour=COLOURS[index % len(COLOURS)],
+            dashed=not remembers(one["name"]),
+            marker=True,
+        )
+        for index, one in enumerate(result["contenders"])
+    ]
+    return Plot(
+        title=heading(result), x_label="size", y_label="right answers, %", lines=drawn, y_range=(0.0, 102.0),
+        x_labels=[size or "as set" for size in sizes],
+    )  # fmt: skip

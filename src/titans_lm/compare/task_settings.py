@@ -1,0 +1,191 @@
+"""Settings of `titans evaluate mqar` and its sisters: a task, who does it, and how they learn it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from titans_lm.compare.settings import check_contest
+from titans_lm.config import BackboneConfig, check_at_least
+from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
+from titans_lm.data.tasks.recall import RecallSettings
+from titans_lm.data.tasks.sizes import resized
+from titans_lm.data.tasks.task import Task
+from titans_lm.data.tasks.tracking import TrackingSettings
+from titans_lm.train.settings import FitSettings
+
+
+def small_model() -> BackboneConfig:
+    """Two blocks of width 64: minutes on a CPU core, and the size that recall is often published for."""
+    return BackboneConfig(
+        hidden_size=64, num_attention_heads=2, num_hidden_layers=2, memory_depth=1, intermediate_size=128,
+        segment_len=32, window=32, num_persistent=4,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFit(FitSettings):
+    """Settings of training one model on a task."""
+
+    steps: int = 1000
+    """Steps of the optimiser."""
+    eval_every: int = 0
+    """Steps between two tests; 0 tests at the end only."""
+    save_every: int = 500
+    """Steps between two checkpoints; 0 saves at the end only."""
+    log_every: int = 20
+    """Steps between two lines of metrics.jsonl."""
+    keep: int = 1
+    """Checkpoints kept, the newest ones."""
+    model: BackboneConfig = field(default_factory=small_model)
+    """The model."""
+    baseline: str | None = None
+    """Another model of Hugging Face instead, as titans train --baseline takes it."""
+    parameters: int | None = None
+    """Parameters that the model is to have, to the nearest that the width of its MLP allows."""
+    batch_size: int = 64
+    """Rows of a batch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("batch_size", self.batch_size, 1)
+        if self.parameters is not None:
+            check_at_least("parameters", self.parameters, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """Settings of an evaluation by a synthetic task."""
+
+    command: ClassVar[str]
+    """Word behind `titans evaluate`."""
+    task: Task = field(default_factory=RecallSettings)
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ()
+    """Sizes to train on, one a batch, all as often."""
+    test_sizes: tuple[str, ...] = ()
+    """Sizes to test on."""
+    out: Path = Path("runs/task")
+    """Folder of the runs and of the results; the same command goes on where it was stopped."""
+    models: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "attention", "sliding")
+    """Architectures of ours, and baselines as titans train --baseline takes them; the first sets the size.
+
+    One of ours may be varied, as in lmm:memory_depth=2,chunk_size=8."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of the runs that count."""
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
+    """Learning rates that each is tried with before, from a seed that does not count."""
+    tune_steps: int = 1000
+    """Steps of each trial."""
+    examples: int = 1024
+    """Rows that are tested of every size."""
+    jobs: int = 1
+    """Runs at once, each in a process with its share of the cores."""
+    json: Path | None = None
+    """Write the numbers to this file too."""
+    quiet: bool = False
+    """Show nothing."""
+    train: TaskFit = field(default_factory=TaskFit)
+    """What all share: sizes of the model, steps, batches."""
+
+    def __post_init__(self) -> None:
+        for name in ("tune_steps", "examples", "jobs"):
+            check_at_least(name, getattr(self, name), 1)
+        check_contest(self.models, self.seeds, self.rates)
+        for name in ("sizes", "test_sizes"):
+            sizes = getattr(self, name)
+            if len(set(sizes)) != len(sizes):
+                raise ValueError(f"got {name}={sizes!r}; expected every size once")
+            for size in sizes:
+                resized(self.task, size)
+
+    @property
+    def taught(self) -> list[Task]:
+        """Tasks to train on."""
+        return [resized(self.task, size) for size in self.sizes] or [self.task]
+
+    @property
+    def tested(self) -> dict[str, Task]:
+        """Tasks to test on, by their sizes."""
+        return {size: resized(self.task, size) for size in self.test_sizes or self.sizes} or {"": self.task}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallTask(TaskSettings):
+    """Train and test models on associative recall (MQAR): pairs of a key and a value, then the keys again.
+
+    Begin with `titans evaluate mqar --models lmm attention sliding`. Sizes are LENGTH:PAIRS.
+    """
+
+    command: ClassVar[str] = "mqar"
+    task: RecallSettings = field(default_factory=lambda: RecallSettings(symbols=256, answers=False))
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("64:4", "128:8")
+    """Sizes to train on, one a batch, all as often."""
+    out: Path = Path("runs/mqar")
+    """Folder of the runs and of the results; the same command goes on where it was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyTask(TaskSettings):
+    """Train and test models on copying: a string of letters, then the string again. Sizes are letters, or 5-20.
+
+    An answer counts where every letter of it, and its end, is right.
+    """
+
+    command: ClassVar[str] = "copy"
+    task: CopySettings = field(default_factory=CopySettings)
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("5-20",)
+    """Sizes to train on, one a batch, all as often."""
+    test_sizes: tuple[str, ...] = ("10", "20", "40", "80")
+    """Sizes to test on."""
+    out: Path = Path("runs/copy")
+    """Folder of the runs and of the results; the same command goes on where it was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupTask(TaskSettings):
+    """Train and test models on looking up an n-gram: which letter follows it in a string? Sizes are letters."""
+
+    command: ClassVar[str] = "lookup"
+    task: LookupSettings = field(default_factory=LookupSettings)
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("8", "16", "32")
+    """Sizes to train on, one a batch, all as often."""
+    test_sizes: tuple[str, ...] = ("16", "32", "64", "128")
+    """Sizes to test on."""
+    out: Path = Path("runs/lookup")
+    """Folder of the runs and of the results; the same command goes on where it was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhoneBookTask(TaskSettings):
+    """Train and test models on a phone book: ten digits by a name. Sizes are entries.
+
+    An answer counts where all ten digits are right.
+    """
+
+    command: ClassVar[str] = "phonebook"
+    task: PhoneBookSettings = field(default_factory=PhoneBookSettings)
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("3", "5", "10")
+    """Sizes to train on, one a batch, all as often."""
+    test_sizes: tuple[str, ...] = ("5", "10", "20", "40")
+    """Sizes to test on."""
+    out: Path = Path("runs/phonebook")
+    """Folder of the runs and of the results; the same command goes on where it was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingTask(TaskSettings):
+    """Train and test models on state tracking: the product of a word of group elements so far. Sizes are tokens."""
+
+    command: ClassVar[str] = "tracking"
+    task: TrackingSettings = field(default_factory=TrackingSettings)
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("8", "16", "32")
+    """Sizes to train on, one a batch, all as often."""
+    test_sizes: tuple[str, ...] = ("16", "32", "64", "128")
+    """Sizes to test on."""
+    out: Path = Path("runs/tracking")
+    """Folder of the runs and of the results; the same command goes on where it was stopped."""

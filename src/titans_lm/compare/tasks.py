@@ -1,0 +1,217 @@
+"""Models of equal size on a synthetic task: what `titans evaluate mqar` and its sisters run."""
+
+import dataclasses
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from titans_lm.bench.hardware import hardware
+from titans_lm.bench.run import FORMAT
+from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, folder_name, tried_rates, work
+from titans_lm.compare.settings import variant
+from titans_lm.compare.task_settings import TaskFit, TaskSettings
+from titans_lm.data.tasks.task import Task, TaskBatches
+from titans_lm.evaluate.tasks import bytes_of_state, task_score
+from titans_lm.train.baselines import fit_baseline, make_baseline
+from titans_lm.train.files import write_json
+from titans_lm.train.fresh import language_model
+from titans_lm.train.loop import fit
+from titans_lm.train.losses import recall_loss
+from titans_lm.train.match import Sized, count_parameters, match_parameters
+from titans_lm.train.run import SETTINGS, RunFolder
+from titans_lm.train.settings import plain_settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FILE = "results.json"
+ACCURACY = "mean_accuracy"
+FRESH = 1_000_003
+"""What is added to the seed of a run for the rows that it is tested on."""
+
+
+def run_task(settings: TaskSettings, command: str, say: Say) -> dict[str, Any]:
+    """Train and test all models on a task and write OUT/results.json; stopped, the same call goes on.
+
+    All have as many parameters as the first (or as `train.parameters`), read the same rows, and are tried with the same
+    learning rates for as many steps (where there are several rates). `command` is what the file says it came from.
+    Raises ValueError for a model that will not do, before anything is trained.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    parameters = _size(settings, say)
+    tuning: dict[str, list[Result]] = {}
+    if len(settings.rates) > 1:
+        tuning = tried_rates(jobs := trials(settings, parameters), work(jobs, settings.jobs, say), ACCURACY)
+    rates = {name: settings.rates[0] for name in settings.models}
+    rates |= {name: best_rate(name, tried, ACCURACY, most=True) for name, tried in tuning.items()}
+    say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
+    ran = work(finals(settings, parameters, rates), settings.jobs, say)
+    result = {
+        "format": FORMAT,
+        "what": "task",
+        "task": type(settings.task).__name__.removesuffix("Settings"),
+        "command": command,
+        "hardware": hardware(),
+        "settings": plain_settings(settings),
+        "chance": {size: task.chance for size, task in settings.tested.items()},
+        "parameters_asked_for": parameters,
+        "contenders": [_contender(name, rates[name], tuning.get(name, []), ran) for name in settings.models],
+    }
+    write_json(settings.out / FILE, result)
+    return result
+
+
+@dataclass(frozen=True)
+class TaskJob:
+    """A model to train on tasks, and those to test it on."""
+
+    name: str
+    settings: TaskFit
+    folder: Path
+    counts: bool
+    taught: tuple[Task, ...]
+    tested: dict[str, Task]
+    examples: int
+
+    @property
+    def rate(self) -> float:
+        return self.settings.lr
+
+    def asked(self) -> Result:
+        """Tell what the result depends on: all but where it is kept."""
+        return {
+            "name": self.name,
+            "settings": plain_settings(self.settings),
+            "taught": [str(task) for task in self.taught],
+            "tested": {size: str(task) for size, task in self.tested.items()},
+            "examples": self.examples,
+        }
+
+    def begun(self) -> Result | None:
+        """Tell what a run that is not done was begun with."""
+        path = self.folder / SETTINGS
+        return json.loads(path.read_bytes()) if path.is_file() else None
+
+    def train(self) -> Result:
+        """Train it, from where it stopped if it did, and test it."""
+        run = RunFolder.open(self.folder) if self.begun() else RunFolder.create(self.folder, self.asked())
+        torch.manual_seed(self.settings.seed)
+        sized = sized_for(self.settings, self.taught[0].vocab_size)
+        batches = TaskBatches(self.taught, batch_size=self.settings.batch_size, seed=self.settings.seed)
+        ended = fit(
+            sized.model, batches, recall_loss, self.settings, run=run, eval_fn=lambda model: self._test(model, 128)
+        )
+        found = self._test(sized.model, self.examples)
+        longest = max(self.tested.values(), key=lambda task: task.length)
+        return {
+            **found,
+            ACCURACY: mean(test["exact"] for test in found["tests"].values()),
+            "parameters": sized.parameters,
+            "steps": ended.step,
+            "tokens": ended.tokens,
+            "seconds": ended.seconds,
+            "skipped_steps": ended.skipped,
+            "state_bytes": {"length": longest.length, **asdict(bytes_of_state(sized.model, longest.length))},
+        }
+
+    def _test(self, model: "PreTrainedModel", examples: int) -> Result:
+        seed, rows = self.settings.seed + FRESH, self.settings.batch_size
+        scores = {
+            size: task_score(model, task, examples=examples, batch_size=rows, seed=seed)
+            for size, task in self.tested.items()
+        }
+        return {
+            "tests": {size: {**asdict(s), "accuracy": s.accuracy, "exact": s.exact} for size, s in scores.items()},
+        }
+
+    def told(self, result: Result) -> str:
+        """Phrase what came out."""
+        tests = ", ".join(f"{size} {100 * test['exact']:.1f} %" for size, test in result["tests"].items())
+        return f"{tests}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
+
+
+def sized_for(settings: TaskFit, vocab_size: int) -> Sized:
+    """Build the model that settings describe over a vocabulary, a baseline as large as ours would be."""
+    asked, config = settings.parameters, settings.model
+    if settings.baseline is not None:
+        size = count_parameters(config, vocab_size) if asked is None else asked
+        return Sized.given(make_baseline(fit_baseline(settings.baseline, config, vocab_size, size)), size)
+    if asked is not None:
+        config = match_parameters(config, vocab_size, asked)
+    return Sized.given(language_model(config, vocab_size), asked)
+
+
+def contender(settings: TaskSettings, name: str, parameters: int | None) -> TaskFit:
+    """Give the settings of one contender, without seed and learning rate; ours without a memory get its convolution."""
+    shared, named = dataclasses.replace(settings.train, parameters=parameters), variant(name)
+    if not named.is_ours:
+        return dataclasses.replace(shared, baseline=name)
+    model = dataclasses.replace(shared.model, architecture=named.base)
+    if not model.has_memory:
+        model = dataclasses.replace(model, attention_conv_size=model.conv_size)
+    return named.changed(dataclasses.replace(shared, model=model, baseline=None))
+
+
+def trials(settings: TaskSettings, parameters: int) -> list[TaskJob]:
+    """List runs of one contender and learning rate each, from a seed that does not count."""
+    return [
+        _job(settings, name, parameters, settings.out / "trials" / f"{folder_name(name)}-{rate:g}", rate, None)
+        for name in settings.models
+        for rate in settings.rates
+    ]
+
+
+def finals(settings: TaskSettings, parameters: int, rates: dict[str, float]) -> list[TaskJob]:
+    """List the runs that count, seed by seed."""
+    return [
+        _job(settings, name, parameters, settings.out / "runs" / f"{folder_name(name)}-seed{seed}", rates[name], seed)
+        for seed in settings.seeds
+        for name in settings.models
+    ]
+
+
+def _job(settings: TaskSettings, name: str, parameters: int, folder: Path, rate: float, seed: int | None) -> TaskJob:
+    base = dataclasses.replace(
+        contender(settings, name, parameters), lr=rate, seed=TRIAL_SEED if seed is None else seed
+    )
+    if seed is None:
+        warmup = min(base.warmup_steps, settings.tune_steps // 4)
+        base = dataclasses.replace(base, steps=settings.tune_steps, warmup_steps=warmup)
+    taught, tested = tuple(settings.taught), settings.tested
+    return TaskJob(name, base, folder, seed is not None, taught, tested, settings.examples)
+
+
+def _size(settings: TaskSettings, say: Say) -> int:
+    """Find how many parameters all shall have, and that every contender can have as many."""
+    vocab, parameters = settings.taught[0].vocab_size, settings.train.parameters
+    if parameters is None:
+        parameters = count_parameters(contender(settings, settings.models[0], None).model, vocab)
+    for name in settings.models:
+        say(f"{name}: {sized_for(contender(settings, name, parameters), vocab).describe()}")
+    return parameters
+
+
+def _contender(name: str, rate: float, tuning: list[Result], ran: list[Result]) -> Result:
+    kept = ("parameters", "steps", "tokens", "seconds", "skipped_steps", "tests", ACCURACY)
+    mine = [result for result in ran if result["name"] == name]
+    runs = [
+        {"seed": result["asked"]["settings"]["seed"], **{key: result[key] for key in kept if key in result}}
+        for result in mine
+    ]
+    found = {size: [run["tests"][size]["exact"] for run in runs] for size in runs[0]["tests"]}
+    return {
+        "name": name,
+        "parameters": runs[0]["parameters"],
+        "state_bytes": mine[0]["state_bytes"],
+        "rate": rate,
+        "tuning": tuning,
+        "runs": runs,
+        "exact": {
+            size: {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None, "seeds": len(values)}
+            for size, values in found.items()
+        },
+    }

@@ -1,0 +1,193 @@
+"""Models on a synthetic task: equal rows, equal sizes, an honest table, and nothing done twice."""
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cli_cases import titans
+from model_cases import small_config
+from titans_lm.bench.render import render_results
+from titans_lm.bench.scored import lines
+from titans_lm.cli import parse
+from titans_lm.commands.evaluate import command_line
+from titans_lm.compare.jobs import run_job
+from titans_lm.compare.task_settings import (
+    CopyTask,
+    LookupTask,
+    PhoneBookTask,
+    RecallTask,
+    TaskFit,
+    TaskSettings,
+    TrackingTask,
+)  # fmt: skip
+from titans_lm.compare.tasks import FILE, FRESH, contender, finals, run_task, sized_for, trials
+from titans_lm.data.tasks.recall import RecallSettings
+from titans_lm.data.tasks.sizes import resized
+from titans_lm.evaluate.tasks import task_score
+from titans_lm.train.run import RunFolder
+
+KINDS = [RecallTask, CopyTask, LookupTask, PhoneBookTask, TrackingTask]
+
+
+def small(out: Path, **changes) -> RecallTask:
+    train = TaskFit(
+        model=small_config("lmm", hidden_size=16, num_hidden_layers=1),
+        steps=6,
+        warmup_steps=1,
+        batch_size=4,
+        save_every=2,
+    )
+    return RecallTask(
+        **{
+            "task": RecallSettings(symbols=16, answers=False), "sizes": ("16:2", "24:2"),
+            "test_sizes": ("16:2", "32:3"), "out": out,
+            "models": ("lmm", "sliding", "llama"), "seeds": (0, 1), "rates": (1e-3, 1e-2), "tune_steps": 3,
+            "examples": 8, "train": train, **changes,
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[RecallTask, dict]:
+    settings = small(tmp_path_factory.mktemp("task") / "out")
+    return settings, run_task(settings, command_line(settings), lambda _: None)
+
+
+def test_all_is_equal_that_should_be(done) -> None:
+    settings, result = done
+    sizes = [one["parameters"] for one in result["contenders"]]
+    assert max(sizes) / min(sizes) < 1.02
+    for seed in range(2):
+        assert len({one["runs"][seed]["tokens"] for one in result["contenders"]}) == 1, "the same rows for all"
+    for one in result["contenders"]:
+        assert [trial["rate"] for trial in one["tuning"]] == [1e-3, 1e-2]
+        assert one["rate"] == max(one["tuning"], key=lambda trial: trial["mean_accuracy"])["rate"]
+        assert list(one["exact"]) == ["16:2", "32:3"]
+        assert all(run["tests"]["32:3"]["asked"] == 8 * 3 for run in one["runs"])
+    jobs = finals(settings, 9_000, dict.fromkeys(settings.models, 1e-3))
+    assert [job.settings.model.attention_conv_size for job in jobs[:2]] == [1, 4], "attention gets the convolution"
+    assert not {job.settings.seed for job in jobs} & {job.settings.seed for job in trials(settings, 9_000)}
+
+
+def test_what_is_said_is_what_the_models_do(done) -> None:
+    settings, result = done
+    from titans_lm.train.checkpoint import load_weights
+
+    for one in result["contenders"]:
+        fit = contender(settings, one["name"], result["parameters_asked_for"])
+        model = sized_for(fit, settings.taught[0].vocab_size).model
+        load_weights(settings.out / "runs" / f"{one['name']}-seed1" / "model", model)
+        score = task_score(model, resized(settings.task, "32:3"), examples=8, batch_size=4, seed=1 + FRESH)
+        told = one["runs"][1]["tests"]["32:3"]
+        assert (told["hits"], told["right"], told["exact"]) == (score.hits, score.right, score.exact)
+        mean = sum(run["tests"]["32:3"]["exact"] for run in one["runs"]) / 2
+        assert one["exact"]["32:3"]["mean"] == pytest.approx(mean)
+
+
+def test_it_does_nothing_twice(done, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, result = done
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("nothing is left to train")
+
+    monkeypatch.setattr("titans_lm.compare.tasks.fit", fail)
+    again = run_task(settings, "again", lambda _: None)
+    assert again["contenders"] == result["contenders"]
+    with pytest.raises(ValueError, match="holds a run of other settings"):
+        run_task(dataclasses.replace(settings, examples=9), "again", lambda _: None)
+
+
+def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import titans_lm.compare.tasks as tasks
+
+    settings, result = done
+    job = finals(settings, result["parameters_asked_for"], {one["name"]: one["rate"] for one in result["contenders"]})[
+        0
+    ]
+    job = dataclasses.replace(job, folder=tmp_path / "run")
+    fit = tasks.fit
+
+    def stopping(*args: object, **more: object) -> object:
+        fit(*args, **more, on_step=lambda record: record["step"] == 4)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "fit", stopping)
+        with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
+            run_job(job)
+    other = dataclasses.replace(job, settings=dataclasses.replace(job.settings, lr=1.0))
+    with pytest.raises(ValueError, match="holds a run of other settings"):
+        run_job(other)
+    assert RunFolder.open(job.folder).latest() is not None
+    assert run_job(job)["tests"] == result["contenders"][0]["runs"][0]["tests"]
+
+
+def test_the_page_and_the_screen_say_it(done, tmp_path: Path) -> None:
+    settings, result = done
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mqar.json").write_text(json.dumps(result))
+    written = render_results(tmp_path / "results", tmp_path / "results.md")
+    assert tmp_path / "results" / "mqar.png" in written
+    page, screen = (tmp_path / "results.md").read_text(), lines(result)
+    assert "## Associative recall (MQAR): 16 symbols, one filler" in page
+    assert command_line(settings) in page
+    for one, line in zip(result["contenders"], screen[1:], strict=True):
+        found = one["exact"]["16:2"]
+        cell = f"{100 * found['mean']:.1f} ± {100 * found['sd']:.1f}"
+        assert f"| {one['state_bytes']['total']:,}" in page
+        assert cell in page
+        assert cell in line
+    assert len({len(line) for line in screen}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_line_gives_the_same_settings(kind: type[TaskSettings]) -> None:
+    settings = kind(models=("lmm", "mac:chunk_size=8"), seeds=(4,), train=TaskFit(steps=7, model=small_config("mag")))
+    assert parse(shlex.split(command_line(settings))[1:]).what == settings
+    plain = kind()
+    assert parse(shlex.split(command_line(plain))[1:]).what == plain
+    assert all(task.length > 0 for task in (*plain.taught, *plain.tested.values()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_task_as_a_command(kind: type[TaskSettings], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One model, a few steps: it trains, tests and tells."""
+    train = dataclasses.replace(small(tmp_path).train, steps=2)
+    size = {"mqar": "16:2", "copy": "2-3", "lookup": "6", "phonebook": "3", "tracking": "6"}[kind.command]
+    settings = kind(
+        models=("sliding",),
+        seeds=(0,),
+        rates=(1e-3,),
+        examples=4,
+        sizes=(size,),
+        test_sizes=(),
+        train=train,
+        out=tmp_path,
+    )
+    args = shlex.split(command_line(settings))[1:]
+    code, out, err = titans(capsys, *args, "--json", tmp_path / "copy.json")
+    assert (code, err) == (0, "")
+    result = json.loads((tmp_path / FILE).read_text())
+    assert json.loads((tmp_path / "copy.json").read_text()) == result
+    assert size in out
+    assert f"numbers in {tmp_path / FILE}" in out
+
+
+MISTAKES = [
+    ({"sizes": ("16",)}, "got the size '16'; expected LENGTH:PAIRS"),
+    ({"sizes": ("16:2", "16:2")}, "expected every size once"),
+    ({"models": ()}, "got models=()"),
+    ({"models": ("lmmm",)}, "lmmm"),
+    ({"models": ("lmm:stateful=true",)}, "stateful"),
+    ({"examples": 0}, "examples=0"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), MISTAKES)
+def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, change: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        run_task(small(tmp_path / "out", **change), "", lambda _: None)
+    assert not (tmp_path / "out" / "trials").exists()

@@ -1,0 +1,135 @@
+"""What is counted as right, and how many bytes a model carries."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from model_cases import small_config
+from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.data.tasks.copying import CopySettings, PhoneBookSettings
+from titans_lm.data.tasks.recall import RecallSettings
+from titans_lm.data.tasks.sizes import resized
+from titans_lm.data.tasks.task import TaskBatches
+from titans_lm.data.tasks.tracking import TrackingSettings
+from titans_lm.evaluate.recall import recall_accuracy
+from titans_lm.evaluate.tasks import TaskScore, bytes_of_state, score_batch, task_score
+from titans_lm.train.baselines import fit_baseline, make_baseline
+from titans_lm.train.fresh import language_model
+from titans_lm.train.match import count_parameters
+
+
+def said(batch: Batch, vocab_size: int, rng: np.random.Generator, right: float) -> torch.Tensor:
+    """Logits of somebody who is right now and then."""
+    targets = batch["targets"].clamp(min=0)
+    guesses = torch.from_numpy(rng.integers(0, vocab_size, targets.shape))
+    knows = torch.from_numpy(rng.random(targets.shape) < right)
+    return torch.nn.functional.one_hot(torch.where(knows, targets, guesses), vocab_size).float()
+
+
+@pytest.mark.parametrize("task", [CopySettings(), PhoneBookSettings(entries=4), RecallSettings(), TrackingSettings()])
+@pytest.mark.parametrize("right", [0.0, 0.9, 1.0])
+def test_an_answer_is_right_where_all_of_it_is(task, right: float) -> None:
+    rng, total = np.random.default_rng(3), TaskScore(0, 0, 0, 0)
+    hits = asked = whole = answers = 0
+    for step in range(3):
+        batch = TaskBatches(task, batch_size=5)(step)
+        logits = said(batch, task.vocab_size, rng, right)
+        total += score_batch(logits, batch)
+        for row, targets in enumerate(batch["targets"].tolist()):
+            found: dict[int, list[bool]] = {}
+            for place, target in enumerate(targets):
+                if target != IGNORED:
+                    number = int(batch["answers"][row, place]) if "answers" in batch else place
+                    found.setdefault(number, []).append(int(logits[row, place].argmax()) == target)
+            hits += sum(map(sum, found.values()))
+            asked += sum(map(len, found.values()))
+            whole += sum(map(all, found.values()))
+            answers += len(found)
+    assert total == TaskScore(hits, asked, whole, answers)
+    assert (total.accuracy, total.exact) == (hits / asked, whole / answers)
+    assert right < 1.0 or total.exact == 1.0
+    assert 0.0 < right < 1.0 or "answers" not in batch or total.exact == right
+
+
+def test_a_model_is_asked_for_rows_that_it_has_not_seen() -> None:
+    """The rows are those of the seed, whole batches of them, and the mode of the model is put back."""
+    torch.manual_seed(0)
+    task = RecallSettings(pairs=2, symbols=8, length=16)
+    model = language_model(small_config("lmm", hidden_size=16), task.vocab_size).train()
+    score = task_score(model, task, examples=9, batch_size=4, seed=5)
+    assert score.asked == 12 * 2
+    assert model.training
+    expected = TaskScore(0, 0, 0, 0)
+    for step in range(3):
+        batch = TaskBatches(task, batch_size=4, seed=5)(step)
+        expected += score_batch(model(input_ids=batch["input_ids"]).logits, batch)
+    assert score == expected
+    found = recall_accuracy(model, task, examples=9, batch_size=4, seed=5)
+    assert (found.hits, found.asked) == (score.hits, score.asked)
+
+
+@pytest.mark.parametrize("architecture", ["lmm", "mac", "mag", "mal", "sliding"])
+def test_the_state_of_ours_keeps_its_size(architecture: str) -> None:
+    model = language_model(small_config(architecture, hidden_size=16), 9)
+    short, long = bytes_of_state(model, 40), bytes_of_state(model, 90)
+    assert short.total > 0
+    assert abs(short.total - long.total) <= 0.2 * short.total, "what is carried of a segment comes and goes"
+    if architecture == "sliding":
+        assert short.memory is None
+        return
+    state = model.init_state(1)
+    counted = sum(x.numel() * 4 for layer in state.layers for x in _memories(layer))
+    assert short.memory == long.memory == counted
+
+
+def _memories(layer) -> list[torch.Tensor]:
+    """The weights M of a layer's memory, found by the name that every state has for it."""
+    if hasattr(layer, "M"):
+        return list(layer.M)
+    return _memories(layer.memory)
+
+
+def test_the_state_of_full_attention_grows_and_that_of_a_window_does_not() -> None:
+    like = dataclasses.replace(small_config("sliding", hidden_size=16), window=8)
+    size = count_parameters(like, 9)
+    made = {name: make_baseline(fit_baseline(name, like, 9, size)) for name in ("llama", "mistral")}
+    for name, model in made.items():
+        short, long = bytes_of_state(model, 20).total, bytes_of_state(model, 40).total
+        assert (long == 2 * short) == (name == "llama"), (name, short, long)
+    heads, width = like.num_attention_heads, like.head_dim
+    per_token = like.num_hidden_layers * 2 * heads * width * 4
+    assert bytes_of_state(made["llama"], 20).total == 20 * per_token
+    assert bytes_of_state(made["mistral"], 40).total <= 8 * per_token
+
+
+def test_mamba2_carries_as_much_at_any_length() -> None:
+    like = dataclasses.replace(small_config("sliding", hidden_size=32))
+    model = make_baseline(fit_baseline("mamba2", like, 9, count_parameters(like, 9)))
+    assert bytes_of_state(model, 20).total == bytes_of_state(model, 40).total > 0
+
+
+SIZES = [
+    (RecallSettings(), "96:3", {"length": 96, "pairs": 3}),
+    (CopySettings(), "9", {"shortest": 9, "longest": 9, "length": 21}),
+    (CopySettings(), "3-9", {"shortest": 3, "longest": 9, "length": 220}),
+    (CopySettings(), "3-200", {"shortest": 3, "longest": 200, "length": 403}),
+    (PhoneBookSettings(), "7", {"entries": 7}),
+    (TrackingSettings(), "77", {"length": 77}),
+]
+
+
+@pytest.mark.parametrize(("task", "size", "expected"), SIZES)
+def test_sizes_are_read(task, size: str, expected: dict) -> None:
+    found = resized(task, size)
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert dataclasses.replace(found, **{name: getattr(task, name) for name in expected}) == task
+
+
+@pytest.mark.parametrize(
+    ("task", "size"), [(RecallSettings(), "64"), (CopySettings(), "a"), (TrackingSettings(), "1:2")]
+)
+def test_sizes_of_another_form_are_told(task, size: str) -> None:
+    with pytest.raises(ValueError, match=f"got the size '{size}'; expected"):
+        resized(task, size)
