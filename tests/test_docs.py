@@ -62,12 +62,26 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert printed.getvalue().splitlines() == promised(code), f"{page.name}, line {line}"
 
 
-def commands(page: Path) -> list[str]:
-    lines = [line for _, code in snippets(page, "console") for line in code.splitlines()]
-    return [line for line in lines if line.startswith("titans ")]
+def commands(page: Path, program: str) -> list[str]:
+    lines = [line for _, code in snippets(page, "console") for line in code.replace("\\\n", "").splitlines()]
+    return [line for line in lines if line.startswith(f"{program} ")]
 
 
-@pytest.mark.parametrize("command", dict.fromkeys(line for page in PAGES for line in commands(page)))
+LAUNCHED = list(dict.fromkeys(line for page in PAGES for line in commands(page, "torchrun")))
+
+
+@pytest.mark.parametrize("command", LAUNCHED)
+def test_torchrun_hands_its_commands_on(command: str) -> None:
+    """Not one word of ours is taken for an option of torchrun's own."""
+    from torch.distributed.run import get_args_parser
+
+    given = get_args_parser().parse_args(shlex.split(command)[1:])
+    assert (given.no_python, given.training_script) == (True, "titans")
+    assert parse(given.training_script_args) is not None
+    assert given.nnodes == "1:1" or (given.rdzv_backend == "c10d" and given.rdzv_endpoint), "several machines must meet"
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(line for page in PAGES for line in commands(page, "titans")))
 def test_commands_are_understood(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their names, options and values; the files that they mention are not there, and nothing runs."""
     monkeypatch.chdir(tmp_path)
