@@ -10,6 +10,7 @@ import torch
 
 from cli_cases import titans
 from model_cases import small_config
+from titans_lm.bench.compared import verdict
 from titans_lm.bench.render import render_results
 from titans_lm.compare.jobs import folder_name, run_job
 from titans_lm.compare.run import FILE, command_line, run_compare
@@ -164,6 +165,21 @@ def test_the_page_says_it(done, tmp_path: Path) -> None:
     order = [page.index(f"{one['test_bits_per_byte']['mean']:.4f} ±") for one in result["contenders"]]
     ranked = sorted(result["contenders"], key=lambda one: one["test_bits_per_byte"]["mean"])
     assert [result["contenders"][i]["name"] for i in np.argsort(order)] == [one["name"] for one in ranked]
+
+
+def test_the_page_says_who_is_ahead() -> None:
+    def scored(**bits: float) -> list[dict]:
+        return [{"name": name, "test_bits_per_byte": {"mean": value}} for name, value in bits.items()]
+
+    assert verdict(scored(mac=2.0, llama=2.5, lmm=2.6)) == (
+        "**MAC is best**, 0.500 bits per byte before the best without a memory, Transformer++ (Llama)."
+    )
+    lost = verdict(scored(mamba2=1.9, llama=2.0, mag=2.25, lmm=2.6))
+    assert lost == (
+        "**No model with a memory is best here**: Mamba2, Transformer++ (Llama) come before the first of them, MAG, "
+        "which is 0.350 bits per byte behind Mamba2."
+    )
+    assert verdict(scored(mac=2.0, lmm=2.5)) == verdict(scored(llama=2.0)) == ""
 
 
 def test_the_command_line_gives_the_same_settings(done, texts: Path) -> None:

@@ -60,8 +60,9 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
         f"seed{'s' * (seeds > 1)}. The test text is {first['test']['bytes']:,} "
         f"bytes, cut into stretches of {told['positions']:,} tokens, each read from a fresh start: with its state "
         "carried along where a model has one, at once where it has none. Numbers are bits per byte, lower is better, "
-        "mean ± standard deviation over seeds; the columns with positions say where in the stretch."
-    )
+        "mean ± standard deviation over seeds; the columns with positions say where in the stretch. "
+        f"Tokens per second and minutes are those of training, {told['jobs']} at once on this machine. {verdict(found)}"
+    ).strip()
     buckets = first["test"]["by_position"]
     head = ["model", "parameters", "learning rate", "test", "held out"]
     head += [f"{b['start']:,}–{b['stop']:,}" for b in buckets] + ["tokens/s", "minutes"]
@@ -86,6 +87,23 @@ def tuned(told: dict[str, Any]) -> str:
     return (
         f"was tried with the learning rates {rates} for {told['tune_steps']} steps each; the best on the held-out part "
         "of the training data was taken for"
+    )
+
+
+def verdict(found: list[dict[str, Any]]) -> str:
+    """Say whether a memory is ahead; `found` has the best first."""
+    with_memory = [one for one in found if remembers(one["name"])]
+    without = [one for one in found if not remembers(one["name"])]
+    if not with_memory or not without:
+        return ""
+    ahead, behind = with_memory[0]["test_bits_per_byte"]["mean"], without[0]["test_bits_per_byte"]["mean"]
+    first, other = title(with_memory[0]["name"]), title(without[0]["name"])
+    if ahead < behind:
+        return f"**{first} is best**, {behind - ahead:.3f} bits per byte before the best without a memory, {other}."
+    before = [title(one["name"]) for one in found[: found.index(with_memory[0])]]
+    return (
+        f"**No model with a memory is best here**: {', '.join(before)} come{'s' * (len(before) == 1)} before the first "
+        f"of them, {first}, which is {ahead - behind:.3f} bits per byte behind {other}."
     )
 
 
