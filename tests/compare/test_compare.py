@@ -14,7 +14,7 @@ from titans_lm.bench.compared import verdict
 from titans_lm.bench.render import render_results
 from titans_lm.compare.jobs import folder_name, run_job
 from titans_lm.compare.run import FILE, command_line, run_compare
-from titans_lm.compare.runs import contender, finals, trials
+from titans_lm.compare.runs import contender_of, finals, trials
 from titans_lm.compare.score import read_texts, score, stretches
 from titans_lm.compare.settings import CompareSettings
 from titans_lm.data.text import Document
@@ -236,7 +236,7 @@ def test_variants_of_one_model(texts: Path, tmp_path: Path) -> None:
     """A variant differs in what its name says and in nothing else; a single learning rate is not tried first."""
     names = ("mac", "mac:forget_to=zero,chunk_size=4,theta_bound=0.5", "mac:stateful=true", "attention:conv_size=2")
     settings = small(texts, tmp_path / "out", models=names, seeds=(3,), rates=(2e-3,))
-    plain, changed, stateful, attention = (contender(settings, name, 9_000) for name in names)
+    plain, changed, stateful, attention = (contender_of(settings, name, 9_000) for name in names)
     model = dataclasses.replace(plain.model, forget_to="zero", chunk_size=4, theta_bound=0.5)
     assert changed == dataclasses.replace(plain, model=model)
     assert stateful == dataclasses.replace(plain, stateful=True)
@@ -258,9 +258,9 @@ def test_variants_of_one_model(texts: Path, tmp_path: Path) -> None:
 def test_a_size_can_be_asked_for(texts: Path, tmp_path: Path) -> None:
     base = small(texts, tmp_path)
     settings = dataclasses.replace(base, train=dataclasses.replace(base.train, parameters=30_000))
-    assert contender(settings, "llama", 30_000).parameters == 30_000
-    assert contender(settings, "llama", 30_000).baseline == "llama"
-    assert contender(settings, "mal", 30_000).model.architecture == "mal"
+    assert contender_of(settings, "llama", 30_000).parameters == 30_000
+    assert contender_of(settings, "llama", 30_000).baseline == "llama"
+    assert contender_of(settings, "mal", 30_000).model.architecture == "mal"
 
 
 def test_a_run_that_was_begun_otherwise_is_not_gone_on_with(texts: Path, tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_models_of_ones_own_do_not_share_a_folder(tmp_path: Path) -> None:
 def test_a_baseline_that_all_share_is_none_of_ours(texts: Path, tmp_path: Path) -> None:
     base = small(texts, tmp_path)
     settings = dataclasses.replace(base, train=dataclasses.replace(base.train, baseline="llama"))
-    assert contender(settings, "mac", 30_000).baseline is None
+    assert contender_of(settings, "mac", 30_000).baseline is None
 
 
 @pytest.mark.parametrize("most", range(1, 12))

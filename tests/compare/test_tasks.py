@@ -13,7 +13,8 @@ from titans_lm.bench.render import render_results
 from titans_lm.bench.scored import lines
 from titans_lm.cli import parse
 from titans_lm.commands.evaluate import command_line
-from titans_lm.compare.jobs import run_job
+from titans_lm.compare.jobs import best_rate, run_job
+from titans_lm.compare.settings import contender
 from titans_lm.compare.task_settings import (
     CopyTask,
     LookupTask,
@@ -23,10 +24,12 @@ from titans_lm.compare.task_settings import (
     TaskSettings,
     TrackingTask,
 )  # fmt: skip
-from titans_lm.compare.tasks import FILE, FRESH, contender, finals, run_task, sized_for, trials
+from titans_lm.compare.tasks import FILE, FRESH, finals, run_task, trials
+from titans_lm.data.tasks.copying import LookupSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import resized
 from titans_lm.evaluate.tasks import task_score
+from titans_lm.train.match import sized_for
 from titans_lm.train.run import RunFolder
 
 KINDS = [RecallTask, CopyTask, LookupTask, PhoneBookTask, TrackingTask]
@@ -64,7 +67,7 @@ def test_all_is_equal_that_should_be(done) -> None:
         assert len({one["runs"][seed]["tokens"] for one in result["contenders"]}) == 1, "the same rows for all"
     for one in result["contenders"]:
         assert [trial["rate"] for trial in one["tuning"]] == [1e-3, 1e-2]
-        assert one["rate"] == max(one["tuning"], key=lambda trial: trial["mean_accuracy"])["rate"]
+        assert one["rate"] == max(one["tuning"], key=lambda trial: trial["right"])["rate"]
         assert list(one["exact"]) == ["16:2", "32:3"]
         assert all(run["tests"]["32:3"]["asked"] == 8 * 3 for run in one["runs"])
     jobs = finals(settings, 9_000, dict.fromkeys(settings.models, 1e-3))
@@ -72,12 +75,18 @@ def test_all_is_equal_that_should_be(done) -> None:
     assert not {job.settings.seed for job in jobs} & {job.settings.seed for job in trials(settings, 9_000)}
 
 
+def test_where_no_answer_is_right_single_tokens_decide() -> None:
+    tried = [{"rate": 1e-3, "right": [0.0, 0.1]}, {"rate": 3e-3, "right": [0.0, 0.3]}, {"rate": 1e-2, "right": None}]
+    assert best_rate("lmm", tried, "right", most=True) == 3e-3
+    assert best_rate("lmm", [*tried, {"rate": 1.0, "right": [0.1, 0.1]}], "right", most=True) == 1.0
+
+
 def test_what_is_said_is_what_the_models_do(done) -> None:
     settings, result = done
     from titans_lm.train.checkpoint import load_weights
 
     for one in result["contenders"]:
-        fit = contender(settings, one["name"], result["parameters_asked_for"])
+        fit = contender(settings.train, one["name"], result["parameters_asked_for"])
         model = sized_for(fit, settings.taught[0].vocab_size).model
         load_weights(settings.out / "runs" / f"{one['name']}-seed1" / "model", model)
         score = task_score(model, resized(settings.task, "32:3"), examples=8, batch_size=4, seed=1 + FRESH)
@@ -132,7 +141,7 @@ def test_the_page_and_the_screen_say_it(done, tmp_path: Path) -> None:
     written = render_results(tmp_path / "results", tmp_path / "results.md")
     assert tmp_path / "results" / "mqar.png" in written
     page, screen = (tmp_path / "results.md").read_text(), lines(result)
-    assert "## Associative recall (MQAR): 16 symbols, one filler" in page
+    assert "## Associative recall (MQAR): symbols 16, answers False" in page
     assert command_line(settings) in page
     for one, line in zip(result["contenders"], screen[1:], strict=True):
         found = one["exact"]["16:2"]
@@ -183,7 +192,26 @@ MISTAKES = [
     ({"models": ("lmmm",)}, "lmmm"),
     ({"models": ("lmm:stateful=true",)}, "stateful"),
     ({"examples": 0}, "examples=0"),
+    ({"models": ("lmm", "lmm:intermediate_size=8")}, "got intermediate_size for a variant of 'lmm'"),
 ]
+
+
+def test_rows_that_cannot_be_drawn_are_told_before_anything_is_trained(tmp_path: Path) -> None:
+    settings = LookupTask(task=LookupSettings(n=1, letters=2), sizes=("4",), test_sizes=("200",), out=tmp_path / "out")
+    with pytest.raises(ValueError, match="expected a longer n-gram"):
+        run_task(settings, "", lambda _: None)
+    assert not (tmp_path / "out").exists()
+
+
+VARIANTS = ["--task.updates 12", "--task.key-tokens 2 --task.passes 2", "--task.gap 100", "--task.fillers random"]
+
+
+@pytest.mark.parametrize("options", VARIANTS)
+def test_what_is_set_of_a_task_is_judged_by_its_sizes(options: str) -> None:
+    settings = parse(["evaluate", "mqar", *options.split(), "--sizes", "256:16"]).what
+    assert (settings.taught[0].length, settings.taught[0].pairs) == (256, 16)
+    with pytest.raises(ValueError, match=r"length=16 for pairs=4|expected no more updates"):
+        parse(["evaluate", "mqar", "--task.gap", "9", *options.split(), "--sizes", "16:4"])
 
 
 @pytest.mark.parametrize(("change", "said"), MISTAKES)

@@ -13,7 +13,7 @@ import titans_lm.train.run as runs
 from titans_lm.data.batches import DocumentLanes, RandomCrops
 from titans_lm.data.tokenizer import encode_document
 from titans_lm.train.beside import Beside, copied
-from titans_lm.train.checkpoint import load_trainer
+from titans_lm.train.checkpoint import load_checkpoint, load_trainer, save_checkpoint
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss
 from titans_lm.train.parallel import World
@@ -44,12 +44,13 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.let, self.save = threading.Event(), runs.save_checkpoint
-        self.error: OSError | None = None
+        self.error, self.failures = OSError(), 0
         monkeypatch.setattr(runs, "save_checkpoint", self)
 
     def __call__(self, *args: Any) -> None:
         assert self.let.wait(60), "nobody lets it write"
-        if self.error is not None:
+        if self.failures > 0:
+            self.failures -= 1
             raise self.error
         self.save(*args)
 
@@ -99,12 +100,12 @@ def test_a_checkpoint_that_could_not_be_written_is_told(llama, tmp_path: Path, m
     run = RunFolder.create(tmp_path / "run", {})
     fit(llama(), BATCHES, next_token_loss, dataclasses.replace(SETTINGS, steps=2), run=run)
     slow = Slow(monkeypatch)
-    slow.error = OSError(28, "No space left on device")
+    slow.error, slow.failures = OSError(28, "No space left on device"), 1
     slow.let.set()
     with pytest.raises(OSError, match=r"could not be written: .*No space left.*step-000004"):
         fit(llama(), BATCHES, next_token_loss, SETTINGS, run=run)
-    assert run.latest() == tmp_path / "run" / "checkpoints" / "step-000002"
-    slow.error = None
+    found = sorted(path.name for path in run.checkpoints.glob("step-*"))
+    assert found == ["step-000002", "step-000006"], "the next one is written before it is told"
     assert fit(llama(), BATCHES, next_token_loss, SETTINGS, run=run).step == 8
 
 
@@ -120,6 +121,43 @@ def test_an_error_of_training_waits_for_what_is_being_written(llama, tmp_path: P
         fit(llama(), BATCHES, next_token_loss, SETTINGS, run=run, on_step=on_step)
     assert run.latest() == tmp_path / "run" / "checkpoints" / "step-000002"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("titans-save")]
+
+
+def test_one_tensor_under_two_names_is_one_in_the_copy(tmp_path: Path) -> None:
+    """A tied model of another kind than Hugging Face's: what is written beside can be loaded."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(5, 3)
+            self.head = torch.nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+    torch.manual_seed(0)
+    model, other = Tied(), Tied()
+    weights = copied(model.state_dict())
+    assert weights["embed.weight"] is weights["head.weight"]
+    save_checkpoint(tmp_path / "beside", model, {"step": 1}, weights=weights)
+    save_checkpoint(tmp_path / "at_once", model, {"step": 1})
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("beside", "at_once")]
+    assert sizes[0] <= sizes[1]
+    load_checkpoint(tmp_path / "beside", other)
+    assert torch.equal(other.head.weight, model.embed.weight)
+    assert other.head.weight is other.embed.weight
+
+
+def test_a_failure_on_another_process_is_told_on_this_one(tmp_path: Path) -> None:
+    class Two(World):
+        def gathered(self, value: Any) -> list[Any]:
+            return [value, "could not be written: the other's disk is full"]
+
+    beside = Beside(Two(0, 2, torch.device("cpu")))
+    beside.begin(tmp_path / "step-000003", lambda: None)
+    error = beside.wait()
+    beside.end()
+    assert isinstance(error, OSError)
+    assert (error.filename, "disk is full" in str(error)) == (str(tmp_path / "step-000003"), True)
+    assert beside.wait() is None, "it is told once"
 
 
 def test_copies_are_copies() -> None:

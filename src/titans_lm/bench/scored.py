@@ -3,31 +3,29 @@
 from typing import Any
 
 from titans_lm.bench.compared import COLOURS, remembers, title
+from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
+from titans_lm.data.tasks.recall import RecallSettings
+from titans_lm.data.tasks.tracking import TrackingSettings
 from titans_lm.report.plots import Line, Plot
+from titans_lm.train.settings import plain_settings
 
-HEADINGS = {
-    "Recall": "Associative recall (MQAR)",
-    "Copy": "Copying strings",
-    "Lookup": "Looking up n-grams",
-    "PhoneBook": "A phone book",
-    "Tracking": "State tracking",
+KINDS = {
+    "Recall": ("Associative recall (MQAR)", RecallSettings, ("length", "pairs")),
+    "Copy": ("Copying strings", CopySettings, ("shortest", "longest", "length")),
+    "Lookup": ("Looking up n-grams", LookupSettings, ("size",)),
+    "PhoneBook": ("A phone book", PhoneBookSettings, ("entries",)),
+    "Tracking": ("State tracking", TrackingSettings, ("length",)),
 }
+"""Tasks by name: what they are called here, their settings, and which of these are sizes."""
 
 
 def heading(result: dict[str, Any]) -> str:
-    """Name the task, and what it is set to beside its sizes where that is not the default."""
-    task = result["settings"]["task"]
-    told = []
-    if result["task"] == "Recall":
-        several = "s" if task["fillers"] == "random" else ""
-        told = [f"{task['symbols']} symbols", f"{task['fillers']} filler{several}"]
-        told += [f"{task[name]} {name}" for name, plain in (("updates", 0), ("passes", 1)) if task[name] != plain]
-        told += ["keys of two tokens"] * (task["key_tokens"] == 2) + [f"gap {task['gap']}"] * bool(task["gap"])
-    elif result["task"] == "Lookup":
-        told = [f"n = {task['n']}", f"n-gram {task['asked']} the string"]
-    elif result["task"] == "Tracking":
-        told = [task["group"]]
-    return f"{HEADINGS[result['task']]}{': ' * bool(told)}{', '.join(told)}"
+    """Name the task, and the settings beside its sizes that are not the default."""
+    called, kind, sizes = KINDS[result["task"]]
+    task, default = result["settings"]["task"], plain_settings(kind())
+    changed = {name: value for name, value in task.items() if name not in sizes and value != default[name]}
+    told = [f"{name.replace('_', ' ')} {value}" for name, value in changed.items()]
+    return f"{called}{': ' * bool(told)}{', '.join(told)}"
 
 
 def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
@@ -37,10 +35,11 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     chance = max(result["chance"].values())
     said = (
         f"{result['parameters_asked_for']:,} parameters each, {runs[0]['steps']:,} steps of {train['batch_size']} "
-        f"rows, sizes {', '.join(told['sizes']) or 'as set'} taught; {learned(told)} {len(told['seeds'])} seeds. "
+        f"rows, sizes {', '.join(told['sizes']) or 'as set'} taught; {learned(told)} {len(told['seeds'])} "
+        f"seed{'s' * (len(told['seeds']) > 1)}. "
         f"Numbers are % of answers that are right in all of their tokens, on {told['examples']:,} fresh rows of each "
-        f"size, mean ± standard deviation over seeds; single tokens are right by chance in {100 * chance:.2g} %. "
-        f"State is what one row carries after {result['contenders'][0]['state_bytes']['length']:,} tokens, in "
+        f"size, mean ± standard deviation over seeds; single tokens are right by chance in {100 * chance:.2g} % at "
+        f"most. State is what one row carries after {result['contenders'][0]['state_bytes']['length']:,} tokens, in "
         "brackets the weights of the memories alone."
     )
     sizes = list(result["contenders"][0]["exact"])

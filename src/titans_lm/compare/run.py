@@ -8,7 +8,7 @@ from typing import Any
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Say, best_rate, tried_rates, work
-from titans_lm.compare.runs import contender, finals, trials
+from titans_lm.compare.runs import contender_of, finals, trials
 from titans_lm.compare.score import read_texts
 from titans_lm.compare.settings import CompareSettings
 from titans_lm.train.corpus import language_data
@@ -59,14 +59,14 @@ def command_line(settings: CompareSettings) -> str:
 
 def _size(settings: CompareSettings, say: Say) -> int:
     """Find how many parameters all shall have, and that every contender can have as many."""
-    first = contender(settings, settings.models[0], 1)
+    first = contender_of(settings, settings.models[0], 1)
     data, parameters = language_data(first), settings.train.parameters
     if parameters is None:
         parameters = count_parameters(first.model, len(data.tokenizer))
     assert settings.test is not None
     read_texts(settings.test, data.tokenizer, settings.test_bytes)  # fails now, and not after the first run
     for name in settings.models:
-        sized = sized_model(contender(settings, name, parameters), data.tokenizer)
+        sized = sized_model(contender_of(settings, name, parameters), data.tokenizer)
         say(f"{name}: {sized.describe()}")
     return parameters
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from titans_lm.compare.jobs import TRIAL_SEED, Result, folder_name
 from titans_lm.compare.score import score_run
-from titans_lm.compare.settings import CompareSettings, variant
+from titans_lm.compare.settings import CompareSettings, contender
 from titans_lm.train.run import SETTINGS
 from titans_lm.train.settings import LanguageSettings, plain_settings
 
@@ -72,19 +72,9 @@ def _without_run(settings: Result) -> Result:
     return {name: value for name, value in settings.items() if name != "run"}
 
 
-def contender(settings: CompareSettings, name: str, parameters: int) -> LanguageSettings:
-    """Give the settings of one contender, without seed and learning rate.
-
-    Ours without a memory get the short convolution that the memory has, on the q, k and v of their attention, so that
-    it is no advantage of the memory's.
-    """
-    shared, named = dataclasses.replace(settings.train, data=settings.data, parameters=parameters), variant(name)
-    if not named.is_ours:
-        return dataclasses.replace(shared, baseline=name)
-    model = dataclasses.replace(shared.model, architecture=named.base)
-    if not model.has_memory:
-        model = dataclasses.replace(model, attention_conv_size=model.conv_size)
-    return named.changed(dataclasses.replace(shared, model=model, baseline=None))
+def contender_of(settings: CompareSettings, name: str, parameters: int) -> LanguageSettings:
+    """Give the settings of one contender, without seed and learning rate."""
+    return contender(dataclasses.replace(settings.train, data=settings.data), name, parameters)
 
 
 def trials(settings: CompareSettings, parameters: int) -> list[TextJob]:
@@ -93,7 +83,7 @@ def trials(settings: CompareSettings, parameters: int) -> list[TextJob]:
     if len(settings.rates) == 1:
         return jobs
     for name in settings.models:
-        base = contender(settings, name, parameters)
+        base = contender_of(settings, name, parameters)
         warmup = min(base.warmup_steps, settings.tune_steps // 4)
         for rate in settings.rates:
             run = settings.out / "trials" / f"{folder_name(name)}-{rate:g}"
@@ -110,7 +100,7 @@ def finals(settings: CompareSettings, parameters: int, rates: dict[str, float]) 
         TextJob(
             name,
             dataclasses.replace(
-                contender(settings, name, parameters),
+                contender_of(settings, name, parameters),
                 run=settings.out / "runs" / f"{folder_name(name)}-seed{seed}",
                 lr=rates[name],
                 seed=seed,

@@ -1,12 +1,13 @@
 """Settings of a comparison: who trains on what, for how long, and how their learning rates are chosen."""
 
+import dataclasses
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from titans_lm.config import Architecture, BackboneConfig, check_at_least, check_positive, nearest
-from titans_lm.train.settings import LanguageSettings, Settings, merge_settings
+from titans_lm.train.settings import LanguageSettings, ModelSettings, Settings, merge_settings
 
 VARIED = ("stateful", "weight_decay")
 """Settings of training that a variant may change beside those of the model."""
@@ -37,7 +38,8 @@ class CompareSettings:
     models: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "attention", "sliding", "llama", "mistral", "mamba2")
     """Architectures of ours, and baselines as titans train --baseline takes them; the first sets the size.
 
-    One of ours may be varied, as in mac:forget_to=zero,chunk_size=64: any setting of the model, or stateful."""
+    One of ours may be varied, as in mac:forget_to=zero,chunk_size=64: any setting of the model but the width
+    of its MLP, stateful, weight_decay."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the runs that count."""
     rates: tuple[float, ...] = (1e-3, 3e-3)
@@ -82,6 +84,11 @@ class Variant(NamedTuple):
     def changed(self, shared: Settings) -> Settings:
         """Apply its changes to the settings that all share; ValueError for names and values that are not known."""
         names = [field.name for field in fields(BackboneConfig) if field.name != "architecture"]
+        if "intermediate_size" in self.changes:
+            raise ValueError(
+                f"got intermediate_size for a variant of {self.base!r}, whose MLP is as wide as it takes to have as "
+                "many parameters as the others; expected another setting"
+            )
         for name in self.changes:
             if name not in (*names, *VARIED):
                 hint = nearest(name, [*names, *VARIED])
@@ -89,6 +96,24 @@ class Variant(NamedTuple):
         own = {name: value for name, value in self.changes.items() if name in VARIED}
         model = {name: value for name, value in self.changes.items() if name not in VARIED}
         return merge_settings(shared, {**own, "model": model})
+
+
+Shared = TypeVar("Shared", bound=ModelSettings)
+
+
+def contender(shared: Shared, name: str, parameters: int | None) -> Shared:
+    """Give the settings of one contender with so many parameters, from those that all share.
+
+    Ours without a memory get the short convolution that the memory has, on the q, k and v of their attention, so that
+    it is no advantage of the memory's.
+    """
+    named, given = variant(name), dataclasses.replace(shared, parameters=parameters)
+    if not named.is_ours:
+        return dataclasses.replace(given, baseline=name)
+    model = dataclasses.replace(given.model, architecture=named.base)
+    if not model.has_memory:
+        model = dataclasses.replace(model, attention_conv_size=model.conv_size)
+    return named.changed(dataclasses.replace(given, model=model, baseline=None))
 
 
 def variant(name: str) -> Variant:

@@ -11,7 +11,7 @@ from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import resized
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.tasks.tracking import TrackingSettings
-from titans_lm.train.settings import FitSettings
+from titans_lm.train.settings import ModelSettings
 
 
 def small_model() -> BackboneConfig:
@@ -23,7 +23,7 @@ def small_model() -> BackboneConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskFit(FitSettings):
+class TaskFit(ModelSettings):
     """Settings of training one model on a task."""
 
     steps: int = 1000
@@ -38,18 +38,8 @@ class TaskFit(FitSettings):
     """Checkpoints kept, the newest ones."""
     model: BackboneConfig = field(default_factory=small_model)
     """The model."""
-    baseline: str | None = None
-    """Another model of Hugging Face instead, as titans train --baseline takes it."""
-    parameters: int | None = None
-    """Parameters that the model is to have, to the nearest that the width of its MLP allows."""
     batch_size: int = 64
     """Rows of a batch."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("batch_size", self.batch_size, 1)
-        if self.parameters is not None:
-            check_at_least("parameters", self.parameters, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +107,9 @@ class RecallTask(TaskSettings):
     """
 
     command: ClassVar[str] = "mqar"
-    task: RecallSettings = field(default_factory=lambda: RecallSettings(symbols=256, answers=False))
+    task: RecallSettings = field(
+        default_factory=lambda: RecallSettings(symbols=256, answers=False, pairs=64, length=4096)
+    )
     """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ("64:4", "128:8")
     """Sizes to train on, one a batch, all as often."""
@@ -136,7 +128,7 @@ class CopyTask(TaskSettings):
     task: CopySettings = field(default_factory=CopySettings)
     """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ("5-20",)
-    """Sizes to train on, one a batch, all as often."""
+    """Sizes to train on, one a batch, all as often: 20 is one string a row, 5-20 as many as fit."""
     test_sizes: tuple[str, ...] = ("10", "20", "40", "80")
     """Sizes to test on."""
     out: Path = Path("runs/copy")
@@ -166,7 +158,7 @@ class PhoneBookTask(TaskSettings):
     """
 
     command: ClassVar[str] = "phonebook"
-    task: PhoneBookSettings = field(default_factory=PhoneBookSettings)
+    task: PhoneBookSettings = field(default_factory=lambda: PhoneBookSettings(entries=100))
     """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ("3", "5", "10")
     """Sizes to train on, one a batch, all as often."""

@@ -7,21 +7,20 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, folder_name, tried_rates, work
-from titans_lm.compare.settings import variant
+from titans_lm.compare.settings import contender
 from titans_lm.compare.task_settings import TaskFit, TaskSettings
 from titans_lm.data.tasks.task import Task, TaskBatches
 from titans_lm.evaluate.tasks import bytes_of_state, task_score
-from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.files import write_json
-from titans_lm.train.fresh import language_model
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import recall_loss
-from titans_lm.train.match import Sized, count_parameters, match_parameters
+from titans_lm.train.match import count_parameters, sized_for
 from titans_lm.train.run import SETTINGS, RunFolder
 from titans_lm.train.settings import plain_settings
 
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FILE = "results.json"
-ACCURACY = "mean_accuracy"
+RIGHT = "right"
+"""Shares of answers and of single targets that were right, means over sizes; the second decides where the first tie."""
 FRESH = 1_000_003
 """What is added to the seed of a run for the rows that it is tested on."""
 
@@ -41,13 +41,18 @@ def run_task(settings: TaskSettings, command: str, say: Say) -> dict[str, Any]:
     learning rates for as many steps (where there are several rates). `command` is what the file says it came from.
     Raises ValueError for a model that will not do, before anything is trained.
     """
+    for task in (
+        *settings.taught,
+        *settings.tested.values(),
+    ):  # what cannot be drawn is told before training
+        task.draw(np.random.default_rng(0), 64)
     settings.out.mkdir(parents=True, exist_ok=True)
     parameters = _size(settings, say)
     tuning: dict[str, list[Result]] = {}
     if len(settings.rates) > 1:
-        tuning = tried_rates(jobs := trials(settings, parameters), work(jobs, settings.jobs, say), ACCURACY)
+        tuning = tried_rates(jobs := trials(settings, parameters), work(jobs, settings.jobs, say), RIGHT)
     rates = {name: settings.rates[0] for name in settings.models}
-    rates |= {name: best_rate(name, tried, ACCURACY, most=True) for name, tried in tuning.items()}
+    rates |= {name: best_rate(name, tried, RIGHT, most=True) for name, tried in tuning.items()}
     say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
     ran = work(finals(settings, parameters, rates), settings.jobs, say)
     result = {
@@ -109,7 +114,7 @@ class TaskJob:
         longest = max(self.tested.values(), key=lambda task: task.length)
         return {
             **found,
-            ACCURACY: mean(test["exact"] for test in found["tests"].values()),
+            RIGHT: [mean(test[kind] for test in found["tests"].values()) for kind in ("exact", "accuracy")],
             "parameters": sized.parameters,
             "steps": ended.step,
             "tokens": ended.tokens,
@@ -134,28 +139,6 @@ class TaskJob:
         return f"{tests}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
 
 
-def sized_for(settings: TaskFit, vocab_size: int) -> Sized:
-    """Build the model that settings describe over a vocabulary, a baseline as large as ours would be."""
-    asked, config = settings.parameters, settings.model
-    if settings.baseline is not None:
-        size = count_parameters(config, vocab_size) if asked is None else asked
-        return Sized.given(make_baseline(fit_baseline(settings.baseline, config, vocab_size, size)), size)
-    if asked is not None:
-        config = match_parameters(config, vocab_size, asked)
-    return Sized.given(language_model(config, vocab_size), asked)
-
-
-def contender(settings: TaskSettings, name: str, parameters: int | None) -> TaskFit:
-    """Give the settings of one contender, without seed and learning rate; ours without a memory get its convolution."""
-    shared, named = dataclasses.replace(settings.train, parameters=parameters), variant(name)
-    if not named.is_ours:
-        return dataclasses.replace(shared, baseline=name)
-    model = dataclasses.replace(shared.model, architecture=named.base)
-    if not model.has_memory:
-        model = dataclasses.replace(model, attention_conv_size=model.conv_size)
-    return named.changed(dataclasses.replace(shared, model=model, baseline=None))
-
-
 def trials(settings: TaskSettings, parameters: int) -> list[TaskJob]:
     """List runs of one contender and learning rate each, from a seed that does not count."""
     return [
@@ -176,7 +159,7 @@ def finals(settings: TaskSettings, parameters: int, rates: dict[str, float]) -> 
 
 def _job(settings: TaskSettings, name: str, parameters: int, folder: Path, rate: float, seed: int | None) -> TaskJob:
     base = dataclasses.replace(
-        contender(settings, name, parameters), lr=rate, seed=TRIAL_SEED if seed is None else seed
+        contender(settings.train, name, parameters), lr=rate, seed=TRIAL_SEED if seed is None else seed
     )
     if seed is None:
         warmup = min(base.warmup_steps, settings.tune_steps // 4)
@@ -189,14 +172,14 @@ def _size(settings: TaskSettings, say: Say) -> int:
     """Find how many parameters all shall have, and that every contender can have as many."""
     vocab, parameters = settings.taught[0].vocab_size, settings.train.parameters
     if parameters is None:
-        parameters = count_parameters(contender(settings, settings.models[0], None).model, vocab)
+        parameters = count_parameters(contender(settings.train, settings.models[0], None).model, vocab)
     for name in settings.models:
-        say(f"{name}: {sized_for(contender(settings, name, parameters), vocab).describe()}")
+        say(f"{name}: {sized_for(contender(settings.train, name, parameters), vocab).describe()}")
     return parameters
 
 
 def _contender(name: str, rate: float, tuning: list[Result], ran: list[Result]) -> Result:
-    kept = ("parameters", "steps", "tokens", "seconds", "skipped_steps", "tests", ACCURACY)
+    kept = ("parameters", "steps", "tokens", "seconds", "skipped_steps", "tests", RIGHT)
     mine = [result for result in ran if result["name"] == name]
     runs = [
         {"seed": result["asked"]["settings"]["seed"], **{key: result[key] for key in kept if key in result}}

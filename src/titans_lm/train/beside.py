@@ -10,24 +10,38 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from titans_lm.train.parallel import World
+from titans_lm.train.parallel import World, is_spread
 
 
 def copied(value: Any, *, all_to_cpu: bool = True) -> Any:
     """Copy every tensor in dicts, lists and tuples, so that training may go on writing into those it came from.
 
-    The copies are on the CPU; with `all_to_cpu=False` tensors of a GPU are left, for somebody else to copy.
+    What was one tensor under two names (a tied embedding) is one again. The copies are on the CPU; with
+    `all_to_cpu=False` tensors of a GPU are left, for somebody else to copy.
     """
-    if isinstance(value, Tensor):
-        if value.device.type == "cpu":
-            return value.detach().clone()
-        return value.detach().cpu() if all_to_cpu else value
-    if isinstance(value, dict):
-        return {name: copied(part, all_to_cpu=all_to_cpu) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [copied(part, all_to_cpu=all_to_cpu) for part in value]
-        return tuple(parts) if isinstance(value, tuple) else parts
-    return value
+    copies: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy_tensor(tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cpu" and not all_to_cpu:
+            return tensor
+        if is_spread(tensor) or tensor.numel() == 0:  # no address to know it by
+            return tensor.detach().clone().cpu()
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if place not in copies:
+            copies[place] = tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach().cpu()
+        return copies[place]
+
+    def copy_any(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return copy_tensor(value)
+        if isinstance(value, dict):
+            return {name: copy_any(part) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            parts = [copy_any(part) for part in value]
+            return tuple(parts) if isinstance(value, tuple) else parts
+        return value
+
+    return copy_any(value)
 
 
 class Beside:
@@ -48,18 +62,17 @@ class Beside:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="titans-save")
         self._work = self._pool.submit(work)
 
-    def wait(self) -> None:
-        """Wait for the work of all processes; OSError, which names the file, on all of them where it failed on one."""
+    def wait(self) -> OSError | None:
+        """Wait for the work of all processes; return the same error on all of them where it failed on one."""
         if self._work is None:
-            return
+            return None
         work, self._work, failed = self._work, None, None
         try:
             work.result()
         except (OSError, ValueError, RuntimeError, CheckpointException) as error:
             failed = f"could not be written: {' '.join(str(error).split())[:300]}"
-        for told in self.world.gathered(failed):
-            if told is not None:
-                raise OSError(errno.EIO, told, str(self._into))
+        told = next((told for told in self.world.gathered(failed) if told is not None), None)
+        return None if told is None else OSError(errno.EIO, told, str(self._into))
 
     def end(self) -> None:
         """Let what was begun come to its end, well or not: nobody asks for it any more."""

@@ -7,6 +7,7 @@ A checkpoint is a folder that is there whole or not at all:
     files.json      size and CRC-32 of every file beside it
 """
 
+import errno
 import json
 import pickle
 import random
@@ -77,16 +78,25 @@ def save_model(
 
     `weights` are those to save where the model's own are spread over processes, or go on being trained.
     """
-    with quiet_transformers():
-        if hasattr(model, "save_pretrained"):
-            pretrained: Any = model
-            pretrained.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
-        elif weights is not None:
-            safetensors.torch.save_file({name: x.contiguous() for name, x in weights.items()}, folder / WEIGHTS)
-        else:
-            safetensors.torch.save_model(model, str(folder / WEIGHTS))
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+    try:
+        with quiet_transformers():
+            if hasattr(model, "save_pretrained"):
+                pretrained: Any = model
+                pretrained.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
+            elif weights is not None:
+                safetensors.torch.save_file(_without_ties(weights), folder / WEIGHTS)
+            else:
+                safetensors.torch.save_model(model, str(folder / WEIGHTS))
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+    except safetensors.SafetensorError as error:  # a full disk, as safetensors tells it
+        raise OSError(errno.EIO, " ".join(str(error).split())[:300], str(folder)) from error
+
+
+def _without_ties(weights: dict[str, Any]) -> dict[str, Any]:
+    """Leave out further names of one tensor; whoever loads them ties them again."""
+    first = {(x.data_ptr(), x.shape, x.stride()): name for name, x in reversed(weights.items())}
+    return {name: weights[name].contiguous() for name in weights if name in first.values()}
 
 
 def load_checkpoint(folder: Path, model: nn.Module) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from titans_lm.config import BackboneConfig
 from titans_lm.train.baselines import fit_baseline, make_baseline
-from titans_lm.train.fresh import model_for, model_without_weights, special_ids
-from titans_lm.train.settings import LanguageSettings
+from titans_lm.train.fresh import language_model, model_without_weights, special_ids
+from titans_lm.train.settings import ModelSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -55,16 +55,20 @@ class Sized:
         return f"{said}, {self.parameters / self.asked - 1.0:+.2%} from the {self.asked:,} asked for"
 
 
-def sized_model(settings: LanguageSettings, tokenizer: "PreTrainedTokenizerBase") -> Sized:
+def sized_model(settings: ModelSettings, tokenizer: "PreTrainedTokenizerBase") -> Sized:
     """Build the model that settings describe over the ids of a tokeniser, a baseline as large as ours would be.
 
     Raises ValueError for a baseline that is unknown or does not fit, and where the MLP cannot be made small enough.
     """
+    return sized_for(settings, len(tokenizer), **special_ids(tokenizer))
+
+
+def sized_for(settings: ModelSettings, vocab_size: int, **special: int | None) -> Sized:
+    """Build the same over a vocabulary, with the ids of its special tokens where they are known."""
     asked, config = settings.parameters, settings.model
     if settings.baseline is not None:
-        size = count_parameters(config, len(tokenizer)) if asked is None else asked
-        fitted = fit_baseline(settings.baseline, config, len(tokenizer), size, **special_ids(tokenizer))
-        return Sized.given(make_baseline(fitted), size)
+        size = count_parameters(config, vocab_size) if asked is None else asked
+        return Sized.given(make_baseline(fit_baseline(settings.baseline, config, vocab_size, size, **special)), size)
     if asked is not None:
-        config = match_parameters(config, len(tokenizer), asked)
-    return Sized.given(model_for(config, tokenizer), asked)
+        config = match_parameters(config, vocab_size, asked)
+    return Sized.given(language_model(config, vocab_size, **special), asked)

@@ -76,14 +76,16 @@ class Session:
     def save(self, *, beside: bool = False) -> Path | None:
         """Write a checkpoint of the step that was taken last, unless there is one.
 
-        With `beside` it may still be being written when this returns; the next call waits for it, and says (OSError)
-        where it failed.
+        With `beside` it may still be being written when this returns; the next call waits for it. Where it failed that
+        raises OSError, after it has written its own.
         """
         trainer, step = self.trainer, self.trainer.result.step
-        self.beside.wait()
+        failed = self.beside.wait()
         if self.run is not None and self.saved[0] != step:
             save = self._save_alone if trainer.world.size == 1 else self._save_together
-            self.saved = (step, save(self.run, step, beside))
+            self.saved = (step, save(self.run, step, beside and failed is None))
+        if failed is not None:
+            raise failed
         return self.saved[1]
 
     def _save_alone(self, run: RunFolder, step: int, beside: bool) -> Path:
@@ -142,7 +144,6 @@ class Session:
         run, trainer = self.run, self.trainer
         if run is None:
             return
-        self.beside.wait()
         weights = whole_weights(trainer.model) if trainer.spread else None
         trainer.world.first(lambda: run.finish(trainer.result.step, plain(trainer.model), weights))
 

@@ -107,13 +107,9 @@ def small_model() -> BackboneConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageSettings(FitSettings):
-    """Settings of training a language model."""
+class ModelSettings(FitSettings):
+    """Settings of training a model over tokens, ours or another."""
 
-    data: str | None = None
-    """A file, a folder of text, a folder of titans prepare, or the word stdlib: the Python library's own source."""
-    run: Path | None = None
-    """Folder of the run; by default runs/ARCHITECTURE-DATE-TIME."""
     model: BackboneConfig = field(default_factory=small_model)
     """The model."""
     baseline: str | None = None
@@ -121,12 +117,28 @@ class LanguageSettings(FitSettings):
     mamba2, qwen3-next (Gated DeltaNet and attention), or a folder with a config.json, taken as it is."""
     parameters: int | None = None
     """Parameters that the model is to have, to the nearest that the width of its MLP (or another size) allows."""
+    batch_size: int = 4
+    """Rows of a batch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("batch_size", self.batch_size, 1)
+        if self.parameters is not None:
+            check_at_least("parameters", self.parameters, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageSettings(ModelSettings):
+    """Settings of training a language model."""
+
+    data: str | None = None
+    """A file, a folder of text, a folder of titans prepare, or the word stdlib: the Python library's own source."""
+    run: Path | None = None
+    """Folder of the run; by default runs/ARCHITECTURE-DATE-TIME."""
     vocab_size: int | None = None
     """Ids of the tokenizer that the model is made for; None is that of the data: 259 for bytes."""
     seq_len: int = 512
     """Tokens of a row that a step reads."""
-    batch_size: int = 4
-    """Rows of a batch."""
     stateful: bool = False
     """Read each document from start to end and carry the memory from step to step; gradients stop at the step."""
     boundaries: Boundaries = "carry"
@@ -142,12 +154,11 @@ class LanguageSettings(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("seq_len", "batch_size", "eval_bytes"):
+        for name in ("seq_len", "eval_bytes"):
             check_at_least(name, getattr(self, name), 1)
         check_choice("boundaries", self.boundaries, get_args(Boundaries))
-        for name in ("vocab_size", "parameters"):
-            if getattr(self, name) is not None:
-                check_at_least(name, getattr(self, name), 1)
+        if self.vocab_size is not None:
+            check_at_least("vocab_size", self.vocab_size, 1)
         if self.stateful and self.baseline is not None:
             raise ValueError(
                 f"got stateful=True with baseline={self.baseline!r}, which carries no state from step to step; "

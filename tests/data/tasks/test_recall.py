@@ -171,6 +171,7 @@ def test_keys_of_two_tokens_share_them():
 def test_random_fillers_are_no_keys_of_the_row(name):
     s = VARIANTS[name]
     found = set()
+    always = set(range(1, s.parts + 1)) if s.key_tokens == 2 and s.parts**2 == s.pairs else set()
     for step in range(20):
         batch = TaskBatches(s, batch_size=16)(step)
         blank = RecallSettings(**{**vars(s), "fillers": "one"})
@@ -180,7 +181,7 @@ def test_random_fillers_are_no_keys_of_the_row(name):
             keys = {id for place in queries.nonzero() for id in inputs[place - s.key_tokens + 1 : place + 1].tolist()}
             assert not keys & set(inputs[fillers].tolist())
             found |= set(inputs[fillers].tolist())
-    assert found == set(range(1, s.symbols + 1)), "every id fills somewhere"
+    assert found == set(range(1, s.symbols + 1)) - always, "every other id fills somewhere"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from titans_lm.config import check_at_least, check_between, check_choice
+from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.batches import IGNORED, Batch
 from titans_lm.data.tasks.task import TaskBatches, as_batch, draw_different
 
@@ -73,7 +73,8 @@ class RecallSettings:
             raise ValueError(f"got key_tokens={self.key_tokens!r}; expected 1 or 2")
         check_choice("fillers", self.fillers, get_args(Fillers))
         check_at_least("updates", self.updates, 0)
-        check_between("updates", self.updates, 0, self.pairs)
+        if self.updates > self.pairs:
+            raise ValueError(f"got updates={self.updates} and pairs={self.pairs}; expected no more updates than pairs")
         if self.symbols % 2 or self.symbols < 2 * (self.pairs + self.updates):
             more = " + updates" if self.updates else ""
             raise ValueError(
@@ -84,8 +85,10 @@ class RecallSettings:
             raise ValueError(f"got symbols={self.symbols}; expected {2 * self.parts} or more for keys of two parts")
         if self.slots < self.pairs:
             least = self.start + self.width * self.pairs
-            formula = "4 × pairs" if self.start == 2 * self.pairs + self.gap else "pairs, updates, queries"
-            raise ValueError(f"got length={self.length}; expected at least {formula} + gap = {least}")
+            formula = "4 × pairs + gap"
+            if self.start != 2 * self.pairs + self.gap:
+                formula = "(key_tokens + 1) × ((passes + 1) × pairs + updates) + gap"
+            raise ValueError(f"got length={self.length} for pairs={self.pairs}; expected at least {formula} = {least}")
 
     @property
     def vocab_size(self) -> int:
@@ -103,8 +106,8 @@ class RecallSettings:
 
     @property
     def parts(self) -> int:
-        """Ids that first and second parts of keys of two tokens are drawn from, each: every part is in several keys."""
-        return max(2, 2 * math.isqrt(self.pairs))
+        """Ids that first and second parts of keys of two tokens are drawn from; a part is in √pairs on average."""
+        return max(2, 1 + math.isqrt(self.pairs - 1))  # the root, rounded up
 
     @property
     def start(self) -> int:

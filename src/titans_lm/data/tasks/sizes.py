@@ -10,7 +10,7 @@ from titans_lm.data.tasks.tracking import TrackingSettings
 
 FORMS = {
     RecallSettings: "LENGTH:PAIRS, as in 64:4",
-    CopySettings: "the letters of a string, as in 20, or SHORTEST-LONGEST",
+    CopySettings: "the letters of a string, as in 20 (one a row), or SHORTEST-LONGEST (as many a row as fit)",
     LookupSettings: "the letters of the string, as in 32",
     PhoneBookSettings: "the entries, as in 20",
     TrackingSettings: "the tokens of a word, as in 32",
