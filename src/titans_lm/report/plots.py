@@ -18,6 +18,8 @@ from titans_lm.train.files import write_atomically
 INK, SOFT, LINE = "#1b1f27", "#5b6472", "#e3e6eb"
 DOTS = 180
 """Dots per inch of a PNG."""
+CROWD = 4
+"""Most lines whose names still find room between them; those of more stand beside the plot."""
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so a plot looks the same everywhere
     "font.size": 9.5,
@@ -88,7 +90,8 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
 def draw(plot: Plot) -> Figure:
     """Draw a plot."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.2 if plot.wide else 5.4, 3.5), layout="constrained")
+        width = (8.2 if plot.wide else 5.4) + 3.0 * (len(plot.lines) > CROWD)
+        figure = Figure(figsize=(width, 3.5), layout="constrained")
         _fill(figure.add_subplot(), plot)
     return figure
 
@@ -115,7 +118,10 @@ def _fill(axes: Axes, plot: Plot) -> None:
         axes.xaxis.set_major_locator(FixedLocator(range(len(plot.x_labels))))
         axes.xaxis.set_major_formatter(FixedFormatter(list(plot.x_labels)))
         axes.xaxis.set_minor_locator(NullLocator())
-    if len(plot.lines) > 1:
+    if len(plot.lines) > CROWD:
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), handlelength=1.6)
+        axes.tick_params(axis="x", labelsize=8.0)
+    elif len(plot.lines) > 1:
         axes.legend(loc="best", handlelength=1.6)
 
 
