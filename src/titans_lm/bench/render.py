@@ -100,14 +100,14 @@ def learned(result: Result, link: str) -> list[str]:
     ]
 
 
-INTRODUCTION = """Every number on this page was written by `titans bench`, `titans compare` or `titans evaluate`; the guides to
-[benchmarks](guides/bench.md) and [evaluation](guides/evaluate.md) say what each command measures and how, and
-[findings](findings.md) what follows. "% of matmul" is the share of the floating point operations per second that a
-large square matrix product of torch's reaches in the same process, right before and after; where torch gives it to MKL
-and our products go to oneDNN, which is faster on some CPUs, the share of oneDNN's is in brackets. Peak memory is the growth
-of the process above what it had after its imports (on a GPU: of the device's memory), "max/min" the slowest run over
-the fastest. Where sides are compared they took turns; "× name" is our speed over that side's, the median of the
-rounds."""
+INTRODUCTION = """Every number on this page was written by `titans bench`, `titans compare` or `titans evaluate`;
+the guides to [benchmarks](guides/bench.md) and [evaluation](guides/evaluate.md) say what each command measures
+and how, and [findings](findings.md) what follows. "% of matmul" is the share of the floating point operations per
+second that a large square matrix product of torch's reaches in the same process, right before and after; where
+torch gives it to MKL and our products go to oneDNN, which is faster on some CPUs, the share of oneDNN's is in
+brackets. Peak memory is the growth of the process above what it had after its imports (on a GPU: of the device's
+memory), "max/min" the slowest run over the fastest. Where sides are compared they took turns; "× name" is our
+speed over that side's, the median of the rounds."""
 
 TITLES = {
     "peers": "Beside peers",
