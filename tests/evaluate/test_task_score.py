@@ -8,10 +8,10 @@ import torch
 
 from model_cases import small_config
 from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.copying import CopySettings, PhoneBookSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import resized
-from titans_lm.data.tasks.task import TaskBatches
 from titans_lm.data.tasks.tracking import TrackingSettings
 from titans_lm.evaluate.recall import recall_accuracy
 from titans_lm.evaluate.tasks import TaskScore, bytes_of_state, score_batch, task_score

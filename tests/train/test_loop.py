@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from titans_lm.data.batches import DocumentLanes, RandomCrops
+from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallSettings
-from titans_lm.data.tasks.task import TaskBatches
 from titans_lm.data.tokenizer import byte_tokenizer, encode_document
 from titans_lm.train.loop import Interrupted, fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss, recall_loss

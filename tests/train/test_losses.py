@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from titans_lm.data.batches import IGNORED, DocumentLanes
+from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallSettings
-from titans_lm.data.tasks.task import TaskBatches
 from titans_lm.data.tokenizer import encode_document
 from titans_lm.ops.state import state_tensors
 from titans_lm.train.losses import CarriedLoss, next_token_loss, recall_loss

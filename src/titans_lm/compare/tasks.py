@@ -15,7 +15,8 @@ from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, folder_name, tried_rates, work
 from titans_lm.compare.settings import contender
 from titans_lm.compare.task_settings import TaskFit, TaskSettings
-from titans_lm.data.tasks.task import Task, TaskBatches
+from titans_lm.data.tasks.batches import TaskBatches
+from titans_lm.data.tasks.task import Task
 from titans_lm.evaluate.tasks import bytes_of_state, task_score
 from titans_lm.train.files import write_json
 from titans_lm.train.loop import fit

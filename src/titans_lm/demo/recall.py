@@ -8,8 +8,8 @@ import torch
 
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import IGNORED
+from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallCurriculum, RecallSettings
-from titans_lm.data.tasks.task import TaskBatches
 from titans_lm.demo.contest import Lesson, Trained, train_contender
 from titans_lm.demo.settings import RecallPlan
 from titans_lm.evaluate.recall import Recall, recall_accuracy, sliding_reach

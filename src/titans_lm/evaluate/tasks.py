@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from titans_lm.config import check_at_least
 from titans_lm.data.batches import IGNORED, Batch
-from titans_lm.data.tasks.task import Task, TaskBatches
+from titans_lm.data.tasks.batches import TaskBatches
+from titans_lm.data.tasks.task import Task
 from titans_lm.ops.state import MemoryState, state_bytes
 from titans_lm.train.device import to_device
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from titans_lm.data.batches import IGNORED
+from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import FILLER, RecallCurriculum, RecallSettings
-from titans_lm.data.tasks.task import TaskBatches
 
 SETTINGS = {
     "mqar": RecallSettings(pairs=4, symbols=32, length=64, gap=0, answers=False),

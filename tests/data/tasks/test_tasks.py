@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.copying import (
     FIRST_NAMES,
     LAST_NAMES,
@@ -15,7 +16,7 @@ from titans_lm.data.tasks.copying import (
     PhoneBookSettings,
 )  # fmt: skip
 from titans_lm.data.tasks.recall import RecallSettings
-from titans_lm.data.tasks.task import Task, TaskBatches
+from titans_lm.data.tasks.task import Task
 from titans_lm.data.tasks.tracking import TrackingSettings, elements, products
 
 TASKS: list[Task] = [

@@ -4,13 +4,15 @@ After "Repeat After Me" (Jelassi, Brandfonbrener, Kakade, Malach; arXiv 2402.010
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
-from titans_lm.data.batches import IGNORED, Batch
-from titans_lm.data.tasks.task import as_batch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from titans_lm.data.batches import Batch
+
 
 EMPTY = 0
 Asked = Literal["before", "after"]
@@ -53,8 +55,10 @@ class CopySettings:
         mean = (self.shortest + self.longest) / 2
         return mean / (mean + 1) / self.letters
 
-    def draw(self, rng: np.random.Generator, rows: int) -> Batch:
+    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; the next token is asked for from the sign "again" on, up to the end of the string."""
+        from titans_lm.data.tasks.batches import as_batch
+
         begin, again, end = self.letters + 1, self.letters + 2, self.letters + 3
         inputs, targets, answers = _empty(rows, self.length)
         for row in range(rows):
@@ -113,8 +117,10 @@ class LookupSettings:
     def length(self) -> int:
         return self.size + self.n + (2 if self.asked == "after" else 3)
 
-    def draw(self, rng: np.random.Generator, rows: int) -> Batch:
+    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; ValueError where strings with an n-gram that comes once are too rare to be found."""
+        from titans_lm.data.tasks.batches import as_batch
+
         begin, question = self.letters + 1, self.letters + 2
         inputs, targets, _ = _empty(rows, self.length)
         for row in range(rows):
@@ -127,8 +133,10 @@ class LookupSettings:
             targets[row, -1] = string[place + self.n]
         return as_batch(inputs, targets)
 
-    def _string(self, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    def _string(self, rng: "np.random.Generator") -> "tuple[np.ndarray, int]":
         """Draw a string and a place in it whose n-gram begins nowhere else."""
+        import numpy as np
+
         for _ in range(1000):
             string = rng.integers(1, self.letters + 1, self.size)
             grams = np.lib.stride_tricks.sliding_window_view(string, self.n)
@@ -199,8 +207,12 @@ class PhoneBookSettings:
         longest = max(map(len, FIRST_NAMES)) + max(map(len, LAST_NAMES)) + len(" : \n") + DIGITS
         return (self.entries + self.shown + 1) * longest + self.shown + 1
 
-    def draw(self, rng: np.random.Generator, rows: int) -> Batch:
+    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; a batch is as long as its longest row."""
+        import numpy as np
+
+        from titans_lm.data.tasks.batches import as_batch
+
         lines = [self.text(rng) for _ in range(rows)]
         inputs, targets, answers = _empty(rows, max(map(len, lines)))
         for row, line in enumerate(lines):
@@ -210,8 +222,10 @@ class PhoneBookSettings:
             targets[row, asked], answers[row, asked] = ids[-DIGITS:], 0
         return as_batch(inputs, targets, answers)
 
-    def text(self, rng: np.random.Generator) -> bytes:
+    def text(self, rng: "np.random.Generator") -> bytes:
         """Draw a phone book with its question and the answer."""
+        import numpy as np
+
         who = rng.choice(len(FIRST_NAMES) * len(LAST_NAMES), self.entries, replace=False)
         first, last = np.divmod(who, len(LAST_NAMES))
         digits = np.concatenate(
@@ -225,8 +239,12 @@ class PhoneBookSettings:
         return "\n".join([*entries, *(f"\n{entries[one]}" for one in again)]).encode()
 
 
-def _empty(rows: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _empty(rows: int, length: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
     """Give rows that hold and ask nothing."""
+    import numpy as np
+
+    from titans_lm.data.batches import IGNORED
+
     return (
         np.full((rows, length), EMPTY, np.int64),
         np.full((rows, length), IGNORED, np.int64),

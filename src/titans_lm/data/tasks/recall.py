@@ -6,13 +6,15 @@ window is shorter than the gap cannot, unless layers hand the pair on: n layers 
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
-from titans_lm.data.batches import IGNORED, Batch
-from titans_lm.data.tasks.task import TaskBatches, as_batch, draw_different
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from titans_lm.data.batches import Batch
+
 
 FILLER = 0
 Fillers = Literal["one", "random"]
@@ -119,8 +121,13 @@ class RecallSettings:
         """Places of a key and its value where a key can be asked."""
         return (self.length - self.start) // self.width
 
-    def draw(self, rng: np.random.Generator, rows: int) -> Batch:
+    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows of the task; targets stand at the last token of a key that is asked."""
+        import numpy as np
+
+        from titans_lm.data.batches import IGNORED
+        from titans_lm.data.tasks.batches import as_batch, draw_different
+
         keys = self._keys(rng, rows)
         values = (
             1 + self.symbols // 2 + draw_different(rng, np.zeros(self.symbols // 2), rows, self.pairs + self.updates)
@@ -147,15 +154,21 @@ class RecallSettings:
             inputs = self._filled(rng, inputs, keys)
         return as_batch(inputs, targets)
 
-    def _keys(self, rng: np.random.Generator, rows: int) -> np.ndarray:
+    def _keys(self, rng: "np.random.Generator", rows: int) -> "np.ndarray":
         """Draw the keys of each row: rows × pairs × key_tokens."""
+        import numpy as np
+
+        from titans_lm.data.tasks.batches import draw_different
+
         if self.key_tokens == 1:
             return 1 + draw_different(rng, np.zeros(self.symbols // 2), rows, self.pairs)[..., None]
         both = draw_different(rng, np.zeros(self.parts**2), rows, self.pairs)
         return 1 + np.stack(np.divmod(both, self.parts), axis=2)
 
-    def _filled(self, rng: np.random.Generator, inputs: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    def _filled(self, rng: "np.random.Generator", inputs: "np.ndarray", keys: "np.ndarray") -> "np.ndarray":
         """Put a random id at every empty place, but none that a key of the row is made of."""
+        import numpy as np
+
         allowed = np.ones((len(inputs), self.symbols + 1), bool)
         allowed[:, FILLER] = False
         np.put_along_axis(allowed, keys.reshape(len(inputs), -1), False, axis=1)
@@ -175,6 +188,8 @@ class RecallCurriculum:
     def __init__(
         self, settings: RecallSettings, *, gaps: tuple[int, ...], alone: int, batch_size: int, seed: int = 0
     ) -> None:
+        from titans_lm.data.tasks.batches import TaskBatches
+
         check_at_least("alone", alone, 0)
         if not gaps:
             raise ValueError("got no gaps; expected at least one")
@@ -184,6 +199,6 @@ class RecallCurriculum:
         self.alone = alone
         self.fingerprint = f"alone={alone} " + " | ".join(stage.fingerprint for stage in self.stages)
 
-    def __call__(self, step: int) -> Batch:
+    def __call__(self, step: int) -> "Batch":
         stage = 0 if step < self.alone else step % len(self.stages)
         return self.stages[stage](step)

@@ -1,13 +1,11 @@
-"""What a synthetic task is, and batches of one or of several."""
+"""What a synthetic task is. Settings of tasks load nothing heavy: a command line lists them before anything runs."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import numpy as np
-import torch
+if TYPE_CHECKING:
+    import numpy as np
 
-from titans_lm.config import check_at_least
-from titans_lm.data.batches import Batch
+    from titans_lm.data.batches import Batch
 
 
 @runtime_checkable
@@ -34,49 +32,6 @@ class Task(Protocol):
         """Share of single targets that are right without knowing anything but the task."""
         ...
 
-    def draw(self, rng: np.random.Generator, rows: int) -> Batch:
+    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows."""
         ...
-
-
-class TaskBatches:
-    """Batches of a task, each a pure function of (seed, step).
-
-    With several tasks every batch is of one of them, drawn with the given weights (equal ones where none are given).
-    """
-
-    def __init__(
-        self, task: Task | Sequence[Task], *, batch_size: int, seed: int = 0, weights: Sequence[float] | None = None
-    ) -> None:
-        check_at_least("batch_size", batch_size, 1)
-        self.tasks = list(task) if isinstance(task, Sequence) else [task]
-        if not self.tasks or (weights is not None and len(weights) != len(self.tasks)):
-            raise ValueError(
-                f"got {len(self.tasks)} tasks and {len(weights or ())} weights; expected at least one task, and as "
-                "many weights where they are given"
-            )
-        shares = np.ones(len(self.tasks)) if weights is None else np.asarray(weights, np.float64)
-        if not (np.isfinite(shares).all() and (shares > 0).all()):
-            raise ValueError(f"got weights={weights!r}; expected finite numbers above 0")
-        self.shares, self.batch_size, self.seed = shares / shares.sum(), batch_size, seed
-        told = " | ".join(map(str, self.tasks))
-        self.fingerprint = f"{told} batch_size={batch_size} seed={seed}"
-        if len(self.tasks) > 1:
-            self.fingerprint += f" shares={self.shares.tolist()}"
-
-    def __call__(self, step: int) -> Batch:
-        rng = np.random.default_rng([self.seed, step])
-        which = int(rng.choice(len(self.tasks), p=self.shares)) if len(self.tasks) > 1 else 0
-        return self.tasks[which].draw(rng, self.batch_size)
-
-
-def draw_different(rng: np.random.Generator, log_weights: np.ndarray, rows: int, count: int) -> np.ndarray:
-    """Draw `count` different indices per row, one after the other with the given weights (Gumbel's trick)."""
-    noise = rng.gumbel(size=(rows, len(log_weights)))
-    return np.argsort(-(log_weights + noise), axis=1)[:, :count].astype(np.int64)
-
-
-def as_batch(inputs: np.ndarray, targets: np.ndarray, answers: np.ndarray | None = None) -> Batch:
-    """Make a batch of rows of integers."""
-    parts = {"input_ids": inputs, "targets": targets} | ({} if answers is None else {"answers": answers})
-    return {name: torch.from_numpy(part.astype(np.int64, copy=False)) for name, part in parts.items()}

@@ -8,15 +8,19 @@ reads all tokens at once is; see "The Illusion of State in State-Space Models" (
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
-from typing import Literal, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
-from titans_lm.data.batches import Batch
-from titans_lm.data.tasks.task import as_batch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from titans_lm.data.batches import Batch
+
 
 Group = Literal["parity", "s3", "a5", "s5"]
+ORDERS = {"parity": 2, "s3": 6, "a5": 60, "s5": 120}
+"""Elements of each group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +47,16 @@ class TrackingSettings:
 
     @property
     def vocab_size(self) -> int:
-        return len(products(self.group))
+        return ORDERS[self.group]
 
     @property
     def chance(self) -> float:
         return 1.0 / self.vocab_size
 
-    def draw(self, rng: np.random.Generator, rows: int) -> Batch:
+    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; every element is as likely as any other."""
+        from titans_lm.data.tasks.batches import as_batch
+
         table = products(self.group)
         inputs = rng.integers(0, len(table), (rows, self.length))
         targets = inputs.copy()
@@ -67,8 +73,10 @@ def elements(group: Group) -> list[tuple[int, ...]]:
 
 
 @cache
-def products(group: Group) -> np.ndarray:
+def products(group: Group) -> "np.ndarray":
     """Tabulate the group: entry [p, q] is the number of "p, then q"."""
+    import numpy as np
+
     listed = elements(group)
     number = {p: index for index, p in enumerate(listed)}
     return np.array([[number[tuple(q[i] for i in p)] for q in listed] for p in listed])
