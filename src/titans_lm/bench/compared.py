@@ -1,5 +1,6 @@
 """A comparison for the page of results: a table, a plot by position, and what was equal."""
 
+from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
@@ -113,20 +114,26 @@ def by_position(contender: dict[str, Any]) -> list[float]:
     return [mean(values) for values in zip(*runs, strict=True)]
 
 
-def plot(result: dict[str, Any]) -> Plot:
-    """Bits per byte by position, a line for each contender; those without a memory are dashed."""
-    buckets = result["contenders"][0]["runs"][0]["test"]["by_position"]
-    drawn = [
+def contender_lines(result: dict[str, Any], values: Callable[[dict[str, Any]], list[float]]) -> list[Line]:
+    """Give every contender a line through its values, one at each place; those without a memory are dashed."""
+    return [
         Line(
             label=title(one["name"]).replace(" (ours, no memory)", ""),
-            x=list(range(len(buckets))),
-            y=by_position(one),
+            x=list(range(len(y))),
+            y=y,
             colour=COLOURS[index % len(COLOURS)],
             dashed=not remembers(one["name"]),
             marker=True,
         )
         for index, one in enumerate(result["contenders"])
+        for y in [values(one)]
     ]
+
+
+def plot(result: dict[str, Any]) -> Plot:
+    """Bits per byte by position, a line for each contender; those without a memory are dashed."""
+    buckets = result["contenders"][0]["runs"][0]["test"]["by_position"]
+    drawn = contender_lines(result, by_position)
     return Plot(
         title="Bits per byte by position", x_label="position in the stretch, tokens", y_label="bits per byte",
         lines=drawn, x_labels=[f"{b['start']:,}–{b['stop']:,}" for b in buckets],

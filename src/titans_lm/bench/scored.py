@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from titans_lm.bench.compared import COLOURS, remembers, title
+from titans_lm.bench.compared import contender_lines, remembers, title
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.tracking import TrackingSettings
-from titans_lm.report.plots import Line, Plot
+from titans_lm.report.plots import Plot
 from titans_lm.train.settings import plain_settings
 
 KINDS = {
@@ -83,17 +83,7 @@ def lines(result: dict[str, Any]) -> list[str]:
 def plot(result: dict[str, Any]) -> Plot:
     """Accuracy by size, a line for each contender; those without a memory are dashed."""
     sizes = list(result["contenders"][0]["exact"])
-    drawn = [
-        Line(
-            label=title(one["name"]).replace(" (ours, no memory)", ""),
-            x=list(range(len(sizes))),
-            y=[100 * one["exact"][size]["mean"] for size in sizes],
-            colour=COLOURS[index % len(COLOURS)],
-            dashed=not remembers(one["name"]),
-            marker=True,
-        )
-        for index, one in enumerate(result["contenders"])
-    ]
+    drawn = contender_lines(result, lambda one: [100 * one["exact"][size]["mean"] for size in sizes])
     return Plot(
         title=heading(result), x_label="size", y_label="right answers, %", lines=drawn, y_range=(0.0, 102.0),
         x_labels=[size or "as set" for size in sizes],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, Protocol, runtime_checkable
 
 from titans_lm.compare.settings import variant
@@ -159,6 +160,11 @@ def _check_same(job: Job, before: Result, asked: Result) -> None:
         raise ValueError(
             f"{job.folder} holds a run of other settings; give another --out, or those that it was begun with"
         )
+
+
+def mean_with_spread(values: list[float]) -> Result:
+    """Give the mean over seeds and the standard deviation, None for a single one."""
+    return {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None, "seeds": len(values)}
 
 
 def tried_rates(jobs: Sequence[Job], results: list[Result], key: str) -> dict[str, list[Result]]:

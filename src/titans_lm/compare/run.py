@@ -2,12 +2,11 @@
 
 import dataclasses
 import shlex
-from statistics import mean, stdev
 from typing import Any
 
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
-from titans_lm.compare.jobs import Say, best_rate, tried_rates, work
+from titans_lm.compare.jobs import Say, best_rate, mean_with_spread, tried_rates, work
 from titans_lm.compare.runs import contender_of, finals, trials
 from titans_lm.compare.score import read_texts
 from titans_lm.compare.settings import CompareSettings
@@ -86,5 +85,5 @@ def _contender(name: str, rate: float, tuning: list[dict[str, Any]], ran: list[d
         "rate": rate,
         "tuning": tuning,
         "runs": runs,
-        "test_bits_per_byte": {"mean": mean(bits), "sd": stdev(bits) if len(bits) > 1 else None, "seeds": len(bits)},
+        "test_bits_per_byte": mean_with_spread(bits),
     }

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
-from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, folder_name, tried_rates, work
+from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, folder_name, mean_with_spread, tried_rates, work
 from titans_lm.compare.settings import contender
 from titans_lm.compare.task_settings import TaskFit, TaskSettings
 from titans_lm.data.tasks.batches import TaskBatches
@@ -42,10 +42,7 @@ def run_task(settings: TaskSettings, command: str, say: Say) -> dict[str, Any]:
     learning rates for as many steps (where there are several rates). `command` is what the file says it came from.
     Raises ValueError for a model that will not do, before anything is trained.
     """
-    for task in (
-        *settings.taught,
-        *settings.tested.values(),
-    ):  # what cannot be drawn is told before training
+    for task in [*settings.taught, *settings.tested.values()]:  # one that cannot be drawn is told before training
         task.draw(np.random.default_rng(0), 64)
     settings.out.mkdir(parents=True, exist_ok=True)
     parameters = _size(settings, say)
@@ -194,8 +191,5 @@ def _contender(name: str, rate: float, tuning: list[Result], ran: list[Result]) 
         "rate": rate,
         "tuning": tuning,
         "runs": runs,
-        "exact": {
-            size: {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None, "seeds": len(values)}
-            for size, values in found.items()
-        },
+        "exact": {size: mean_with_spread(values) for size, values in found.items()},
     }
