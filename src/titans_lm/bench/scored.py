@@ -4,6 +4,7 @@ from typing import Any
 
 from titans_lm.bench.compared import contender_lines, remembers, title
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
+from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.tracking import TrackingSettings
 from titans_lm.report.plots import Plot
@@ -15,6 +16,7 @@ KINDS = {
     "Lookup": ("Looking up n-grams", LookupSettings, ("size",)),
     "PhoneBook": ("A phone book", PhoneBookSettings, ("entries",)),
     "Tracking": ("State tracking", TrackingSettings, ("length",)),
+    "Needle": ("Needles in a haystack", NeedleSettings, ("length", "depth")),
 }
 """Tasks by name: what they are called here, their settings, and which of these are sizes."""
 

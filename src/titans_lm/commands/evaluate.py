@@ -7,7 +7,15 @@ from typing import Annotated
 import tyro
 
 from titans_lm.commands.show import say, write_result
-from titans_lm.compare.task_settings import CopyTask, LookupTask, PhoneBookTask, RecallTask, TaskSettings, TrackingTask
+from titans_lm.compare.task_settings import (
+    CopyTask,
+    LookupTask,
+    NeedleTask,
+    PhoneBookTask,
+    RecallTask,
+    TaskSettings,
+    TrackingTask,
+)
 from titans_lm.train.settings import as_options
 
 Evaluated = (
@@ -16,12 +24,13 @@ Evaluated = (
     | Annotated[LookupTask, tyro.conf.subcommand("lookup", default=LookupTask())]
     | Annotated[PhoneBookTask, tyro.conf.subcommand("phonebook", default=PhoneBookTask())]
     | Annotated[TrackingTask, tyro.conf.subcommand("tracking", default=TrackingTask())]
+    | Annotated[NeedleTask, tyro.conf.subcommand("needle", default=NeedleTask())]
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Measure what models can do: recall, copying and state tracking, learned from rows of random ids."""
+    """Measure what models can do: recall, copying, state tracking and needles in a haystack."""
 
     what: Annotated[tyro.conf.OmitSubcommandPrefixes[Evaluated], tyro.conf.arg(name="")] = tyro.MISSING
 

@@ -1,14 +1,15 @@
 """Settings of `titans evaluate mqar` and its sisters: a task, who does it, and how they learn it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
 from titans_lm.compare.settings import check_contest
 from titans_lm.config import BackboneConfig, check_at_least
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
+from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
-from titans_lm.data.tasks.sizes import resized
+from titans_lm.data.tasks.sizes import AT, resized
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.tasks.tracking import TrackingSettings
 from titans_lm.train.settings import ModelSettings
@@ -98,6 +99,11 @@ class TaskSettings:
         """Tasks to test on, by their sizes."""
         return {size: resized(self.task, size) for size in self.test_sizes or self.sizes} or {"": self.task}
 
+    @property
+    def tried(self) -> dict[str, Task]:
+        """Tasks that a learning rate is chosen by: those it is trained on, none that is to show how far it carries."""
+        return {size: resized(self.task, size) for size in self.sizes} or {"": self.task}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecallTask(TaskSettings):
@@ -181,3 +187,46 @@ class TrackingTask(TaskSettings):
     """Sizes to test on."""
     out: Path = Path("runs/tracking")
     """Folder of the runs and of the results; the same command goes on where it was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleTask(TaskSettings):
+    """Train and test models on needles in a haystack, far beyond the lengths that they were trained on.
+
+    Begin with `titans evaluate needle --models lmm sliding`. Sizes are tokens of a row; --test-sizes may be of any
+    length, as long rows are read in pieces. An answer counts where all of its characters are right.
+    """
+
+    command: ClassVar[str] = "needle"
+    task: NeedleSettings = field(default_factory=NeedleSettings)
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("256", "512", "1024")
+    """Sizes to train on, one a batch, all as often."""
+    test_sizes: tuple[str, ...] = ("1024", "4096", "16384", "65536")
+    """Sizes to test on."""
+    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """Places of the needle that every size is tested at, 0 the begin and 1 the end; of several needles, any."""
+    test_books: Path | None = None
+    """A text or a folder of texts to test in; those of the task where none is given."""
+    examples: int = 64
+    """Rows that are tested of every size, at every depth."""
+    out: Path = Path("runs/needle")
+    """Folder of the runs and of the results; the same command goes on where it was stopped."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.depths)) != len(self.depths):
+            raise ValueError(f"got depths={self.depths!r}; expected every depth once")
+        if self.test_books is not None and self.task.books is None:
+            raise ValueError("got test_books without task.books; expected books to train in as well")
+
+    @property
+    def tested(self) -> dict[str, Task]:
+        """Tasks to test on, by their sizes and depths."""
+        task = self.task if self.test_books is None else replace(self.task, books=self.test_books)
+        sizes = self.test_sizes or self.sizes or (str(task.length),)
+        if task.keys * task.values > 1 or not self.depths:
+            return {size: resized(task, size) for size in sizes}
+        return {
+            f"{size}{AT}{depth:g}": resized(task, f"{size}{AT}{depth:g}") for size in sizes for depth in self.depths
+        }

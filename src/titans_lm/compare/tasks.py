@@ -16,6 +16,7 @@ from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, folder_na
 from titans_lm.compare.settings import contender
 from titans_lm.compare.task_settings import TaskFit, TaskSettings
 from titans_lm.data.tasks.batches import TaskBatches
+from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.task import Task
 from titans_lm.evaluate.tasks import bytes_of_state, task_score
 from titans_lm.train.files import write_json
@@ -162,7 +163,7 @@ def _job(settings: TaskSettings, name: str, parameters: int, folder: Path, rate:
     if seed is None:
         warmup = min(base.warmup_steps, settings.tune_steps // 4)
         base = dataclasses.replace(base, steps=settings.tune_steps, warmup_steps=warmup)
-    taught, tested = tuple(settings.taught), settings.tested
+    taught, tested = tuple(settings.taught), settings.tried if seed is None else settings.tested
     return TaskJob(name, base, folder, seed is not None, taught, tested, settings.examples)
 
 
@@ -183,7 +184,10 @@ def _contender(name: str, rate: float, tuning: list[Result], ran: list[Result]) 
         {"seed": result["asked"]["settings"]["seed"], **{key: result[key] for key in kept if key in result}}
         for result in mine
     ]
-    found = {size: [run["tests"][size]["exact"] for run in runs] for size in runs[0]["tests"]}
+    found = {test: [run["tests"][test]["exact"] for run in runs] for test in runs[0]["tests"]}
+    sizes: dict[str, list[list[float]]] = {}
+    for test, values in found.items():
+        sizes.setdefault(test.split(AT)[0], []).append(values)
     return {
         "name": name,
         "parameters": runs[0]["parameters"],
@@ -191,5 +195,7 @@ def _contender(name: str, rate: float, tuning: list[Result], ran: list[Result]) 
         "rate": rate,
         "tuning": tuning,
         "runs": runs,
-        "exact": {size: mean_with_spread(values) for size, values in found.items()},
+        # Depths have equally many rows; the spread is that of seeds, each with its mean over depths.
+        "exact": {size: mean_with_spread([mean(run) for run in zip(*of, strict=True)]) for size, of in sizes.items()},
+        "by_test": {test: mean_with_spread(values) for test, values in found.items()},
     }

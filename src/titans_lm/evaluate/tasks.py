@@ -11,6 +11,7 @@ from titans_lm.config import check_at_least
 from titans_lm.data.batches import IGNORED, Batch
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.task import Task
+from titans_lm.evaluate.pieces import logits_at, read_all
 from titans_lm.ops.state import MemoryState, state_bytes
 from titans_lm.train.device import to_device
 
@@ -45,7 +46,8 @@ class TaskScore:
 def task_score(model: nn.Module, task: Task, *, examples: int = 1024, batch_size: int = 64, seed: int = 1) -> TaskScore:
     """Ask a model for everything that fresh rows of a task ask for; the likeliest token is its answer.
 
-    The right tokens before a target are given, as in training. Whole batches are asked, so `examples` is rounded up.
+    The right tokens before a target are given, as in training, so an answer is right where greedy writing would write
+    it. Long rows are read in pieces. Whole batches are asked, so `examples` is rounded up.
     The seed must differ from the one that the model was trained with.
     """
     check_at_least("examples", examples, 1)
@@ -56,8 +58,9 @@ def task_score(model: nn.Module, task: Task, *, examples: int = 1024, batch_size
     try:
         for step in range(-(-examples // batch_size)):
             batch = to_device(batches(step), device)
-            logits = model(input_ids=batch["input_ids"], use_cache=False).logits
-            score += score_batch(logits, batch)
+            columns = (batch["targets"] != IGNORED).any(0).nonzero()[:, 0]
+            logits = logits_at(model, batch["input_ids"], columns)
+            score += score_batch(logits, {name: batch[name][:, columns] for name in batch if name != "input_ids"})
     finally:
         model.train(was_training)
     return score
@@ -95,7 +98,7 @@ def bytes_of_state(model: nn.Module, length: int) -> StateBytes:
     model.eval()
     try:
         ids = torch.zeros(1, length, dtype=torch.int64, device=device)
-        output = model(input_ids=ids, use_cache=True)
+        output = read_all(model, ids)
     finally:
         model.train(was_training)
     cache: Any = getattr(output, "past_key_values", None)

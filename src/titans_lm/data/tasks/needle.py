@@ -1,0 +1,172 @@
+"""Needles in a haystack: sentences that tie a value to a key, hidden in text of any length, and a question at its end.
+
+The form of RULER's S-NIAH and its siblings with several keys, values and questions; all words are ours, so that numbers
+are RULER-style, not RULER's own (those are reached through lm-eval).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from titans_lm.config import check_at_least, check_choice
+from titans_lm.data.tasks.hay import BYTES, books, encode, noise, vocabulary
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from titans_lm.data.batches import Batch
+    from titans_lm.data.tasks.hay import Hay
+
+Kind = Literal["number", "uuid", "words"]
+INTRODUCTION = "Something secret is hidden in this text. Keep it in mind.\n"
+ADJECTIVES = (
+    "amber", "bitter", "brave", "calm", "clever", "cold", "crisp", "curious", "dark", "dusty", "eager", "early",
+    "faint", "fierce", "frozen", "gentle", "golden", "grand", "hasty", "hollow", "humble", "icy", "jolly", "keen",
+    "lazy", "little", "lonely", "loud", "lucky", "mellow", "mild", "misty", "modest", "noble", "odd", "pale", "plain",
+    "polite", "proud", "quick", "quiet", "rapid", "rare", "rough", "royal", "rusty", "salty", "sharp", "shy", "silent",
+    "silver", "sleepy", "slow", "smooth", "solid", "steady", "stormy", "sunny", "sweet", "tall", "tidy", "vivid",
+    "warm", "wild",
+)  # fmt: skip
+NOUNS = (
+    "acorn", "anchor", "apple", "arrow", "badger", "barrel", "basket", "beacon", "bell", "bridge", "candle", "canyon",
+    "castle", "cedar", "cloud", "comet", "copper", "cradle", "crane", "desert", "drum", "eagle", "ember", "falcon",
+    "feather", "fern", "forest", "fountain", "garden", "glacier", "hammer", "harbor", "hazel", "island", "ivory",
+    "jacket", "kettle", "ladder", "lantern", "lemon", "lizard", "maple", "marble", "meadow", "mirror", "needle",
+    "ocean", "orchard", "otter", "paper", "pebble", "pillow", "quarry", "raven", "ribbon", "saddle", "shadow",
+    "shepherd", "spoon", "thistle", "tower", "tunnel", "violin", "willow",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleSettings:
+    """Settings of one needle task. Rows are text in the tokens of a tokenizer, as long as `length` to the token.
+
+    With the noise haystack (`…` stands for more of it), a number, and one needle:
+
+        Something secret is hidden in this text. Keep it in mind.
+        The river runs past the mill. A cart stands in the yard. … The secret number of brave otter is 4821937. The
+        clock in the hall is slow. …
+        What is the secret number of brave otter? The secret number of brave otter is 4821937.
+
+    The answer is what follows the last "is": the value, and the full stop that ends it.
+
+    `keys` are the needles with keys of their own (more than are asked are distractors: multi-key), `values` the needles
+    of each key (multi-value: the answer has all of them in the order of the text), `queries` the keys that are asked for
+    in one question (multi-query: values in the order of the question, for each key in that of the text).
+
+    PK, N and W of Titans' table 2 are the noise haystack with a number, books with a number, and books with a uuid
+    (RULER's S-NIAH 1 to 3). Source: RULER (arXiv 2404.06654).
+    """
+
+    value: Kind = "number"
+    """What is hidden: a number of seven digits, a uuid of 36 characters, or two words."""
+    books: Path | None = None
+    """A text or a folder of texts to hide it in; five dull sentences over and over where none is given."""
+    tokenizer: str = BYTES
+    """Tokens: the word bytes, or the folder of a tokenizer."""
+    length: int = 1024
+    """Tokens of a row, with its answer."""
+    depth: float | None = None
+    """Where the needle is, from 0 (the begin) to 1 (the end of the haystack); any place where it is not given."""
+    keys: int = 1
+    """Needles of different keys."""
+    values: int = 1
+    """Needles of each key."""
+    queries: int = 1
+    """Keys that are asked for."""
+
+    def __post_init__(self) -> None:
+        check_choice("value", self.value, get_args(Kind))
+        for name in ("keys", "values", "queries", "length"):
+            check_at_least(name, getattr(self, name), 1)
+        if self.keys > len(ADJECTIVES) * len(NOUNS):
+            raise ValueError(f"got keys={self.keys}; expected {len(ADJECTIVES) * len(NOUNS)} or fewer")
+        if self.queries > self.keys:
+            raise ValueError(f"got queries={self.queries} and keys={self.keys}; expected no more queries than keys")
+        if self.depth is not None and not 0.0 <= self.depth <= 1.0:
+            raise ValueError(f"got depth={self.depth}; expected a place from 0 (the begin) to 1 (the end)")
+        if self.depth is not None and self.keys * self.values > 1:
+            raise ValueError(
+                f"got depth={self.depth} with {self.keys * self.values} needles; expected keys=1 and values=1, or no "
+                "depth: several needles are anywhere"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return vocabulary(self.tokenizer)
+
+    @property
+    def chance(self) -> float:
+        """Share of characters of a value that are right by saying any that may stand there; for words none is."""
+        return {"number": 0.1, "uuid": 1 / 16, "words": 0.0}[self.value]
+
+    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
+        """Draw rows; ValueError where needles and question leave no room for a haystack."""
+        import numpy as np
+
+        from titans_lm.data.batches import IGNORED
+        from titans_lm.data.tasks.batches import as_batch
+
+        hay = noise(self.tokenizer) if self.books is None else books(self.books, self.tokenizer)
+        inputs = np.empty((rows, self.length), np.int64)
+        targets, answers = np.full_like(inputs, IGNORED), np.full_like(inputs, IGNORED)
+        for row in range(rows):
+            inputs[row], asked = self._row(rng, hay)
+            targets[row, -asked - 1 : -1], answers[row, -asked - 1 : -1] = inputs[row, -asked:], 0
+        return as_batch(inputs, targets, answers)
+
+    def _row(self, rng: "np.random.Generator", hay: "Hay") -> "tuple[np.ndarray, int]":
+        """Draw the tokens of a row, and say how many of the last are its answer."""
+        import numpy as np
+
+        keys = [self._words(int(pick)) for pick in rng.choice(len(ADJECTIVES) * len(NOUNS), self.keys, replace=False)]
+        needles = [(key, self._value(rng)) for key in keys for _ in range(self.values)]
+        needles = [needles[i] for i in rng.permutation(len(needles))]
+        asked = keys[: self.queries]
+        found = [value for key in asked for of, value in needles if of == key]
+        question = self._question(asked)
+        around = [encode(part, self.tokenizer) for part in (INTRODUCTION, question, f" {', '.join(found)}.")]
+        hidden = [encode(f"The secret {self._thing} of {key} is {value}. ", self.tokenizer) for key, value in needles]
+        room = self.length - sum(map(len, around)) - sum(map(len, hidden))
+        if room < 1:
+            raise ValueError(
+                f"got length={self.length}; expected at least {self.length - room + 1} tokens: needles and question "
+                f"take {self.length - room}"
+            )
+        text, places = hay.cut(rng, room)
+        # A sentence may also come after the last one, which is cut off where there is no more room.
+        borders = np.append(places, room)
+        at = np.sort(rng.choice(borders, len(hidden))) if self.depth is None else [_nearest(borders, self.depth * room)]
+        parts, last = [around[0]], 0
+        for place, needle in zip(at, hidden, strict=True):
+            parts += [text[last:place], needle]
+            last = int(place)
+        return np.concatenate([*parts, text[last:], *around[1:]]), len(around[2])
+
+    @property
+    def _thing(self) -> str:
+        return {"number": "number", "uuid": "code", "words": "word"}[self.value]
+
+    def _question(self, keys: list[str]) -> str:
+        several = f"s of {', '.join(keys)} are" if self.queries * self.values > 1 else f" of {keys[0]} is"
+        verb = "are" if self.queries * self.values > 1 else "is"
+        return f"\nWhat {verb} the secret {self._thing}{several.rsplit(' ', 1)[0]}? The secret {self._thing}{several}"
+
+    def _words(self, which: int) -> str:
+        adjective, noun = divmod(which, len(NOUNS))
+        return f"{ADJECTIVES[adjective]} {NOUNS[noun]}"
+
+    def _value(self, rng: "np.random.Generator") -> str:
+        match self.value:
+            case "number":
+                return str(rng.integers(1_000_000, 10_000_000))
+            case "uuid":
+                import uuid
+
+                return str(uuid.UUID(bytes=rng.bytes(16), version=4))
+            case "words":
+                return self._words(int(rng.integers(len(ADJECTIVES) * len(NOUNS))))
+
+
+def _nearest(places: "np.ndarray", wanted: float) -> int:
+    return int(places[abs(places - wanted).argmin()])

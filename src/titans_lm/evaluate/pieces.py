@@ -1,0 +1,76 @@
+"""Read rows of any length in pieces, and keep the logits of the few places that are asked for."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from titans_lm.config import check_at_least
+
+PIECE = 2048
+"""Tokens that are read at once: enough to keep a processor busy, few enough for long rows of a batch."""
+
+
+@torch.no_grad()
+def logits_at(model: nn.Module, input_ids: Tensor, columns: Tensor, *, piece_len: int = PIECE) -> Tensor:
+    """Return the logits (B, columns, V) of ascending columns of rows (B, T), read in pieces of `piece_len` tokens.
+
+    Models with a state or with keys and values (any causal language model of transformers) carry them from piece to
+    piece, so that the memory needed does not grow with T beyond what the model itself keeps; the result is that of one
+    pass. Others, as Mamba, which take a prompt only at once, read the whole rows.
+    """
+    check_at_least("piece_len", piece_len, 1)
+    pieces = PieceReader(model)
+    if not pieces.carries:
+        piece_len = input_ids.shape[1]
+    kept = []
+    last = int(columns[-1]) + 1 if len(columns) else 0
+    for start in range(0, last, piece_len):
+        piece = input_ids[:, start : start + piece_len]
+        here = columns[(columns >= start) & (columns < start + piece_len)] - start
+        logits = pieces.read(piece, here if len(here) else torch.zeros_like(columns[:1]))
+        if len(here):
+            kept.append(logits)
+    return torch.cat(kept, dim=1)
+
+
+@torch.no_grad()
+def read_all(model: nn.Module, input_ids: Tensor, *, piece_len: int = PIECE) -> Any:
+    """Read rows (B, T) in pieces into a cache of transformers' form, and return what the model said of the last piece."""
+    check_at_least("piece_len", piece_len, 1)
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return model(input_ids=input_ids, use_cache=True)
+    output: Any = None
+    for piece in input_ids.split(piece_len, dim=1):
+        cache = None if output is None else output.past_key_values
+        output = model(input_ids=piece, past_key_values=cache, use_cache=True)
+    return output
+
+
+class PieceReader:
+    """Reads rows piece by piece with any causal language model; what it carries is kept in between."""
+
+    def __init__(self, model: nn.Module) -> None:
+        takes = inspect.signature(model.forward).parameters
+        self.model, self.carried = model, None
+        self.has_state, self.has_cache = hasattr(model, "init_state"), "past_key_values" in takes
+        self.keeps = "logits_to_keep" in takes
+
+    @property
+    def carries(self) -> bool:
+        """Whether a row can be read in several pieces."""
+        return self.has_state or self.has_cache
+
+    def read(self, input_ids: Tensor, columns: Tensor) -> Tensor:
+        """Read a piece after those before, and give the logits of some of its columns."""
+        extra: dict[str, Any] = {"use_cache": False}
+        if self.has_state:
+            extra |= {"state": self.carried, "return_state": True}
+        elif self.has_cache:
+            extra = {"use_cache": True, "past_key_values": self.carried}
+        if self.keeps:
+            extra["logits_to_keep"] = columns
+        output = self.model(input_ids=input_ids, **extra)
+        self.carried = output.state if self.has_state else getattr(output, "past_key_values", None)
+        return output.logits if self.keeps else output.logits[:, columns]
