@@ -3,6 +3,7 @@
 from typing import Any
 
 from titans_lm.bench.compared import contender_lines, remembers, title
+from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
@@ -17,6 +18,7 @@ KINDS = {
     "PhoneBook": ("A phone book", PhoneBookSettings, ("entries",)),
     "Tracking": ("State tracking", TrackingSettings, ("length",)),
     "Needle": ("Needles in a haystack", NeedleSettings, ("length", "depth")),
+    "BabiLong": ("Facts in books (BABILong)", BabiLongSettings, ("length",)),
 }
 """Tasks by name: what they are called here, their settings, and which of these are sizes."""
 

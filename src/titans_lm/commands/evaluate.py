@@ -8,6 +8,7 @@ import tyro
 
 from titans_lm.commands.show import say, write_result
 from titans_lm.compare.task_settings import (
+    BabiLongTask,
     CopyTask,
     LookupTask,
     NeedleTask,
@@ -25,12 +26,13 @@ Evaluated = (
     | Annotated[PhoneBookTask, tyro.conf.subcommand("phonebook", default=PhoneBookTask())]
     | Annotated[TrackingTask, tyro.conf.subcommand("tracking", default=TrackingTask())]
     | Annotated[NeedleTask, tyro.conf.subcommand("needle", default=NeedleTask())]
+    | Annotated[BabiLongTask, tyro.conf.subcommand("babilong", default=BabiLongTask())]
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Measure what models can do: recall, copying, state tracking and needles in a haystack."""
+    """Measure what models can do: recall, copying, state tracking, needles, and facts in books."""
 
     what: Annotated[tyro.conf.OmitSubcommandPrefixes[Evaluated], tyro.conf.arg(name="")] = tyro.MISSING
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from titans_lm.compare.settings import check_contest
 from titans_lm.config import BackboneConfig, check_at_least
+from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
@@ -41,6 +42,13 @@ class TaskFit(ModelSettings):
     """The model."""
     batch_size: int = 64
     """Rows of a batch."""
+    text_weight: float = 0.0
+    """Weight of the loss of all tokens of a row beside that of the answers: for rows that are text."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.text_weight < float("inf"):
+            raise ValueError(f"got text_weight={self.text_weight}; expected a number of at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +75,8 @@ class TaskSettings:
     """Learning rates that each is tried with before, from a seed that does not count."""
     tune_steps: int = 1000
     """Steps of each trial."""
+    curriculum: bool = False
+    """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
     examples: int = 1024
     """Rows that are tested of every size."""
     jobs: int = 1
@@ -193,8 +203,9 @@ class TrackingTask(TaskSettings):
 class NeedleTask(TaskSettings):
     """Train and test models on needles in a haystack, far beyond the lengths that they were trained on.
 
-    Begin with `titans evaluate needle --models lmm sliding`. Sizes are tokens of a row; --test-sizes may be of any
-    length, as long rows are read in pieces. An answer counts where all of its characters are right.
+    Begin with `titans evaluate needle --models lmm sliding`. Sizes are tokens of a row (512x4: with four needles, all
+    asked for); --test-sizes may be of any length, as long rows are read in pieces. An answer counts where all of its
+    characters are right.
     """
 
     command: ClassVar[str] = "needle"
@@ -230,3 +241,42 @@ class NeedleTask(TaskSettings):
         return {
             f"{size}{AT}{depth:g}": resized(task, f"{size}{AT}{depth:g}") for size in sizes for depth in self.depths
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BabiLongTask(TaskSettings):
+    """Train and test models on questions about facts that are scattered over books (BABILong).
+
+    Begin with `titans evaluate babilong --task.books books/ --models lmm sliding`. Sizes are tokens of a row, 0 the
+    facts alone; --test-sizes may be of any length, as 1M, as long rows are read in pieces.
+    """
+
+    command: ClassVar[str] = "babilong"
+    task: BabiLongSettings = field(default_factory=BabiLongSettings)
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("0", "512", "1K", "2K")
+    """Sizes to train on, one a batch."""
+    test_sizes: tuple[str, ...] = ("0", "1K", "4K", "16K", "64K")
+    """Sizes to test on."""
+    curriculum: bool = True
+    """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
+    test_source: Path | None = None
+    """A file of bAbI with the questions to test on; those of the task where none is given."""
+    test_books: Path | None = None
+    """A text or a folder of texts to test in; those of the task where none is given."""
+    examples: int = 128
+    """Rows that are tested of every size."""
+    out: Path = Path("runs/babilong")
+    """Folder of the runs and of the results; the same command goes on where it was stopped."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.test_books is not None and self.task.books is None:
+            raise ValueError("got test_books without task.books; expected books to train in as well")
+
+    @property
+    def tested(self) -> dict[str, Task]:
+        """Tasks to test on, by their sizes."""
+        source, books = self.test_source or self.task.source, self.test_books or self.task.books
+        task = replace(self.task, source=source, books=books)
+        return {size: resized(task, size) for size in self.test_sizes or self.sizes} or {"": task}

@@ -21,7 +21,7 @@ from titans_lm.data.tasks.task import Task
 from titans_lm.evaluate.tasks import bytes_of_state, task_score
 from titans_lm.train.files import write_json
 from titans_lm.train.loop import fit
-from titans_lm.train.losses import recall_loss
+from titans_lm.train.losses import TaskLoss
 from titans_lm.train.match import count_parameters, sized_for
 from titans_lm.train.run import SETTINGS, RunFolder
 from titans_lm.train.settings import plain_settings
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 FILE = "results.json"
 RIGHT = "right"
 """Shares of answers and of single targets that were right, means over sizes; the second decides where the first tie."""
+TOKENS_AT_ONCE = 1 << 21
+"""Tokens of a batch that is tested: what is drawn is in memory as a whole."""
 FRESH = 1_000_003
 """What is added to the seed of a run for the rows that it is tested on."""
 
@@ -80,6 +82,12 @@ class TaskJob:
     taught: tuple[Task, ...]
     tested: dict[str, Task]
     examples: int
+    curriculum: bool = False
+
+    @property
+    def join_every(self) -> int:
+        """Steps after which a size joins; 0 where all are there from the first on."""
+        return max(1, self.settings.steps // (2 * len(self.taught))) if self.curriculum else 0
 
     @property
     def rate(self) -> float:
@@ -93,6 +101,7 @@ class TaskJob:
             "taught": [str(task) for task in self.taught],
             "tested": {size: str(task) for size, task in self.tested.items()},
             "examples": self.examples,
+            "curriculum": self.curriculum,
         }
 
     def begun(self) -> Result | None:
@@ -105,10 +114,13 @@ class TaskJob:
         run = RunFolder.open(self.folder) if self.begun() else RunFolder.create(self.folder, self.asked())
         torch.manual_seed(self.settings.seed)
         sized = sized_for(self.settings, self.taught[0].vocab_size)
-        batches = TaskBatches(self.taught, batch_size=self.settings.batch_size, seed=self.settings.seed)
-        ended = fit(
-            sized.model, batches, recall_loss, self.settings, run=run, eval_fn=lambda model: self._test(model, 128)
+        batches = TaskBatches(
+            self.taught, batch_size=self.settings.batch_size, seed=self.settings.seed, join_every=self.join_every
         )
+        ended = fit(
+            sized.model, batches, TaskLoss(self.settings.text_weight), self.settings, run=run,
+            eval_fn=lambda model: self._test(model, 128),
+        )  # fmt: skip
         found = self._test(sized.model, self.examples)
         longest = max(self.tested.values(), key=lambda task: task.length)
         return {
@@ -123,11 +135,10 @@ class TaskJob:
         }
 
     def _test(self, model: "PreTrainedModel", examples: int) -> Result:
-        seed, rows = self.settings.seed + FRESH, self.settings.batch_size
-        scores = {
-            size: task_score(model, task, examples=examples, batch_size=rows, seed=seed)
-            for size, task in self.tested.items()
-        }
+        seed, scores = self.settings.seed + FRESH, {}
+        for size, task in self.tested.items():
+            rows = max(1, min(self.settings.batch_size, TOKENS_AT_ONCE // task.length))
+            scores[size] = task_score(model, task, examples=examples, batch_size=rows, seed=seed)
         return {
             "tests": {size: {**asdict(s), "accuracy": s.accuracy, "exact": s.exact} for size, s in scores.items()},
         }
@@ -164,7 +175,7 @@ def _job(settings: TaskSettings, name: str, parameters: int, folder: Path, rate:
         warmup = min(base.warmup_steps, settings.tune_steps // 4)
         base = dataclasses.replace(base, steps=settings.tune_steps, warmup_steps=warmup)
     taught, tested = tuple(settings.taught), settings.tried if seed is None else settings.tested
-    return TaskJob(name, base, folder, seed is not None, taught, tested, settings.examples)
+    return TaskJob(name, base, folder, seed is not None, taught, tested, settings.examples, settings.curriculum)
 
 
 def _size(settings: TaskSettings, say: Say) -> int:

@@ -37,7 +37,7 @@ def logits_at(model: nn.Module, input_ids: Tensor, columns: Tensor, *, piece_len
 
 @torch.no_grad()
 def read_all(model: nn.Module, input_ids: Tensor, *, piece_len: int = PIECE) -> Any:
-    """Read rows (B, T) in pieces into a cache of transformers' form, and return what the model said of the last piece."""
+    """Read rows (B, T) in pieces into a cache of transformers' form, and return the output of the last piece."""
     check_at_least("piece_len", piece_len, 1)
     if "past_key_values" not in inspect.signature(model.forward).parameters:
         return model(input_ids=input_ids, use_cache=True)

@@ -5,6 +5,7 @@ nothing is shifted here.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,25 @@ def recall_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
     """Predict the targets, and report the share of them whose likeliest token is right."""
     logits = _call(model, batch).logits
     return token_loss(logits, batch["targets"]), {"accuracy": accuracy(logits, batch["targets"])}
+
+
+@dataclass(frozen=True)
+class TaskLoss:
+    """Predict the targets, and all other tokens of the rows as well.
+
+    The loss is that of the targets plus `text_weight` times that of every token from the one before it, both in nats.
+    A row asks for few tokens; those that come again anywhere in it teach looking up as well.
+    """
+
+    text_weight: float = 0.0
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
+        if not self.text_weight:
+            return recall_loss(model, batch)
+        logits, ids = _call(model, batch).logits, batch["input_ids"]
+        asked, text = token_loss(logits, batch["targets"]), token_loss(logits[:, :-1], ids[:, 1:])
+        told = {"accuracy": accuracy(logits, batch["targets"]), "text_bits_per_token": text.detach() / math.log(2)}
+        return asked + self.text_weight * text, told
 
 
 def accuracy(logits: Tensor, targets: Tensor) -> Tensor:

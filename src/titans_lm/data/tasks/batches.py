@@ -14,12 +14,20 @@ class TaskBatches:
     """Batches of a task, each a pure function of (seed, step).
 
     With several tasks every batch is of one of them, drawn with the given weights (equal ones where none are given).
+    With `join_every` they are a curriculum: task i is drawn from step i × join_every on.
     """
 
     def __init__(
-        self, task: Task | Sequence[Task], *, batch_size: int, seed: int = 0, weights: Sequence[float] | None = None
+        self,
+        task: Task | Sequence[Task],
+        *,
+        batch_size: int,
+        seed: int = 0,
+        weights: Sequence[float] | None = None,
+        join_every: int = 0,
     ) -> None:
         check_at_least("batch_size", batch_size, 1)
+        check_at_least("join_every", join_every, 0)
         self.tasks = list(task) if isinstance(task, Sequence) else [task]
         if not self.tasks or (weights is not None and len(weights) != len(self.tasks)):
             raise ValueError(
@@ -29,15 +37,19 @@ class TaskBatches:
         shares = np.ones(len(self.tasks)) if weights is None else np.asarray(weights, np.float64)
         if not (np.isfinite(shares).all() and (shares > 0).all()):
             raise ValueError(f"got weights={weights!r}; expected finite numbers above 0")
-        self.shares, self.batch_size, self.seed = shares / shares.sum(), batch_size, seed
+        self.shares, self.batch_size, self.seed, self.join_every = shares / shares.sum(), batch_size, seed, join_every
         told = " | ".join(map(str, self.tasks))
         self.fingerprint = f"{told} batch_size={batch_size} seed={seed}"
         if len(self.tasks) > 1:
             self.fingerprint += f" shares={self.shares.tolist()}"
+        if join_every:
+            self.fingerprint += f" join_every={join_every}"
 
     def __call__(self, step: int) -> Batch:
         rng = np.random.default_rng([self.seed, step])
-        which = int(rng.choice(len(self.tasks), p=self.shares)) if len(self.tasks) > 1 else 0
+        count = min(len(self.tasks), 1 + step // self.join_every) if self.join_every else len(self.tasks)
+        shares = self.shares[:count] / self.shares[:count].sum()
+        which = int(rng.choice(count, p=shares)) if len(self.tasks) > 1 else 0
         return self.tasks[which].draw(rng, self.batch_size)
 
 

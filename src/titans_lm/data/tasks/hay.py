@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 from titans_lm.config import nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from transformers import PreTrainedTokenizerBase
+
+    from titans_lm.data.batches import Batch
 
 BYTES = "bytes"
 """Name of the tokenizer whose ids are the bytes of the text."""
@@ -18,8 +22,8 @@ NOISE = (
     "The river runs past the mill.", "A cart stands in the yard.", "Bread is baked before it is light.",
     "The clock in the hall is slow.", "Nobody has come down the road.",
 )  # fmt: skip
-SENTENCE = re.compile(r"(?<=[.!?])[\"'’”)]*\s+")
-"""What is between two sentences of a book; abbreviations are cut too, which does no harm to a haystack."""
+SENTENCE = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'’”)]))(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.)\s+")
+"""What is between two sentences of a book; other abbreviations are cut too, which does no harm to a haystack."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,78 @@ class Hay:
         return np.concatenate(parts), np.concatenate(places)
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a row says beside the haystack."""
+
+    before: str
+    """What it begins with."""
+    facts: tuple[str, ...]
+    """Sentences that are hidden, in their order."""
+    questions: tuple[tuple[str, str], ...]
+    """What it ends with: questions up to where the answer begins, each with its answer to the last character."""
+
+
+def text_batch(
+    rng: "np.random.Generator",
+    rows: "Sequence[Told]",
+    hay: Hay | None,
+    *,
+    tokenizer: str = BYTES,
+    length: int | None = None,
+    depth: float | None = None,
+) -> "Batch":
+    """Hide facts in hay so that every row has `length` tokens; without hay the facts stand alone, and 0s fill the rows.
+
+    A fact comes before a random sentence, or at the place nearest to `depth` (0 to 1) of the haystack; more of them
+    keep their order, and may follow each other. All tokens of an answer are asked for, as one. Parts are turned into
+    tokens one by one: no token spans the border of a fact. ValueError where facts and questions leave no room.
+    """
+    import numpy as np
+
+    from titans_lm.data.batches import IGNORED
+    from titans_lm.data.tasks.batches import as_batch
+
+    made = []
+    for told in rows:
+        before, facts = encode(told.before, tokenizer), [encode(fact, tokenizer) for fact in told.facts]
+        asked = [(encode(question, tokenizer), encode(answer, tokenizer)) for question, answer in told.questions]
+        after = [part for pair in asked for part in pair]
+        if hay is not None and length is not None:
+            taken = len(before) + sum(map(len, [*facts, *after]))
+            if taken >= length:
+                raise ValueError(f"got length={length}; expected more than the {taken} tokens of facts and questions")
+            facts = _hide(rng, facts, hay, length - taken, depth)
+        said = [np.full(len(part), -1 if i % 2 == 0 else i // 2) for i, part in enumerate(after)]
+        ids = np.concatenate([before, *facts, *after])
+        made.append((ids, np.concatenate([np.full(len(ids) - sum(map(len, after)), -1), *said])))
+    inputs = np.zeros((len(made), max(len(ids) for ids, _ in made)), np.int64)
+    targets, answers = np.full_like(inputs, IGNORED), np.full_like(inputs, IGNORED)
+    for row, (ids, which) in enumerate(made):
+        inputs[row, : len(ids)] = ids
+        places = np.flatnonzero(which >= 0)
+        targets[row, places - 1], answers[row, places - 1] = ids[places], which[places]
+    return as_batch(inputs, targets, answers)
+
+
+def _hide(
+    rng: "np.random.Generator", facts: "list[np.ndarray]", hay: Hay, room: int, depth: float | None
+) -> "list[np.ndarray]":
+    """Put facts between the sentences of so many tokens of hay."""
+    import numpy as np
+
+    text, places = hay.cut(rng, room)
+    if depth is None:
+        at = np.sort(rng.choice(places, len(facts)))
+    else:
+        at = np.full(len(facts), places[abs(places - depth * room).argmin()])
+    parts, last = [], 0
+    for place, fact in zip(at.tolist(), facts, strict=True):
+        parts += [text[last:place], fact]
+        last = place
+    return [*parts, text[last:]]
+
+
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     """Load a tokenizer from a folder; ValueError where there is none."""
     from transformers import AutoTokenizer
@@ -79,6 +155,11 @@ def encode(text: str, tokenizer: str = BYTES) -> "np.ndarray":
     return np.asarray(_tokenizer(tokenizer)(text, add_special_tokens=False).input_ids, np.int64)
 
 
+def haystack(source: Path | None, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -> Hay:
+    """Give the hay of a text or a folder of texts, or that of dull sentences; sentences with a word of `without` go."""
+    return noise(tokenizer) if source is None else books(source, tokenizer, without)
+
+
 @lru_cache(maxsize=4)
 def noise(tokenizer: str = BYTES) -> Hay:
     """Make hay of five sentences that come again and again, as long as a long book."""
@@ -92,18 +173,26 @@ def noise(tokenizer: str = BYTES) -> Hay:
 
 
 @lru_cache(maxsize=4)
-def books(source: Path, tokenizer: str = BYTES) -> Hay:
-    """Make hay of the texts of a file or a folder: white space becomes one space, sentences are found by their marks."""
+def books(source: Path, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -> Hay:
+    """Make hay of the texts of a file or a folder: white space becomes one space, marks part the sentences."""
     import numpy as np
 
     from titans_lm.data.text import read_documents
 
     texts, places = [], []
+    named = re.compile(rf"\b({'|'.join(without)})\b") if without else None
     for document in read_documents(source)[0]:
         sentences = SENTENCE.split(" ".join(document.data.decode("utf-8", "replace").split()))
-        pieces = _encode_all([f"{sentence} " for sentence in sentences if sentence], tokenizer)
+        kept = [f"{one} " for one in sentences if one and not (named and named.search(one))]
+        if not kept:
+            continue
+        pieces = _encode_all(kept, tokenizer)
         texts.append(np.concatenate(pieces))
         places.append(np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])[:-1]]))
+    if not texts:
+        raise ValueError(
+            f"got {source}, in which every sentence names one of {', '.join(without)}; expected other text"
+        )
     return Hay(tuple(texts), tuple(places))
 
 

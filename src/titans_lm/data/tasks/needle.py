@@ -1,6 +1,6 @@
 """Needles in a haystack: sentences that tie a value to a key, hidden in text of any length, and a question at its end.
 
-The form of RULER's S-NIAH and its siblings with several keys, values and questions; all words are ours, so that numbers
+The form of RULER's S-NIAH and its siblings with several keys, values and questions; all words are ours, so that results
 are RULER-style, not RULER's own (those are reached through lm-eval).
 """
 
@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
-from titans_lm.data.tasks.hay import BYTES, books, encode, noise, vocabulary
+from titans_lm.data.tasks.hay import BYTES, Told, haystack, text_batch, vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
 
     from titans_lm.data.batches import Batch
-    from titans_lm.data.tasks.hay import Hay
 
 Kind = Literal["number", "uuid", "words"]
 INTRODUCTION = "Something secret is hidden in this text. Keep it in mind.\n"
@@ -50,9 +49,9 @@ class NeedleSettings:
 
     The answer is what follows the last "is": the value, and the full stop that ends it.
 
-    `keys` are the needles with keys of their own (more than are asked are distractors: multi-key), `values` the needles
-    of each key (multi-value: the answer has all of them in the order of the text), `queries` the keys that are asked for
-    in one question (multi-query: values in the order of the question, for each key in that of the text).
+    `keys` are the needles with keys of their own (more than are asked for are distractors: multi-key), `values` the
+    needles of each key (multi-value: the answer has all of them in the order of the text), `queries` the keys that are
+    asked for, one question after the other, each with its answer (multi-query).
 
     PK, N and W of Titans' table 2 are the noise haystack with a number, books with a number, and books with a uuid
     (RULER's S-NIAH 1 to 3). Source: RULER (arXiv 2404.06654).
@@ -73,7 +72,7 @@ class NeedleSettings:
     values: int = 1
     """Needles of each key."""
     queries: int = 1
-    """Keys that are asked for."""
+    """Keys that are asked for, one after the other."""
 
     def __post_init__(self) -> None:
         check_choice("value", self.value, get_args(Kind))
@@ -102,55 +101,29 @@ class NeedleSettings:
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; ValueError where needles and question leave no room for a haystack."""
-        import numpy as np
+        hay = haystack(self.books, self.tokenizer)
+        told = [self._told(rng) for _ in range(rows)]
+        return text_batch(rng, told, hay, tokenizer=self.tokenizer, length=self.length, depth=self.depth)
 
-        from titans_lm.data.batches import IGNORED
-        from titans_lm.data.tasks.batches import as_batch
-
-        hay = noise(self.tokenizer) if self.books is None else books(self.books, self.tokenizer)
-        inputs = np.empty((rows, self.length), np.int64)
-        targets, answers = np.full_like(inputs, IGNORED), np.full_like(inputs, IGNORED)
-        for row in range(rows):
-            inputs[row], asked = self._row(rng, hay)
-            targets[row, -asked - 1 : -1], answers[row, -asked - 1 : -1] = inputs[row, -asked:], 0
-        return as_batch(inputs, targets, answers)
-
-    def _row(self, rng: "np.random.Generator", hay: "Hay") -> "tuple[np.ndarray, int]":
-        """Draw the tokens of a row, and say how many of the last are its answer."""
-        import numpy as np
-
+    def _told(self, rng: "np.random.Generator") -> Told:
+        """Draw what a row says."""
         keys = [self._words(int(pick)) for pick in rng.choice(len(ADJECTIVES) * len(NOUNS), self.keys, replace=False)]
         needles = [(key, self._value(rng)) for key in keys for _ in range(self.values)]
         needles = [needles[i] for i in rng.permutation(len(needles))]
-        asked = keys[: self.queries]
-        found = [value for key in asked for of, value in needles if of == key]
-        question = self._question(asked)
-        around = [encode(part, self.tokenizer) for part in (INTRODUCTION, question, f" {', '.join(found)}.")]
-        hidden = [encode(f"The secret {self._thing} of {key} is {value}. ", self.tokenizer) for key, value in needles]
-        room = self.length - sum(map(len, around)) - sum(map(len, hidden))
-        if room < 1:
-            raise ValueError(
-                f"got length={self.length}; expected at least {self.length - room + 1} tokens: needles and question "
-                f"take {self.length - room}"
-            )
-        text, places = hay.cut(rng, room)
-        # A sentence may also come after the last one, which is cut off where there is no more room.
-        borders = np.append(places, room)
-        at = np.sort(rng.choice(borders, len(hidden))) if self.depth is None else [_nearest(borders, self.depth * room)]
-        parts, last = [around[0]], 0
-        for place, needle in zip(at, hidden, strict=True):
-            parts += [text[last:place], needle]
-            last = int(place)
-        return np.concatenate([*parts, text[last:], *around[1:]]), len(around[2])
+        facts = tuple(f"The secret {self._thing} of {key} is {value}. " for key, value in needles)
+        questions = tuple(
+            (self._question(key), f" {', '.join(value for of, value in needles if of == key)}.")
+            for key in keys[: self.queries]
+        )
+        return Told(INTRODUCTION, facts, questions)
 
     @property
     def _thing(self) -> str:
         return {"number": "number", "uuid": "code", "words": "word"}[self.value]
 
-    def _question(self, keys: list[str]) -> str:
-        several = f"s of {', '.join(keys)} are" if self.queries * self.values > 1 else f" of {keys[0]} is"
-        verb = "are" if self.queries * self.values > 1 else "is"
-        return f"\nWhat {verb} the secret {self._thing}{several.rsplit(' ', 1)[0]}? The secret {self._thing}{several}"
+    def _question(self, key: str) -> str:
+        verb, thing = ("are", f"{self._thing}s") if self.values > 1 else ("is", self._thing)
+        return f"\nWhat {verb} the secret {thing} of {key}? The secret {thing} of {key} {verb}"
 
     def _words(self, which: int) -> str:
         adjective, noun = divmod(which, len(NOUNS))
@@ -166,7 +139,3 @@ class NeedleSettings:
                 return str(uuid.UUID(bytes=rng.bytes(16), version=4))
             case "words":
                 return self._words(int(rng.integers(len(ADJECTIVES) * len(NOUNS))))
-
-
-def _nearest(places: "np.ndarray", wanted: float) -> int:
-    return int(places[abs(places - wanted).argmin()])

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
@@ -11,38 +12,41 @@ from titans_lm.data.tasks.tracking import TrackingSettings
 
 AT = "@"
 """What stands between a length and a depth."""
-FORMS = {
-    RecallSettings: "LENGTH:PAIRS, as in 64:4",
-    CopySettings: "the letters of a string, as in 20 (one a row), or SHORTEST-LONGEST (as many a row as fit)",
-    LookupSettings: "the letters of the string, as in 32",
-    PhoneBookSettings: "the entries, as in 20",
-    TrackingSettings: "the tokens of a word, as in 32",
-    NeedleSettings: f"the tokens of a row, as in 1024, and behind {AT} a depth from 0 to 1 if it is one, as in 1024{AT}0.5",
-}
+K = 1024
+SIZES: dict[type, tuple[str, str]] = {
+    RecallSettings: (r"(\d+):(\d+)", "LENGTH:PAIRS, as in 64:4"),
+    CopySettings: (
+        r"(\d+)(?:-(\d+))?", "the letters of a string, as in 20 (one a row), or SHORTEST-LONGEST (many a row)",
+    ),
+    LookupSettings: (r"(\d+)", "the letters of the string, as in 32"),
+    PhoneBookSettings: (r"(\d+)", "the entries, as in 20"),
+    TrackingSettings: (r"(\d+)", "the tokens of a word, as in 32"),
+    NeedleSettings: (
+        rf"(\d+[KM]?)(?:x(\d+))?(?:{AT}([01](?:\.\d+)?))?",
+        f"the tokens of a row, as in 1024 or 64K; 1024x4 has 4 needles, all asked for, 1024{AT}0.5 one in the middle",
+    ),
+    BabiLongSettings: (r"(\d+[KM]?)", "the tokens of a row, as in 1024 or 128K; 0 is the facts alone"),
+}  # fmt: skip
+"""Of each task, how a size is written, and that in words."""
 
 
 def resized(task: Task, size: str) -> Task:
-    """Give a task with the size that is written: 64:4 (recall), 5-20 (copy), 1024@0.5 (needle), 32 (the others).
+    """Give a task with the size that is written: 64:4 (recall), 5-20 (copy), 64Kx4 or 64K@0.5 (needle), 32 (others).
 
-    ValueError for what is no size of the task.
+    K is 1,024 tokens, M is 1,024 K. ValueError for what is no size of the task.
     """
-    form = FORMS.get(type(task))
-    if form is None:
-        raise ValueError(f"got a {type(task).__name__}; expected one of {', '.join(kind.__name__ for kind in FORMS)}")
-    wanted = r"(\d+)"
-    if isinstance(task, RecallSettings):
-        wanted = r"(\d+):(\d+)"
-    elif isinstance(task, CopySettings):
-        wanted = r"(\d+)(?:-(\d+))?"
-    elif isinstance(task, NeedleSettings):
-        wanted = rf"(\d+)(?:{AT}([01](?:\.\d+)?))?"
+    if type(task) not in SIZES:
+        raise ValueError(f"got a {type(task).__name__}; expected one of {', '.join(kind.__name__ for kind in SIZES)}")
+    wanted, form = SIZES[type(task)]
     found = re.fullmatch(wanted, size)
     if found is None:
         raise ValueError(f"got the size {size!r}; expected {form}")
     if isinstance(task, NeedleSettings):
-        length, depth = found.groups()
-        return dataclasses.replace(task, length=int(length), depth=task.depth if depth is None else float(depth))
-    numbers = [int(part) for part in found.groups() if part is not None]
+        length, needles, depth = found.groups()
+        count = {} if needles is None else {"keys": int(needles), "queries": int(needles)}
+        place = {} if depth is None else {"depth": float(depth)}
+        return dataclasses.replace(task, length=_tokens(length), **count, **place)
+    numbers = [_tokens(part) for part in found.groups() if part is not None]
     match task:
         case RecallSettings():
             return dataclasses.replace(task, length=numbers[0], pairs=numbers[1])
@@ -55,5 +59,10 @@ def resized(task: Task, size: str) -> Task:
         case PhoneBookSettings():
             return dataclasses.replace(task, entries=numbers[0])
         case _:
-            assert isinstance(task, TrackingSettings)
+            assert isinstance(task, TrackingSettings | BabiLongSettings)
             return dataclasses.replace(task, length=numbers[0])
+
+
+def _tokens(written: str) -> int:
+    times = {"K": K, "M": K * K}.get(written[-1], 1)
+    return int(written.rstrip("KM")) * times
