@@ -1,0 +1,98 @@
+"""Needles: every question can be answered from the text by a program that knows only the form."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from titans_lm.data.tasks.needle import ADJECTIVES, INTRODUCTION, NOUNS, NeedleSettings
+
+FORMS = {
+    "number": NeedleSettings(length=400),
+    "uuid": NeedleSettings(length=400, value="uuid"),
+    "words": NeedleSettings(length=400, value="words"),
+    "distractors": NeedleSettings(length=1000, keys=5),
+    "several values": NeedleSettings(length=1200, keys=3, values=3, queries=2, value="words"),
+    "several questions": NeedleSettings(length=1500, keys=6, queries=6, value="uuid"),
+}
+VALUES = {"number": r"[1-9]\d{6}", "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "words": r"[a-z]+ [a-z]+"}
+
+
+def texts(task: NeedleSettings, rows: int = 8) -> list[tuple[str, list[str]]]:
+    """Rows as text, with the answers that are asked for."""
+    batch = task.draw(np.random.default_rng(1), rows)
+    return [
+        (
+            bytes(ids.tolist()).decode(),
+            [bytes(targets[which == i].tolist()).decode() for i in range(int(which.max()) + 1)],
+        )
+        for ids, targets, which in zip(batch["input_ids"], batch["targets"], batch["answers"], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_question_is_answered_in_the_text(name: str) -> None:
+    task = FORMS[name]
+    for text, answers in texts(task):
+        assert len(text) == task.length
+        assert text.startswith(INTRODUCTION)
+        hay, *questions = text.split("\nWhat ")
+        told: dict[str, list[str]] = {}
+        for key, value in re.findall(r"The secret \w+ of (\w+ \w+) is ([\w -]+)\. ", hay):
+            told.setdefault(key, []).append(value)
+        assert len(told) == task.keys
+        assert all(len(found) == task.values for found in told.values())
+        assert len(questions) == len(answers) == task.queries
+        asked = []
+        for question, answer in zip(questions, answers, strict=True):
+            assert question.endswith(answer)
+            again = re.fullmatch(r"(?:is|are) the (secret \w+ of (\w+ \w+))\? The \1 (?:is|are) .*\.", question)
+            assert again is not None
+            assert answer == f" {', '.join(told[again[2]])}."
+            asked.append(again[2])
+        assert len(set(asked)) == task.queries
+        for key, values in told.items():
+            assert tuple(key.split()) in {(adjective, noun) for adjective in ADJECTIVES for noun in NOUNS}
+            assert all(re.fullmatch(VALUES[task.value], value) for value in values)
+
+
+def test_rows_differ_and_a_seed_gives_the_same_again() -> None:
+    found = [text for text, _ in texts(NeedleSettings(length=500), 32)]
+    assert len(set(found)) == 32
+    assert found == [text for text, _ in texts(NeedleSettings(length=500), 32)]
+    places = [text.index("The secret") / 500 for text in found]
+    assert min(places) < 0.3
+    assert max(places) > 0.6
+
+
+def test_it_can_be_hidden_in_books(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("A short book. It ends soon. " * 50)
+    for text, _ in texts(NeedleSettings(length=600, books=tmp_path / "book.txt")):
+        hay = text.removeprefix(INTRODUCTION).split("\nWhat")[0]
+        left = re.sub(r"The secret number of \w+ \w+ is \d+\. ", "", hay)
+        assert left in ("A short book. It ends soon. " * 52) or left in (
+            "It ends soon. " + "A short book. It ends soon. " * 50
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"queries": 2}, "got queries=2 and keys=1"), ({"depth": 1.5}, "got depth=1.5"), ({"keys": 0}, "keys=0"),
+        ({"depth": 0.5, "keys": 2}, "got depth=0.5 with 2 needles"), ({"value": "numbr"}, "did you mean 'number'"),
+        ({"keys": 10_000}, "expected 4096 or fewer"), ({"length": 0}, "length=0"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told(change: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        NeedleSettings(**change)
+
+
+def test_a_row_that_is_too_short_is_told() -> None:
+    with pytest.raises(ValueError, match="got length=150; expected more than"):
+        NeedleSettings(length=150).draw(np.random.default_rng(0), 1)
+
+
+def test_words_are_different() -> None:
+    assert len(set(ADJECTIVES)) == len(ADJECTIVES) == len(set(NOUNS)) == len(NOUNS) == 64

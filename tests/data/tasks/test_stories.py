@@ -1,0 +1,194 @@
+"""Stories: every question is answered by a reader that knows nothing of how they are drawn, and published ones too."""
+
+import gzip
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from titans_lm.data.tasks.babilong import BabiLongSettings
+from titans_lm.data.tasks.stories import LABELS, OPPOSITE, Question, draw_question, read_questions
+
+TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
+GO = r"(\w+) (?:journeyed|moved|travelled|went|went back) to the (\w+)\."
+TAKE = r"(\w+) (?:got|grabbed|picked up|took) the (\w+)(?: there)?\."
+DROP = r"(\w+) (?:discarded|dropped|left|put down) the (\w+)(?: there)?\."
+LIE = r"The (\w+) is (\w+) of the (\w+)\."
+GIVE = r"(\w+) (?:gave|handed|passed) the (\w+) to (\w+)\."
+
+
+@dataclass
+class Reader:
+    """Follows a story, sentence by sentence."""
+
+    at: dict[str, str] = field(default_factory=dict)
+    holder: dict[str, str] = field(default_factory=dict)
+    rooms: dict[str, list[str]] = field(default_factory=dict)
+    gifts: list[tuple[str, str, str]] = field(default_factory=list)
+    lines: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def read(self, fact: str) -> None:
+        for form, do in ((GO, self.go), (GIVE, self.give), (TAKE, self.take), (DROP, self.drop), (LIE, self.lie)):
+            if found := re.fullmatch(form, fact):
+                do(*found.groups())
+                break
+        else:
+            raise AssertionError(fact)
+        for thing, who in self.holder.items():
+            if who in self.at and (self.rooms[thing] or [None])[-1] != self.at[who]:
+                self.rooms[thing].append(self.at[who])
+
+    def go(self, who: str, where: str) -> None:
+        self.at[who] = where
+
+    def give(self, who: str, thing: str, to: str) -> None:
+        self.gifts.append((who, thing, to))
+        self.holder[thing] = to
+
+    def take(self, who: str, thing: str) -> None:
+        self.holder[thing] = who
+        self.rooms.setdefault(thing, [])
+
+    def drop(self, who: str, thing: str) -> None:
+        assert self.holder.pop(thing) == who, "who drops a thing has it"
+
+    def lie(self, room: str, way: str, other: str) -> None:
+        self.lines += [(room, way, other), (other, OPPOSITE[way], room)]
+
+    def before(self, thing: str, room: str) -> str:
+        trail = self.rooms[thing]
+        return trail[len(trail) - 2 - trail[::-1].index(room)]
+
+    def gift(self, who: str | None, thing: str | None, to: str | None) -> tuple[str, str, str]:
+        return next(
+            gift for gift in reversed(self.gifts)
+            if all(wanted in (None, part) for wanted, part in zip((who, thing, to), gift, strict=True))
+        )  # fmt: skip
+
+    def answer(self, question: str) -> str:
+        for form, find in {
+            r"Where is the (\w+)\?": lambda thing: self.rooms[thing][-1],
+            r"Where is (\w+)\?": lambda who: self.at[who],
+            r"Where was the (\w+) before the (\w+)\?": self.before,
+            r"What is (\w+) of the (\w+)\?": lambda way, room: next(a for a, *b in self.lines if b == [way, room]),
+            r"What is the (\w+) (\w+) of\?": lambda room, way: next(b for *a, b in self.lines if a == [room, way]),
+            r"What did (\w+) give to (\w+)\?": lambda who, to: self.gift(who, None, to)[1],
+            r"Who did (\w+) give the (\w+) to\?": lambda who, thing: self.gift(who, thing, None)[2],
+            r"Who gave the (\w+)(?: to (\w+))?\?": lambda thing, to: self.gift(None, thing, to)[0],
+            r"Who received the (\w+)\?": lambda thing: self.gift(None, thing, None)[2],
+        }.items():
+            if found := re.fullmatch(form, question):
+                return find(*found.groups())
+        raise AssertionError(question)
+
+
+def answer(question: Question) -> str:
+    """Answer a question by its story."""
+    reader = Reader()
+    for fact in question.facts:
+        reader.read(fact)
+    return reader.answer(question.question)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_drawn_questions_have_the_answer_that_the_story_gives(task) -> None:
+    rng = np.random.default_rng(0)
+    drawn = [draw_question(rng, task) for _ in range(300)]
+    assert [one.answer for one in drawn] == [answer(one) for one in drawn]
+    said = {one.answer for one in drawn}
+    assert said == set(LABELS[task])
+    assert len({one.facts for one in drawn}) > 250
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("task", TASKS)
+def test_the_published_questions_are_of_the_same_form(task, data_dir: Path) -> None:
+    """The reader above, which knows only the form of our stories, answers the published ones."""
+    published = read_questions(next((data_dir / "babi" / "en").glob(f"{task}_*_test.txt")))
+    assert len(published) == 1000
+    assert {one.answer for one in published} <= set(LABELS[task])
+    right = sum(one.answer == answer(one) for one in published)
+    # Two questions of qa5 fit two gifts of the same people; the file counts the earlier one.
+    assert right == {"qa5": 998}.get(task, 1000)
+    drawn = [draw_question(np.random.default_rng(i), task) for i in range(500)]
+    ours, theirs = (np.median([len(one.facts) for one in questions]) for questions in (drawn, published))
+    assert 0.5 <= ours / theirs <= 2.0
+
+
+STORY = """1 Mary moved to the garden.
+2 Where is Mary? \tgarden\t1
+3 John went to the office.
+4 Where is John?\toffice\t3
+"""
+
+
+def test_files_are_read_plain_and_packed(tmp_path: Path) -> None:
+    (tmp_path / "qa1.txt").write_text(STORY + "1 Mary went to the hallway.\n2 Where is Mary? \thallway\t1\n")
+    (tmp_path / "qa1.txt.gz").write_bytes(gzip.compress((tmp_path / "qa1.txt").read_bytes()))
+    first, john = "Mary moved to the garden.", "John went to the office."
+    expected = [
+        Question((first,), "Where is Mary?", "garden"), Question((first, john), "Where is John?", "office"),
+        Question(("Mary went to the hallway.",), "Where is Mary?", "hallway"),
+    ]  # fmt: skip
+    assert read_questions(tmp_path / "qa1.txt") == read_questions(tmp_path / "qa1.txt.gz") == expected
+
+
+@pytest.mark.parametrize(("text", "said"), [("Mary moved.\n", "line 1: got 'Mary moved.'"), ("1 A.\n", "no question")])
+def test_other_files_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "x.txt").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        read_questions(tmp_path / "x.txt")
+
+
+def text_of(ids) -> str:
+    return bytes(ids.tolist()).decode()
+
+
+@pytest.mark.parametrize("length", [0, 600, 4000])
+def test_facts_are_scattered_and_their_question_is_asked(tmp_path: Path, length: int) -> None:
+    (tmp_path / "book.txt").write_text("Nothing is told here of anybody. Not even here! " * 200)
+    task = BabiLongSettings(length=length, books=tmp_path / "book.txt")
+    batch = task.draw(np.random.default_rng(0), 20)
+    for ids, targets in zip(batch["input_ids"], batch["targets"], strict=True):
+        text = text_of(ids).rstrip("\0")
+        assert not length or len(text) == length
+        told, asked = text.split("\n")
+        facts = tuple(found[0] for found in re.finditer(GO, told))
+        question, said = asked.split(" Answer: ")
+        assert said == answer(Question(facts, question, "")) + "."
+        assert text_of(targets[targets >= 0]) == f" {said}"
+        assert length == 0 or "Not even here!" in told
+        assert length > 0 or told.strip() == " ".join(facts)
+
+
+def test_questions_come_from_a_file_and_the_most_frequent_answer_is_chance(tmp_path: Path) -> None:
+    (tmp_path / "qa1.txt").write_text(STORY + "1 Mary went to the office.\n2 Where is Mary? \toffice\t1\n")
+    task = BabiLongSettings(source=tmp_path / "qa1.txt", length=400)
+    assert task.chance == pytest.approx(2 / 3)
+    texts = [text_of(ids) for ids in task.draw(np.random.default_rng(0), 20)["input_ids"]]
+    assert {text.rsplit(" ", 1)[1] for text in texts} == {"garden.", "office."}
+    assert BabiLongSettings().chance == pytest.approx(1 / 6)
+
+
+def test_background_may_leave_out_the_people_of_the_story(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("Mary had a lamb. It was white. " * 50)
+    kept = BabiLongSettings(books=tmp_path / "book.txt", length=500, clean=True).draw(np.random.default_rng(0), 4)
+    assert all("lamb" not in text_of(ids) for ids in kept["input_ids"])
+    plain = BabiLongSettings(books=tmp_path / "book.txt", length=500).draw(np.random.default_rng(0), 4)
+    assert all("lamb" in text_of(ids) for ids in plain["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"story": "qa6"}, "story='qa6'"), ({"length": -1}, "length=-1"), ({"clean": True}, "clean=True without books")],
+)
+def test_mistakes_are_told(change: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        BabiLongSettings(**change)
+
+
+def test_stories_that_do_not_fit_are_told() -> None:
+    with pytest.raises(ValueError, match="200 stories of qa1 did not fit"):
+        BabiLongSettings(length=80).draw(np.random.default_rng(0), 1)
