@@ -5,16 +5,21 @@ from statistics import median
 from typing import Any
 
 from titans_lm.bench import compared, scored
-from titans_lm.report.plots import Line, Plot
+from titans_lm.report.plots import HeatMaps, Line, Plot
 
 OURS, SECOND = "#3451c6", "#e07a1f"
 Results = dict[str, list[dict[str, Any]]]
 
 
-def plots(found: Results) -> dict[str, Plot]:
+def plots(found: Results) -> dict[str, Plot | HeatMaps]:
     """Give what can be drawn of the first result of each kind, by the name of its file."""
-    drawn = {Path(result["file"]).stem: compared.plot(result) for result in found.get("compare", [])}
+    drawn: dict[str, Plot | HeatMaps] = {
+        Path(result["file"]).stem: compared.plot(result) for result in found.get("compare", [])
+    }
     drawn |= {Path(result["file"]).stem: scored.plot(result) for result in found.get("task", [])}
+    for result in found.get("task", []):
+        if (heat := scored.heat(result)) is not None:
+            drawn[f"{Path(result['file']).stem}-depth"] = heat
     if found["scaling"]:
         rows = [row for row in found["scaling"][0]["rows"] if "error" not in row]
         drawn |= length_plots([row for row in rows if row["kind"] == "op" and row["case"]["rows"] == 1])

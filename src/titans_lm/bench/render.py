@@ -86,7 +86,10 @@ def learned(result: Result, link: str) -> list[str]:
         f"torch {h['versions']['torch']}, transformers {h['versions']['transformers']}; commit {h['commit']}, "
         f"{h['date']}."
     )
-    picture = f"![{drawn.title}: {drawn.y_label} by {drawn.x_label}]({link}/{name}.png)"
+    pictures = [f"![{drawn.title}: {drawn.y_label} by {drawn.x_label}]({link}/{name}.png)"]
+    heat = scored.heat(result) if section is scored else None
+    if heat is not None:
+        pictures += ["", f"![{heat.title}, by {heat.x_label} and {heat.y_label}]({link}/{name}-depth.png)"]
     return [
         f"## {section.heading(result)}",
         "",
@@ -96,7 +99,7 @@ def learned(result: Result, link: str) -> list[str]:
         "",
         *table(head, body),
         "",
-        picture,
+        *pictures,
     ]
 
 

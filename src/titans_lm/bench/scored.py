@@ -7,8 +7,9 @@ from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
+from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.tracking import TrackingSettings
-from titans_lm.report.plots import Plot
+from titans_lm.report.plots import HeatMaps, Plot
 from titans_lm.train.settings import plain_settings
 
 KINDS = {
@@ -91,4 +92,22 @@ def plot(result: dict[str, Any]) -> Plot:
     return Plot(
         title=heading(result), x_label="size", y_label="right answers, %", lines=drawn, y_range=(0.0, 102.0),
         x_labels=[size or "as set" for size in sizes],
+    )  # fmt: skip
+
+
+def heat(result: dict[str, Any]) -> HeatMaps | None:
+    """Accuracy by length and depth, a panel for each contender; None for a task without depths."""
+    tests = [test.split(AT) for test in result["contenders"][0]["by_test"] if AT in test]
+    if not tests:
+        return None
+    sizes, depths = list(dict.fromkeys(size for size, _ in tests)), list(dict.fromkeys(depth for _, depth in tests))
+    panels = {
+        title(one["name"]).partition(" with ")[0].partition(" (")[0]: [
+            [100 * one["by_test"][f"{size}{AT}{depth}"]["mean"] for size in sizes] for depth in depths
+        ]
+        for one in result["contenders"]
+    }
+    return HeatMaps(
+        title=f"{heading(result)}: right answers, %", x_label="tokens of a row", y_label="depth of the needle",
+        x_labels=sizes, y_labels=[f"{100 * float(depth):g} %" for depth in depths], panels=panels,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Line plots, drawn once and given as a PNG file and as SVG to put into a page."""
+"""Line plots and heat maps, drawn once and given as a PNG file and as SVG to put into a page."""
 
 import re
 from collections.abc import Sequence
@@ -77,6 +77,44 @@ class Plot:
     wide: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeatMaps:
+    """Shares from 0 to 100 over two settings, a panel for each of several things."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x_labels: Sequence[str]
+    y_labels: Sequence[str]
+    panels: dict[str, Sequence[Sequence[float]]]
+    """By name, the rows of numbers from the first of `y_labels` (at the top) to the last."""
+
+
+def draw_heat(maps: HeatMaps) -> Figure:
+    """Draw panels of numbers side by side, four in a row, each cell with its number."""
+    across = min(len(maps.panels), 4)
+    down = -(-len(maps.panels) // across)
+    with matplotlib.rc_context({**STYLE, "axes.grid": False, "axes.titlesize": 9.5}):
+        size = (0.7 + across * (0.35 + 0.52 * len(maps.x_labels)), 0.9 + down * (0.75 + 0.3 * len(maps.y_labels)))
+        figure = Figure(figsize=size, layout="constrained")
+        figure.suptitle(maps.title, color=INK, fontsize=11, fontweight="bold", parse_math=False)
+        axes = figure.subplots(down, across, squeeze=False)
+        for place in axes.flat[len(maps.panels) :]:
+            place.set_visible(False)
+        for place, (name, values) in zip(axes.flat, maps.panels.items(), strict=False):
+            place.imshow(np.asarray(values, float), cmap="Blues", vmin=0.0, vmax=125.0, aspect="auto")
+            place.set_title(name)
+            place.set_xticks(range(len(maps.x_labels)), maps.x_labels)
+            place.set_yticks(range(len(maps.y_labels)), maps.y_labels)
+            place.spines[:].set_visible(False)
+            for (row, column), value in np.ndenumerate(np.asarray(values, float)):
+                ink = "white" if value > 70.0 else INK
+                place.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8.0)
+        figure.supxlabel(maps.x_label, color=SOFT, fontsize=9.5)
+        figure.supylabel(maps.y_label, color=SOFT, fontsize=9.5)
+    return figure
+
+
 def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
     """Return the running mean that forgets: each value is weighed `weight` less with every step, without a bias."""
     total = mass = 0.0
@@ -87,8 +125,10 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
     return means
 
 
-def draw(plot: Plot) -> Figure:
+def draw(plot: Plot | HeatMaps) -> Figure:
     """Draw a plot."""
+    if isinstance(plot, HeatMaps):
+        return draw_heat(plot)
     with matplotlib.rc_context(STYLE):
         width = (8.2 if plot.wide else 5.4) + 3.0 * (len(plot.lines) > CROWD)
         figure = Figure(figsize=(width, 3.5), layout="constrained")

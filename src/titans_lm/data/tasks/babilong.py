@@ -48,7 +48,7 @@ class BabiLongSettings:
     clean: bool = False
     """Leave out sentences of the books that name one of the people of the story."""
     tokenizer: str = BYTES
-    """Tokens: the word bytes, or the folder of a tokenizer."""
+    """Tokens: bytes, words (those of the task, and bytes for the rest), or the folder of a tokenizer."""
     length: int = 1024
     """Tokens of a row, with its answer; 0 is the facts alone."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titans_lm.config import nearest
+from titans_lm.data.tasks import words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from titans_lm.data.batches import Batch
 
-BYTES = "bytes"
-"""Name of the tokenizer whose ids are the bytes of the text."""
+BYTES, WORDS = "bytes", "words"
+"""Names of the tokenizers whose ids are the bytes of the text, or words of the tasks (`data/tasks/words.py`)."""
 NOISE = (
     "The river runs past the mill.", "A cart stands in the yard.", "Bread is baked before it is light.",
     "The clock in the hall is slow.", "Nobody has come down the road.",
@@ -132,7 +133,7 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     if not Path(name).is_dir():
-        raise ValueError(f"got tokenizer={name!r}; {nearest(name, [BYTES])}, or give the folder of a tokenizer")
+        raise ValueError(f"got tokenizer={name!r}; {nearest(name, [BYTES, WORDS])}, or give the folder of a tokenizer")
     return AutoTokenizer.from_pretrained(name, local_files_only=True)
 
 
@@ -143,6 +144,8 @@ def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
 
 def vocabulary(tokenizer: str) -> int:
     """Count the ids that a tokenizer makes."""
+    if tokenizer == WORDS:
+        return 256 + len(words.vocabulary())
     return 256 if tokenizer == BYTES else len(_tokenizer(tokenizer))
 
 
@@ -152,6 +155,8 @@ def encode(text: str, tokenizer: str = BYTES) -> "np.ndarray":
 
     if tokenizer == BYTES:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+    if tokenizer == WORDS:
+        return words.encode_words(text)
     return np.asarray(_tokenizer(tokenizer)(text, add_special_tokens=False).input_ids, np.int64)
 
 
@@ -199,7 +204,7 @@ def books(source: Path, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -
 def _encode_all(sentences: list[str], tokenizer: str) -> "list[np.ndarray]":
     import numpy as np
 
-    if tokenizer == BYTES:
-        return [encode(sentence) for sentence in sentences]
+    if tokenizer in (BYTES, WORDS):
+        return [encode(sentence, tokenizer) for sentence in sentences]
     found = _tokenizer(tokenizer)(sentences, add_special_tokens=False).input_ids
     return [np.asarray(ids, np.int64) for ids in found]

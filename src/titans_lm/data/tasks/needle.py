@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from titans_lm.data.batches import Batch
 
 Kind = Literal["number", "uuid", "words"]
+FRAME = ("The secret", "What is the secret", "number", "code", "word", "numbers", "codes", "words", "of", "are")
+"""Words of needles and questions."""
 INTRODUCTION = "Something secret is hidden in this text. Keep it in mind.\n"
 ADJECTIVES = (
     "amber", "bitter", "brave", "calm", "clever", "cold", "crisp", "curious", "dark", "dusty", "eager", "early",
@@ -62,7 +64,7 @@ class NeedleSettings:
     books: Path | None = None
     """A text or a folder of texts to hide it in; five dull sentences over and over where none is given."""
     tokenizer: str = BYTES
-    """Tokens: the word bytes, or the folder of a tokenizer."""
+    """Tokens: bytes, words (those of the task, and bytes for the rest), or the folder of a tokenizer."""
     length: int = 1024
     """Tokens of a row, with its answer."""
     depth: float | None = None

@@ -21,6 +21,11 @@ GO = ("journeyed to", "moved to", "travelled to", "went back to", "went to")
 TAKE, DROP = ("got", "grabbed", "picked up", "took"), ("discarded", "dropped", "left", "put down")
 GIVE = ("gave", "handed", "passed")
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
+WORDS = (
+    *PEOPLE, *GIVERS, *ROOMS, *THINGS, *GO, *TAKE, *DROP, *GIVE, *OPPOSITE, "the", "there", "The", "is", "of", "to",
+    "Where", "was", "before", "What", "did", "give", "Who", "received", "Answer",
+)  # fmt: skip
+"""Everything that sentences and questions are made of."""
 LABELS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qa1", "qa2", "qa3", "qa4"), ROOMS),
     "qa5": ("Bill", "Fred", "Jeff", "Mary", *THINGS),
