@@ -9,6 +9,7 @@ import pytest
 
 from cli_cases import titans
 from model_cases import small_config
+from titans_lm.bench import scored
 from titans_lm.bench.render import render_results
 from titans_lm.bench.scored import lines
 from titans_lm.cli import parse
@@ -16,8 +17,10 @@ from titans_lm.commands.evaluate import command_line
 from titans_lm.compare.jobs import best_rate, run_job
 from titans_lm.compare.settings import contender
 from titans_lm.compare.task_settings import (
+    BabiLongTask,
     CopyTask,
     LookupTask,
+    NeedleTask,
     PhoneBookTask,
     RecallTask,
     TaskFit,
@@ -25,6 +28,7 @@ from titans_lm.compare.task_settings import (
     TrackingTask,
 )  # fmt: skip
 from titans_lm.compare.tasks import FILE, FRESH, finals, run_task, trials
+from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.copying import LookupSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import resized
@@ -32,7 +36,11 @@ from titans_lm.evaluate.tasks import task_score
 from titans_lm.train.match import sized_for
 from titans_lm.train.run import RunFolder
 
-KINDS = [RecallTask, CopyTask, LookupTask, PhoneBookTask, TrackingTask]
+SIZE = {
+    "mqar": "16:2", "copy": "2-3", "lookup": "6", "phonebook": "3", "tracking": "6", "needle": "300", "babilong": "0",
+}  # fmt: skip
+"""A small size of each task."""
+KINDS = [RecallTask, CopyTask, LookupTask, PhoneBookTask, TrackingTask, NeedleTask, BabiLongTask]
 
 
 def small(out: Path, **changes) -> RecallTask:
@@ -158,14 +166,15 @@ def test_the_command_line_gives_the_same_settings(kind: type[TaskSettings]) -> N
     assert parse(shlex.split(command_line(settings))[1:]).what == settings
     plain = kind()
     assert parse(shlex.split(command_line(plain))[1:]).what == plain
-    assert all(task.length > 0 for task in (*plain.taught, *plain.tested.values()))
+    alone = {"babilong": 1}.get(kind.command, 0)  # facts alone are as long as they are
+    assert sum(task.length == 0 for task in plain.taught) == sum(t.length == 0 for t in plain.tested.values()) == alone
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_task_as_a_command(kind: type[TaskSettings], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One model, a few steps: it trains, tests and tells."""
     train = dataclasses.replace(small(tmp_path).train, steps=2)
-    size = {"mqar": "16:2", "copy": "2-3", "lookup": "6", "phonebook": "3", "tracking": "6"}[kind.command]
+    size = SIZE[kind.command]
     settings = kind(
         models=("sliding",),
         seeds=(0,),
@@ -182,7 +191,55 @@ def test_every_task_as_a_command(kind: type[TaskSettings], tmp_path: Path, capsy
     result = json.loads((tmp_path / FILE).read_text())
     assert json.loads((tmp_path / "copy.json").read_text()) == result
     assert size in out
+    assert list(result["contenders"][0]["exact"]) == [size]
     assert f"numbers in {tmp_path / FILE}" in out
+
+
+def test_needles_are_tested_at_every_depth(tmp_path: Path) -> None:
+    """A table of lengths, means over depths, and a heat map of both; trials are tested on what is taught."""
+    settings = NeedleTask(
+        models=("lmm", "sliding"), seeds=(0, 1), rates=(1e-3, 3e-3), tune_steps=1, examples=4, sizes=("300", "400x2"),
+        test_sizes=("300", "350"), depths=(0.0, 0.5, 1.0), train=dataclasses.replace(small(tmp_path).train, steps=2),
+        out=tmp_path / "out",
+    )  # fmt: skip
+    assert [task.depth for task in settings.tested.values()] == [0.0, 0.5, 1.0] * 2
+    result = run_task(settings, "titans evaluate needle", lambda _: None)
+    for one in result["contenders"]:
+        assert list(one["exact"]) == ["300", "350"]
+        assert list(one["by_test"]) == [f"{size}@{depth}" for size in (300, 350) for depth in ("0", "0.5", "1")]
+        for run in one["runs"]:
+            for test in run["tests"].values():  # so that there is something to see
+                test["exact"] = 0.25
+    trial = json.loads((tmp_path / "out" / "trials" / "lmm-0.001" / "result.json").read_text())
+    assert list(trial["tests"]) == ["300", "400x2"]
+    for place, test in enumerate(result["contenders"][0]["by_test"].values()):
+        test["mean"] = place / 10
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "needle.json").write_text(json.dumps(result))
+    written = render_results(tmp_path / "results", tmp_path / "results.md")
+    page = (tmp_path / "results.md").read_text()
+    assert "## Needles in a haystack" in page
+    assert "needle-depth.png" in page
+    assert {path.name for path in written} == {"results.md", "needle.png", "needle-depth.png"}
+    found = scored.heat(result)
+    assert found is not None
+    assert found.panels["LMM"] == [pytest.approx([0, 30]), pytest.approx([10, 40]), pytest.approx([20, 50])]
+    assert (found.x_labels, found.y_labels) == (["300", "350"], ["0 %", "50 %", "100 %"])
+
+
+def test_sizes_join_one_after_another() -> None:
+    """Over the first half of the steps; the batches of a curriculum are a pure function of the step as well."""
+    settings = BabiLongTask(train=TaskFit(steps=80, batch_size=2), models=("lmm",), rates=(1e-3,))
+    job = finals(settings, 1000, {"lmm": 1e-3})[0]
+    assert job.join_every == 10
+    tasks = [RecallSettings(pairs=1, symbols=4, length=length) for length in (4, 8, 12, 16)]
+    batches = TaskBatches(tasks, batch_size=1, join_every=job.join_every)
+    lengths = [batches(step)["input_ids"].shape[1] for step in range(80)]
+    assert [set(lengths[:10]), set(lengths[:20]), set(lengths[:30])] == [{4}, {4, 8}, {4, 8, 12}]
+    assert set(lengths[30:]) == {4, 8, 12, 16}
+    assert lengths == [batches(step)["input_ids"].shape[1] for step in range(80)]
+    assert dataclasses.replace(job, curriculum=False).join_every == 0
+    assert {TaskBatches(tasks, batch_size=1)(step)["input_ids"].shape[1] for step in range(20)} == {4, 8, 12, 16}
 
 
 MISTAKES = [

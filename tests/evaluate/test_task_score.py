@@ -8,8 +8,10 @@ import torch
 
 from model_cases import small_config
 from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.copying import CopySettings, PhoneBookSettings
+from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import resized
 from titans_lm.data.tasks.tracking import TrackingSettings
@@ -117,6 +119,11 @@ SIZES = [
     (CopySettings(), "3-200", {"shortest": 3, "longest": 200, "length": 403}),
     (PhoneBookSettings(), "7", {"entries": 7}),
     (TrackingSettings(), "77", {"length": 77}),
+    (NeedleSettings(), "64K", {"length": 65536}),
+    (NeedleSettings(), "2Kx3", {"length": 2048, "keys": 3, "queries": 3}),
+    (NeedleSettings(), "300@0.25", {"length": 300, "depth": 0.25}),
+    (BabiLongSettings(), "1M", {"length": 1048576}),
+    (BabiLongSettings(), "0", {"length": 0}),
 ]
 
 
@@ -128,7 +135,8 @@ def test_sizes_are_read(task, size: str, expected: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "size"), [(RecallSettings(), "64"), (CopySettings(), "a"), (TrackingSettings(), "1:2")]
+    ("task", "size"),
+    [(RecallSettings(), "64"), (CopySettings(), "a"), (TrackingSettings(), "1:2"), (NeedleSettings(), "1@2")],
 )
 def test_sizes_of_another_form_are_told(task, size: str) -> None:
     with pytest.raises(ValueError, match=f"got the size '{size}'; expected"):

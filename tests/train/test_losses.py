@@ -9,7 +9,7 @@ from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tokenizer import encode_document
 from titans_lm.ops.state import state_tensors
-from titans_lm.train.losses import CarriedLoss, next_token_loss, recall_loss
+from titans_lm.train.losses import CarriedLoss, TaskLoss, next_token_loss, recall_loss
 
 CARRYING = ["lmm", "mac", "mag", "mal", "sliding", "segment"]
 TEXTS = [b"to be or not to be, that is", b"a", b"one two three four five six seven eight nine", b"xyz" * 7]
@@ -48,6 +48,18 @@ def test_recall_counts_the_targets_that_are_hit():
     loss, metrics = recall_loss(Oracle(), batch)
     assert metrics["accuracy"] == 0.75
     assert float(loss) == pytest.approx(math.log(9) / 4, rel=1e-2)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_the_text_of_a_task_counts_by_its_weight(llama, weight: float):
+    model, batch = llama(), TaskBatches(RecallSettings(), batch_size=3)(0)
+    loss, metrics = TaskLoss(weight)(model, batch)
+    asked, told = recall_loss(model, batch)
+    text, _ = next_token_loss(model, {"input_ids": batch["input_ids"][:, :-1], "targets": batch["input_ids"][:, 1:]})
+    torch.testing.assert_close(loss, asked + weight * text)
+    assert metrics["accuracy"] == told["accuracy"]
+    if weight:
+        assert float(metrics["text_bits_per_token"]) == pytest.approx(float(text.detach()) / math.log(2))
 
 
 @pytest.mark.parametrize("architecture", CARRYING)

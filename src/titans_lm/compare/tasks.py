@@ -122,7 +122,7 @@ class TaskJob:
             eval_fn=lambda model: self._test(model, 128),
         )  # fmt: skip
         found = self._test(sized.model, self.examples)
-        longest = max(self.tested.values(), key=lambda task: task.length)
+        longest = max(1, *(task.length for task in self.tested.values()))
         return {
             **found,
             RIGHT: [mean(test[kind] for test in found["tests"].values()) for kind in ("exact", "accuracy")],
@@ -131,13 +131,13 @@ class TaskJob:
             "tokens": ended.tokens,
             "seconds": ended.seconds,
             "skipped_steps": ended.skipped,
-            "state_bytes": {"length": longest.length, **asdict(bytes_of_state(sized.model, longest.length))},
+            "state_bytes": {"length": longest, **asdict(bytes_of_state(sized.model, longest))},
         }
 
     def _test(self, model: "PreTrainedModel", examples: int) -> Result:
         seed, scores = self.settings.seed + FRESH, {}
         for size, task in self.tested.items():
-            rows = max(1, min(self.settings.batch_size, TOKENS_AT_ONCE // task.length))
+            rows = max(1, min(self.settings.batch_size, TOKENS_AT_ONCE // max(1, task.length)))
             scores[size] = task_score(model, task, examples=examples, batch_size=rows, seed=seed)
         return {
             "tests": {size: {**asdict(s), "accuracy": s.accuracy, "exact": s.exact} for size, s in scores.items()},

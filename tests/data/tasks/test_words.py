@@ -1,0 +1,31 @@
+"""The tokenizer of the tasks' words: any text comes back, and what the tasks say is short."""
+
+import pytest
+
+from titans_lm.data.tasks.hay import NOISE
+from titans_lm.data.tasks.needle import INTRODUCTION, NOUNS
+from titans_lm.data.tasks.stories import ROOMS
+from titans_lm.data.tasks.words import decode_words, encode_words, vocabulary
+
+TEXTS = [
+    "",
+    INTRODUCTION,
+    " ".join(NOISE),
+    "What’s a zebra?\n\n  Two  spaces, otters and Otter.",
+    "the the  the",
+    "12 3",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_any_text_comes_back(text: str) -> None:
+    assert decode_words(encode_words(text)) == text
+
+
+def test_words_of_the_tasks_are_one_token() -> None:
+    assert len(encode_words("The secret number of brave otter is 4821937.")) == 7 + 1 + 7 + 1
+    for word in (*NOUNS, *ROOMS):
+        assert encode_words(f" {word}").tolist() == [vocabulary()[f" {word}"]]
+    assert encode_words("zebra").tolist() == list(b"zebra")
+    ids = sorted(vocabulary().values())
+    assert ids == list(range(256, 256 + len(ids)))
