@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import lm_eval
+import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
@@ -125,7 +126,8 @@ class TitansLM(HFLM):
         lm-eval cuts them, none of which knows more of the one before than a token.
         """
         if self.whole_pages:
-            pages = [[self.prefix_token_id, *encode(self.tokenizer, request.args[0], False)] for request in requests]
+            texts = [encode(self.tokenizer, request.args[0], False) for request in requests]
+            pages = [np.array([self.prefix_token_id, *text]) for text in texts]
             bits = token_bits(self.model, pages, seq_len=PIECE, batch_size=self.batch_size, carry=True)
             return [-float(page.sum()) * LN2 for page in bits]
         bos, self.bos = self.bos, False if self.bos else self.bos  # lm-eval puts it before a page itself
