@@ -41,6 +41,8 @@ from titans_lm.evaluate.questions import (
     read_questions,
     score_questions,
 )
+from titans_lm.train.checkpoint import save_model
+from titans_lm.train.run import RunFolder, load_model, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +191,15 @@ def byte_words_without_marks() -> Any:
     words = byte_tokenizer()
     words.bos_token = words.eos_token = None
     return words
+
+
+def test_a_baseline_of_a_run_begins_as_ours_do(tmp_path: Path) -> None:
+    """Its tokenizer may be anybody's: the folder says where it was trained."""
+    run = RunFolder.create(tmp_path / "run", {}, word_tokenizer())
+    finished, checkpoint = run.finish(3, small_llama()), run.save(3, small_llama(), {"format": 1}, keep=1)
+    save_model(tmp_path / "elsewhere", small_llama(), word_tokenizer())
+    for folder, begins in ((finished, True), (checkpoint, True), (tmp_path / "elsewhere", None)):
+        assert starts_with_bos(load_model(folder, "cpu"), load_tokenizer(folder)) is begins
 
 
 def test_how_texts_begin_and_how_long_they_may_be() -> None:

@@ -42,7 +42,7 @@ def said(result: dict[str, Any], tasks: dict[str, Any]) -> str:
     limit = "" if told["limit"] is None else f", the first {told['limit']:,} items of each task"
     notes = [f"{task}: {scores['note']}" for task, scores in tasks.items() if scores["note"]]
     cut = sum(scores.get("cut", 0) for one in result["models"] for scores in one["tasks"].values())
-    lost = f" {cut:,} choices were longer than a model could read, and lost their beginning." if cut else ""
+    lost = f" {cut:,} choices, counted for each model, were too long for it and lost their beginning." if cut else ""
     differ = f" Not lm-eval's items: {'; '.join(notes)}." if notes else ""
     return (
         f"{models}. Scored by {result['scorer']}{limit}, every choice read from a fresh start; "

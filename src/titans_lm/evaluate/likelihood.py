@@ -9,6 +9,7 @@ model's answers do not depend on it. Pairs whose inputs are the same are read on
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tokenizer import is_byte_tokenizer
+from titans_lm.train.run import is_of_a_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,13 +52,17 @@ def starts_with_bos(model: nn.Module, tokenizer: "PreTrainedTokenizerBase", bos:
     """Say whether texts begin with <bos>: True, False, or None where the tokenizer decides.
 
     "auto" is True for what was trained here, and None elsewhere: documents of `titans train` begin with <bos>, which
-    tokenizers seldom add by themselves. A model is known to be ours by its type, and a baseline by the byte tokenizer.
+    tokenizers seldom add by themselves. A model is known to be from here by its type, by the folder that a run left, or
+    by the byte tokenizer.
     """
     check_choice("bos", bos, ("auto", *BOS))
     if bos != "auto":
         return BOS[bos]
-    ours = getattr(getattr(model, "config", None), "model_type", None) == "titans" or is_byte_tokenizer(tokenizer)
-    return True if ours and tokenizer.bos_token_id is not None else None
+    if tokenizer.bos_token_id is None:
+        return None
+    kind, folder = getattr(getattr(model, "config", None), "model_type", None), getattr(model, "name_or_path", "")
+    here = kind == "titans" or (folder and is_of_a_run(Path(folder))) or is_byte_tokenizer(tokenizer)
+    return True if here else None
 
 
 def longest_input(model: nn.Module, tokenizer: "PreTrainedTokenizerBase") -> int | None:
