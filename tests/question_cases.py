@@ -75,6 +75,28 @@ def _item(name: str, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"query": f"Question: {question}", "choices": four, "gold": gold}, {**theirs, "question": question}
 
 
+def in_their_fields(name: str, item: dict[str, Any]) -> dict[str, Any]:
+    """Take an item of a real file apart into the fields that lm-eval's task is made from."""
+    gold = item.get("gold", 0)
+    if name == "lambada_openai":
+        return {"text": f"{item['context']} {item['continuation']}"}
+    if name == "winogrande":
+        one, two = item["context_options"]
+        same = next(i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
+        start = one[:same].rfind(" ") + 1
+        sentence = f"{one[:start]}_ {item['continuation']}"
+        return {"sentence": sentence, "option1": one[start:], "option2": two[start:], "answer": str(gold + 1)}
+    query, choices = item["query"].removeprefix("Question: "), item["choices"]
+    if name == "piqa":
+        return {"goal": query[:-1], "sol1": choices[0], "sol2": choices[1], "label": gold}
+    if name == "boolq":
+        passage, question = query.rsplit("\nQuestion: ", 1)
+        return {"passage": passage.removeprefix("Passage: "), "question": question[:-1], "label": gold}
+    labels = list("ABCDE")[: len(choices)]
+    field = "question_stem" if name == "openbookqa" else "question"
+    return {field: query, "choices": {"text": choices, "label": labels}, "answerKey": labels[gold]}
+
+
 def write_tasks(folder: Path, data: Path, cache: Path) -> Path:
     """Write lm-eval's tasks over the files of `data`, their only change; returns the folder for include_path."""
     folder.mkdir(parents=True, exist_ok=True)

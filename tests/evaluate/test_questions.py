@@ -16,6 +16,7 @@ from question_cases import (
     SOURCES,
     ask,
     beginning_bytes,
+    in_their_fields,
     small_llama,
     small_titans,
     word_tokenizer,
@@ -308,6 +309,29 @@ def test_the_real_files_are_read_whole(data_dir: Path) -> None:
         1838, 1267, 2376, 1172, 3270,
     ]  # fmt: skip
     assert {name for name in counts if "letters" in name} == {"siqa_2_letters", "commonsense_qa_4_letters"}
-    first = read_questions("piqa", folder, limit=1)[0]
-    assert first.pairs[0][0].endswith("\nAnswer:")
-    assert "\n\n" not in first.pairs[0][0]
+
+
+def test_real_prompts_are_those_of_lm_eval(data_dir: Path, tmp_path: Path) -> None:
+    """Its own tasks make the prompts of the first items from their parts; ours come from the files as they are."""
+    folder = data_dir / "lm_eval_local"
+    if not folder.is_dir():
+        pytest.skip(f"there is no {folder}")
+    (tmp_path / "theirs").mkdir()
+    for name in SOURCES:
+        lines = (folder / f"{TASKS[name].file}.jsonl").read_text(encoding="utf-8").split("\n")[:40]
+        items = [json.dumps(in_their_fields(name, json.loads(line))) for line in lines]
+        (tmp_path / "theirs" / f"{name}.jsonl").write_text("\n".join(items) + "\n")
+    tasks = write_tasks(tmp_path / "tasks", tmp_path / "theirs", tmp_path / "cache")
+    asked = HFLM(pretrained=small_llama(), tokenizer=word_tokenizer(), backend="causal")
+    asked.loglikelihood = lambda requests: [(0.0, False)] * len(requests)
+    for name in SOURCES:
+        theirs = ask(asked, [f"file_{name}"], tasks)["samples"][f"file_{name}"]
+        questions = read_questions(name, folder, 40)
+        assert [list(question.pairs) for question in questions] == [sample["arguments"] for sample in theirs]
+        if name != "lambada_openai":
+            scores = [score_questions(name, [question], _only(question, question.gold)) for question in questions]
+            assert all(score["metrics"]["acc"]["value"] == 1.0 for score in scores)
+
+
+def _only(question: Question, likely: int) -> list[Likelihood]:
+    return [Likelihood(-1.0 if place == likely else -9.0, False) for place in range(len(question.pairs))]
