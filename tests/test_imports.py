@@ -43,6 +43,7 @@ HEAVY = {
     "peft",
     "rich",
     "sklearn",
+    "lm_eval",
     "triton",
     "tyro",
 }

@@ -12,8 +12,8 @@ from titans_lm.bench.targets import target_lines
 from titans_lm.train.files import write_atomically
 
 KINDS = ("peers", "ops", "model", "scaling")
-LEARNED = ("compare", "task")
-"""Kinds of results that models learned something for."""
+LEARNED = ("compare", "task", "lm-eval")
+"""Kinds of results about what models have learned."""
 MARK = "<!-- Written by `titans bench render` from the JSON files that are named below: edit nothing here. -->"
 NOT_MEASURED = "not measured"
 Result = dict[str, Any]
@@ -74,33 +74,26 @@ def page(found: Results, link: str) -> str:
 
 
 def learned(result: Result, link: str) -> list[str]:
-    """Lay out a comparison of models on text or on a task."""
-    from titans_lm.bench import compared, scored
+    """Lay out a comparison of models on text, on a task or by questions; the first two have a plot."""
+    from titans_lm.bench import answered, compared, scored
 
-    section: Any = {"compare": compared, "task": scored}[result["what"]]
+    section: Any = {"compare": compared, "task": scored, "lm-eval": answered}[result["what"]]
     said, head, body = section.rows(result)
-    drawn, name = section.plot(result), Path(result["file"]).stem
     h = result["hardware"]
     source = (
         f"[{result['file']}]({link}/{result['file']}): `{result['command']}` on {h['processor']}, {h['cores']} cores; "
         f"torch {h['versions']['torch']}, transformers {h['versions']['transformers']}; commit {h['commit']}, "
         f"{h['date']}."
     )
-    pictures = [f"![{drawn.title}: {drawn.y_label} by {drawn.x_label}]({link}/{name}.png)"]
-    heat = scored.heat(result) if section is scored else None
+    lines = [f"## {section.heading(result)}", "", source, "", said, "", *table(head, body)]
+    name = Path(result["file"]).stem
+    if hasattr(section, "plot"):
+        drawn = section.plot(result)
+        lines += ["", f"![{drawn.title}: {drawn.y_label} by {drawn.x_label}]({link}/{name}.png)"]
+    heat = section.heat(result) if hasattr(section, "heat") else None
     if heat is not None:
-        pictures += ["", f"![{heat.title}, by {heat.x_label} and {heat.y_label}]({link}/{name}-depth.png)"]
-    return [
-        f"## {section.heading(result)}",
-        "",
-        source,
-        "",
-        said,
-        "",
-        *table(head, body),
-        "",
-        *pictures,
-    ]
+        lines += ["", f"![{heat.title}, by {heat.x_label} and {heat.y_label}]({link}/{name}-depth.png)"]
+    return lines
 
 
 INTRODUCTION = """Every number on this page was written by `titans bench`, `titans compare` or `titans evaluate`;

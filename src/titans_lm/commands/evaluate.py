@@ -1,5 +1,6 @@
 """titans evaluate: what models can do, measured."""
 
+import dataclasses
 import shlex
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -7,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from titans_lm.commands.show import say, write_result
+from titans_lm.compare.question_settings import QuestionSettings
 from titans_lm.compare.task_settings import (
     BabiLongTask,
     CopyTask,
@@ -19,6 +21,18 @@ from titans_lm.compare.task_settings import (
 )
 from titans_lm.train.settings import as_options
 
+
+@dataclass(frozen=True, kw_only=True)
+class Questions(QuestionSettings):
+    """Ask trained models lm-eval's tasks (--tasks piqa), or files of questions scored as lm-eval does (--local DIR).
+
+    Begin with `titans evaluate lm-eval runs/first --tasks piqa arc_easy --limit 100`.
+    """
+
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")] = ()
+    """Run folders, checkpoints, or folders of saved models: ours, or any causal language model of Hugging Face."""
+
+
 Evaluated = (
     Annotated[RecallTask, tyro.conf.subcommand("mqar", default=RecallTask())]
     | Annotated[CopyTask, tyro.conf.subcommand("copy", default=CopyTask())]
@@ -27,12 +41,13 @@ Evaluated = (
     | Annotated[TrackingTask, tyro.conf.subcommand("tracking", default=TrackingTask())]
     | Annotated[NeedleTask, tyro.conf.subcommand("needle", default=NeedleTask())]
     | Annotated[BabiLongTask, tyro.conf.subcommand("babilong", default=BabiLongTask())]
+    | Annotated[Questions, tyro.conf.subcommand("lm-eval", default=Questions())]
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Measure what models can do: recall, copying, state tracking, needles, and facts in books."""
+    """Measure what models can do: recall, copying, state tracking, needles, facts in books, and lm-eval's tasks."""
 
     what: Annotated[tyro.conf.OmitSubcommandPrefixes[Evaluated], tyro.conf.arg(name="")] = tyro.MISSING
 
@@ -43,7 +58,18 @@ def command_line(settings: TaskSettings) -> str:
     return shlex.join(["titans", "evaluate", settings.command, *as_options(told, type(settings)())])
 
 
+def questions_command_line(settings: QuestionSettings) -> str:
+    """Write the command that the settings of questions came from."""
+    told = replace(settings, models=(), json=None, samples=None, quiet=False)
+    words = ["titans", "evaluate", settings.command, *settings.models, *as_options(told, type(settings)())]
+    return shlex.join(words)
+
+
 def run_evaluate(command: Evaluate) -> None:
+    if isinstance(command.what, Questions):
+        ask_questions(command.what)
+        return
+
     from titans_lm.bench.scored import lines
     from titans_lm.compare.tasks import FILE, run_task
 
@@ -53,3 +79,16 @@ def run_evaluate(command: Evaluate) -> None:
     write_result(settings.json, result)
     tell("\n".join(lines(result)))
     tell(f"numbers in {settings.out / FILE}")
+
+
+def ask_questions(command: Questions) -> None:
+    from titans_lm.bench.answered import lines
+    from titans_lm.compare.questions import run_questions
+
+    names = [field.name for field in dataclasses.fields(QuestionSettings)]
+    settings = QuestionSettings(**{name: getattr(command, name) for name in names})
+    tell = (lambda _: None) if settings.quiet else say
+    result = run_questions(settings, questions_command_line(settings), tell)
+    tell("\n".join(lines(result)))
+    if settings.json is not None:
+        tell(f"numbers in {settings.json}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from torch import nn
 
-from titans_lm.train.checkpoint import quiet_transformers, save_checkpoint, save_model
+from titans_lm.train.checkpoint import FILES, quiet_transformers, save_checkpoint, save_model
 from titans_lm.train.device import choose_device, environment
 from titans_lm.train.files import new_folder, remove_folder, remove_unfinished, write_atomically, write_json
 from titans_lm.train.log import JsonLines
@@ -134,6 +134,11 @@ def resolve_model(path: str | Path) -> Path:
         raise ValueError(f"got the model {str(path)!r}, which is {found}; expected config.json and weights in it")
     # Of equal steps the finished model is taken; a run that was resumed and stopped has a newer checkpoint.
     return max(candidates, key=_step)
+
+
+def is_of_a_run(folder: Path) -> bool:
+    """Tell whether a saved model was left by a run of ours, whichever model it is: a finished one, or a checkpoint."""
+    return (folder / f"{STEP}.json").is_file() or (folder / FILES).is_file()
 
 
 def load_model(path: str | Path, device: str = "auto") -> "PreTrainedModel":
