@@ -1,5 +1,6 @@
 """Runs one after another or side by side, each in a folder of its own that says when it is done."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -9,11 +10,12 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from titans_lm.compare.settings import variant
 from titans_lm.train.baselines import baseline_names
 from titans_lm.train.files import write_json
+from titans_lm.train.settings import ModelSettings
 from titans_lm.train.trainer import Diverged
 
 RESULT = "result.json"
@@ -62,6 +64,80 @@ class Job(Protocol):
     def told(self, result: Result) -> str:
         """Phrase what came out."""
         ...
+
+
+@runtime_checkable
+class Contest(Protocol):
+    """Settings of a comparison, whatever is compared."""
+
+    @property
+    def out(self) -> Path:
+        """Tell the folder of the runs."""
+        ...
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Tell the contenders."""
+        ...
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Tell the seeds that count."""
+        ...
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Tell the learning rates that each is tried with."""
+        ...
+
+    @property
+    def tune_steps(self) -> int:
+        """Tell the steps of a trial."""
+        ...
+
+
+Fit = TypeVar("Fit", bound=ModelSettings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One run of a contender: a trial of a learning rate with fewer steps, or one that counts."""
+
+    name: str
+    folder: Path
+    rate: float
+    seed: int
+    steps: int | None = None
+    """Steps of a trial; None where it counts and has those of the settings."""
+
+    def applied(self, base: Fit) -> Fit:
+        """Give the settings of the run."""
+        run = dataclasses.replace(base, lr=self.rate, seed=self.seed)
+        if self.steps is None:
+            return run
+        return dataclasses.replace(run, steps=self.steps, warmup_steps=min(base.warmup_steps, self.steps // 4))
+
+
+def trial_attempts(contest: Contest) -> list[Attempt]:
+    """List short runs, one for each contender and learning rate; none where there is no choice."""
+    if len(contest.rates) == 1:
+        return []
+    return [
+        Attempt(
+            name, contest.out / "trials" / f"{folder_name(name)}-{rate:g}", rate, TRIAL_SEED, contest.tune_steps
+        )
+        for name in contest.models
+        for rate in contest.rates
+    ]  # fmt: skip
+
+
+def final_attempts(contest: Contest, rates: dict[str, float]) -> list[Attempt]:
+    """List the runs that count, one for each contender and seed: seed by seed, so that all are as far as another."""
+    return [
+        Attempt(name, contest.out / "runs" / f"{folder_name(name)}-seed{seed}", rates[name], seed)
+        for seed in contest.seeds
+        for name in contest.models
+    ]
 
 
 def folder_name(name: str) -> str:
@@ -167,12 +243,20 @@ def mean_with_spread(values: list[float]) -> Result:
     return {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None, "seeds": len(values)}
 
 
-def tried_rates(jobs: Sequence[Job], results: list[Result], key: str) -> dict[str, list[Result]]:
-    """List for every contender what each learning rate gave; None where it diverged."""
-    found: dict[str, list[Result]] = {}
-    for job, result in zip(jobs, results, strict=True):
-        found.setdefault(job.name, []).append({"rate": job.rate, key: result.get(key)})
-    return found
+def tune(
+    contest: Contest, trials: Sequence[Job], at_once: int, say: Say, key: str, *, most: bool = False
+) -> tuple[dict[str, list[Result]], dict[str, float]]:
+    """Run the trials; give what each learning rate came to by `key`, and every contender's best (the most, or least).
+
+    Without trials there is one rate, and nothing to tell of it. A trial that diverged came to None.
+    """
+    tried: dict[str, list[Result]] = {}
+    for job, result in zip(trials, work(trials, at_once, say), strict=True):
+        tried.setdefault(job.name, []).append({"rate": job.rate, key: result.get(key)})
+    rates = dict.fromkeys(contest.models, contest.rates[0])
+    rates |= {name: best_rate(name, found, key, most=most) for name, found in tried.items()}
+    say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
+    return tried, rates
 
 
 def best_rate(name: str, tried: list[Result], key: str, *, most: bool = False) -> float:

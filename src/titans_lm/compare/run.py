@@ -6,7 +6,7 @@ from typing import Any
 
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
-from titans_lm.compare.jobs import Say, best_rate, mean_with_spread, tried_rates, work
+from titans_lm.compare.jobs import Say, mean_with_spread, tune, work
 from titans_lm.compare.runs import contender_of, finals, trials
 from titans_lm.compare.score import read_texts
 from titans_lm.compare.settings import CompareSettings
@@ -32,10 +32,7 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
         raise ValueError(f"got the test text {str(settings.test)!r}, which does not exist; expected a file or folder")
     settings.out.mkdir(parents=True, exist_ok=True)
     parameters = _size(settings, say)
-    tried = work(jobs := trials(settings, parameters), settings.jobs, say)
-    tuning = tried_rates(jobs, tried, HELD_OUT)
-    rates = {name: best_rate(name, tuning[name], HELD_OUT) if tuning else settings.rates[0] for name in settings.models}
-    say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
+    tuning, rates = tune(settings, trials(settings, parameters), settings.jobs, say, HELD_OUT)
     ran = work(finals(settings, parameters, rates), settings.jobs, say)
     result = {
         "format": FORMAT,

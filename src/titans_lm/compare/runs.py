@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from titans_lm.compare.jobs import TRIAL_SEED, Result, folder_name
+from titans_lm.compare.jobs import Attempt, Result, final_attempts, trial_attempts
 from titans_lm.compare.score import score_run
 from titans_lm.compare.settings import CompareSettings, contender
 from titans_lm.train.run import SETTINGS
@@ -78,37 +78,18 @@ def contender_of(settings: CompareSettings, name: str, parameters: int) -> Langu
 
 
 def trials(settings: CompareSettings, parameters: int) -> list[TextJob]:
-    """List short runs, one for each contender and learning rate; none where there is no choice."""
-    jobs: list[TextJob] = []
-    if len(settings.rates) == 1:
-        return jobs
-    for name in settings.models:
-        base = contender_of(settings, name, parameters)
-        warmup = min(base.warmup_steps, settings.tune_steps // 4)
-        for rate in settings.rates:
-            run = settings.out / "trials" / f"{folder_name(name)}-{rate:g}"
-            trial = dataclasses.replace(
-                base, run=run, lr=rate, steps=settings.tune_steps, warmup_steps=warmup, seed=TRIAL_SEED
-            )
-            jobs.append(TextJob(name, trial))
-    return jobs
+    """List the runs that choose learning rates; what they are tested on is held out of the training data."""
+    return [_job(settings, parameters, attempt) for attempt in trial_attempts(settings)]
 
 
 def finals(settings: CompareSettings, parameters: int, rates: dict[str, float]) -> list[TextJob]:
-    """List the runs that count, one for each contender and seed: seed by seed, so that all are as far as another."""
-    return [
-        TextJob(
-            name,
-            dataclasses.replace(
-                contender_of(settings, name, parameters),
-                run=settings.out / "runs" / f"{folder_name(name)}-seed{seed}",
-                lr=rates[name],
-                seed=seed,
-            ),
-            settings.test,
-            settings.positions,
-            settings.test_bytes,
-        )
-        for seed in settings.seeds
-        for name in settings.models
-    ]
+    """List the runs that count."""
+    return [_job(settings, parameters, attempt) for attempt in final_attempts(settings, rates)]
+
+
+def _job(settings: CompareSettings, parameters: int, attempt: Attempt) -> TextJob:
+    base = contender_of(settings, attempt.name, parameters)
+    run = dataclasses.replace(attempt.applied(base), run=attempt.folder)
+    if attempt.steps is not None:
+        return TextJob(attempt.name, run)
+    return TextJob(attempt.name, run, settings.test, settings.positions, settings.test_bytes)

@@ -1,6 +1,5 @@
 """Models of equal size on a synthetic task: what `titans evaluate mqar` and its sisters run."""
 
-import dataclasses
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
-from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, folder_name, mean_with_spread, tried_rates, work
+from titans_lm.compare.jobs import Attempt, Result, Say, final_attempts, mean_with_spread, trial_attempts, tune, work
 from titans_lm.compare.settings import contender
 from titans_lm.compare.task_settings import TaskFit, TaskSettings
 from titans_lm.data.tasks.batches import TaskBatches
@@ -49,12 +48,7 @@ def run_task(settings: TaskSettings, command: str, say: Say) -> dict[str, Any]:
         task.draw(np.random.default_rng(0), 64)
     settings.out.mkdir(parents=True, exist_ok=True)
     parameters = _size(settings, say)
-    tuning: dict[str, list[Result]] = {}
-    if len(settings.rates) > 1:
-        tuning = tried_rates(jobs := trials(settings, parameters), work(jobs, settings.jobs, say), RIGHT)
-    rates = {name: settings.rates[0] for name in settings.models}
-    rates |= {name: best_rate(name, tried, RIGHT, most=True) for name, tried in tuning.items()}
-    say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
+    tuning, rates = tune(settings, trials(settings, parameters), settings.jobs, say, RIGHT, most=True)
     ran = work(finals(settings, parameters, rates), settings.jobs, say)
     result = {
         "format": FORMAT,
@@ -150,32 +144,22 @@ class TaskJob:
 
 
 def trials(settings: TaskSettings, parameters: int) -> list[TaskJob]:
-    """List runs of one contender and learning rate each, from a seed that does not count."""
-    return [
-        _job(settings, name, parameters, settings.out / "trials" / f"{folder_name(name)}-{rate:g}", rate, None)
-        for name in settings.models
-        for rate in settings.rates
-    ]
+    """List the runs that choose learning rates, by the sizes that are taught."""
+    return [_job(settings, parameters, attempt) for attempt in trial_attempts(settings)]
 
 
 def finals(settings: TaskSettings, parameters: int, rates: dict[str, float]) -> list[TaskJob]:
-    """List the runs that count, seed by seed."""
-    return [
-        _job(settings, name, parameters, settings.out / "runs" / f"{folder_name(name)}-seed{seed}", rates[name], seed)
-        for seed in settings.seeds
-        for name in settings.models
-    ]
+    """List the runs that count."""
+    return [_job(settings, parameters, attempt) for attempt in final_attempts(settings, rates)]
 
 
-def _job(settings: TaskSettings, name: str, parameters: int, folder: Path, rate: float, seed: int | None) -> TaskJob:
-    base = dataclasses.replace(
-        contender(settings.train, name, parameters), lr=rate, seed=TRIAL_SEED if seed is None else seed
-    )
-    if seed is None:
-        warmup = min(base.warmup_steps, settings.tune_steps // 4)
-        base = dataclasses.replace(base, steps=settings.tune_steps, warmup_steps=warmup)
-    taught, tested = tuple(settings.taught), settings.tried if seed is None else settings.tested
-    return TaskJob(name, base, folder, seed is not None, taught, tested, settings.examples, settings.curriculum)
+def _job(settings: TaskSettings, parameters: int, attempt: Attempt) -> TaskJob:
+    base = attempt.applied(contender(settings.train, attempt.name, parameters))
+    counts = attempt.steps is None
+    return TaskJob(
+        attempt.name, base, attempt.folder, counts, tuple(settings.taught),
+        settings.tested if counts else settings.tried, settings.examples, settings.curriculum,
+    )  # fmt: skip
 
 
 def _size(settings: TaskSettings, say: Say) -> int:
