@@ -4,7 +4,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from titans_lm.bench import compared, scored
+from titans_lm.bench import compared, positions, scored
 from titans_lm.report.plots import Line, Plot
 
 OURS, SECOND = "#3451c6", "#e07a1f"
@@ -15,6 +15,7 @@ def plots(found: Results) -> dict[str, Plot]:
     """Give what can be drawn of the first result of each kind, by the name of its file."""
     drawn = {Path(result["file"]).stem: compared.plot(result) for result in found.get("compare", [])}
     drawn |= {Path(result["file"]).stem: scored.plot(result) for result in found.get("task", [])}
+    drawn |= {Path(result["file"]).stem: positions.plot(result) for result in found.get("perplexity", [])}
     if found["scaling"]:
         rows = [row for row in found["scaling"][0]["rows"] if "error" not in row]
         drawn |= length_plots([row for row in rows if row["kind"] == "op" and row["case"]["rows"] == 1])

@@ -12,7 +12,7 @@ from titans_lm.bench.targets import target_lines
 from titans_lm.train.files import write_atomically
 
 KINDS = ("peers", "ops", "model", "scaling")
-LEARNED = ("compare", "task")
+LEARNED = ("compare", "perplexity", "task")
 """Kinds of results that models learned something for."""
 MARK = "<!-- Written by `titans bench render` from the JSON files that are named below: edit nothing here. -->"
 NOT_MEASURED = "not measured"
@@ -74,10 +74,10 @@ def page(found: Results, link: str) -> str:
 
 
 def learned(result: Result, link: str) -> list[str]:
-    """Lay out a comparison of models on text or on a task."""
-    from titans_lm.bench import compared, scored
+    """Lay out a comparison of models on text, on books by position, or on a task."""
+    from titans_lm.bench import compared, positions, scored
 
-    section: Any = {"compare": compared, "task": scored}[result["what"]]
+    section: Any = {"compare": compared, "perplexity": positions, "task": scored}[result["what"]]
     said, head, body = section.rows(result)
     drawn, name = section.plot(result), Path(result["file"]).stem
     h = result["hardware"]
@@ -86,6 +86,7 @@ def learned(result: Result, link: str) -> list[str]:
         f"torch {h['versions']['torch']}, transformers {h['versions']['transformers']}; commit {h['commit']}, "
         f"{h['date']}."
     )
+    second = further(*section.more(result)) if hasattr(section, "more") else []
     picture = f"![{drawn.title}: {drawn.y_label} by {drawn.x_label}]({link}/{name}.png)"
     return [
         f"## {section.heading(result)}",
@@ -95,9 +96,15 @@ def learned(result: Result, link: str) -> list[str]:
         said,
         "",
         *table(head, body),
+        *second,
         "",
         picture,
     ]
+
+
+def further(said: str, head: list[str], body: list[list[str]]) -> list[str]:
+    """Lay out the second table of a section, where it has one."""
+    return ["", said, *(["", *table(head, body)] if body else [])]
 
 
 INTRODUCTION = """Every number on this page was written by `titans bench`, `titans compare` or `titans evaluate`;

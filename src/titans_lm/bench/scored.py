@@ -70,6 +70,11 @@ def percent(found: dict[str, Any]) -> str:
 def lines(result: dict[str, Any]) -> list[str]:
     """Write the table for a terminal."""
     _, head, body = rows(result)
+    return aligned(head, body)
+
+
+def aligned(head: list[str], body: list[list[str]]) -> list[str]:
+    """Lay out a table for a terminal: the first column to the left, numbers to the right."""
     cells = [[cell.replace("**", "") for cell in row] for row in [head, *body]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     return [

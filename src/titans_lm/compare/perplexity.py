@@ -200,8 +200,8 @@ def _model(runs: Sequence[Run], settings: PerplexitySettings) -> Result:
     for run in runs[1:]:
         if (run.kind, run.parameters, run.survey.sum) != (first.kind, first.parameters, first.survey.sum):
             raise ValueError(
-                f"got {first.named.path} and {run.named.path}, both named {first.named.name!r}, of other sizes, kinds or "
-                "tokenizers; expected seeds of one model under one name"
+                f"got {first.named.path} and {run.named.path}, both named {first.named.name!r}, of other sizes, kinds "
+                "or tokenizers; expected seeds of one model under one name"
             )
     together = list(zip(*(run.reads for run in runs), strict=True))
     return {
@@ -281,7 +281,9 @@ def _books(scores: Sequence[StretchScore], settings: PerplexitySettings) -> Iter
     for name in dict.fromkeys(score.document for score in scores):
         mine = [score for score in scores if score.document == name]
         whole = [score for score in mine if sum(score.tokens) >= settings.far[1]]
-        near, far = ([sum(x) for x in zip(*(s.between(*r) for s in whole), strict=True)] for r in (settings.near, settings.far))
+        near, far = (
+            [sum(x) for x in zip(*(s.between(*r) for s in whole), strict=True)] for r in (settings.near, settings.far)
+        )
         yield {
             "name": name,
             "bits": sum(sum(score.bits) for score in mine),

@@ -1,6 +1,5 @@
 """How a causal language model goes on from one piece of a text to the next: by its state, a cache, or windows."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -160,5 +159,5 @@ def _goes_on(reading: ByCache) -> bool:
     for start in range(0, TRIED, length):
         part, state = reading.step(ids[:, start : start + length], state)
         parts.append(part)
-    distance: Callable[[Tensor], Tensor] = lambda x: x.double().log_softmax(-1)
-    return bool((distance(torch.cat(parts, dim=1)) - distance(logits)).abs().max() < CLOSE)
+    whole, cut = (x.double().log_softmax(-1) for x in (logits, torch.cat(parts, dim=1)))
+    return bool((cut - whole).abs().max() < CLOSE)

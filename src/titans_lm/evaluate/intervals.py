@@ -74,9 +74,7 @@ def _check_same(scores: Sequence[StretchScore], others: Sequence[StretchScore]) 
         raise ValueError("got readings of different stretches; expected the same ones of the same documents")
 
 
-def _estimate(
-    parts: list[tuple[float, list[StretchScore]]], near: Range, far: Range, seed: int
-) -> Estimate | None:
+def _estimate(parts: list[tuple[float, list[StretchScore]]], near: Range, far: Range, seed: int) -> Estimate | None:
     scores = parts[0][1]
     if not scores:
         return None

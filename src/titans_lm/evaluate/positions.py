@@ -178,5 +178,3 @@ def _bits(logits: Tensor, targets: Tensor) -> np.ndarray:
     wide: Any = logits if logits.dtype == torch.float64 else logits.float()
     nats = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
     return (nats.view(targets.shape).double() / LN2).cpu().numpy()
-
-

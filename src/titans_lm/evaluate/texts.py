@@ -1,4 +1,4 @@
-"""Documents of any length as tokens with the bytes that each stands for, drawn piece by piece, whole or in stretches."""
+"""Documents of any length as tokens with the bytes that each stands for, drawn piece by piece, whole or cut."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -91,8 +91,8 @@ class Encoder:
     def _by_characters(self, text: str) -> Tokens:
         if not getattr(self.tokenizer, "is_fast", False):
             raise ValueError(
-                f"got a {type(self.tokenizer).__name__}, which does not say where its tokens come from; expected a fast "
-                "tokenizer (tokenizer.json)"
+                f"got a {type(self.tokenizer).__name__}, which does not say where its tokens come from; expected a "
+                "fast tokenizer (tokenizer.json)"
             )
         found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
