@@ -33,6 +33,8 @@ PIECES = "readings"
 """Folder of the readings that are done, a file each."""
 WEIGHTS = ("*.safetensors", "*.bin", "config.json", "tokenizer.json")
 """Files that a reading depends on."""
+INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+"""Entries of a config.json in which seeds of one model may differ."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,7 @@ def run_perplexity(settings: PerplexitySettings, command: str, say: Say) -> Resu
     depend on: weights, tokenizer, text, mode. Raises ValueError for models and texts that will not do.
     """
     named, found = settings.named(), books(settings.text)
-    for model in named:
-        resolve_model(model.path)
+    _check_seeds(named)
     began = time.monotonic()
     settings.out.mkdir(parents=True, exist_ok=True)
     surveys: dict[str, Survey] = {}
@@ -97,6 +98,20 @@ def run_perplexity(settings: PerplexitySettings, command: str, say: Say) -> Resu
     }
     write_json(settings.out / FILE, result)
     return result
+
+
+def _check_seeds(named: Sequence[NamedModel]) -> None:
+    """Refuse models of one name that are no seeds of one model, before anything is read."""
+    known: dict[str, tuple[Path, Any]] = {}
+    for name, path in named:
+        settings = json.loads((resolve_model(path) / "config.json").read_bytes())
+        sizes = {key: value for key, value in settings.items() if key not in INCIDENTAL}
+        first, asked = known.setdefault(name, (path, (sizes, _tokenizer_sum(load_tokenizer(path)))))
+        if asked != (sizes, _tokenizer_sum(load_tokenizer(path))):
+            raise ValueError(
+                f"got {first} and {path}, both named {name!r}, with other settings or tokenizers; "
+                "expected seeds of one model under one name"
+            )
 
 
 def _run(
@@ -195,14 +210,8 @@ def _survey(found: list[Book], encoder: Encoder, settings: PerplexitySettings) -
 
 
 def _model(runs: Sequence[Run], settings: PerplexitySettings) -> Result:
-    """Put the seeds of a model together; ValueError where they are no seeds of one model."""
+    """Put the seeds of a model together."""
     first = runs[0]
-    for run in runs[1:]:
-        if (run.kind, run.parameters, run.survey.sum) != (first.kind, first.parameters, first.survey.sum):
-            raise ValueError(
-                f"got {first.named.path} and {run.named.path}, both named {first.named.name!r}, of other sizes, kinds "
-                "or tokenizers; expected seeds of one model under one name"
-            )
     together = list(zip(*(run.reads for run in runs), strict=True))
     return {
         "name": first.named.name,

@@ -1,7 +1,7 @@
 """How a causal language model goes on from one piece of a text to the next: by its state, a cache, or windows."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ CLOSE = 1e-3
 """Largest difference of log-probabilities between the two that counts as rounding."""
 
 
+@runtime_checkable
 class Reading(Protocol):
     """A way through a text: pieces of a length, each with what is known of those before."""
 
