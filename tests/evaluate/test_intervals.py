@@ -28,6 +28,13 @@ SCORES = [
 BOOKS = {"a": (200.0, 100, 300.0, 200), "b": (100.0, 50, 250.0, 100), "c": (500.0, 200, 450.0, 200)}
 
 
+def moved(one: StretchScore, near: float, far: float) -> StretchScore:
+    """The same stretch with so many more bits per byte."""
+    first, near_bits, far_bits = one.bits
+    bits = (first, near_bits + near * one.bytes[1], far_bits + far * one.bytes[2])
+    return StretchScore(one.document, one.start, one.tokens, one.bytes, bits)
+
+
 def pooled(names: tuple[str, ...]) -> float:
     near_bits, near, far_bits, far = (sum(values) for values in zip(*(BOOKS[name] for name in names), strict=True))
     return far_bits / far - near_bits / near
@@ -55,10 +62,7 @@ def test_many_books_against_a_direct_bootstrap() -> None:
 
 def test_the_change_of_a_difference_takes_the_text_out() -> None:
     """Texts differ by whole bits; the second reading is 0.1 worse near and 0.3 worse far in every book."""
-    others = [
-        StretchScore(s.document, s.start, s.tokens, s.bytes, (s.bits[0], s.bits[1] + 0.1 * s.bytes[1], s.bits[2] + 0.3 * s.bytes[2]))
-        for s in SCORES
-    ]  # fmt: skip
+    others = [moved(one, near=0.1, far=0.3) for one in SCORES]
     found = did_change(SCORES, others, NEAR, FAR)
     assert found is not None
     assert [found.value, found.low, found.high] == pytest.approx([-0.2] * 3)
@@ -72,15 +76,12 @@ def test_the_change_of_a_difference_takes_the_text_out() -> None:
 
 
 def test_seeds_are_averaged_and_count_as_one_reading() -> None:
-    moved = [
-        StretchScore(s.document, s.start, s.tokens, s.bytes, (s.bits[0], s.bits[1], s.bits[2] + s.bytes[2]))
-        for s in SCORES
-    ]
-    found = far_minus_near([*SCORES, *moved], NEAR, FAR)
+    other = [moved(one, near=0.0, far=1.0) for one in SCORES]
+    found = far_minus_near([*SCORES, *other], NEAR, FAR)
     assert found is not None
     assert found.value == pytest.approx(pooled(("a", "b", "c")) + 0.5)
     assert (found.books, found.stretches) == (3, 4)
-    change = did_change([*SCORES, *moved], [*SCORES, *SCORES], NEAR, FAR)
+    change = did_change([*SCORES, *other], [*SCORES, *SCORES], NEAR, FAR)
     assert change is not None
     assert [change.value, change.low, change.high] == pytest.approx([0.5] * 3)
 

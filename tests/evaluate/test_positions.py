@@ -1,6 +1,7 @@
 """Books by position: every mode against a direct computation, exact bytes, and rows that come and go."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def alone(model: Any, ids: list[int]) -> np.ndarray:
 
 def sums(bits: np.ndarray) -> list[float]:
     """The same by position."""
-    return [float(bits[a:b].sum()) for a, b in zip(EDGES, EDGES[1:], strict=False) if a < len(bits)]
+    return [float(bits[a:b].sum()) for a, b in pairwise(EDGES) if a < len(bits)]
 
 
 def read(model: Any, shelf: list[Book], *, piece_len: int = 16, batch_size: int = 2, **how: Any) -> list[StretchScore]:
