@@ -203,9 +203,11 @@ def test_the_goal_is_said_by_its_number(done: Any) -> None:
     told = json.loads(json.dumps(result))
     far = told["models"][0]["readings"][0]["far_minus_near"]
     far |= {"value": -0.01, "low": -0.02, "high": -0.005}
-    assert "LMM reached (-0.0100)" in more(told)[0]
+    change = told["models"][0]["differences"][0]["change"]
+    against = f"against reset 32 {change['value']:+.4f} [{change['low']:+.4f}, {change['high']:+.4f}]"
+    assert f"LMM reaches it by -0.0100 [-0.0200, -0.0050]; {against}" in more(told)[0]
     far |= {"value": 0.01, "low": -0.02, "high": 0.03}
-    assert "LMM missed (+0.0100, within the interval of 0)" in more(told)[0]
+    assert "LMM misses it by +0.0100 [-0.0200, +0.0300]; against reset 32" in more(told)[0]
     for model in told["models"]:
         for reading in model["readings"]:
             reading["far_minus_near"] = None

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     Mamba2Config,
@@ -203,6 +205,13 @@ def test_a_window_no_longer_than_its_step_is_a_reset(shelf: list[Book]) -> None:
     np.testing.assert_allclose(found[0].bits, sums(np.concatenate(parts)), rtol=1e-6)
     with pytest.raises(ValueError, match="window=4 and window_step=8"):
         choose_reading(model, piece_len=16, window=4, window_step=8)
+
+
+def test_a_table_of_positions_is_not_left() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=259, n_embd=8, n_layer=1, n_head=1, n_positions=32))
+    assert isinstance(choose_reading(model, piece_len=16, window=32, window_step=16), ByWindows)
+    with pytest.raises(ValueError, match="33 tokens for a GPT2LMHeadModel, which has 32 positions"):
+        choose_reading(model, piece_len=16, window=33, window_step=16)
 
 
 def test_stretches_begin_from_nothing(shelf: list[Book]) -> None:

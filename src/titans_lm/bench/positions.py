@@ -88,8 +88,8 @@ def more(result: Result) -> tuple[str, list[str], list[list[str]]]:
         f"Bits per byte at {far} tokens minus those at {near}, of {whole[0]['stretches']} stretches of "
         f"{whole[0]['books']} books, in brackets the 95 % interval over books (bootstrap; a book's stretches stay "
         "together, seeds are averaged). Below 0 a model predicts better the more it has read, or the text is easier "
-        "there. **on − mode** takes the text out: both read the same tokens; its change from near to far is what "
-        f"reading on is worth there. {verdict(result)}"
+        "there. **on − mode** (windows − mode, for models without a state) takes the text out: both read the same "
+        f"tokens; its change from near to far is what reading on is worth there. {verdict(result)}"
     )
     head = ["model", "memory", near, far, f"{far} − {near}", "on − mode, all positions", "change of on − mode"]
     body = []
@@ -125,19 +125,29 @@ def interval(found: Result | None) -> str:
 
 
 def verdict(result: Result) -> str:
-    """Say for every model with a memory whether far positions are as good as near ones."""
+    """Say for every model with a memory whether far positions are as good as near ones, and what reading on did."""
     said = []
     for model in result["models"]:
         found = next((one["far_minus_near"] for one in model["readings"] if one["mode"] == "on"), None)
         if not model["memory"] or found is None:
             continue
-        met = "reached" if found["value"] <= 0.0 else "missed"
-        sure = "" if found["low"] is None or found["low"] > 0.0 or found["high"] < 0.0 else ", within the interval of 0"
-        said.append(f"{title(model['name'])} {met} ({found['value']:+.4f}{sure})")
+        resets = [one for one in model["differences"] if one["minus"].startswith("reset")]
+        alone = f"; against {spoken(resets[0]['minus'])} {interval(resets[0]['change'])}" if resets else ""
+        said.append(
+            f"{title(model['name'])} {'reaches' if found['value'] <= 0.0 else 'misses'} it by {interval(found)}{alone}"
+        )
     if not said:
         return ""
-    goal = "The goal, far positions no worse than near ones with the memory on"
-    return f"{goal}: {'; '.join(said)}."
+    return (
+        "The goal is that far positions are no worse than near ones with the memory on, and, which is the stricter "
+        f"question, that they gain on a memory that is reset: {'. '.join(said)}."
+    )
+
+
+def spoken(name: str) -> str:
+    """Write the name of a mode for a reader."""
+    kind, _, every = name.partition("-")
+    return f"{kind} {int(every):,}" if every else kind
 
 
 def lines(result: Result) -> list[str]:

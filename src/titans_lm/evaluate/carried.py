@@ -107,7 +107,7 @@ class ByWindows:
 def choose_reading(model: nn.Module, *, piece_len: int, window: int, window_step: int) -> Reading:
     """Choose how a model reads on: by its state where that has a constant size, else in windows.
 
-    ValueError for a window that is not as long as its step.
+    ValueError for a window that is not as long as its step, or longer than a table of positions.
     """
     check_at_least("piece_len", piece_len, 1)
     check_at_least("window_step", window_step, 1)
@@ -116,11 +116,25 @@ def choose_reading(model: nn.Module, *, piece_len: int, window: int, window_step
     if hasattr(model, "init_state"):
         grows = getattr(model.config, "architecture", None) == "attention"  # its keys and values grow with the text
         return ByWindows(model, window, window_step) if grows else ByState(model, piece_len)
+    _check_positions(model, window)
     argument = _constant_cache(model)
     for length in (piece_len, 1):
         if argument is not None and _goes_on(ByCache(model, min(length, TRIED // 3), argument)):
             return ByCache(model, length, argument)
     return ByWindows(model, window, window_step)
+
+
+def _check_positions(model: nn.Module, window: int) -> None:
+    """Refuse windows that a table of learned positions does not reach; rotary angles have no end."""
+    owner: Any = model
+    if hasattr(owner.config, "rope_parameters") or hasattr(owner.config, "rope_theta"):
+        return
+    most = getattr(owner.config, "max_position_embeddings", None)
+    if most is not None and window > most:
+        raise ValueError(
+            f"got a window or reset of {window} tokens for a {type(model).__name__}, which has {most} positions; "
+            "expected no more"
+        )
 
 
 def remembers(model: nn.Module) -> bool:
