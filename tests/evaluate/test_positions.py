@@ -355,3 +355,20 @@ def test_memory_does_not_grow_with_the_book(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert total == most
     assert peaks[1] < 1.1 * peaks[0] + 100_000
+
+
+@pytest.mark.data
+def test_held_out_books_are_not_in_the_training_set(data_dir: Path) -> None:
+    """No file of the same name, and no long paragraph in common."""
+    base = data_dir / "gutenberg"
+    held_out, taught = books([base / part for part in ("valid", "test", "haystack")]), books([base / "train"])
+    assert len(held_out) == 13
+    assert not {book.name for book in held_out} & {book.name for book in taught}
+    known = {paragraph for book in taught for paragraph in long_paragraphs(book)}
+    assert len(known) > 10_000
+    assert [book.name for book in held_out if known.intersection(long_paragraphs(book))] == []
+
+
+def long_paragraphs(book: Book) -> list[str]:
+    paragraphs = book.path.read_text(encoding="utf-8").replace("\r", "").split("\n\n")
+    return [" ".join(paragraph.split()) for paragraph in paragraphs if len(paragraph) > 300]
