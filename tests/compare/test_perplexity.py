@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cli_cases import titans
 from model_cases import small_config, wake
-from titans_lm.bench.positions import lines, more, plot
+from titans_lm.bench.positions import heading, lines, more, plot
 from titans_lm.bench.render import render_results
 from titans_lm.cli import parse
 from titans_lm.compare.perplexity import FILE, PIECES, command_line, run_perplexity
@@ -180,7 +180,7 @@ def test_the_page_and_the_screen_say_it(done: Any, tmp_path: Path) -> None:
     written = render_results(tmp_path / "results", tmp_path / "results.md")
     assert tmp_path / "results" / "books.png" in written
     page, screen = (tmp_path / "results.md").read_text(), "\n".join(lines(result))
-    assert "## Whole books by position, 3 held-out books" in page
+    assert "## Whole books by position: 3 held-out books\n" in page
     assert command_line(settings) in page
     assert "](results/books.png)" in page
     for model in result["models"]:
@@ -222,6 +222,9 @@ def test_short_books_have_positions_and_no_goal(done: Any, tmp_path: Path) -> No
     assert reading["far_minus_near"] is None
     assert [(b["start"], b["tokens"]) for b in reading["by_position"]] == [(0, 192), (64, 192), (128, 6)]
     assert "nothing is said about them" in "\n".join(lines(result))
+    late = run_perplexity(dataclasses.replace(short, skip_tokens=500), "late", lambda _: None)
+    assert [one["tokens"] for one in late["models"][0]["documents"]] == [100, 130, 130]
+    assert heading(late) == "Whole books by position: 3 held-out books, from token 500 on"
 
 
 def test_the_command(done: Any, tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,6 +261,7 @@ MISTAKES = [
     ({"reset_every": (0,)}, "reset_every=0"),
     ({"window": 4}, "window=4 and window_step=32"),
     ({"stretch": 0}, "stretch=0"),
+    ({"skip_tokens": -1}, "skip_tokens=-1"),
     ({"near": (0, 100)}, "expected two of 0, 64, 128, 256 and so on"),
     ({"near": (0, 512), "far": (256, 1024)}, "near ones before far ones"),
     ({"far": (16_384, 16_384)}, "near ones before far ones"),

@@ -65,7 +65,7 @@ def sums(bits: np.ndarray) -> list[float]:
 
 
 def read(model: Any, shelf: list[Book], *, piece_len: int = 16, batch_size: int = 2, **how: Any) -> list[StretchScore]:
-    cut = {name: how.pop(name) for name in ("length", "max_tokens") if name in how}
+    cut = {name: how.pop(name) for name in ("length", "max_tokens", "skip_tokens") if name in how}
     found = stretches(shelf, Encoder(None), **cut)
     reading = choose_reading(model, piece_len=piece_len, **PIECES)
     return score_stretches(model, found, reading, batch_size=batch_size, **how)
@@ -224,6 +224,9 @@ def test_stretches_begin_from_nothing(shelf: list[Book]) -> None:
         ("2.txt", 0, 70),
     ]  # fmt: skip
     assert sum(told) == 460
+    late = read(model, shelf[:2], length=100, max_tokens=120, skip_tokens=130)
+    assert [(score.start, sum(score.tokens)) for score in late] == [(130, 20), (130, 100), (230, 20)]
+    np.testing.assert_allclose(late[2].bits, sums(alone(model, [BOS, *tokens_of(shelf[1])[231:251]])), atol=1e-8)
     ids = tokens_of(shelf[1])
     np.testing.assert_allclose(found[3].bits, sums(alone(model, [BOS, *ids[101:201]])), atol=1e-8)
 

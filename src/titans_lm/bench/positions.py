@@ -12,7 +12,9 @@ Result = dict[str, Any]
 
 def heading(result: Result) -> str:
     """Say what was read."""
-    return f"Whole books by position, {len(result['models'][0]['documents'])} held-out books"
+    skipped = result["settings"]["skip_tokens"]
+    inside = f", from token {skipped:,} on" if skipped else ""
+    return f"Whole books by position: {len(result['models'][0]['documents'])} held-out books{inside}"
 
 
 def rows(result: Result) -> tuple[str, list[str], list[list[str]]]:
@@ -34,7 +36,9 @@ def told(result: Result) -> str:
     settings, first = result["settings"], result["models"][0]
     books, reading = first["documents"], first["readings"][0]
     cut = "whole" if settings["stretch"] is None else f"in stretches of {settings['stretch']:,} tokens"
-    most = "" if settings["max_tokens"] is None else f", the first {settings['max_tokens']:,} tokens of each"
+    most, skipped = settings["max_tokens"], settings["skip_tokens"]
+    most = "" if most is None else f", {'' if skipped else 'the first '}{most:,} tokens of each"
+    most += f" after its first {skipped:,}" if skipped else ""
     minutes = sum(reading["seconds"] for _, reading in readings(result)) / 60.0
     sizes = ", ".join(f"{title(model['name'])} {model['parameters']:,}" for model in result["models"])
     return (

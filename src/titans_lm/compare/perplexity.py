@@ -166,7 +166,7 @@ def _read(
     if file.is_file():
         kept = json.loads(file.read_bytes())
         return Read(mode, reading.constant, kept["seconds"], [_score(one) for one in kept["stretches"]])
-    cut = stretches(found, encoder, length=settings.stretch, max_tokens=settings.max_tokens)
+    cut = stretches(found, encoder, **_cut(settings))
     began, done = time.monotonic(), 0
     with Report(quiet=settings.quiet, title=f"{named.name} {mode.name}") as report:
         report.begin(total=survey.tokens)
@@ -190,6 +190,10 @@ def _read(
     return read
 
 
+def _cut(settings: PerplexitySettings) -> dict[str, Any]:
+    return {"length": settings.stretch, "max_tokens": settings.max_tokens, "skip_tokens": settings.skip_tokens}
+
+
 def _score(kept: Result) -> StretchScore:
     rows = {name: tuple(kept[name]) for name in ("tokens", "bytes", "bits")}
     return StretchScore(kept["document"], kept["start"], **rows)
@@ -200,7 +204,7 @@ def _survey(found: list[Book], encoder: Encoder, settings: PerplexitySettings) -
     digest, documents = hashlib.blake2b(digest_size=16), []
     for book in found:
         tokens = size = 0
-        for stretch in stretches([book], encoder, length=settings.stretch, max_tokens=settings.max_tokens):
+        for stretch in stretches([book], encoder, **_cut(settings)):
             digest.update(f"{book.name} {stretch.start} {stretch.begin.tolist()}".encode())
             while len((part := stretch.take(2**16)).ids):
                 digest.update(part.ids.tobytes() + part.sizes.tobytes())

@@ -53,7 +53,9 @@ class PerplexitySettings:
     stretch: int | None = None
     """Tokens of the stretches that books are cut into, each read from nothing; by default books are read whole."""
     max_tokens: int | None = None
-    """Tokens that are read of each book, from its start; by default all."""
+    """Tokens that are read of each book; by default all."""
+    skip_tokens: int = 0
+    """Tokens at the start of each book that are left out: title pages, contents, prefaces."""
     near: tuple[int, int] = (4096, 16_384)
     """Positions that far ones are compared with: 0, 64 or its doubles."""
     far: tuple[int, int] = (16_384, 65_536)
@@ -83,7 +85,8 @@ class PerplexitySettings:
         for name in ("stretch", "max_tokens"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 1)
-        check_at_least("seed", self.seed, 0)
+        for name in ("seed", "skip_tokens"):
+            check_at_least(name, getattr(self, name), 0)
         if self.window < self.window_step:
             raise ValueError(
                 f"got window={self.window} and window_step={self.window_step}; expected a window at least as long"

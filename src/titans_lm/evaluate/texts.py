@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NONE = np.empty(0, np.int64)
+SKIPPED = 1 << 16
+"""Tokens that are drawn and let go at once."""
 
 
 class Tokens(NamedTuple):
@@ -198,9 +200,14 @@ class Stretch:
 
 
 def stretches(
-    found: Iterable[Book], encoder: Encoder, *, length: int | None = None, max_tokens: int | None = None
+    found: Iterable[Book],
+    encoder: Encoder,
+    *,
+    length: int | None = None,
+    max_tokens: int | None = None,
+    skip_tokens: int = 0,
 ) -> Iterator[Stretch]:
-    """Give documents whole, or cut into stretches of `length` tokens; of each document the first `max_tokens`.
+    """Give documents whole, or cut into stretches of `length` tokens; `max_tokens` of each, after `skip_tokens`.
 
     Each begins after the token that begins a document, so all of its tokens are predicted; where the tokenizer has no
     such token, its first is not, and its bytes do not count. Of what is given only the stretch at hand is kept.
@@ -208,13 +215,16 @@ def stretches(
     for name, value in (("length", length), ("max_tokens", max_tokens)):
         if value is not None:
             check_at_least(name, value, 1)
+    check_at_least("skip_tokens", skip_tokens, 0)
     for book in found:
-        source = TokenSource(book, encoder, max_tokens)
+        source = TokenSource(book, encoder, None if max_tokens is None else skip_tokens + max_tokens)
+        for start in range(0, skip_tokens, SKIPPED):
+            source.take(min(SKIPPED, skip_tokens - start))
         if length is None:
             begin = encoder.begin if len(encoder.begin) else source.take(1).ids
-            yield Stretch(book.name, 0, begin, source=source)
+            yield Stretch(book.name, skip_tokens, begin, source=source)
             continue
-        start = 0
+        start = skip_tokens
         while len((tokens := source.take(length)).ids):
             begin, rest = encoder.begin, tokens
             if not len(begin):
