@@ -137,15 +137,20 @@ def verdict(result: Result) -> str:
             continue
         resets = [one for one in model["differences"] if one["minus"].startswith("reset")]
         alone = f"; against {spoken(resets[0]['minus'])} {interval(resets[0]['change'])}" if resets else ""
-        said.append(
-            f"{title(model['name'])} {'reaches' if found['value'] <= 0.0 else 'misses'} it by {interval(found)}{alone}"
-        )
+        said.append(f"{title(model['name'])} {judged(found)} ({interval(found)}{alone})")
     if not said:
         return ""
     return (
         "The goal is that far positions are no worse than near ones with the memory on, and, which is the stricter "
-        f"question, that they gain on a memory that is reset: {'. '.join(said)}."
+        f"question, that they gain on a memory that is reset. {'; '.join(said)}."
     )
+
+
+def judged(found: Result) -> str:
+    """Say whether a difference is below 0, and whether its interval is."""
+    met = "reaches it" if found["value"] <= 0.0 else "misses it"
+    sure = found["low"] is not None and (found["high"] <= 0.0 or found["low"] > 0.0)
+    return met if sure else f"{met} in the mean, not for certain"
 
 
 def spoken(name: str) -> str:
@@ -174,7 +179,7 @@ def plot(result: Result) -> Plot:
             colour=COLOURS[index % len(COLOURS)],
             dashed=reading["mode"] == "reset",
             dotted=reading["mode"] == "off",
-            marker=True,
+            marker=reading["mode"] in ("on", "windows"),
         )
         for index, model in enumerate(result["models"])
         for reading in model["readings"]
