@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titans_lm.bench.hardware import hardware
+from titans_lm.bench.hardware import commit, hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Result, Say, mean_with_spread
 from titans_lm.compare.perplexity_settings import Mode, NamedModel, PerplexitySettings
@@ -186,6 +186,7 @@ def _read(
             )
     read = Read(mode, reading.constant, time.monotonic() - began, scores)
     told = {"asked": asked, "model": str(named.path), "seconds": read.seconds, "tokens": read.tokens}
+    told["commit"] = commit()  # a reading may be older than the results that it ends up in
     write_json(file, {**told, "stretches": [asdict(score) for score in scores]})
     return read
 
