@@ -1,6 +1,8 @@
 """The neural long-term memory as a layer: projections and gates, the op, and a gated output."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -223,3 +225,22 @@ class NeuralMemory(nn.Module):
     def init_tails(self, batch_size: int) -> tuple[Tensor, ...]:
         """Tails for `recall`: of the query's convolution alone."""
         return tuple(conv.init_tail(batch_size) for conv in self.convs[:1])
+
+
+@contextmanager
+def held_still(model: nn.Module) -> Iterator[None]:
+    """Let every memory of a model read and never learn inside the block: θ = α = 0, so that M stays M_init (D31).
+
+    All else goes on as before: convolutions, gates of the output, attention. For texts that begin inside of the block:
+    what a state from outside still has of past surprise would be written.
+    """
+    memories = [module for module in model.modules() if isinstance(module, NeuralMemory)]
+    gates = [gate for memory in memories for gate in (memory.theta_proj, memory.alpha_proj) if gate is not None]
+    kept = [gate.limits for gate in gates]
+    try:
+        for gate in gates:
+            gate.limits = [0.0] * len(gate.limits)
+        yield
+    finally:
+        for gate, limits in zip(gates, kept, strict=True):
+            gate.limits = limits

@@ -4,7 +4,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from titans_lm.bench import compared, scored
+from titans_lm.bench import compared, positions, scored
 from titans_lm.report.plots import HeatMaps, Line, Plot
 
 OURS, SECOND = "#3451c6", "#e07a1f"
@@ -17,6 +17,7 @@ def plots(found: Results) -> dict[str, Plot | HeatMaps]:
         Path(result["file"]).stem: compared.plot(result) for result in found.get("compare", [])
     }
     drawn |= {Path(result["file"]).stem: scored.plot(result) for result in found.get("task", [])}
+    drawn |= {Path(result["file"]).stem: positions.plot(result) for result in found.get("perplexity", [])}
     for result in found.get("task", []):
         if (heat := scored.heat(result)) is not None:
             drawn[f"{Path(result['file']).stem}-depth"] = heat

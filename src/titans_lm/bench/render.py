@@ -12,7 +12,7 @@ from titans_lm.bench.targets import target_lines
 from titans_lm.train.files import write_atomically
 
 KINDS = ("peers", "ops", "model", "scaling")
-LEARNED = ("compare", "task", "lm-eval")
+LEARNED = ("compare", "perplexity", "task", "lm-eval")
 """Kinds of results about what models have learned."""
 MARK = "<!-- Written by `titans bench render` from the JSON files that are named below: edit nothing here. -->"
 NOT_MEASURED = "not measured"
@@ -74,10 +74,11 @@ def page(found: Results, link: str) -> str:
 
 
 def learned(result: Result, link: str) -> list[str]:
-    """Lay out a comparison of models on text, on a task or by questions; the first two have a plot."""
-    from titans_lm.bench import answered, compared, scored
+    """Lay out a comparison of models on text, on books by position, on a task or by questions; the last has no plot."""
+    from titans_lm.bench import answered, compared, positions, scored
 
-    section: Any = {"compare": compared, "task": scored, "lm-eval": answered}[result["what"]]
+    sections = {"compare": compared, "perplexity": positions, "task": scored, "lm-eval": answered}
+    section: Any = sections[result["what"]]
     said, head, body = section.rows(result)
     h = result["hardware"]
     source = (
@@ -86,6 +87,7 @@ def learned(result: Result, link: str) -> list[str]:
         f"{h['date']}."
     )
     lines = [f"## {section.heading(result)}", "", source, "", said, "", *table(head, body)]
+    lines += further(*section.more(result)) if hasattr(section, "more") else []
     name = Path(result["file"]).stem
     if hasattr(section, "plot"):
         drawn = section.plot(result)
@@ -94,6 +96,11 @@ def learned(result: Result, link: str) -> list[str]:
     if heat is not None:
         lines += ["", f"![{heat.title}, by {heat.x_label} and {heat.y_label}]({link}/{name}-depth.png)"]
     return lines
+
+
+def further(said: str, head: list[str], body: list[list[str]]) -> list[str]:
+    """Lay out the second table of a section, where it has one."""
+    return ["", said, *(["", *table(head, body)] if body else [])]
 
 
 INTRODUCTION = """Every number on this page was written by `titans bench`, `titans compare` or `titans evaluate`;

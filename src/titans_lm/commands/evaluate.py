@@ -2,12 +2,14 @@
 
 import dataclasses
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 import tyro
 
 from titans_lm.commands.show import say, write_result
+from titans_lm.compare.perplexity_settings import PerplexitySettings
 from titans_lm.compare.question_settings import QuestionSettings
 from titans_lm.compare.task_settings import (
     BabiLongTask,
@@ -34,7 +36,8 @@ class Questions(QuestionSettings):
 
 
 Evaluated = (
-    Annotated[RecallTask, tyro.conf.subcommand("mqar", default=RecallTask())]
+    Annotated[PerplexitySettings, tyro.conf.subcommand("perplexity", default=PerplexitySettings())]
+    | Annotated[RecallTask, tyro.conf.subcommand("mqar", default=RecallTask())]
     | Annotated[CopyTask, tyro.conf.subcommand("copy", default=CopyTask())]
     | Annotated[LookupTask, tyro.conf.subcommand("lookup", default=LookupTask())]
     | Annotated[PhoneBookTask, tyro.conf.subcommand("phonebook", default=PhoneBookTask())]
@@ -47,7 +50,7 @@ Evaluated = (
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Measure what models can do: recall, copying, state tracking, needles, facts in books, and lm-eval's tasks."""
+    """Measure what models can do: books by position, recall, tracking, needles, facts in books, lm-eval's tasks."""
 
     what: Annotated[tyro.conf.OmitSubcommandPrefixes[Evaluated], tyro.conf.arg(name="")] = tyro.MISSING
 
@@ -66,28 +69,42 @@ def questions_command_line(settings: QuestionSettings) -> str:
 
 
 def run_evaluate(command: Evaluate) -> None:
-    if isinstance(command.what, Questions):
-        ask_questions(command.what)
-        return
+    settings = command.what
+    tell = (lambda _: None) if settings.quiet else say
+    if isinstance(settings, PerplexitySettings):
+        read_books(settings, tell)
+    elif isinstance(settings, Questions):
+        ask_questions(settings, tell)
+    else:
+        train_on_task(settings, tell)
 
+
+def train_on_task(settings: TaskSettings, tell: Callable[[str], None]) -> None:
     from titans_lm.bench.scored import lines
     from titans_lm.compare.tasks import FILE, run_task
 
-    settings = command.what
-    tell = (lambda _: None) if settings.quiet else say
     result = run_task(settings, command_line(settings), tell)
     write_result(settings.json, result)
     tell("\n".join(lines(result)))
     tell(f"numbers in {settings.out / FILE}")
 
 
-def ask_questions(command: Questions) -> None:
+def read_books(settings: PerplexitySettings, tell: Callable[[str], None]) -> None:
+    from titans_lm.bench.positions import lines
+    from titans_lm.compare.perplexity import FILE, command_line, run_perplexity
+
+    result = run_perplexity(settings, command_line(settings), tell)
+    write_result(settings.json, result)
+    tell("\n".join(lines(result)))
+    tell(f"numbers in {settings.out / FILE}")
+
+
+def ask_questions(command: Questions, tell: Callable[[str], None]) -> None:
     from titans_lm.bench.answered import lines
     from titans_lm.compare.questions import run_questions
 
     names = [field.name for field in dataclasses.fields(QuestionSettings)]
     settings = QuestionSettings(**{name: getattr(command, name) for name in names})
-    tell = (lambda _: None) if settings.quiet else say
     result = run_questions(settings, questions_command_line(settings), tell)
     tell("\n".join(lines(result)))
     if settings.json is not None:

@@ -58,6 +58,7 @@ class Line:
     colour: str
     faint: Sequence[float] | None = None
     dashed: bool = False
+    dotted: bool = False
     marker: bool = False
 
 
@@ -203,8 +204,8 @@ def _draw_line(axes: Axes, line: Line) -> None:
         np.asarray(line.x),
         np.asarray(line.y, float),
         color=line.colour,
-        linewidth=1.4 if line.dashed else 2.2,
-        linestyle=(0, (4, 3)) if line.dashed else "solid",
+        linewidth=1.4 if line.dashed or line.dotted else 2.2,
+        linestyle=(0, (4, 3)) if line.dashed else (0, (1, 2)) if line.dotted else "solid",
         marker="o" if line.marker else None,
         markersize=5,
         label=line.label,

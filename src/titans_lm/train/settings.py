@@ -211,7 +211,7 @@ def plain_settings(settings: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(value)
         else str(value)
         if isinstance(value, Path)
-        else list(value)
+        else [str(each) if isinstance(each, Path) else each for each in value]
         if isinstance(value, tuple)
         else value
         for item in dataclasses.fields(settings)
