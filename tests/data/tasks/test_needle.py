@@ -76,12 +76,19 @@ def test_it_can_be_hidden_in_books(tmp_path: Path) -> None:
         )
 
 
+def test_without_a_haystack_there_are_needles_and_questions() -> None:
+    for text, answers in texts(NeedleSettings(length=0, keys=3, queries=3)):
+        needles, *questions = text.removeprefix(INTRODUCTION).split("\nWhat")
+        assert re.fullmatch(r"(The secret number of \w+ \w+ is \d{7}\. ){3}", needles)
+        assert len(questions) == len(answers) == 3
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"queries": 2}, "got queries=2 and keys=1"), ({"depth": 1.5}, "got depth=1.5"), ({"keys": 0}, "keys=0"),
         ({"depth": 0.5, "keys": 2}, "got depth=0.5 with 2 needles"), ({"value": "numbr"}, "did you mean 'number'"),
-        ({"keys": 10_000}, "expected 4096 or fewer"), ({"length": 0}, "length=0"),
+        ({"keys": 10_000}, "expected 4096 or fewer"), ({"length": -1}, "length=-1"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told(change: dict, said: str) -> None:

@@ -66,7 +66,7 @@ class NeedleSettings:
     tokenizer: str = BYTES
     """Tokens: bytes, words (those of the task, and bytes for the rest), or the folder of a tokenizer."""
     length: int = 1024
-    """Tokens of a row, with its answer."""
+    """Tokens of a row, with its answers; 0 is without a haystack, as long as it takes."""
     depth: float | None = None
     """Where the needle is, from 0 (the begin) to 1 (the end of the haystack); any place where it is not given."""
     keys: int = 1
@@ -78,7 +78,8 @@ class NeedleSettings:
 
     def __post_init__(self) -> None:
         check_choice("value", self.value, get_args(Kind))
-        for name in ("keys", "values", "queries", "length"):
+        check_at_least("length", self.length, 0)
+        for name in ("keys", "values", "queries"):
             check_at_least(name, getattr(self, name), 1)
         if self.keys > len(ADJECTIVES) * len(NOUNS):
             raise ValueError(f"got keys={self.keys}; expected {len(ADJECTIVES) * len(NOUNS)} or fewer")
@@ -103,7 +104,7 @@ class NeedleSettings:
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; ValueError where needles and question leave no room for a haystack."""
-        hay = haystack(self.books, self.tokenizer)
+        hay = haystack(self.books, self.tokenizer) if self.length else None
         told = [self._told(rng) for _ in range(rows)]
         return text_batch(rng, told, hay, tokenizer=self.tokenizer, length=self.length, depth=self.depth)
 

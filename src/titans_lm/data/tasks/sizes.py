@@ -23,7 +23,8 @@ SIZES: dict[type, tuple[str, str]] = {
     TrackingSettings: (r"(\d+)", "the tokens of a word, as in 32"),
     NeedleSettings: (
         rf"(\d+[KM]?)(?:x(\d+))?(?:{AT}([01](?:\.\d+)?))?",
-        f"the tokens of a row, as in 1024 or 64K; 1024x4 has 4 needles, all asked for, 1024{AT}0.5 one in the middle",
+        "the tokens of a row, as in 1024 or 64K; 1024x4 has 4 needles, all asked for, 0x4 no haystack, "
+        f"1024{AT}0.5 one in the middle",
     ),
     BabiLongSettings: (r"(\d+[KM]?)", "the tokens of a row, as in 1024 or 128K; 0 is the facts alone"),
 }  # fmt: skip
