@@ -17,6 +17,13 @@ TITLES = {
     "qwen3-next": "Gated DeltaNet + attention (Qwen3-Next)",
 }  # fmt: skip
 
+DELTA = "chunk_size=1,momentum=false,forget_to=zero,theta_bound=0.5"
+FAMILY = {
+    DELTA: "the op as Gated DeltaNet", f"{DELTA},decay=false": "the op as DeltaNet",
+    "momentum=false,decay=false,memory_norm=true,memory_residual=true": "the op as TTT",
+}  # fmt: skip
+"""Settings that make another model's update of the op (docs/family.md), as they are written. 2 θ is DeltaNet's β."""
+
 
 def title(name: str) -> str:
     """Name a contender for a reader, a varied one by what was varied."""
@@ -30,6 +37,8 @@ def parts(name: str) -> tuple[str, str]:
     base, colon, changes = name.partition(":")
     if not colon or base not in TITLES:
         return name, ""
+    if changes in FAMILY:
+        return base, FAMILY[changes]
     return base, changes.replace(",", ", ").replace("=", " ").replace("_", " ")
 
 

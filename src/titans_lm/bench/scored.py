@@ -13,21 +13,21 @@ from titans_lm.report.plots import HeatMaps, Plot
 from titans_lm.train.settings import plain_settings
 
 KINDS = {
-    "Recall": ("Associative recall (MQAR)", RecallSettings, ("length", "pairs")),
-    "Copy": ("Copying strings", CopySettings, ("shortest", "longest", "length")),
-    "Lookup": ("Looking up n-grams", LookupSettings, ("size",)),
-    "PhoneBook": ("A phone book", PhoneBookSettings, ("entries",)),
-    "Tracking": ("State tracking", TrackingSettings, ("length",)),
-    "Needle": ("Needles in a haystack", NeedleSettings, ("length", "depth")),
-    "BabiLong": ("Facts in books (BABILong)", BabiLongSettings, ("length",)),
+    "Recall": ("Associative recall (MQAR)", RecallSettings(symbols=256, answers=False), ("length", "pairs")),
+    "Copy": ("Copying strings", CopySettings(), ("shortest", "longest", "length")),
+    "Lookup": ("Looking up n-grams", LookupSettings(), ("size",)),
+    "PhoneBook": ("A phone book", PhoneBookSettings(), ("entries",)),
+    "Tracking": ("State tracking", TrackingSettings(), ("length",)),
+    "Needle": ("Needles in a haystack", NeedleSettings(), ("length", "depth")),
+    "BabiLong": ("Facts in books (BABILong)", BabiLongSettings(), ("length",)),
 }
-"""Tasks by name: what they are called here, their settings, and which of these are sizes."""
+"""Tasks by name: what they are called here, their usual settings, and which of these are sizes."""
 
 
 def heading(result: dict[str, Any]) -> str:
     """Name the task, and the settings beside its sizes that are not the default."""
-    called, kind, sizes = KINDS[result["task"]]
-    task, default = result["settings"]["task"], plain_settings(kind())
+    called, usual, sizes = KINDS[result["task"]]
+    task, default = result["settings"]["task"], plain_settings(usual)
     changed = {name: value for name, value in task.items() if name not in sizes and value != default[name]}
     told = [f"{name.replace('_', ' ')} {value}" for name, value in changed.items()]
     return f"{called}{': ' * bool(told)}{', '.join(told)}"
