@@ -337,8 +337,8 @@ def _text_differs(e: Effort, given: Given, table: str, paper: str) -> tuple[str,
     return (
         f"width {model.hidden_size} and {model.num_hidden_layers} blocks, trained on {tokens:,} tokens in rows of "
         f"{train.seq_len:,}; the paper's {paper}, in rows of 4,096",
-        f"{_seeds(e.seeds)} on {given.data}, tested on {given.test} (its first {e.test_bytes:,} bytes at most); the paper "
-        "trains on FineWeb-Edu in 32,000 ids",
+        f"{_seeds(e.seeds)} on {given.data}, tested on {given.test} (its first {e.test_bytes:,} bytes at most); the "
+        "paper trains on FineWeb-Edu in 32,000 ids",
         f"segments of {model.segment_len}, a window of {model.window}, {model.num_persistent} persistent tokens",
     )
 

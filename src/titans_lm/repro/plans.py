@@ -20,6 +20,11 @@ MISSING = {
     "table4": "DNA, for which there is no command yet",
 }
 """Tables of the paper that cannot be repeated yet, and why."""
+TAKEN = {
+    "table1": ("data", "test", "local"), "table2": ("data",), "table5": ("data", "test"), "figure6": ("data",),
+    "figure7": ("data", "test"), "figure8": (), "figure9": (),
+}  # fmt: skip
+"""Texts and folders that a table is made of, where it is run."""
 PREPARED = "tokens.json"
 """File of a folder of titans prepare: tokens, which are no hay."""
 
@@ -62,15 +67,27 @@ def make_plan(
     table = table_name(table)
     check_choice("scale", scale, get_args(Scale))
     out = Path("runs/repro") / f"{table}-{scale}" if out is None else out
+    _check_taken(table, scale, {"data": data, "test": test, "local": questions})
     if scale == "paper":
         return paper.PLANS[table](paper.Places(data=data, books="pg19", out=out))
     effort = EFFORTS[scale]() if effort is None else effort
-    return local.PLANS[table](effort, given(data, test, questions, out))
+    return local.PLANS[table](effort, given(table, data, test, questions, out))
 
 
-def given(data: str | None, test: Path | None, questions: Path | None, out: Path) -> local.Given:
+def _check_taken(table: str, scale: str, told: dict[str, object]) -> None:
+    """Refuse texts and folders that would not be read."""
+    taken = TAKEN[table] if scale != "paper" else ("data",)
+    for name, value in told.items():
+        if value is not None and name not in taken:
+            options = ", ".join(f"--{one}" for one in taken) or "no text"
+            raise ValueError(
+                f"got --{name} {value}, which {table} at the scale {scale} does not read; expected {options}"
+            )
+
+
+def given(table: str, data: str | None, test: Path | None, questions: Path | None, out: Path) -> local.Given:
     """Check what a user gives, and fill in the rest; ValueError for what is not there."""
-    if data is not None and data != STDLIB and test is None:
+    if data is not None and data != STDLIB and test is None and "test" in TAKEN[table]:
         raise ValueError(f"got --data {data} without --test; expected a text to test on, which is not in the data")
     for name, path in (("data", None if data in (None, STDLIB) else Path(str(data))), ("test", test)):
         if path is not None and not path.exists():
