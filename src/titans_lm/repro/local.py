@@ -201,6 +201,7 @@ def figure6(e: Effort, given: Given) -> Plan:
             "trained from fresh weights on the task, where the paper fine-tunes a pretrained model",
             f"taught in rows of {', '.join(f.taught)} tokens, which join one after the other; BABILong's "
             "curriculum ends at 16K",
+            "lengths are in words of the task, and bytes for the rest; the paper's are in tokens of GPT-2",
             "qa1 alone, with stories that are drawn; the paper's are qa1 to qa5 of bAbI",
             f"the background is {given.hay}, not PG-19",
             f"{f.examples} questions of each length; guessing a room gives 16.7 %",

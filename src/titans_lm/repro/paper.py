@@ -121,6 +121,8 @@ def figure6(at: Places) -> Plan:
         at, "figure6", [*_prepared(at), _train(at, "170m-mac", "170m", "mac"), few, *steps],
         (
             *OURS, "the size of the models is not stated; 170M, the smallest",
+            "pg19 and pg19-test are folders with the books of PG-19's train and test splits, which are yours to fetch",
+            "lengths are in words of the task and bytes; the paper's are in tokens of GPT-2",
             "the steps of fine-tuning are not stated, and ours begin with fresh weights instead of pretrained ones",
             "models of others are not asked",
         ),
