@@ -26,6 +26,7 @@ ROOMS = (
     ("evaluate", "streaming", "generate", "surprise"),
     ("forecast", "genomics", "bench", "serve", "report", "demo", "prepare", "compare"),
     ("recipes",),
+    ("repro",),
     ("commands",),
     ("cli",),
     ("__main__",),

@@ -9,6 +9,7 @@ from titans_lm.commands.measure import Bench, Demo, run_bench, run_demo
 from titans_lm.commands.memory import MemoryFiles, Read, run_memory, run_read
 from titans_lm.commands.model import Generate, Info, Train, run_generate, run_info, run_train
 from titans_lm.commands.prepare import Prepare, run_prepare
+from titans_lm.commands.repro import Repro, run_repro
 from titans_lm.commands.serve import Serve, run_serve
 from titans_lm.commands.surprise import SurpriseOf, run_surprise
 
@@ -25,5 +26,6 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "bench": (Bench, run_bench),
     "compare": (Compare, run_compare_command),
     "evaluate": (Evaluate, run_evaluate),
+    "repro": (Repro, run_repro),
 }
 """Every command: its settings, and what runs them."""

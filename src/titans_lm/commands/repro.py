@@ -1,0 +1,63 @@
+"""titans repro: the tables and figures of the paper, at three scales."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from titans_lm.commands.show import say, write_result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repro:
+    """Run a table or figure of the paper at a scale that fits, with the paper's numbers beside ours.
+
+    Begin with `titans repro table5 --scale tiny --dry-run`; without a table, those that there are are listed. Stopped,
+    the same command goes on.
+    """
+
+    table: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[TABLE]")] = None
+    """table1, table2, table5, figure6, figure7, figure8 or figure9."""
+    scale: Literal["tiny", "small", "paper"] = "tiny"
+    """tiny: two CPU cores, under an hour. small: one GPU. paper: commands, sizes and GPU-hours are printed."""
+    data: str | None = None
+    """What to train on, as titans train takes it; the Python library's source if not set. For paper, tokens."""
+    test: Path | None = None
+    """Text that decides, not in the data; a file of torch if not set."""
+    local: Path | None = None
+    """Folder of questions (titans evaluate lm-eval --local) that the models of table 1 are asked."""
+    out: Path | None = None
+    """Folder of all runs and of repro.json; by default runs/repro/TABLE-SCALE."""
+    dry_run: bool = False
+    """Show the commands and what they would take, and run none."""
+    config: Path | None = None
+    """A .json or .toml file of these settings, which become the defaults."""
+    json: Path | None = None
+    """Write the numbers, or the plan, to this file too."""
+    quiet: bool = False
+    """Show nothing."""
+
+
+def run_repro(command: Repro) -> None:
+    from titans_lm.repro.plans import list_tables, make_plan
+
+    tell = (lambda _: None) if command.quiet else say
+    if command.table is None:
+        tell("\n".join(["titans repro TABLE --scale tiny|small|paper, where TABLE is one of", *list_tables()]))
+        return
+
+    from titans_lm.repro.run import plain_plan, run_plan
+    from titans_lm.repro.show import plan_lines, result_lines, where
+
+    plan = make_plan(
+        command.table, command.scale, out=command.out, data=command.data, test=command.test, questions=command.local
+    )
+    if command.dry_run or not plan.runs:
+        write_result(command.json, plain_plan(plan))
+        if not command.quiet:
+            tell("\n".join(plan_lines(plan)))
+        return
+    result = run_plan(plan, tell, quiet=command.quiet)
+    write_result(command.json, result)
+    tell("\n".join(["", *result_lines(result), "", where(plan.out)]))

@@ -1,0 +1,116 @@
+"""The plan of a table at a scale, from what a user gives; nothing heavy is imported for it."""
+
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, get_args
+
+from titans_lm.config import check_choice, nearest
+from titans_lm.data.text import STDLIB
+from titans_lm.repro import local, paper
+from titans_lm.repro.effort import EFFORTS, Effort
+from titans_lm.repro.published import published
+from titans_lm.repro.steps import Plan
+
+Scale = Literal["tiny", "small", "paper"]
+ALSO = {"table6": "figure6", "babilong": "figure6"}
+"""Other names of a table."""
+MISSING = {
+    "table3": "long-term forecasting, for which there is no command yet",
+    "table4": "DNA, for which there is no command yet",
+}
+"""Tables of the paper that cannot be repeated yet, and why."""
+TAKEN = {
+    "table1": ("data", "test", "local"), "table2": ("data",), "table5": ("data", "test"), "figure6": ("data",),
+    "figure7": ("data", "test"), "figure8": (), "figure9": (),
+}  # fmt: skip
+"""Texts and folders that a table is made of, where it is run."""
+PREPARED = "tokens.json"
+"""File of a folder of titans prepare: tokens, which are no hay."""
+
+
+def table_name(name: str) -> str:
+    """Find a table; ValueError with the nearest name, or why there is none."""
+    tables = list(local.PLANS)
+    name = ALSO.get(name, name)
+    if name in MISSING:
+        raise ValueError(f"got {name!r}: {MISSING[name]}; expected one of {', '.join(tables)}")
+    if name not in tables:
+        hint, listed = nearest(name, tables), f"expected one of {', '.join(tables)}"
+        raise ValueError(f"got the table {name!r}; {f'{hint} {listed}' if hint.endswith('?') else listed}")
+    return name
+
+
+def list_tables() -> list[str]:
+    """Say which tables there are, a line each."""
+    found = published()
+    lines = [f"{name:<10}{found[name].title} ({found[name].where})" for name in local.PLANS]
+    return [*lines, *(f"{name:<10}not yet: {why}" for name, why in MISSING.items())]
+
+
+def make_plan(
+    table: str,
+    scale: str,
+    *,
+    out: Path | None = None,
+    data: str | None = None,
+    test: Path | None = None,
+    questions: Path | None = None,
+    effort: Effort | None = None,
+) -> Plan:
+    """Make the plan of a table; `effort` is another amount of work than the scale's own.
+
+    `data` and `test` are texts to train on and to test on, by default Python files of this machine; `questions` is a
+    folder of files of `titans evaluate lm-eval --local`. At the paper's scale `data` is a folder of tokens. ValueError
+    for names that are unknown, and for texts and folders that are not there.
+    """
+    table = table_name(table)
+    check_choice("scale", scale, get_args(Scale))
+    out = Path("runs/repro") / f"{table}-{scale}" if out is None else out
+    _check_taken(table, scale, {"data": data, "test": test, "local": questions})
+    if scale == "paper":
+        return paper.PLANS[table](paper.Places(data=data, books="pg19", out=out))
+    effort = EFFORTS[scale]() if effort is None else effort
+    return local.PLANS[table](effort, given(table, data, test, questions, out))
+
+
+def _check_taken(table: str, scale: str, told: dict[str, object]) -> None:
+    """Refuse texts and folders that would not be read."""
+    taken = TAKEN[table] if scale != "paper" else ("data",)
+    for name, value in told.items():
+        if value is not None and name not in taken:
+            options = ", ".join(f"--{one}" for one in taken) or "no text"
+            raise ValueError(
+                f"got --{name} {value}, which {table} at the scale {scale} does not read; expected {options}"
+            )
+
+
+def given(table: str, data: str | None, test: Path | None, questions: Path | None, out: Path) -> local.Given:
+    """Check what a user gives, and fill in the rest; ValueError for what is not there."""
+    if data is not None and data != STDLIB and test is None and "test" in TAKEN[table]:
+        raise ValueError(f"got --data {data} without --test; expected a text to test on, which is not in the data")
+    for name, path in (("data", None if data in (None, STDLIB) else Path(str(data))), ("test", test)):
+        if path is not None and not path.exists():
+            raise ValueError(f"got --{name} {path}, which does not exist; expected a file or a folder")
+    if questions is not None and not questions.is_dir():
+        raise ValueError(f"got --local {questions}, which is no folder; expected one of files of questions")
+    test = default_test() if test is None else test
+    return local.Given(data=data or STDLIB, test=test, hay=_hay(data, test), local=questions, out=out)
+
+
+def default_test() -> Path:
+    """Find Python source that is no part of the Python library: a file of torch, which is there as well."""
+    spec = find_spec("torch")
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    path = Path(folders[0] if folders else "torch") / "nn" / "functional.py"
+    if not path.is_file():
+        raise ValueError(f"got no --test, and {path} is not there to test on; expected --test TEXT")
+    return path
+
+
+def _hay(data: str | None, test: Path) -> Path:
+    """Choose text to hide facts in: the data where it is text, or Python's help, or what is tested on."""
+    if data not in (None, STDLIB) and not (Path(str(data)) / PREPARED).is_file():
+        return Path(str(data))
+    topics = Path(sysconfig.get_paths()["stdlib"]) / "pydoc_data" / "topics.py"
+    return topics if topics.is_file() else test

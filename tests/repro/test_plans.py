@@ -1,0 +1,175 @@
+"""Every plan consists of commands that the command line understands, and says how it differs from the paper."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from repro.repro_cases import micro, texts
+from titans_lm.cli import parse
+from titans_lm.compare.jobs import folder_name
+from titans_lm.compare.run import FILE as COMPARE_FILE
+from titans_lm.compare.run import command_line
+from titans_lm.compare.tasks import FILE as TASK_FILE
+from titans_lm.evaluate.questions import TASKS
+from titans_lm.recipes.find import recipe_names
+from titans_lm.repro import local, paper
+from titans_lm.repro.cost import plan_minutes, step_hours, step_minutes
+from titans_lm.repro.effort import tiny
+from titans_lm.repro.plans import MISSING, list_tables, make_plan, table_name
+from titans_lm.repro.published import published
+from titans_lm.repro.run import command_of
+from titans_lm.repro.steps import COMPARED, SCORED, Plan
+from titans_lm.train.settings import plain_settings
+
+TABLES = list(local.PLANS)
+
+
+@pytest.fixture
+def questions(tmp_path: Path, request: pytest.FixtureRequest) -> Path | None:
+    """A folder of questions, for the tests and tables that ask some."""
+    callspec = getattr(request.node, "callspec", None)
+    given = callspec.params if callspec else {}
+    if given.get("table", "table1") != "table1" or given.get("scale") == "paper":
+        return None
+    (tmp_path / "questions").mkdir()
+    return tmp_path / "questions"
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
+@pytest.mark.parametrize("table", TABLES)
+def test_commands_mean_the_settings_that_are_run(table: str, scale: str, questions: Path | None) -> None:
+    """What is shown to a user, typed, has the settings that a plan runs."""
+    plan = make_plan(table, scale, questions=questions)
+    assert plan.steps
+    for step in plan.steps:
+        command = parse(shlex.split(command_of(step))[1:])
+        command = getattr(command, "what", command)
+        told, expected = plain_settings(command), plain_settings(step.settings)
+        assert {name: told[name] for name in expected} == expected
+        if scale == "paper" and step.recipe:
+            assert command.recipe == step.recipe
+    assert len({step.name for step in plan.steps}) == len(plan.steps)
+    assert len(plan.differs) >= 1
+    if scale != "paper":
+        assert len({step.file for step in plan.steps}) == len(plan.steps)
+        assert all(plan.out in step.file.parents for step in plan.steps)
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+def test_cells_point_to_steps_and_to_the_paper(table: str, scale: str, questions: Path | None) -> None:
+    plan, found = make_plan(table, scale, questions=questions), published()[table]
+    steps = {step.name for step in plan.steps}
+    contenders = {name for step in plan.steps for name in getattr(step.settings, "models", ())}
+    for one in plan.tables:
+        for column in one.columns:
+            assert (column.step is None) == (column.read is None)
+            assert column.step is None or column.step in steps
+            assert column.paper is None or column.paper in found.columns
+            assert column.step or column.paper, "a column that nobody fills"
+        if table in ("table1", "table2", "table5"):
+            assert {row.contender for row in one.rows} <= contenders
+    shown = found.groups[found.shown].rows if found.groups else {}
+    rows = {row.paper for one in plan.tables for row in one.rows if row.paper}
+    if table in ("table1", "table5"):
+        assert rows <= shown.keys()
+    if table == "table5":
+        assert [row.paper for row in plan.tables[0].rows] == list(shown)
+
+
+def test_names_of_files_are_those_that_commands_write() -> None:
+    assert (COMPARED, SCORED) == (COMPARE_FILE, TASK_FILE)
+    assert all(folder_name(name) == name for name in local.ROWS)
+    assert {task for task, _ in local.QUESTIONS.values()} <= set(TASKS)
+    assert all(metric in TASKS[task].metrics for task, metric in local.QUESTIONS.values())
+    plan = make_plan("table5", "tiny")
+    assert command_of(plan.steps[0]) == command_line(plan.steps[0].settings)
+
+
+def test_questions_are_asked_of_the_runs_of_the_first_seed(questions: Path | None) -> None:
+    plan = make_plan("table1", "tiny", questions=questions)
+    text, asked = plan.steps
+    assert asked.settings.models == tuple(str(text.settings.out / f"runs/{m}-seed0") for m in text.settings.models)
+    assert [step.name for step in make_plan("table1", "tiny").steps] == ["text"]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_tiny_takes_less_than_an_hour_by_its_estimate(table: str, questions: Path | None) -> None:
+    assert 5 < plan_minutes(make_plan(table, "tiny", questions=questions)) < 60
+
+
+def test_minutes_are_tokens_over_speed() -> None:
+    step = make_plan("table5", "tiny").steps[0]
+    e = tiny()
+    tokens = len(e.seeds) * (150 * 4 * 512 + 2**17 / 3)
+    seconds = tokens * (5 / 2800 + 1 / 4800 + 1 / 2200 + 1 / 2600 + 1 / 2400)
+    assert step_minutes(step) == pytest.approx(seconds / 2 / 60)
+
+
+def test_gpu_hours_are_those_of_a_dry_run() -> None:
+    from titans_lm.recipes.estimate import estimate_training
+
+    plan = make_plan("table5", "paper", data="tokens")
+    assert plan.steps[0].name == "400m-lmm", "tokens that are there are not prepared"
+    linear = next(step for step in plan.steps if step.name == "400m-linear")
+    command = parse(["train", "400m-lmm", "--dry-run", "--model.memory-depth", "1"])
+    names = plain_settings(linear.settings)
+    assert plain_settings(command)["model"] == names["model"]
+    assert step_hours(linear) == pytest.approx(estimate_training(linear.settings)["gpu_hours"])
+    assert step_hours(plan.steps[-1]) is None
+    mamba = next(step for step in make_plan("figure7", "paper").steps if step.name == "170m-mamba")
+    assert step_hours(mamba) is None
+
+
+def test_the_paper_s_switches_are_ours() -> None:
+    """Table 5 takes one thing away from LMM at a time, at every scale the same."""
+    told = [dict(part.split("=") for part in row.contender.partition(":")[2].split(",") if part)
+            for row in local.ABLATIONS[4:]]  # fmt: skip
+    assert told == [{name: str(value).lower() for name, value in one.items()} for one in paper.VARIANTS.values()]
+    assert all(f"{size}-lmm" in recipe_names() for size in paper.MODELS)
+
+
+MISTAKES = {
+    "almost": ("tabel5", {}, "did you mean 'table5'? expected one of table1, table2, table5, figure6"),
+    "nothing like": ("xyz", {}, "got the table 'xyz'; expected one of table1, table2"),
+    "not yet": ("table3", {}, "forecasting, for which there is no command yet"),
+    "no test": ("table1", {"data": "x"}, "got --data x without --test"),
+    "no such data": ("table1", {"data": "nowhere", "test": Path("x")}, "got --data nowhere, which does not exist"),
+    "no such test": ("table1", {"test": Path("nowhere")}, "got --test nowhere, which does not exist"),
+    "text for speed": ("figure8", {"data": "x"}, "got --data x, which figure8 .* does not read; expected no text"),
+    "questions for needles": ("table2", {"questions": Path("x")}, "got --local x, which table2 .* expected --data"),
+    "no questions": ("table1", {"questions": Path("nowhere")}, "got --local nowhere, which is no folder"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_told_before_anything_runs(name: str) -> None:
+    table, given, message = MISTAKES[name]
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        make_plan(table, "tiny", **given)
+
+
+def test_no_such_scale() -> None:
+    with pytest.raises(ValueError, match="did you mean 'tiny'"):
+        make_plan("table1", "tini")
+
+
+def test_names_of_tables() -> None:
+    assert table_name("table6") == table_name("babilong") == "figure6"
+    assert {line.split()[0] for line in list_tables()} == {*TABLES, *MISSING}
+    assert set(TABLES) == set(paper.PLANS) == set(published())
+
+
+def test_facts_are_hidden_in_the_data_where_it_is_text(tmp_path: Path) -> None:
+    data, _ = texts(tmp_path)
+
+    def hay(**given: object) -> Path | None:
+        plan: Plan = make_plan("figure6", "tiny", effort=micro(), **given)  # type: ignore[arg-type]
+        return plan.steps[0].settings.task.books
+
+    assert hay(data=data) == Path(data)
+    assert hay().name == "topics.py"
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "tokens.json").write_text("{}")
+    assert hay(data=str(tmp_path / "tokens")).name == "topics.py"
