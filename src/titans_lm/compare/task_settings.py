@@ -31,7 +31,7 @@ class TaskFit(ModelSettings):
     steps: int = 1000
     """Steps of the optimiser."""
     eval_every: int = 0
-    """Steps between two tests; 0 tests at the end only."""
+    """Steps between two tests of 128 rows of each size; 0 tests at the end only, and only the rows that count."""
     save_every: int = 500
     """Steps between two checkpoints; 0 saves at the end only."""
     log_every: int = 20

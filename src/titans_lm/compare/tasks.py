@@ -111,10 +111,10 @@ class TaskJob:
         batches = TaskBatches(
             self.taught, batch_size=self.settings.batch_size, seed=self.settings.seed, join_every=self.join_every
         )
+        while_training = (lambda model: self._test(model, 128)) if self.settings.eval_every else None
         ended = fit(
-            sized.model, batches, TaskLoss(self.settings.text_weight), self.settings, run=run,
-            eval_fn=lambda model: self._test(model, 128),
-        )  # fmt: skip
+            sized.model, batches, TaskLoss(self.settings.text_weight), self.settings, run=run, eval_fn=while_training
+        )
         found = self._test(sized.model, self.examples)
         longest = max(1, *(task.length for task in self.tested.values()))
         return {

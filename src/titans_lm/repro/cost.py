@@ -26,8 +26,6 @@ TASK_SPEED = {
 """Width 64, 2 blocks, the same memory, rows of 128 tokens."""
 READING = 3.0
 """How much faster a model reads than it trains."""
-EVALUATED = 128
-"""Rows of every size that a run is evaluated on when it ends, before the test that counts."""
 QUESTION_BYTES = 2_750
 """Bytes of all choices of an item, added up over the tasks of table 1."""
 FLOPS = 989e12 * 0.05
@@ -50,7 +48,7 @@ def step_minutes(step: Step) -> float:
             return sum(tokens / _speed(TEXT_SPEED, name) for name in s.models) / s.jobs / 60
         case TaskSettings():
             taught = s.train.steps * s.train.batch_size * mean_length(s.taught)
-            tested = (EVALUATED + s.examples) * sum(task.length for task in s.tested.values())
+            tested = s.examples * sum(task.length for task in s.tested.values())
             tokens = len(s.seeds) * (taught + tested / READING)
             return sum(tokens / _speed(TASK_SPEED, name) for name in s.models) / s.jobs / 60
         case QuestionSettings():
