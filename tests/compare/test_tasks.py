@@ -227,6 +227,16 @@ def test_needles_are_tested_at_every_depth(tmp_path: Path) -> None:
     assert (found.x_labels, found.y_labels) == (["300", "350"], ["0 %", "50 %", "100 %"])
 
 
+def test_sizes_of_several_needles_or_with_a_depth_have_no_depths_of_their_own() -> None:
+    settings = NeedleTask(test_sizes=("400", "1024x4", "1024@0.5", "0x2"), depths=(0.0, 1.0))
+    told = {size: (task.length, task.keys, task.depth) for size, task in settings.tested.items()}
+    assert told == {
+        "400@0": (400, 1, 0.0), "400@1": (400, 1, 1.0), "1024x4": (1024, 4, None), "1024@0.5": (1024, 1, 0.5),
+        "0x2": (0, 2, None),
+    }  # fmt: skip
+    assert list(NeedleTask(sizes=("256", "512x4"), test_sizes=(), depths=()).tested) == ["256", "512x4"]
+
+
 def test_sizes_join_one_after_another() -> None:
     """Over the first half of the steps; the batches of a curriculum are a pure function of the step as well."""
     settings = BabiLongTask(train=TaskFit(steps=80, batch_size=2), models=("lmm",), rates=(1e-3,))

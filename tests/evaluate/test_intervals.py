@@ -87,10 +87,12 @@ def test_seeds_are_averaged_and_count_as_one_reading() -> None:
 
 
 def test_stretches_that_end_early_say_nothing() -> None:
-    short = StretchScore("d", 0, (64, 64, 127), (100, 100, 100), (0.0, 0.0, 9e9))
+    short = StretchScore("d", 0, (64, 64, 126), (100, 100, 100), (0.0, 0.0, 9e9))
     assert far_minus_near([*SCORES, short], NEAR, FAR) == far_minus_near(SCORES, NEAR, FAR)
     assert far_minus_near([short], NEAR, FAR) is None
     assert did_change([short], [short], NEAR, FAR) is None
+    unmarked = StretchScore("d", 0, (63, 64, 128), (100, 100, 100), (0.0, 0.0, 9e9))  # its first token is not predicted
+    assert far_minus_near([unmarked], NEAR, FAR) is not None
 
 
 def test_one_book_has_no_interval() -> None:

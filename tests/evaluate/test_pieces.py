@@ -6,13 +6,13 @@ import torch
 from model_cases import small_config
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
-from titans_lm.evaluate.pieces import PieceReader, logits_at, read_all
+from titans_lm.evaluate.pieces import carries, logits_at, read_all
 from titans_lm.evaluate.tasks import bytes_of_state, task_score
 from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.fresh import language_model
 
 OURS = ("lmm", "mac", "mag", "mal", "attention", "sliding", "segment")
-OTHERS = ("llama", "mistral", "mamba2")
+OTHERS = ("llama", "mistral", "mamba2", "qwen3-next")
 
 
 def made(name: str):
@@ -31,8 +31,10 @@ def test_pieces_are_one_pass(name: str, columns: list[int]) -> None:
         whole = model(input_ids=ids, use_cache=False).logits[:, columns]
     for piece_len in (7, 16, 64):
         found = logits_at(model, ids, torch.tensor(columns), piece_len=piece_len)
-        torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-9)
-    assert PieceReader(model).carries == (name != "mamba2")
+        # Qwen3-Next's recurrence is float32 whatever the model is.
+        close = 1e-6 if name == "qwen3-next" else 1e-9
+        torch.testing.assert_close(found, whole, rtol=10 * close, atol=close)
+    assert carries(model) == (name != "mamba2")
 
 
 @pytest.mark.parametrize("name", ["mac", "sliding", "llama", "mistral"])
@@ -60,10 +62,27 @@ def test_scores_do_not_depend_on_where_rows_are_cut(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(logits_at, "__kwdefaults__", {"piece_len": 64})
     assert task_score(model, task, examples=8, batch_size=4) == whole
     assert whole.answers == 16
-    assert whole.asked > 9 * 16 - 1
+    assert whole.asked == 5 * 16
 
 
 def test_no_tokens_at_once_are_refused() -> None:
     model = language_model(small_config("lmm", hidden_size=16), RecallSettings().vocab_size)
     with pytest.raises(ValueError, match="piece_len=0"):
         logits_at(model, torch.zeros(1, 4, dtype=torch.int64), torch.tensor([3]), piece_len=0)
+
+
+def test_a_cache_that_does_not_go_on_is_found_out() -> None:
+    """RecurrentGemma keeps its state to itself: it takes the name of a cache and gives none."""
+    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+
+    torch.manual_seed(0)
+    config = RecurrentGemmaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, lru_width=32, attention_window_size=16,
+    )  # fmt: skip
+    model = RecurrentGemmaForCausalLM(config).double().eval()
+    ids = torch.randint(0, 40, (1, 60), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits[:, [20, 59]]
+    assert not carries(model)
+    torch.testing.assert_close(logits_at(model, ids, torch.tensor([20, 59]), piece_len=16), whole)

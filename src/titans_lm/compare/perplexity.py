@@ -15,6 +15,7 @@ from titans_lm.bench.hardware import commit, hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Result, Say, mean_with_spread
 from titans_lm.compare.perplexity_settings import Mode, NamedModel, PerplexitySettings
+from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.evaluate.carried import choose_reading, remembers
 from titans_lm.evaluate.intervals import Estimate, did_change, difference, far_minus_near
 from titans_lm.evaluate.positions import PositionBits, StretchScore, by_position, overall, score_stretches
@@ -106,8 +107,9 @@ def _check_seeds(named: Sequence[NamedModel]) -> None:
     for name, path in named:
         settings = json.loads((resolve_model(path) / "config.json").read_bytes())
         sizes = {key: value for key, value in settings.items() if key not in INCIDENTAL}
-        first, asked = known.setdefault(name, (path, (sizes, _tokenizer_sum(load_tokenizer(path)))))
-        if asked != (sizes, _tokenizer_sum(load_tokenizer(path))):
+        told = sizes, tokenizer_fingerprint(load_tokenizer(path))
+        first, asked = known.setdefault(name, (path, told))
+        if asked != told:
             raise ValueError(
                 f"got {first} and {path}, both named {name!r}, with other settings or tokenizers; "
                 "expected seeds of one model under one name"
@@ -119,7 +121,7 @@ def _run(
 ) -> Run:
     """Let a model read in every mode, but for what has been read before."""
     tokenizer = load_tokenizer(named.path)
-    encoder, mark = Encoder(tokenizer), _tokenizer_sum(tokenizer)
+    encoder, mark = Encoder(tokenizer), tokenizer_fingerprint(tokenizer)
     if mark not in surveys:
         say(f"reading through {len(found)} books with the tokenizer of {named.name}")
         surveys[mark] = _survey(found, encoder, settings)
@@ -305,12 +307,6 @@ def _books(scores: Sequence[StretchScore], settings: PerplexitySettings) -> Iter
             "near": near[:2],
             "far": far[:2],
         }
-
-
-def _tokenizer_sum(tokenizer: Any) -> str:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    whole = json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
-    return _sum([whole.encode(), f"{tokenizer.bos_token_id} {tokenizer.eos_token_id}".encode()])
 
 
 def _weights_sum(folder: Path) -> str:

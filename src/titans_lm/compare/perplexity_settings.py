@@ -137,7 +137,8 @@ class PerplexitySettings:
     def modes(self, *, carries: bool, remembers: bool) -> list[Mode]:
         """List the readings of a model: one that carries a state of constant size, and may have a neural memory."""
         found: list[Mode] = []
-        for kind in self.memory:
+        # "on" comes first, whatever was written first: the others are told by their difference from it.
+        for kind in sorted(self.memory, key=lambda kind: kind != "on"):
             if kind == "reset":
                 found += [Mode("reset", every) for every in self.reset_every]
             elif kind == "on":

@@ -236,11 +236,14 @@ class NeedleTask(TaskSettings):
         """Tasks to test on, by their sizes and depths."""
         task = self.task if self.test_books is None else replace(self.task, books=self.test_books)
         sizes = self.test_sizes or self.sizes or (str(task.length),)
-        if task.keys * task.values > 1 or not self.depths:
-            return {size: resized(task, size) for size in sizes}
-        return {
-            f"{size}{AT}{depth:g}": resized(task, f"{size}{AT}{depth:g}") for size in sizes for depth in self.depths
-        }
+        found: dict[str, Task] = {}
+        for size in sizes:
+            one = resized(task, size)
+            assert isinstance(one, NeedleSettings)
+            placed = one.length and one.keys * one.values == 1 and one.depth is None
+            at_depths = {f"{size}{AT}{at:g}": replace(one, depth=at) for at in self.depths if placed}
+            found |= at_depths or {size: one}
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

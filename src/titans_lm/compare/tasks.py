@@ -1,6 +1,8 @@
 """Models of equal size on a synthetic task: what `titans evaluate mqar` and its sisters run."""
 
+import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -17,6 +19,7 @@ from titans_lm.compare.task_settings import TaskFit, TaskSettings
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.task import Task
+from titans_lm.data.text import read_documents
 from titans_lm.evaluate.tasks import bytes_of_state, task_score
 from titans_lm.train.files import write_json
 from titans_lm.train.loop import fit
@@ -94,6 +97,8 @@ class TaskJob:
             "settings": plain_settings(self.settings),
             "taught": [str(task) for task in self.taught],
             "tested": {size: str(task) for size, task in self.tested.items()},
+            "vocab_size": self.taught[0].vocab_size,
+            "contents": contents_of([*self.taught, *self.tested.values()]),
             "examples": self.examples,
             "curriculum": self.curriculum,
         }
@@ -131,7 +136,7 @@ class TaskJob:
     def _test(self, model: "PreTrainedModel", examples: int) -> Result:
         seed, scores = self.settings.seed + FRESH, {}
         for size, task in self.tested.items():
-            rows = max(1, min(self.settings.batch_size, TOKENS_AT_ONCE // max(1, task.length)))
+            rows = max(1, min(self.settings.batch_size, examples, TOKENS_AT_ONCE // max(1, task.length)))
             scores[size] = task_score(model, task, examples=examples, batch_size=rows, seed=seed)
         return {
             "tests": {size: {**asdict(s), "accuracy": s.accuracy, "exact": s.exact} for size, s in scores.items()},
@@ -141,6 +146,18 @@ class TaskJob:
         """Phrase what came out."""
         tests = ", ".join(f"{size} {100 * test['exact']:.1f} %" for size, test in result["tests"].items())
         return f"{tests}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
+
+
+def contents_of(tasks: Iterable[Task]) -> dict[str, str]:
+    """Sum up the files that tasks draw from, by their paths: what a path holds may change between two runs."""
+    paths = {path for task in tasks for name in ("books", "source") if (path := getattr(task, name, None)) is not None}
+    found = {}
+    for path in sorted(paths):
+        digest = hashlib.blake2b(digest_size=8)
+        for document in read_documents(path)[0]:
+            digest.update(f"{document.name}\0{len(document.data)}\0".encode() + document.data)
+        found[str(path)] = digest.hexdigest()
+    return found
 
 
 def trials(settings: TaskSettings, parameters: int) -> list[TaskJob]:

@@ -14,8 +14,8 @@ State = Any
 """What is known of the tokens before: None at the start."""
 TRIED = 24
 """Tokens on which a cache is tried: whether a text in pieces gives what it gives at once."""
-CLOSE = 1e-3
-"""Largest difference of log-probabilities between the two that counts as rounding."""
+CLOSE, CLOSE_HALF = 1e-3, 0.1
+"""Largest difference of log-probabilities between the two that counts as rounding: in float32 and above, and below."""
 
 
 @runtime_checkable
@@ -119,7 +119,7 @@ def choose_reading(model: nn.Module, *, piece_len: int, window: int, window_step
     _check_positions(model, window)
     argument = _constant_cache(model)
     for length in (piece_len, 1):
-        if argument is not None and _goes_on(ByCache(model, min(length, TRIED // 3), argument)):
+        if argument is not None and goes_on(ByCache(model, min(length, TRIED // 3), argument)):
             return ByCache(model, length, argument)
     return ByWindows(model, window, window_step)
 
@@ -166,7 +166,7 @@ def _is_constant(layer: Any) -> bool:
 
 
 @torch.no_grad()
-def _goes_on(reading: ByCache) -> bool:
+def goes_on(reading: ByCache) -> bool:
     """Try whether pieces give what one call gives: some models read one token at a time only, after the first call."""
     ids = _ids(reading.model, TRIED)
     logits, _ = ByCache(reading.model, TRIED, reading.argument).step(ids, None)
@@ -175,4 +175,5 @@ def _goes_on(reading: ByCache) -> bool:
         part, state = reading.step(ids[:, start : start + length], state)
         parts.append(part)
     whole, cut = (x.double().log_softmax(-1) for x in (logits, torch.cat(parts, dim=1)))
-    return bool((cut - whole).abs().max() < CLOSE)
+    close = CLOSE if torch.finfo(logits.dtype).bits >= 32 else CLOSE_HALF
+    return bool((cut - whole).abs().max() < close)

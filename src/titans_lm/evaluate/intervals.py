@@ -27,8 +27,11 @@ class Estimate:
 
 
 def complete(scores: Sequence[StretchScore], far: Range) -> list[StretchScore]:
-    """Keep stretches that reach the end of a range: only these say how its positions differ from earlier ones."""
-    return [score for score in scores if sum(score.tokens) >= far[1]]
+    """Keep stretches that reach the end of a range: only these say how its positions differ from earlier ones.
+
+    One token may be missing: the first of a text is not predicted where no mark begins it.
+    """
+    return [score for score in scores if sum(score.tokens) >= far[1] - 1]
 
 
 def far_minus_near(scores: Sequence[StretchScore], near: Range, far: Range, *, seed: int = 0) -> Estimate | None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from titans_lm.config import check_at_least
+from titans_lm.evaluate.carried import TRIED, ByCache, goes_on
 
 PIECE = 2048
 """Tokens that are read at once: enough to keep a processor busy, few enough for long rows of a batch."""
@@ -16,14 +17,14 @@ PIECE = 2048
 def logits_at(model: nn.Module, input_ids: Tensor, columns: Tensor, *, piece_len: int = PIECE) -> Tensor:
     """Return the logits (B, columns, V) of ascending columns of rows (B, T), read in pieces of `piece_len` tokens.
 
-    Models with a state or with keys and values (any causal language model of transformers) carry them from piece to
-    piece, so that the memory needed does not grow with T beyond what the model itself keeps; the result is that of one
-    pass. Others, as Mamba, which take a prompt only at once, read the whole rows.
+    Models with a state of ours or a cache of transformers' carry it from piece to piece, so that the memory needed does
+    not grow with T beyond what the model itself keeps; the result is that of one pass. Whether a cache does that is
+    tried on some tokens first: some models take a prompt only at once, and read whole rows.
     """
     check_at_least("piece_len", piece_len, 1)
-    pieces = PieceReader(model)
-    if not pieces.carries:
+    if input_ids.shape[1] > piece_len and not carries(model):
         piece_len = input_ids.shape[1]
+    pieces = PieceReader(model)
     kept = []
     last = int(columns[-1]) + 1 if len(columns) else 0
     for start in range(0, last, piece_len):
@@ -39,13 +40,27 @@ def logits_at(model: nn.Module, input_ids: Tensor, columns: Tensor, *, piece_len
 def read_all(model: nn.Module, input_ids: Tensor, *, piece_len: int = PIECE) -> Any:
     """Read rows (B, T) in pieces into a cache of transformers' form, and return the output of the last piece."""
     check_at_least("piece_len", piece_len, 1)
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
-        return model(input_ids=input_ids, use_cache=True)
+    takes = inspect.signature(model.forward).parameters
+    last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+    if "past_key_values" not in takes or (input_ids.shape[1] > piece_len and not carries(model)):
+        return model(input_ids=input_ids, use_cache=True, **last)
     output: Any = None
     for piece in input_ids.split(piece_len, dim=1):
         cache = None if output is None else output.past_key_values
-        output = model(input_ids=piece, past_key_values=cache, use_cache=True)
+        output = model(input_ids=piece, past_key_values=cache, use_cache=True, **last)
     return output
+
+
+def carries(model: nn.Module) -> bool:
+    """Tell whether a model goes on from piece to piece: ours do, of a cache it is tried."""
+    if hasattr(model, "init_state"):
+        return True
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return False
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
+    with torch.no_grad():
+        gives = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None) is not None
+    return gives and goes_on(ByCache(model, TRIED // 3, "past_key_values"))
 
 
 class PieceReader:
@@ -56,11 +71,6 @@ class PieceReader:
         self.model, self.carried = model, None
         self.has_state, self.has_cache = hasattr(model, "init_state"), "past_key_values" in takes
         self.keeps = "logits_to_keep" in takes
-
-    @property
-    def carries(self) -> bool:
-        """Whether a row can be read in several pieces."""
-        return self.has_state or self.has_cache
 
     def read(self, input_ids: Tensor, columns: Tensor) -> Tensor:
         """Read a piece after those before, and give the logits of some of its columns."""

@@ -5,6 +5,7 @@ without gradients is taken to be three times as fast.
 """
 
 from dataclasses import replace
+from functools import cache
 
 from titans_lm.compare.question_settings import QuestionSettings
 from titans_lm.compare.settings import CompareSettings, contender, variant
@@ -89,6 +90,7 @@ def step_hours(step: Step) -> float | None:
     return None
 
 
+@cache
 def training(settings: LanguageSettings) -> Result | None:
     """Estimate a training run; a baseline as full attention of its size, None for one of the Mamba family."""
     from titans_lm.recipes.estimate import estimate_training

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from titans_lm import __version__
 from titans_lm.bench.settings import BenchSettings
 from titans_lm.compare.question_settings import QuestionSettings
 from titans_lm.compare.settings import CompareSettings
@@ -13,6 +14,7 @@ from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.repro.cost import step_hours
 from titans_lm.repro.published import SOURCE, published
 from titans_lm.repro.steps import Found, Plan, Result, Step, Table
+from titans_lm.train.settings import plain_settings
 
 PLAN, FILE = "plan.json", "repro.json"
 FORMAT = "titans-lm repro 1"
@@ -105,7 +107,10 @@ def _plain(found: Found | None) -> dict[str, Any] | None:
 
 def _begin(plan: Plan) -> None:
     """Write what is asked for into the folder, or compare it with what is there."""
-    path, asked = plan.out / PLAN, {"steps": [step.argv for step in plan.steps]}
+    steps = [{"argv": step.argv, "settings": plain_settings(step.settings)} for step in plan.steps]
+    path, asked = plan.out / PLAN, json.loads(json.dumps({"version": __version__, "steps": steps}))
+    if not path.is_file() and any(step.file.is_file() for step in plan.steps):
+        raise ValueError(f"{plan.out} holds results of no plan; give another --out, so that they are not mixed")
     if path.is_file():
         if json.loads(path.read_bytes()) != asked:
             raise ValueError(

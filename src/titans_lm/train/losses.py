@@ -41,8 +41,9 @@ def recall_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
 class TaskLoss:
     """Predict the targets, and all other tokens of the rows as well.
 
-    The loss is that of the targets plus `text_weight` times that of every token from the one before it, both in nats.
-    A row asks for few tokens; those that come again anywhere in it teach looking up as well.
+    The loss is that of the targets plus `text_weight` times that of every token from the one before it, up to the last
+    target of the row (what is behind it fills the batch), both in nats. A row asks for few tokens; those that come
+    again anywhere in it teach looking up as well.
     """
 
     text_weight: float = 0.0
@@ -51,7 +52,9 @@ class TaskLoss:
         if not self.text_weight:
             return recall_loss(model, batch)
         logits, ids = _call(model, batch).logits, batch["input_ids"]
-        asked, text = token_loss(logits, batch["targets"]), token_loss(logits[:, :-1], ids[:, 1:])
+        asked_behind = (batch["targets"] != IGNORED).flip(1).cumsum(1).flip(1) > 0
+        words = ids[:, 1:].masked_fill(~asked_behind[:, :-1], IGNORED)
+        asked, text = token_loss(logits, batch["targets"]), token_loss(logits[:, :-1], words)
         told = {"accuracy": accuracy(logits, batch["targets"]), "text_bits_per_token": text.detach() / math.log(2)}
         return asked + self.text_weight * text, told
 

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -142,6 +143,13 @@ def test_other_files_are_refused(tmp_path: Path, text: str, said: str) -> None:
         read_questions(tmp_path / "x.txt")
 
 
+@pytest.mark.parametrize(("name", "data"), [("x.txt", b"1 \xff.\n"), ("x.txt.gz", b"1 Plain.\n")])
+def test_files_that_cannot_be_read_are_told(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=f"{name}, which cannot be read"):
+        read_questions(tmp_path / name)
+
+
 def text_of(ids) -> str:
     return bytes(ids.tolist()).decode()
 
@@ -170,6 +178,13 @@ def test_questions_come_from_a_file_and_the_most_frequent_answer_is_chance(tmp_p
     texts = [text_of(ids) for ids in task.draw(np.random.default_rng(0), 20)["input_ids"]]
     assert {text.rsplit(" ", 1)[1] for text in texts} == {"garden.", "office."}
     assert BabiLongSettings().chance == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_chance_is_the_most_frequent_answer_of_drawn_questions(task) -> None:
+    rng = np.random.default_rng(0)
+    answers = Counter(draw_question(rng, task).answer for _ in range(1500))
+    assert max(answers.values()) / 1500 == pytest.approx(BabiLongSettings(story=task).chance, abs=0.035)
 
 
 def test_background_may_leave_out_the_people_of_the_story(tmp_path: Path) -> None:

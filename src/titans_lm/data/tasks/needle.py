@@ -99,8 +99,8 @@ class NeedleSettings:
 
     @property
     def chance(self) -> float:
-        """Share of characters of a value that are right by saying any that may stand there; for words none is."""
-        return {"number": 0.1, "uuid": 1 / 16, "words": 0.0}[self.value]
+        """Share of values that are right as a whole by saying any."""
+        return {"number": 1 / 9_000_000, "uuid": 2.0**-122, "words": 1 / (len(ADJECTIVES) * len(NOUNS))}[self.value]
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; ValueError where needles and question leave no room for a haystack."""

@@ -47,10 +47,14 @@ def read_questions(path: Path) -> list[Question]:
 
     Raises ValueError for a file that is not of this form.
     """
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = data.decode()
+    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"got {path}, which cannot be read ({error}); expected text in UTF-8, plain or .gz") from error
     facts: list[str] = []
     found = []
-    for count, line in enumerate(data.decode().splitlines(), start=1):
+    for count, line in enumerate(text.splitlines(), start=1):
         parts = re.fullmatch(r"(\d+) ([^\t]+)(?:\t([^\t]+)\t[\d ]*)?", line.rstrip())
         if parts is None:
             raise ValueError(f"{path}, line {count}: got {line[:80]!r}; expected a number and a sentence, as in bAbI")

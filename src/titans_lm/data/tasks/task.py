@@ -29,7 +29,7 @@ class Task(Protocol):
 
     @property
     def chance(self) -> float:
-        """Share of single targets that are right without knowing anything but the task."""
+        """Share of single targets that are right without knowing anything but the task; in text, of whole answers."""
         ...
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
