@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from titans_lm.bench.scored import aligned
+from titans_lm.report.table import aligned
 
 NOTHING = "–"
 AS_SHARE = ("acc", "exact_match", "contains")

@@ -161,7 +161,7 @@ def spoken(name: str) -> str:
 
 def lines(result: Result) -> list[str]:
     """Write both tables for a terminal."""
-    from titans_lm.bench.scored import aligned
+    from titans_lm.report.table import aligned
 
     _, head, body = rows(result)
     said, head_more, body_more = more(result)

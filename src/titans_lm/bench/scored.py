@@ -10,6 +10,7 @@ from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.tracking import TrackingSettings
 from titans_lm.report.plots import HeatMaps, Plot
+from titans_lm.report.table import aligned
 from titans_lm.train.settings import plain_settings
 
 KINDS = {
@@ -78,18 +79,6 @@ def lines(result: dict[str, Any]) -> list[str]:
     """Write the table for a terminal."""
     _, head, body = rows(result)
     return aligned(head, body)
-
-
-def aligned(head: list[str], body: list[list[str]]) -> list[str]:
-    """Lay out a table for a terminal: the first column to the left, numbers to the right."""
-    cells = [[cell.replace("**", "") for cell in row] for row in [head, *body]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in cells
-    ]
 
 
 def plot(result: dict[str, Any]) -> Plot:

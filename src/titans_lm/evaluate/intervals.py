@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from titans_lm.evaluate.perplexity import RESAMPLES
+from titans_lm.evaluate.bootstrap import bounds
 from titans_lm.evaluate.positions import StretchScore
 
 Range = tuple[int, int]
@@ -104,6 +104,4 @@ def _bounded(sums: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], st
     value = float(statistic(sums.sum(-1)))
     if books < 2:
         return Estimate(value, None, None, books, stretches)
-    draws = np.random.default_rng(seed).integers(0, books, (RESAMPLES, books))
-    low, high = np.quantile(statistic(sums[..., draws].sum(-1)), [0.025, 0.975])
-    return Estimate(value, float(low), float(high), books, stretches)
+    return Estimate(value, *bounds(sums, statistic, seed), books, stretches)

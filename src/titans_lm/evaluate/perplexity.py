@@ -18,14 +18,13 @@ from torch import nn
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import TokenIds, encode_document, is_byte_tokenizer
+from titans_lm.evaluate.bootstrap import bounds
 from titans_lm.train.heldout import Bucket, buckets, default_edges, token_bits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Memory = Literal["on", "reset"]
-RESAMPLES = 4000
-"""Resamples of the documents behind an interval."""
 
 
 @dataclass(frozen=True)
@@ -177,9 +176,8 @@ def compare(a: BitsPerByte, b: BitsPerByte, *, seed: int = 0) -> Difference:
         raise ValueError("got measurements of different documents; expected the same ones in the same order")
     sizes = np.array([d.bytes for d in a.by_document], float)
     bits = np.array([x.bits - y.bits for x, y in zip(a.by_document, b.by_document, strict=True)])
-    draws = np.random.default_rng(seed).integers(0, len(bits), (RESAMPLES, len(bits)))
-    low, high = np.quantile(bits[draws].sum(1) / sizes[draws].sum(1), [0.025, 0.975])
-    return Difference(float(bits.sum() / sizes.sum()), float(low), float(high), len(bits))
+    low, high = bounds(np.array([bits, sizes]), lambda sums: sums[0] / sums[1], seed)
+    return Difference(float(bits.sum() / sizes.sum()), low, high, len(bits))
 
 
 def _encode_words(name: str, data: bytes, tokenizer: "PreTrainedTokenizerBase") -> tuple[TokenIds, int]:

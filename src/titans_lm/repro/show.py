@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from titans_lm.report.table import aligned
 from titans_lm.repro.cost import plan_minutes, step_hours, step_minutes, training
 from titans_lm.repro.published import EMPTY, SOURCE, Published, published
 from titans_lm.repro.run import command_of
@@ -13,17 +14,6 @@ ASSUMED = (
     "GPU-hours count matrix products, on a GPU that reaches 5 % of 989 TFLOP/s (assumed, not measured: "
     "titans train RECIPE --dry-run has --peak-tflops and --utilisation)"
 )
-
-
-def aligned(head: list[str], body: list[list[str]]) -> list[str]:
-    """Lay out a table: the first two columns to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in [head, *body]) for column in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in [head, *body]
-    ]
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -103,7 +93,7 @@ def printed(paper: Published) -> list[str]:
             [name, "paper", *(number(value, paper.digits) for value in row.values())]
             for name, row in group.rows.items()
         ]
-        lines += [f"{group.title}; ours: {NOT_MEASURED}", *aligned(["model", "", *paper.columns], body), ""]
+        lines += [f"{group.title}; ours: {NOT_MEASURED}", *aligned(["model", "", *paper.columns], body, left=2), ""]
     return lines[:-1]
 
 
@@ -132,7 +122,7 @@ def _table(table: Result, digits: int) -> list[str]:
         body.append([row["title"], "ours", *ours])
         if has_paper:
             body.append(["", "paper", *(number(cell["paper"], digits) for cell in row["cells"])])
-    return aligned(["model", "", *(column["title"] for column in columns)], body)
+    return aligned(["model", "", *(column["title"] for column in columns)], body, left=2)
 
 
 def _ours(found: Result | None, digits: int) -> str:
