@@ -193,6 +193,7 @@ def test_every_task_as_a_command(kind: type[TaskSettings], tmp_path: Path, capsy
     assert size in out
     assert list(result["contenders"][0]["exact"]) == [size]
     assert f"numbers in {tmp_path / FILE}" in out
+    assert f"by guessing {100 * max(result['chance'].values()):.3g} % of " in out
 
 
 def test_needles_are_tested_at_every_depth(tmp_path: Path) -> None:
@@ -221,6 +222,11 @@ def test_needles_are_tested_at_every_depth(tmp_path: Path) -> None:
     assert "## Needles in a haystack" in page
     assert "needle-depth.png" in page
     assert {path.name for path in written} == {"results.md", "needle.png", "needle-depth.png"}
+    assert [line.label for line in scored.plot(result).lines] == [
+        "LMM",
+        "sliding window with short convolution",
+        "guessing",
+    ]
     found = scored.heat(result)
     assert found is not None
     assert found.panels["LMM"] == [pytest.approx([0, 30]), pytest.approx([10, 40]), pytest.approx([20, 50])]

@@ -9,7 +9,7 @@ from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.tracking import TrackingSettings
-from titans_lm.report.plots import HeatMaps, Plot
+from titans_lm.report.plots import SOFT, HeatMaps, Line, Plot
 from titans_lm.report.table import aligned
 from titans_lm.train.settings import plain_settings
 
@@ -81,10 +81,20 @@ def lines(result: dict[str, Any]) -> list[str]:
     return aligned(head, body)
 
 
+def guessed(result: dict[str, Any]) -> str:
+    """Say what is right without knowing anything but the task: of text, what the most frequent answer gives."""
+    what = "whole answers" if "tokenizer" in result["settings"]["task"] else "single tokens"
+    return f"by guessing {100 * max(result['chance'].values()):.3g} % of {what} are right"
+
+
 def plot(result: dict[str, Any]) -> Plot:
     """Accuracy by size, a line for each contender; those without a memory are dashed."""
     sizes = list(result["contenders"][0]["exact"])
     drawn = contender_lines(result, lambda one: [100 * one["exact"][size]["mean"] for size in sizes])
+    if "tokenizer" in result["settings"]["task"]:
+        by_size = {test.split(AT)[0]: 100 * share for test, share in result["chance"].items()}
+        guess = [by_size[size] for size in sizes]
+        drawn.append(Line(label="guessing", x=list(range(len(sizes))), y=guess, colour=SOFT, dashed=True))
     return Plot(
         title=heading(result), x_label="size", y_label="right answers, %", lines=drawn, y_range=(0.0, 102.0),
         x_labels=[size or "as set" for size in sizes],

@@ -80,12 +80,12 @@ def run_evaluate(command: Evaluate) -> None:
 
 
 def train_on_task(settings: TaskSettings, tell: Callable[[str], None]) -> None:
-    from titans_lm.bench.scored import lines
+    from titans_lm.bench.scored import guessed, lines
     from titans_lm.compare.tasks import FILE, run_task
 
     result = run_task(settings, command_line(settings), tell)
     write_result(settings.json, result)
-    tell("\n".join(lines(result)))
+    tell("\n".join([*lines(result), guessed(result)]))
     tell(f"numbers in {settings.out / FILE}")
 
 
