@@ -301,8 +301,6 @@ def test_a_line_that_is_no_item_is_told(tmp_path: Path, line: str) -> None:
 
 def test_the_real_files_are_read_whole(data_dir: Path) -> None:
     folder = data_dir / "lm_eval_local"
-    if not folder.is_dir():
-        pytest.skip(f"there is no {folder}")
     counts = {name: len(read_questions(name, folder)) for name in local_tasks(folder)}
     assert counts["lambada_openai"] == 5153
     assert [counts[name] for name in ("piqa", "winogrande", "arc_easy", "arc_challenge", "boolq")] == [
@@ -314,8 +312,6 @@ def test_the_real_files_are_read_whole(data_dir: Path) -> None:
 def test_real_prompts_are_those_of_lm_eval(data_dir: Path, tmp_path: Path) -> None:
     """Its own tasks make the prompts of the first items from their parts; ours come from the files as they are."""
     folder = data_dir / "lm_eval_local"
-    if not folder.is_dir():
-        pytest.skip(f"there is no {folder}")
     (tmp_path / "theirs").mkdir()
     for name in SOURCES:
         lines = (folder / f"{TASKS[name].file}.jsonl").read_text(encoding="utf-8").split("\n")[:40]

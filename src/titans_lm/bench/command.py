@@ -1,13 +1,12 @@
 """What `titans bench` runs: the check of the op first, then one kind of measurement or all of them."""
 
-import shlex
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import Any
 
 from titans_lm.bench.settings import BenchSettings, ModelSettings, OpsSettings, PeersSettings, ScalingSettings
-from titans_lm.train.settings import as_options
+from titans_lm.train.settings import written_command
 
 KINDS = {"ops": OpsSettings, "model": ModelSettings, "scaling": ScalingSettings, "peers": PeersSettings}
 
@@ -66,4 +65,4 @@ def names_of(cls: type) -> set[str]:
 
 def command_line(name: str, settings: BenchSettings) -> str:
     """Write the command that has these settings."""
-    return shlex.join(["titans", "bench", name, *as_options(settings, type(settings)())])
+    return written_command("bench", name, settings=settings)

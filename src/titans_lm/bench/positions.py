@@ -4,6 +4,7 @@ from typing import Any
 
 from titans_lm.bench.compared import COLOURS, title, written
 from titans_lm.report.plots import Line, Plot
+from titans_lm.report.table import aligned
 
 EARLY = 1024
 """Positions before this one make one column of the table."""
@@ -161,8 +162,6 @@ def spoken(name: str) -> str:
 
 def lines(result: Result) -> list[str]:
     """Write both tables for a terminal."""
-    from titans_lm.report.table import aligned
-
     _, head, body = rows(result)
     said, head_more, body_more = more(result)
     return [*aligned(head, body), "", *([said] if not body_more else aligned(head_more, body_more))]

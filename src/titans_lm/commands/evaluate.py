@@ -1,9 +1,7 @@
 """titans evaluate: what models can do, measured."""
 
-import dataclasses
-import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
@@ -21,19 +19,7 @@ from titans_lm.compare.task_settings import (
     TaskSettings,
     TrackingTask,
 )
-from titans_lm.train.settings import as_options
-
-
-@dataclass(frozen=True, kw_only=True)
-class Questions(QuestionSettings):
-    """Ask trained models lm-eval's tasks (--tasks piqa), or files of questions scored as lm-eval does (--local DIR).
-
-    Begin with `titans evaluate lm-eval runs/first --tasks piqa arc_easy --limit 100`.
-    """
-
-    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")] = ()
-    """Run folders, checkpoints, or folders of saved models: ours, or any causal language model of Hugging Face."""
-
+from titans_lm.train.settings import written_command
 
 Evaluated = (
     Annotated[PerplexitySettings, tyro.conf.subcommand("perplexity", default=PerplexitySettings())]
@@ -44,7 +30,7 @@ Evaluated = (
     | Annotated[TrackingTask, tyro.conf.subcommand("tracking", default=TrackingTask())]
     | Annotated[NeedleTask, tyro.conf.subcommand("needle", default=NeedleTask())]
     | Annotated[BabiLongTask, tyro.conf.subcommand("babilong", default=BabiLongTask())]
-    | Annotated[Questions, tyro.conf.subcommand("lm-eval", default=Questions())]
+    | Annotated[QuestionSettings, tyro.conf.subcommand("lm-eval", default=QuestionSettings())]
 )
 
 
@@ -57,15 +43,13 @@ class Evaluate:
 
 def command_line(settings: TaskSettings) -> str:
     """Write the command that the settings came from."""
-    told = replace(settings, json=None, quiet=False)
-    return shlex.join(["titans", "evaluate", settings.command, *as_options(told, type(settings)())])
+    return written_command("evaluate", settings.command, settings=settings, json=None, quiet=False)
 
 
 def questions_command_line(settings: QuestionSettings) -> str:
     """Write the command that the settings of questions came from."""
-    told = replace(settings, models=(), json=None, samples=None, quiet=False)
-    words = ["titans", "evaluate", settings.command, *settings.models, *as_options(told, type(settings)())]
-    return shlex.join(words)
+    unsaid = {"models": (), "json": None, "samples": None, "quiet": False}
+    return written_command("evaluate", settings.command, *settings.models, settings=settings, **unsaid)
 
 
 def run_evaluate(command: Evaluate) -> None:
@@ -73,7 +57,7 @@ def run_evaluate(command: Evaluate) -> None:
     tell = (lambda _: None) if settings.quiet else say
     if isinstance(settings, PerplexitySettings):
         read_books(settings, tell)
-    elif isinstance(settings, Questions):
+    elif isinstance(settings, QuestionSettings):
         ask_questions(settings, tell)
     else:
         train_on_task(settings, tell)
@@ -99,12 +83,10 @@ def read_books(settings: PerplexitySettings, tell: Callable[[str], None]) -> Non
     tell(f"numbers in {settings.out / FILE}")
 
 
-def ask_questions(command: Questions, tell: Callable[[str], None]) -> None:
+def ask_questions(settings: QuestionSettings, tell: Callable[[str], None]) -> None:
     from titans_lm.bench.answered import lines
     from titans_lm.compare.questions import run_questions
 
-    names = [field.name for field in dataclasses.fields(QuestionSettings)]
-    settings = QuestionSettings(**{name: getattr(command, name) for name in names})
     result = run_questions(settings, questions_command_line(settings), tell)
     tell("\n".join(lines(result)))
     if settings.json is not None:

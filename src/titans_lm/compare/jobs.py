@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from titans_lm.compare.settings import variant
+from titans_lm.compare.settings import CompareSettings, variant
+from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.train.baselines import baseline_names
 from titans_lm.train.files import write_json
 from titans_lm.train.settings import ModelSettings
@@ -66,36 +67,8 @@ class Job(Protocol):
         ...
 
 
-@runtime_checkable
-class Contest(Protocol):
-    """Settings of a comparison, whatever is compared."""
-
-    @property
-    def out(self) -> Path:
-        """Tell the folder of the runs."""
-        ...
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Tell the contenders."""
-        ...
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Tell the seeds that count."""
-        ...
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """Tell the learning rates that each is tried with."""
-        ...
-
-    @property
-    def tune_steps(self) -> int:
-        """Tell the steps of a trial."""
-        ...
-
-
+Contest = CompareSettings | TaskSettings
+"""Settings of a comparison, whatever is compared."""
 Fit = TypeVar("Fit", bound=ModelSettings)
 
 
@@ -244,14 +217,14 @@ def mean_with_spread(values: list[float]) -> Result:
 
 
 def tune(
-    contest: Contest, trials: Sequence[Job], at_once: int, say: Say, key: str, *, most: bool = False
+    contest: Contest, trials: Sequence[Job], say: Say, key: str, *, most: bool = False
 ) -> tuple[dict[str, list[Result]], dict[str, float]]:
     """Run the trials; give what each learning rate came to by `key`, and every contender's best (the most, or least).
 
     Without trials there is one rate, and nothing to tell of it. A trial that diverged came to None.
     """
     tried: dict[str, list[Result]] = {}
-    for job, result in zip(trials, work(trials, at_once, say), strict=True):
+    for job, result in zip(trials, work(trials, contest.jobs, say), strict=True):
         tried.setdefault(job.name, []).append({"rate": job.rate, key: result.get(key)})
     rates = dict.fromkeys(contest.models, contest.rates[0])
     rates |= {name: best_rate(name, found, key, most=most) for name, found in tried.items()}

@@ -1,9 +1,7 @@
 """What `titans evaluate perplexity` runs: models that read books, each with its memory on, reset and held still."""
 
-import dataclasses
 import hashlib
 import json
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -17,14 +15,14 @@ from titans_lm.compare.jobs import Result, Say, mean_with_spread
 from titans_lm.compare.perplexity_settings import Mode, NamedModel, PerplexitySettings
 from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.evaluate.carried import choose_reading, remembers
-from titans_lm.evaluate.intervals import Estimate, did_change, difference, far_minus_near
+from titans_lm.evaluate.intervals import Estimate, complete, did_change, difference, far_minus_near
 from titans_lm.evaluate.positions import PositionBits, StretchScore, by_position, overall, score_stretches
 from titans_lm.evaluate.texts import Book, Encoder, books, stretches
 from titans_lm.memory import held_still
 from titans_lm.train.files import write_json
 from titans_lm.train.log import Report
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
-from titans_lm.train.settings import as_options, plain_settings
+from titans_lm.train.settings import plain_settings, written_command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -296,7 +294,7 @@ def _books(scores: Sequence[StretchScore], settings: PerplexitySettings) -> Iter
     """Sums of every book over its stretches and all seeds: what the intervals are made of."""
     for name in dict.fromkeys(score.document for score in scores):
         mine = [score for score in scores if score.document == name]
-        whole = [score for score in mine if sum(score.tokens) >= settings.far[1]]
+        whole = complete(mine, settings.far)
         near, far = (
             [sum(x) for x in zip(*(s.between(*r) for s in whole), strict=True)] for r in (settings.near, settings.far)
         )
@@ -330,6 +328,5 @@ def _plain(name: str) -> str:
 
 def command_line(settings: PerplexitySettings) -> str:
     """Write the command that the settings came from."""
-    told = dataclasses.replace(settings, models=(), json=None, quiet=False)
-    options = as_options(told, PerplexitySettings())
-    return shlex.join(["titans", "evaluate", "perplexity", *settings.models, *options])
+    unsaid = {"models": (), "json": None, "quiet": False}
+    return written_command("evaluate", "perplexity", *settings.models, settings=settings, **unsaid)

@@ -3,18 +3,23 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+import tyro
 
 from titans_lm.config import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionSettings:
-    """Settings of an evaluation by lm-eval's tasks, or by files of questions that are scored as lm-eval does."""
+    """Ask trained models lm-eval's tasks (--tasks piqa), or files of questions scored as lm-eval does (--local DIR).
+
+    Begin with `titans evaluate lm-eval runs/first --tasks piqa arc_easy --limit 100`.
+    """
 
     command: ClassVar[str] = "lm-eval"
     """Word behind `titans evaluate`."""
-    models: tuple[str, ...] = ()
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")] = ()
     """Run folders, checkpoints, or folders of saved models: ours, or any causal language model of Hugging Face."""
     tasks: tuple[str, ...] = ()
     """Tasks by their names; with --local all that are there, if none is named."""

@@ -1,7 +1,5 @@
 """`titans compare`: learning rates by short trials, then every contender from several seeds, then a file of results."""
 
-import dataclasses
-import shlex
 from typing import Any
 
 from titans_lm.bench.hardware import hardware
@@ -13,7 +11,7 @@ from titans_lm.compare.settings import CompareSettings
 from titans_lm.train.corpus import language_data
 from titans_lm.train.files import write_json
 from titans_lm.train.match import count_parameters, sized_model
-from titans_lm.train.settings import as_options, plain_settings
+from titans_lm.train.settings import plain_settings, written_command
 
 FILE = "compare.json"
 HELD_OUT = "held_out_bits_per_byte"
@@ -32,7 +30,7 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
         raise ValueError(f"got the test text {str(settings.test)!r}, which does not exist; expected a file or folder")
     settings.out.mkdir(parents=True, exist_ok=True)
     parameters = _size(settings, say)
-    tuning, rates = tune(settings, trials(settings, parameters), settings.jobs, say, HELD_OUT)
+    tuning, rates = tune(settings, trials(settings, parameters), say, HELD_OUT)
     ran = work(finals(settings, parameters, rates), settings.jobs, say)
     result = {
         "format": FORMAT,
@@ -49,8 +47,7 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
 
 def command_line(settings: CompareSettings) -> str:
     """Write the command that the settings came from, as far as they are not the defaults."""
-    told = dataclasses.replace(settings, data=None)
-    return shlex.join(["titans", "compare", str(settings.data), *as_options(told, CompareSettings())])
+    return written_command("compare", str(settings.data), settings=settings, data=None)
 
 
 def _size(settings: CompareSettings, say: Say) -> int:

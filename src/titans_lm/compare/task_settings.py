@@ -200,7 +200,22 @@ class TrackingTask(TaskSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedleTask(TaskSettings):
+class HiddenTask(TaskSettings):
+    """What needles and stories share: facts that are hidden in text, and another text to test in."""
+
+    task: NeedleSettings | BabiLongSettings = field(default_factory=NeedleSettings)
+    """The task; sizes go over what is set here."""
+    test_books: Path | None = None
+    """A text or a folder of texts to test in; those of the task where none is given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.test_books is not None and self.task.books is None:
+            raise ValueError("got test_books without task.books; expected books to train in as well")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleTask(HiddenTask):
     """Train and test models on needles in a haystack, far beyond the lengths that they were trained on.
 
     Begin with `titans evaluate needle --models lmm sliding`. Sizes are tokens of a row (512x4: with four needles, all
@@ -217,8 +232,6 @@ class NeedleTask(TaskSettings):
     """Sizes to test on."""
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Places of the needle that every size is tested at, 0 the begin and 1 the end; of several needles, any."""
-    test_books: Path | None = None
-    """A text or a folder of texts to test in; those of the task where none is given."""
     examples: int = 64
     """Rows that are tested of every size, at every depth."""
     out: Path = Path("runs/needle")
@@ -228,8 +241,6 @@ class NeedleTask(TaskSettings):
         super().__post_init__()
         if len(set(self.depths)) != len(self.depths):
             raise ValueError(f"got depths={self.depths!r}; expected every depth once")
-        if self.test_books is not None and self.task.books is None:
-            raise ValueError("got test_books without task.books; expected books to train in as well")
 
     @property
     def tested(self) -> dict[str, Task]:
@@ -247,7 +258,7 @@ class NeedleTask(TaskSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BabiLongTask(TaskSettings):
+class BabiLongTask(HiddenTask):
     """Train and test models on questions about facts that are scattered over books (BABILong).
 
     Begin with `titans evaluate babilong --task.books books/ --models lmm sliding`. Sizes are tokens of a row, 0 the
@@ -265,17 +276,10 @@ class BabiLongTask(TaskSettings):
     """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
     test_source: Path | None = None
     """A file of bAbI with the questions to test on; those of the task where none is given."""
-    test_books: Path | None = None
-    """A text or a folder of texts to test in; those of the task where none is given."""
     examples: int = 128
     """Rows that are tested of every size."""
     out: Path = Path("runs/babilong")
     """Folder of the runs and of the results; the same command goes on where it was stopped."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.test_books is not None and self.task.books is None:
-            raise ValueError("got test_books without task.books; expected books to train in as well")
 
     @property
     def tested(self) -> dict[str, Task]:

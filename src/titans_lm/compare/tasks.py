@@ -51,7 +51,7 @@ def run_task(settings: TaskSettings, command: str, say: Say) -> dict[str, Any]:
         task.draw(np.random.default_rng(0), 64)
     settings.out.mkdir(parents=True, exist_ok=True)
     parameters = _size(settings, say)
-    tuning, rates = tune(settings, trials(settings, parameters), settings.jobs, say, RIGHT, most=True)
+    tuning, rates = tune(settings, trials(settings, parameters), say, RIGHT, most=True)
     ran = work(finals(settings, parameters, rates), settings.jobs, say)
     result = {
         "format": FORMAT,

@@ -40,9 +40,8 @@ def logits_at(model: nn.Module, input_ids: Tensor, columns: Tensor, *, piece_len
 def read_all(model: nn.Module, input_ids: Tensor, *, piece_len: int = PIECE) -> Any:
     """Read rows (B, T) in pieces into a cache of transformers' form, and return the output of the last piece."""
     check_at_least("piece_len", piece_len, 1)
-    takes = inspect.signature(model.forward).parameters
-    last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-    if "past_key_values" not in takes or (input_ids.shape[1] > piece_len and not carries(model)):
+    last = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
+    if input_ids.shape[1] <= piece_len or not carries(model):
         return model(input_ids=input_ids, use_cache=True, **last)
     output: Any = None
     for piece in input_ids.split(piece_len, dim=1):
@@ -51,26 +50,29 @@ def read_all(model: nn.Module, input_ids: Tensor, *, piece_len: int = PIECE) -> 
     return output
 
 
+@torch.no_grad()
 def carries(model: nn.Module) -> bool:
     """Tell whether a model goes on from piece to piece: ours do, of a cache it is tried."""
     if hasattr(model, "init_state"):
         return True
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if not _takes(model, "past_key_values"):
         return False
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
-    with torch.no_grad():
-        gives = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None) is not None
+    gives = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None) is not None
     return gives and goes_on(ByCache(model, TRIED // 3, "past_key_values"))
+
+
+def _takes(model: nn.Module, argument: str) -> bool:
+    return argument in inspect.signature(model.forward).parameters
 
 
 class PieceReader:
     """Reads rows piece by piece with any causal language model; what it carries is kept in between."""
 
     def __init__(self, model: nn.Module) -> None:
-        takes = inspect.signature(model.forward).parameters
         self.model, self.carried = model, None
-        self.has_state, self.has_cache = hasattr(model, "init_state"), "past_key_values" in takes
-        self.keeps = "logits_to_keep" in takes
+        self.has_state, self.has_cache = hasattr(model, "init_state"), _takes(model, "past_key_values")
+        self.keeps = _takes(model, "logits_to_keep")
 
     def read(self, input_ids: Tensor, columns: Tensor) -> Tensor:
         """Read a piece after those before, and give the logits of some of its columns."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from statistics import mean, stdev
 
 from titans_lm.repro.steps import Found, Read, Result
 
@@ -44,9 +43,9 @@ def row_speed(tokens: int) -> Read:
 
 def over_seeds(values: Sequence[float]) -> Found | None:
     """Give the mean and, of several, the standard deviation."""
-    if not values:
-        return None
-    return Found(mean(values), stdev(values) if len(values) > 1 else None, len(values))
+    from titans_lm.compare.jobs import mean_with_spread  # loads torch, which showing a plan need not
+
+    return Found(**mean_with_spread(list(values))) if values else None
 
 
 def _contender(result: Result, name: str) -> Result | None:
@@ -55,7 +54,7 @@ def _contender(result: Result, name: str) -> Result | None:
 
 def _bits(result: Result, name: str) -> Found | None:
     one = _contender(result, name)
-    return None if one is None else over_seeds([run["test"]["bits_per_byte"] for run in one["runs"]])
+    return None if one is None else Found(**one["test_bits_per_byte"])
 
 
 def _bits_at(start: int, result: Result, name: str) -> Found | None:

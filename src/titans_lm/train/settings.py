@@ -6,6 +6,7 @@ a run, which is itself such a file.
 
 import dataclasses
 import json
+import shlex
 import tomllib
 import types
 from dataclasses import dataclass, field
@@ -222,6 +223,15 @@ def plain_settings(settings: Any) -> dict[str, Any]:
 def as_options(settings: Any, default: Any) -> list[str]:
     """Write settings as the options of a command line that turn the default into them; those inside go by dots."""
     return _options("--", plain_settings(settings), plain_settings(default))
+
+
+def written_command(*words: str, settings: Any, **left_out: Any) -> str:
+    """Write the command that settings came from: `titans`, words, and the options that are not the defaults.
+
+    `left_out` are settings that the words say already, or that are no part of what was asked, with their defaults.
+    """
+    told = dataclasses.replace(settings, **left_out)
+    return shlex.join(["titans", *words, *as_options(told, type(settings)())])
 
 
 def _options(prefix: str, plain: dict[str, Any], default: dict[str, Any]) -> list[str]:

@@ -128,18 +128,14 @@ def _hide(
     return [*parts, text[last:]]
 
 
-def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
+@lru_cache(maxsize=4)
+def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
     """Load a tokenizer from a folder; ValueError where there is none."""
     from transformers import AutoTokenizer
 
     if not Path(name).is_dir():
         raise ValueError(f"got tokenizer={name!r}; {nearest(name, [BYTES, WORDS])}, or give the folder of a tokenizer")
     return AutoTokenizer.from_pretrained(name, local_files_only=True)
-
-
-@lru_cache(maxsize=4)
-def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    return load_tokenizer(name)
 
 
 def vocabulary(tokenizer: str) -> int:
