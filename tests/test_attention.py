@@ -17,6 +17,7 @@ from titans_lm.attention import (
     attend,
     segment_pieces,
 )
+from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
 from titans_lm.layers import Call, rope_angles
 
@@ -157,6 +158,17 @@ def test_a_window_keeps_what_later_tokens_see(window: int, cut: int) -> None:
     call = new_call(config, T - cut, cut, fresh=False, rows=2)
     second, _ = layer(x[:, cut:], state, call, persistent)
     assert_close(torch.cat([first, second], dim=1), whole, 1e-12)
+
+
+@pytest.mark.parametrize("induction", [True, False])
+def test_keys_start_one_token_behind_queries(induction: bool) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "attention_conv_size": 4, "num_persistent": 0, "rotary_fraction": 0.0}
+    config = small_config("attention", induction_init=induction, **sizes)
+    layer = Backbone(config).layers[0].attention
+    looks = layer.tokens(torch.randn(1, 12, 64), layer.init_state(1).conv, new_call(config, 12), torch.zeros(0, 64))
+    alike = torch.cosine_similarity(looks.q[0, :11], looks.keys[1][0, 1:], dim=-1)
+    assert (alike.min().item() > 0.9) == induction
 
 
 def test_attend_takes_values_of_another_precision() -> None:

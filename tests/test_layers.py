@@ -69,6 +69,16 @@ def test_short_convolution_looks_back_at_its_tail(kernel: int, tokens: int) -> N
     assert torch.equal(new_tail, before[:, -(kernel - 1) :])
 
 
+@pytest.mark.parametrize("back", [0, 1, 3])
+def test_short_convolution_starts_as_a_token_of_the_past(back: int) -> None:
+    x = torch.randn(2, 9, 64)
+    conv = ShortConvolution(64, 4, back)
+    y, _ = conv(x, conv.init_tail(2), None)
+    past = F.silu(F.pad(x, [0, 0, back, 0])[:, :9])
+    assert F.cosine_similarity(y[:, 3:], past[:, 3:], dim=-1).min().item() > 0.9
+    assert not torch.equal(conv.weight.detach().round(), conv.weight), "and a little noise on all taps"
+
+
 def test_short_convolution_leaves_padding_out_of_its_tail() -> None:
     conv = ShortConvolution(3, 4).double()
     x, tail = torch.randn(3, 5, 3, dtype=torch.float64), torch.randn(3, 3, 3, dtype=torch.float64)

@@ -173,11 +173,33 @@ def test_without_momentum_and_decay_nothing_is_kept_or_forgotten() -> None:
 
 
 def test_queries_and_keys_have_norm_one_and_values_unit_size() -> None:
-    layer, x = make(awake=False), 100.0 * tokens()
+    # maps that add up tokens: with one token alone, SiLU leaves nothing of a head whose channels are all far below 0
+    layer, x = make(awake=False, induction_init=False), 100.0 * tokens()
     (q, k, v), _ = layer._streams(x, layer.init_state(2).conv, None)
     for y in (q, k):
         assert_close(y.norm(dim=-1), torch.ones(2, T, 2, dtype=torch.float64))
     assert_close(v.pow(2).mean(-1), torch.ones(2, T, 2, dtype=torch.float64), 1e-2)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_fresh_memory_recalls_what_followed_a_token(depth: int) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(1, 32, 64, dtype=torch.float64)
+    x[:, 31] = x[:, 7]
+
+    def nearest(**settings: Any) -> int:
+        """Which token's value is most like the answer to the last query, in both heads together."""
+        torch.manual_seed(2)
+        config = MemoryConfig(hidden_size=64, num_attention_heads=2, memory_depth=depth, chunk_size=8, **settings)
+        layer = NeuralMemory(config).double()
+        start = layer.init_state(1)
+        (q, _, v), _ = layer._streams(x, start.conv, None)
+        o, _ = layer.write(x, start, None, None, False)
+        learned = (o - read(start.memory.M, q, layer.network))[0, 31]
+        return int((learned * v[0, :31]).sum((1, 2)).argmax())
+
+    assert nearest() == 8, "keys start one token behind queries (D32)"
+    assert nearest(induction_init=False) != 8
 
 
 def test_the_memory_starts_at_its_scale() -> None:

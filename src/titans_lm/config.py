@@ -107,6 +107,8 @@ class MemoryConfig:
     """Share of the memory that a token forgets before training (D2)."""
     conv_size: int = 4
     """Kernel of the causal depthwise convolution on the memory's q, k, v; 1 switches it off."""
+    induction_init: bool = True
+    """Whether a key starts as the query of the token before it, so that a token recalls what followed it (D32)."""
     memory_backend: Backend = "auto"
     """What computes the memory; every backend gives the same result."""
     norm_eps: float = 1e-6
@@ -128,7 +130,7 @@ class MemoryConfig:
         check_choice("forget_to", self.forget_to, get_args(ForgetTo))
         check_choice("gates", self.gates, get_args(Gates))
         check_choice("memory_backend", self.memory_backend, get_args(Backend))
-        for name in ("momentum", "decay"):
+        for name in ("momentum", "decay", "induction_init"):
             check_switch(name, getattr(self, name))
         for name in ("memory_residual", "memory_norm"):
             check_switch(name, getattr(self, name) or False)

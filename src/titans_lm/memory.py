@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from titans_lm.config import MemoryConfig
 from titans_lm.elementwise import rms_norm, unit_norm
-from titans_lm.layers import Linear, RMSNorm, ShortConvolution, convolved, gated, joint, start_linear, valid_tokens
+from titans_lm.layers import Linear, RMSNorm, convolved, gated, joint, start_as, start_linear, streams_of, valid_tokens
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
 from titans_lm.ops.state import state_dtype
 
@@ -57,6 +58,26 @@ class GateProjection(nn.Module):
         return torch.stack([part * limit for part, limit in zip(parts, self.limits, strict=True)], dim=-1)
 
 
+class InitialWeights(nn.ParameterList):
+    """M_init by layers, before its scale (D14): N(0, 1), or zero for a memory that starts empty.
+
+    A module with a start of its own: transformers draws what a file lacks module by module.
+    """
+
+    def __init__(self, heads: int, widths: tuple[int, ...], empty: bool) -> None:
+        super().__init__(nn.Parameter(torch.empty(heads, a, b)) for a, b in pairwise(widths))
+        self.empty = empty
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """M_init starts at N(0, 1) times its scale, a linear memory at zero: what it knows before reading is noise."""
+        for weight in self:
+            if self.empty:
+                nn.init.zeros_(weight)
+            else:
+                nn.init.normal_(weight)
+
+
 class NeuralMemory(nn.Module):
     """A memory that learns while it reads, at inference too: one network per row and head, whose weights are the state.
 
@@ -79,32 +100,26 @@ class NeuralMemory(nn.Module):
         self.gate_proj = Linear(E, E, bias=False)
         self.gate_proj.start_std = 0.02  # the gate starts half open for every token, and learns whom to let through
         self.o_proj = Linear(E, E, bias=False)
-        self.convs = nn.ModuleList(
-            ShortConvolution(E, config.conv_size) for _ in range(3 if config.conv_size > 1 else 0)
-        )
+        self.convs = streams_of(E, config.conv_size, config.induction_init)
         # θ_l carries 1 / fan-in for l ≥ 2: a step on W_l acts with ‖h_{l−1}‖², which grows with the width (D14).
         scales = [1.0] + [1.0 / width for width in config.memory_widths[1:-1]]
         self.theta_proj = GateProjection(config, [config.theta_max * s for s in scales], 0.5)
         self.eta_proj = GateProjection(config, [config.eta_max] * L, 0.5) if config.momentum else None
         start = config.alpha_init / config.alpha_max if config.decay else 0.5
         self.alpha_proj = GateProjection(config, [config.alpha_max] * L, start) if config.decay else None
-        widths = config.memory_widths
-        self.initial = nn.ParameterList(nn.Parameter(torch.empty(H, widths[i], widths[i + 1])) for i in range(L))
+        self.initial = InitialWeights(H, config.memory_widths, self.starts_empty)
         self.norm_weight = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
         self.norm_bias = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
         self.o_norm = RMSNorm(D, config.norm_eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """M_init starts at N(0, 1) times its scale, a linear memory at zero: what it knows before reading is noise."""
-        for weight in self.initial:
-            if self.starts_empty:
-                nn.init.zeros_(weight)
-            else:
-                nn.init.normal_(weight)
+        """Start the norm as ones, and keys as the queries of the token before (D32); the maps have been drawn."""
         if self.norm_weight is not None and self.norm_bias is not None:
             nn.init.ones_(self.norm_weight)
             nn.init.zeros_(self.norm_bias)
+        if self.convs and self.config.induction_init:
+            start_as(self.k_proj.weight, self.q_proj.weight)  # D32
 
     @property
     def starts_empty(self) -> bool:
