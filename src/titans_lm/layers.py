@@ -67,8 +67,15 @@ def last_rows(x: Tensor, keep: int, lengths: Int[Tensor, " B"] | None) -> Tensor
 
 
 def start_linear(module: nn.Linear) -> None:
-    """Draw a linear map: N(0, 1 / fan-in) and no bias, unless its owner has set `start_std` or `start_bias` on it."""
-    nn.init.normal_(module.weight, std=getattr(module, "start_std", module.in_features**-0.5))
+    """Draw a linear map: N(0, 1 / fan-in) and no bias, unless its owner has set `start_std` or `start_bias` on it.
+
+    One that `start_alike` has marked gets the weights of another, which its owner has before it and so draws before it.
+    """
+    like = getattr(module, "start_like", None)
+    if like is None:
+        nn.init.normal_(module.weight, std=getattr(module, "start_std", module.in_features**-0.5))
+    else:
+        start_as(module.weight, like[0].weight)
     if module.bias is not None:
         nn.init.constant_(module.bias, getattr(module, "start_bias", 0.0))
 
@@ -81,6 +88,15 @@ def start_as(parameter: nn.Parameter, value: Tensor) -> None:
     if not getattr(parameter, "_is_hf_initialized", False):
         with torch.no_grad():
             parameter.copy_(value)
+
+
+def start_alike(module: nn.Linear, like: nn.Linear) -> None:
+    """Let a linear map start with the weights of another, whenever it is drawn (D32).
+
+    The mark is on the map itself: transformers passes over a module that has no parameters of its own.
+    """
+    module.start_like = (like,)  # in a tuple, as a module would become a part of it
+    start_linear(module)
 
 
 def streams_of(width: int, kernel: int, induction: bool) -> nn.ModuleList:

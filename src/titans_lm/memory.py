@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from titans_lm.config import MemoryConfig
 from titans_lm.elementwise import rms_norm, unit_norm
-from titans_lm.layers import Linear, RMSNorm, convolved, gated, joint, start_as, start_linear, streams_of, valid_tokens
+from titans_lm.layers import (
+    Linear,
+    RMSNorm,
+    convolved,
+    gated,
+    joint,
+    start_alike,
+    start_linear,
+    streams_of,
+    valid_tokens,
+)
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
 from titans_lm.ops.state import state_dtype
 
@@ -101,6 +111,8 @@ class NeuralMemory(nn.Module):
         self.gate_proj.start_std = 0.02  # the gate starts half open for every token, and learns whom to let through
         self.o_proj = Linear(E, E, bias=False)
         self.convs = streams_of(E, config.conv_size, config.induction_init)
+        if self.convs and config.induction_init:
+            start_alike(self.k_proj, self.q_proj)
         # θ_l carries 1 / fan-in for l ≥ 2: a step on W_l acts with ‖h_{l−1}‖², which grows with the width (D14).
         scales = [1.0] + [1.0 / width for width in config.memory_widths[1:-1]]
         self.theta_proj = GateProjection(config, [config.theta_max * s for s in scales], 0.5)
@@ -114,12 +126,10 @@ class NeuralMemory(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start the norm as ones, and keys as the queries of the token before (D32); the maps have been drawn."""
+        """Start the norm as ones and zeros."""
         if self.norm_weight is not None and self.norm_bias is not None:
             nn.init.ones_(self.norm_weight)
             nn.init.zeros_(self.norm_bias)
-        if self.convs and self.config.induction_init:
-            start_as(self.k_proj.weight, self.q_proj.weight)  # D32
 
     @property
     def starts_empty(self) -> bool:

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
 
 from hf.hf_cases import ARCHITECTURES, MEMORIES, SIZES, VOCABULARY, prompt, small_model
-from model_cases import assert_close, named_tensors, wake
+from model_cases import assert_close, named_tensors, small_config, wake
 from titans_lm.hf import TitansCache, TitansConfig, TitansForCausalLM, TitansModel
+from titans_lm.train.fresh import language_model
 
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
@@ -241,8 +242,7 @@ def test_weights_start_as_the_backbone_says() -> None:
 def test_missing_weights_are_drawn_and_others_kept(tmp_path: Path) -> None:
     model = small_model("mac")
     wake(model)
-    # without a norm_weight the memory's own start is drawn, and what belongs to it as k_proj does is to stay (D32)
-    missing = "alpha_proj", "persistent", "initial", "norm_weight"
+    missing = "alpha_proj", "persistent", "initial", "norm_weight", "q_proj"
     weights = {k: v for k, v in model.state_dict().items() if not any(name in k for name in missing)}
     model.save_pretrained(tmp_path, state_dict=weights)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -255,6 +255,16 @@ def test_missing_weights_are_drawn_and_others_kept(tmp_path: Path) -> None:
     alpha = torch.sigmoid(loaded.model.backbone.layers[0].memory.alpha_proj.proj.bias)
     expected = loaded.config.alpha_init / loaded.config.alpha_max
     assert_close(alpha, torch.full_like(alpha, expected), 1e-6)
+
+
+@every_architecture
+@pytest.mark.parametrize("depth", [1, 2])
+def test_keys_start_as_queries_wherever_a_model_is_made(architecture: str, depth: int) -> None:
+    model = language_model(small_config(architecture, memory_depth=depth, attention_conv_size=4), VOCABULARY)
+    pairs = [(module.q_proj, module.k_proj) for module in model.modules() if hasattr(module, "k_proj")]
+    assert pairs
+    for q_proj, k_proj in pairs:
+        assert torch.equal(q_proj.weight, k_proj.weight), "D32; transformers draws all weights once more"
 
 
 @pytest.mark.parametrize("size", [60, 40])
