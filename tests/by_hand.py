@@ -91,12 +91,14 @@ class AttentionByHand:
 def gate_by_hand(
     x: Tensor, gate: GateProjection | None, config: MemoryConfig, limits: list[float]
 ) -> Tensor | tuple[Tensor, ...]:
-    """limit_l · σ(x W + b), in the shape that the ops take, for one row."""
+    """limit_l · σ(x W + b), with what D33 says of θ, in the shape that the ops take, for one row."""
     H, L = config.num_attention_heads, config.memory_depth
     if gate is None:
         return torch.zeros(1, len(x), H, dtype=x.dtype)
     down = x @ gate.down.weight.T if config.gates == "channel" else x
     share = torch.sigmoid(down @ gate.proj.weight.T + gate.proj.bias).view(1, len(x), H, -1)
+    if gate.stretch:
+        share = torch.clip((1 + 2 * gate.stretch) * share - gate.stretch, 0.0, 1.0)
     if config.gates == "layer":
         return torch.stack([limits[i] * share[..., i] for i in range(L)], dim=-1)
     if config.gates == "head":

@@ -99,6 +99,8 @@ class MemoryConfig:
     """Whether the memory forgets (α); off sets α = 0."""
     theta_bound: float = 0.9
     """c in the bound on θ that keeps repeated keys stable (D10)."""
+    theta_stretch: float = 0.2
+    """How far θ's gate reaches beyond zero and its bound before it is cut: above 0 a token can write nothing (D33)."""
     eta_max: float = 0.6
     """Largest share of past surprise that a token may keep (D10)."""
     alpha_max: float = 1.0
@@ -136,6 +138,7 @@ class MemoryConfig:
             check_switch(name, getattr(self, name) or False)
         check_positive("norm_eps", self.norm_eps)
         check_between("theta_bound", self.theta_bound, 0.0, 1.0)
+        check_between("theta_stretch", self.theta_stretch, 0.0, 1.0)
         check_between("eta_max", self.eta_max, 0.0, 0.999)
         check_between("alpha_max", self.alpha_max, 0.0, 1.0)
         check_between("alpha_init", self.alpha_init, 0.0, 1.0)

@@ -37,11 +37,16 @@ class LayerState(NamedTuple):
 
 
 class GateProjection(nn.Module):
-    """A gate from the token: limit_l · σ(x W + b), per head, per head and layer, or channel-wise (D2, D3)."""
+    """A gate from the token: limit_l · σ(x W + b), per head, per head and layer, or channel-wise (D2, D3).
 
-    def __init__(self, config: MemoryConfig, limits: list[float], start: float) -> None:
+    With `stretch` ε it is limit_l · clip((1 + 2ε) σ(x W + b) − ε, 0, 1), which can be exactly zero (D33); its gradient
+    is that of the middle everywhere, so that no gate is closed for good.
+    """
+
+    def __init__(self, config: MemoryConfig, limits: list[float], start: float, stretch: float = 0.0) -> None:
         super().__init__()
         self.kind, self.heads, self.limits = config.gates, config.num_attention_heads, limits
+        self.stretch = stretch
         self.widths = list(config.memory_widths[:-1])
         E, out = config.hidden_size, self.heads * config.gates_per_head
         self.down = Linear(E, config.gate_rank, bias=False) if self.kind == "channel" else nn.Identity()
@@ -56,6 +61,9 @@ class GateProjection(nn.Module):
     def forward(self, x: Hidden) -> Tensor | tuple[Tensor, ...]:
         logits = self.proj(self.down(x) if self.kind == "channel" else x).unflatten(-1, (self.heads, -1))
         gate = torch.sigmoid(logits.to(state_dtype(x.dtype)))
+        if self.stretch:
+            gate = (1.0 + 2.0 * self.stretch) * gate - self.stretch
+            gate = gate + (gate.clamp(0.0, 1.0) - gate).detach()
         if self.kind == "channel":
             parts = gate.split(self.widths, dim=-1)
             return tuple(part * limit for part, limit in zip(parts, self.limits, strict=True))
@@ -115,7 +123,7 @@ class NeuralMemory(nn.Module):
             start_alike(self.k_proj, self.q_proj)
         # θ_l carries 1 / fan-in for l ≥ 2: a step on W_l acts with ‖h_{l−1}‖², which grows with the width (D14).
         scales = [1.0] + [1.0 / width for width in config.memory_widths[1:-1]]
-        self.theta_proj = GateProjection(config, [config.theta_max * s for s in scales], 0.5)
+        self.theta_proj = GateProjection(config, [config.theta_max * s for s in scales], 0.5, config.theta_stretch)
         self.eta_proj = GateProjection(config, [config.eta_max] * L, 0.5) if config.momentum else None
         start = config.alpha_init / config.alpha_max if config.decay else 0.5
         self.alpha_proj = GateProjection(config, [config.alpha_max] * L, start) if config.decay else None
