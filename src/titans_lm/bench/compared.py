@@ -18,9 +18,15 @@ TITLES = {
 }  # fmt: skip
 
 DELTA = "chunk_size=1,momentum=false,forget_to=zero,theta_bound=0.5"
+TTT = "momentum=false,decay=false,memory_norm=true,memory_residual=true"
+SIGMOID = ",theta_stretch=0"
 FAMILY = {
-    DELTA: "the op as Gated DeltaNet", f"{DELTA},decay=false": "the op as DeltaNet",
-    "momentum=false,decay=false,memory_norm=true,memory_residual=true": "the op as TTT",
+    f"{settings}{sigmoid}": shown
+    # results from before D33, when every gate was a sigmoid, do not say so
+    for sigmoid in (SIGMOID, "")
+    for settings, shown in (
+        (DELTA, "the op as Gated DeltaNet"), (f"{DELTA},decay=false", "the op as DeltaNet"), (TTT, "the op as TTT"),
+    )
 }  # fmt: skip
 """Settings that make another model's update of the op (docs/family.md), as they are written. 2 θ is DeltaNet's β."""
 

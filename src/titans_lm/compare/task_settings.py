@@ -218,16 +218,18 @@ class HiddenTask(TaskSettings):
 class NeedleTask(HiddenTask):
     """Train and test models on needles in a haystack, far beyond the lengths that they were trained on.
 
-    Begin with `titans evaluate needle --models lmm sliding`. Sizes are tokens of a row (512x4: with four needles, all
-    asked for); --test-sizes may be of any length, as long rows are read in pieces. An answer counts where all of its
-    characters are right.
+    Begin with `titans evaluate needle --task.tokenizer words --models lmm sliding`. Sizes are tokens of a row (512x4:
+    with four needles, all asked for; 0x8: eight, without a haystack); --test-sizes may be of any length, as long rows
+    are read in pieces. An answer counts where all of its characters are right.
     """
 
     command: ClassVar[str] = "needle"
     task: NeedleSettings = field(default_factory=NeedleSettings)
     """The task; sizes go over what is set here."""
-    sizes: tuple[str, ...] = ("256", "512", "1024")
-    """Sizes to train on, one a batch, all as often."""
+    sizes: tuple[str, ...] = ("0x8", "256", "512x4", "1024")
+    """Sizes to train on, one a batch: many needles without a haystack first, as nothing is learned without."""
+    curriculum: bool = True
+    """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
     test_sizes: tuple[str, ...] = ("1024", "4096", "16384", "65536")
     """Sizes to test on."""
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -261,7 +263,8 @@ class NeedleTask(HiddenTask):
 class BabiLongTask(HiddenTask):
     """Train and test models on questions about facts that are scattered over books (BABILong).
 
-    Begin with `titans evaluate babilong --task.books books/ --models lmm sliding`. Sizes are tokens of a row, 0 the
+    Begin with `titans evaluate babilong --task.books books/ --task.tokenizer words --models lmm sliding
+    --train.model.conv-size 8`: a place is named up to five tokens behind its person. Sizes are tokens of a row, 0 the
     facts alone; --test-sizes may be of any length, as 1M, as long rows are read in pieces.
     """
 
