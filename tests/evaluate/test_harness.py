@@ -30,6 +30,7 @@ from titans_lm.evaluate import harness
 from titans_lm.evaluate.harness import TitansLM, harness_scores, run_tasks
 from titans_lm.evaluate.questions import answer_questions, guessing, read_questions
 from titans_lm.train.checkpoint import save_model
+from titans_lm.train.run import load_model
 
 PROMPTS = ["a", "a longer prompt that crosses segments", "the third — naïve", "x y"]
 
@@ -72,6 +73,7 @@ def test_a_folder_is_a_model_of_lm_eval(tmp_path: Path, folders: tuple[Path, Pat
     )
     assert found is not None
     theirs = [tuple(answer[0]) for sample in found["samples"]["file_piqa"] for answer in sample["resps"]]
+    model = load_model(tmp_path, "cpu")  # weights that lie elsewhere are added up in another order
     assert theirs == answer_questions(model, words, read_questions("piqa", folders[0]), batch_size=4)[0]
 
 
@@ -136,7 +138,7 @@ def test_pages_are_read_whole_or_in_windows() -> None:
     theirs = HFLM(pretrained=model, tokenizer=words, backend="causal", batch_size=2, max_length=16)
     found = windows.loglikelihood_rolling(rolling(*pages))
     assert found == theirs.loglikelihood_rolling(rolling(*pages)), "its tokenizer puts no <bos>, lm-eval does"
-    assert found[0] != pytest.approx(whole[0], rel=1e-3), "a window knows nothing of the one before"
+    assert found[0] != pytest.approx(whole[0], rel=1e-5), "a window knows nothing of the one before"
     assert found[1] == pytest.approx(whole[1], rel=1e-5)
     assert windows.bos is True
 
