@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, Linear, convolved, joint, last_rows, rotate, start_alike, streams_of, valid_tokens
+from titans_lm.layers import Call, Linear, convolved, joint, last_rows, rotate, streams_of, valid_tokens
 from titans_lm.ops.state import state_dtype
 
 Heads = Float[Tensor, "B _ H D"]
@@ -62,9 +62,7 @@ class Projections(nn.Module):
         self.k_proj = Linear(E, E, bias=False)
         self.v_proj = Linear(E, E, bias=False)
         self.o_proj = Linear(E, E, bias=False)
-        self.convs = streams_of(E, config.attention_conv_size, config.induction_init)
-        if self.convs and config.induction_init:
-            start_alike(self.k_proj, self.q_proj)
+        self.convs = streams_of(self.q_proj, self.k_proj, config.attention_conv_size, config.induction_init)
 
     def init_kv(self, batch_size: int, length: int) -> KeyValues:
         """Room for `length` keys and values, and empty tails."""

@@ -99,10 +99,14 @@ def start_alike(module: nn.Linear, like: nn.Linear) -> None:
     start_linear(module)
 
 
-def streams_of(width: int, kernel: int, induction: bool) -> nn.ModuleList:
-    """The convolutions of q, k and v, none for a kernel of 1; with `induction` k starts one token behind (D32)."""
+def streams_of(q_proj: nn.Linear, k_proj: nn.Linear, kernel: int, induction: bool) -> nn.ModuleList:
+    """The convolutions of q, k and v, none for a kernel of 1; with `induction` k starts as q one token behind (D32)."""
+    if kernel == 1:
+        return nn.ModuleList()
+    if induction:
+        start_alike(k_proj, q_proj)
     back = (0, 1, 0) if induction else (None, None, None)
-    return nn.ModuleList(ShortConvolution(width, kernel, i) for i in back if kernel > 1)
+    return nn.ModuleList(ShortConvolution(q_proj.out_features, kernel, i) for i in back)
 
 
 class Linear(nn.Linear):

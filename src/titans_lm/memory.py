@@ -18,7 +18,6 @@ from titans_lm.layers import (
     convolved,
     gated,
     joint,
-    start_alike,
     start_linear,
     streams_of,
     valid_tokens,
@@ -118,9 +117,7 @@ class NeuralMemory(nn.Module):
         self.gate_proj = Linear(E, E, bias=False)
         self.gate_proj.start_std = 0.02  # the gate starts half open for every token, and learns whom to let through
         self.o_proj = Linear(E, E, bias=False)
-        self.convs = streams_of(E, config.conv_size, config.induction_init)
-        if self.convs and config.induction_init:
-            start_alike(self.k_proj, self.q_proj)
+        self.convs = streams_of(self.q_proj, self.k_proj, config.conv_size, config.induction_init)
         # θ_l carries 1 / fan-in for l ≥ 2: a step on W_l acts with ‖h_{l−1}‖², which grows with the width (D14).
         scales = [1.0] + [1.0 / width for width in config.memory_widths[1:-1]]
         self.theta_proj = GateProjection(config, [config.theta_max * s for s in scales], 0.5, config.theta_stretch)

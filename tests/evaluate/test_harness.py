@@ -127,7 +127,8 @@ def test_any_causal_model_is_read_as_lm_eval_reads_it(folders: tuple[Path, Path]
 
 def test_pages_are_read_whole_or_in_windows() -> None:
     model, words = small_titans("mac"), byte_tokenizer()
-    pages = ["a page of some length, twice over: " * 2, "short", "one more — naïve"]
+    page = "a page of some length and of many words, no two of which are quite alike, as pages mostly are: "
+    pages = [page, "short", "one more — naïve"]
     whole = TitansLM(model, words, batch_size=2).loglikelihood_rolling(rolling(*pages))
     for page, found in zip(pages, whole, strict=True):
         ids = torch.tensor([[BOS, *page.encode()]])
@@ -138,7 +139,7 @@ def test_pages_are_read_whole_or_in_windows() -> None:
     theirs = HFLM(pretrained=model, tokenizer=words, backend="causal", batch_size=2, max_length=16)
     found = windows.loglikelihood_rolling(rolling(*pages))
     assert found == theirs.loglikelihood_rolling(rolling(*pages)), "its tokenizer puts no <bos>, lm-eval does"
-    assert found[0] != pytest.approx(whole[0], rel=1e-5), "a window knows nothing of the one before"
+    assert found[0] != pytest.approx(whole[0], rel=1e-3), "a window knows nothing of the one before"
     assert found[1] == pytest.approx(whole[1], rel=1e-5)
     assert windows.bos is True
 

@@ -38,8 +38,7 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     """Say what was equal, and give the head and the rows of a table, in the order of the settings."""
     told, train = result["settings"], result["settings"]["train"]
     runs = result["contenders"][0]["runs"]
-    chance, text = max(result["chance"].values()), "tokenizer" in told["task"]
-    what = "answers" if text else "single tokens"
+    chance, what = max(result["chance"].values()), "answers" if of_text(result) else "single tokens"
     depths = f" at each of {len(told['depths'])} depths" if told.get("depths") else ""
     said = (
         f"{result['parameters_asked_for']:,} parameters each, {runs[0]['steps']:,} steps of {train['batch_size']} "
@@ -81,9 +80,14 @@ def lines(result: dict[str, Any]) -> list[str]:
     return aligned(head, body)
 
 
+def of_text(result: dict[str, Any]) -> bool:
+    """Whether rows are text, of which whole answers are counted."""
+    return "tokenizer" in result["settings"]["task"]
+
+
 def guessed(result: dict[str, Any]) -> str:
     """Say what is right without knowing anything but the task: of text, what the most frequent answer gives."""
-    what = "whole answers" if "tokenizer" in result["settings"]["task"] else "single tokens"
+    what = "whole answers" if of_text(result) else "single tokens"
     return f"by guessing {100 * max(result['chance'].values()):.3g} % of {what} are right"
 
 
@@ -91,7 +95,7 @@ def plot(result: dict[str, Any]) -> Plot:
     """Accuracy by size, a line for each contender; those without a memory are dashed."""
     sizes = list(result["contenders"][0]["exact"])
     drawn = contender_lines(result, lambda one: [100 * one["exact"][size]["mean"] for size in sizes])
-    if "tokenizer" in result["settings"]["task"]:
+    if of_text(result):
         by_size = {test.split(AT)[0]: 100 * share for test, share in result["chance"].items()}
         guess = [by_size[size] for size in sizes]
         drawn.append(Line(label="guessing", x=list(range(len(sizes))), y=guess, colour=SOFT, dashed=True))

@@ -205,6 +205,8 @@ class HiddenTask(TaskSettings):
 
     task: NeedleSettings | BabiLongSettings = field(default_factory=NeedleSettings)
     """The task; sizes go over what is set here."""
+    curriculum: bool = True
+    """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
     test_books: Path | None = None
     """A text or a folder of texts to test in; those of the task where none is given."""
 
@@ -228,8 +230,6 @@ class NeedleTask(HiddenTask):
     """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ("0x8", "256", "512x4", "1024")
     """Sizes to train on, one a batch: many needles without a haystack first, as nothing is learned without."""
-    curriculum: bool = True
-    """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
     test_sizes: tuple[str, ...] = ("1024", "4096", "16384", "65536")
     """Sizes to test on."""
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -275,8 +275,6 @@ class BabiLongTask(HiddenTask):
     """Sizes to train on, one a batch."""
     test_sizes: tuple[str, ...] = ("0", "1K", "4K", "16K", "64K")
     """Sizes to test on."""
-    curriculum: bool = True
-    """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
     test_source: Path | None = None
     """A file of bAbI with the questions to test on; those of the task where none is given."""
     examples: int = 128
