@@ -91,7 +91,7 @@ class AttentionByHand:
 def gate_by_hand(
     x: Tensor, gate: GateProjection | None, config: MemoryConfig, limits: list[float]
 ) -> Tensor | tuple[Tensor, ...]:
-    """limit_l · σ(x W + b), with what D33 says of θ, in the shape that the ops take, for one row."""
+    """limit_l · σ(x W + b), with what D33 says of θ and α, in the shape that the ops take, for one row."""
     H, L = config.num_attention_heads, config.memory_depth
     if gate is None:
         return torch.zeros(1, len(x), H, dtype=x.dtype)

@@ -153,11 +153,12 @@ def test_gates_start_where_the_settings_say(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["head", "layer", "channel"])
-def test_a_token_can_write_nothing_and_learn_to_write(kind: str) -> None:
-    """θ is exactly zero and exactly its bound well before the sigmoid is, and has a gradient there (D33)."""
-    config = MemoryConfig(gates=kind, theta_stretch=0.2)  # type: ignore[arg-type]
-    gate = NeuralMemory(config).theta_proj
-    for logit, expected in ((-3.0, 0.0), (3.0, config.theta_max), (0.0, config.theta_max / 2)):
+@pytest.mark.parametrize("name", ["theta", "alpha"])
+def test_a_token_can_write_or_forget_nothing_and_learn_to(kind: str, name: str) -> None:
+    """θ and α are exactly zero and exactly their bounds well before a sigmoid is, and have a gradient there (D33)."""
+    config = MemoryConfig(gates=kind, theta_stretch=0.2, alpha_stretch=0.2, alpha_max=0.8)  # type: ignore[arg-type]
+    gate, limit = getattr(NeuralMemory(config), f"{name}_proj"), config.theta_max if name == "theta" else 0.8
+    for logit, expected in ((-3.0, 0.0), (3.0, limit), (0.0, limit / 2)):
         torch.nn.init.constant_(gate.proj.bias, logit)
         found = gate(torch.zeros(1, 1, config.hidden_size))
         first = found[0] if kind == "channel" else found[..., 0]
@@ -165,15 +166,17 @@ def test_a_token_can_write_nothing_and_learn_to_write(kind: str) -> None:
         gate.zero_grad()
         first.sum().backward()
         assert gate.proj.bias.grad is not None
-        assert gate.proj.bias.grad.max().item() > 0.01 * config.theta_max
+        assert gate.proj.bias.grad.max().item() > 0.01 * limit
 
 
-@pytest.mark.parametrize("settings", [{}, {"memory_depth": 1}])
+@pytest.mark.parametrize("settings", [{"decay": False}, {"decay": False, "memory_depth": 1}, {}, {"memory_depth": 1}])
 def test_what_writes_nothing_may_go_on_forever(settings: dict[str, Any]) -> None:
-    layer, x = make(decay=False, momentum=False, **settings), tokens(rows=1, length=64)
+    layer, x = make(momentum=False, **settings), tokens(rows=1, length=64)
     _, before = layer(x)
-    torch.nn.init.constant_(layer.theta_proj.proj.weight, 0.0)
-    torch.nn.init.constant_(layer.theta_proj.proj.bias, -3.0)
+    for gate in (layer.theta_proj, layer.alpha_proj):
+        if gate is not None:
+            torch.nn.init.constant_(gate.proj.weight, 0.0)
+            torch.nn.init.constant_(gate.proj.bias, -6.0)
     _, after = layer(tokens(rows=1, length=64), before)
     for M, kept in zip(after.memory.M, before.memory.M, strict=True):
         assert torch.equal(M, kept), "not nearly the same: the same"

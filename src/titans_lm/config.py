@@ -107,6 +107,8 @@ class MemoryConfig:
     """Largest share of the memory that a token may forget."""
     alpha_init: float = 0.002
     """Share of the memory that a token forgets before training (D2)."""
+    alpha_stretch: float = 0.01
+    """How far α's gate reaches beyond zero and its bound before it is cut: above 0 a token can forget nothing (D33)."""
     conv_size: int = 4
     """Kernel of the causal depthwise convolution on the memory's q, k, v; 1 switches it off."""
     induction_init: bool = True
@@ -139,6 +141,7 @@ class MemoryConfig:
         check_positive("norm_eps", self.norm_eps)
         check_between("theta_bound", self.theta_bound, 0.0, 1.0)
         check_between("theta_stretch", self.theta_stretch, 0.0, 1.0)
+        check_between("alpha_stretch", self.alpha_stretch, 0.0, 1.0)
         check_between("eta_max", self.eta_max, 0.0, 0.999)
         check_between("alpha_max", self.alpha_max, 0.0, 1.0)
         check_between("alpha_init", self.alpha_init, 0.0, 1.0)

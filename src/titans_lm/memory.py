@@ -50,6 +50,7 @@ class GateProjection(nn.Module):
         E, out = config.hidden_size, self.heads * config.gates_per_head
         self.down = Linear(E, config.gate_rank, bias=False) if self.kind == "channel" else nn.Identity()
         self.proj = Linear(config.gate_rank if self.kind == "channel" else E, out)
+        start = (start + stretch) / (1.0 + 2.0 * stretch)  # of the sigmoid, so that the gate is at `start`
         self.proj.start_std, self.proj.start_bias = 0.02, math.log(start / (1.0 - start))
         self.reset_parameters()
 
@@ -123,7 +124,8 @@ class NeuralMemory(nn.Module):
         self.theta_proj = GateProjection(config, [config.theta_max * s for s in scales], 0.5, config.theta_stretch)
         self.eta_proj = GateProjection(config, [config.eta_max] * L, 0.5) if config.momentum else None
         start = config.alpha_init / config.alpha_max if config.decay else 0.5
-        self.alpha_proj = GateProjection(config, [config.alpha_max] * L, start) if config.decay else None
+        forget = GateProjection(config, [config.alpha_max] * L, start, config.alpha_stretch) if config.decay else None
+        self.alpha_proj = forget
         self.initial = InitialWeights(H, config.memory_widths, self.starts_empty)
         self.norm_weight = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
         self.norm_bias = nn.Parameter(torch.empty(H, D)) if config.use_norm else None

@@ -19,11 +19,11 @@ TITLES = {
 
 DELTA = "chunk_size=1,momentum=false,forget_to=zero,theta_bound=0.5"
 TTT = "momentum=false,decay=false,memory_norm=true,memory_residual=true"
-SIGMOID = ",theta_stretch=0"
+SIGMOIDS = (",theta_stretch=0,alpha_stretch=0", ",theta_stretch=0", "")
 FAMILY = {
     f"{settings}{sigmoid}": shown
-    # results from before D33, when every gate was a sigmoid, do not say so
-    for sigmoid in (SIGMOID, "")
+    # results from before D33, when θ or α was a sigmoid, do not say so
+    for sigmoid in SIGMOIDS
     for settings, shown in (
         (DELTA, "the op as Gated DeltaNet"), (f"{DELTA},decay=false", "the op as DeltaNet"), (TTT, "the op as TTT"),
     )
