@@ -42,11 +42,15 @@ class TaskFit(ModelSettings):
     """The model."""
     batch_size: int = 64
     """Rows of a batch."""
+    batch_tokens: int = 0
+    """Most tokens of a batch: of long rows it has fewer. 0 sets no limit."""
     text_weight: float = 0.0
     """Weight of the loss of all tokens of a row beside that of the answers: for rows that are text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_at_least("batch_size", self.batch_size, 1)
+        check_at_least("batch_tokens", self.batch_tokens, 0)
         if not 0.0 <= self.text_weight < float("inf"):
             raise ValueError(f"got text_weight={self.text_weight}; expected a number of at least 0")
 

@@ -114,8 +114,9 @@ class TaskJob:
         torch.manual_seed(self.settings.seed)
         sized = sized_for(self.settings, self.taught[0].vocab_size)
         batches = TaskBatches(
-            self.taught, batch_size=self.settings.batch_size, seed=self.settings.seed, join_every=self.join_every
-        )
+            self.taught, batch_size=self.settings.batch_size, seed=self.settings.seed, join_every=self.join_every,
+            batch_tokens=self.settings.batch_tokens,
+        )  # fmt: skip
         while_training = (lambda model: self._test(model, 128)) if self.settings.eval_every else None
         ended = fit(
             sized.model, batches, TaskLoss(self.settings.text_weight), self.settings, run=run, eval_fn=while_training

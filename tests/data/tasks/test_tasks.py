@@ -188,7 +188,16 @@ def test_several_tasks_take_turns_by_their_weights() -> None:
     assert batches.fingerprint != TaskBatches(tasks, batch_size=2).fingerprint
 
 
+def test_long_rows_make_batches_of_fewer() -> None:
+    tasks = [RecallSettings(pairs=2, length=length) for length in (16, 64, 512)]
+    batches = TaskBatches(tasks, batch_size=8, batch_tokens=256)
+    shapes = {tuple(batches(step)["input_ids"].shape) for step in range(40)}
+    assert shapes == {(8, 16), (4, 64), (1, 512)}
+    assert batches.fingerprint != TaskBatches(tasks, batch_size=8).fingerprint
+
+
 MISTAKES = [
+    (lambda: TaskBatches([RecallSettings()], batch_size=2, batch_tokens=-1), "batch_tokens=-1"),
     (lambda: TaskBatches([], batch_size=2), "expected at least one task"),
     (lambda: TaskBatches([RecallSettings()], batch_size=2, weights=(1, 2)), "as many weights"),
     (lambda: TaskBatches([RecallSettings()] * 2, batch_size=2, weights=(1, 0)), "above 0"),

@@ -14,7 +14,8 @@ class TaskBatches:
     """Batches of a task, each a pure function of (seed, step).
 
     With several tasks every batch is of one of them, drawn with the given weights (equal ones where none are given).
-    With `join_every` they are a curriculum: task i is drawn from step i × join_every on.
+    With `join_every` they are a curriculum: task i is drawn from step i × join_every on. With `batch_tokens` a task of
+    long rows is drawn with fewer of them: as many as that many tokens hold, one at least.
     """
 
     def __init__(
@@ -25,8 +26,10 @@ class TaskBatches:
         seed: int = 0,
         weights: Sequence[float] | None = None,
         join_every: int = 0,
+        batch_tokens: int = 0,
     ) -> None:
         check_at_least("batch_size", batch_size, 1)
+        check_at_least("batch_tokens", batch_tokens, 0)
         check_at_least("join_every", join_every, 0)
         self.tasks = list(task) if isinstance(task, Sequence) else [task]
         if not self.tasks or (weights is not None and len(weights) != len(self.tasks)):
@@ -37,20 +40,24 @@ class TaskBatches:
         shares = np.ones(len(self.tasks)) if weights is None else np.asarray(weights, np.float64)
         if not (np.isfinite(shares).all() and (shares > 0).all()):
             raise ValueError(f"got weights={weights!r}; expected finite numbers above 0")
-        self.shares, self.batch_size, self.seed, self.join_every = shares / shares.sum(), batch_size, seed, join_every
+        self.shares, self.seed, self.join_every = shares / shares.sum(), seed, join_every
+        held = [batch_tokens // max(1, task.length) if batch_tokens else batch_size for task in self.tasks]
+        self.rows = [min(batch_size, max(1, rows)) for rows in held]
         told = " | ".join(map(str, self.tasks))
         self.fingerprint = f"{told} batch_size={batch_size} seed={seed}"
         if len(self.tasks) > 1:
             self.fingerprint += f" shares={self.shares.tolist()}"
         if join_every:
             self.fingerprint += f" join_every={join_every}"
+        if batch_tokens:
+            self.fingerprint += f" batch_tokens={batch_tokens}"
 
     def __call__(self, step: int) -> Batch:
         rng = np.random.default_rng([self.seed, step])
         count = min(len(self.tasks), 1 + step // self.join_every) if self.join_every else len(self.tasks)
         shares = self.shares[:count] / self.shares[:count].sum()
         which = int(rng.choice(count, p=shares)) if len(self.tasks) > 1 else 0
-        return self.tasks[which].draw(rng, self.batch_size)
+        return self.tasks[which].draw(rng, self.rows[which])
 
 
 def draw_different(rng: np.random.Generator, log_weights: np.ndarray, rows: int, count: int) -> np.ndarray:
