@@ -171,6 +171,23 @@ def test_keys_start_one_token_behind_queries(induction: bool) -> None:
     assert (alike.min().item() > 0.9) == induction
 
 
+@pytest.mark.parametrize("architecture", ["attention", "sliding", "segment", "mac", "mag", "mal"])
+def test_a_token_looks_at_itself_first_where_nothing_is_convolved(architecture: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "attention_conv_size": 1, "conv_size": 1}
+
+    def on_itself(induction: bool) -> float:
+        """The share of attention that tokens give to themselves, where 12 are to be seen."""
+        config = small_config(architecture, induction_init=induction, **sizes)
+        layer = Backbone(config).layers[0].attention
+        looks = layer.tokens(torch.randn(1, 12, 64), (), new_call(config, 12), torch.zeros(0, 64))
+        scores = torch.einsum("bihd,bjhd->bhij", looks.q, looks.keys[1]) / 32**0.5
+        return scores.softmax(-1).diagonal(dim1=-2, dim2=-1).mean().item()
+
+    assert on_itself(True) > 0.7, "D34"
+    assert on_itself(False) < 0.3
+
+
 def test_attend_takes_values_of_another_precision() -> None:
     q = torch.randn(1, 3, 2, 4)
     mask = torch.ones(3, 3, dtype=torch.bool).tril()[None]

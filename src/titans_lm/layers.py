@@ -100,11 +100,15 @@ def start_alike(module: nn.Linear, like: nn.Linear) -> None:
 
 
 def streams_of(q_proj: nn.Linear, k_proj: nn.Linear, kernel: int, induction: bool) -> nn.ModuleList:
-    """The convolutions of q, k and v, none for a kernel of 1; with `induction` k starts as q one token behind (D32)."""
-    if kernel == 1:
-        return nn.ModuleList()
+    """The convolutions of q, k and v, none for a kernel of 1.
+
+    With `induction` k starts as q: one token behind where there are convolutions (D32), else that of its own token, so
+    that attention starts with every token looking at itself (D34).
+    """
     if induction:
         start_alike(k_proj, q_proj)
+    if kernel == 1:
+        return nn.ModuleList()
     back = (0, 1, 0) if induction else (None, None, None)
     return nn.ModuleList(ShortConvolution(q_proj.out_features, kernel, i) for i in back)
 

@@ -259,13 +259,14 @@ def test_missing_weights_are_drawn_and_others_kept(tmp_path: Path) -> None:
 
 
 @every_architecture
-@pytest.mark.parametrize("depth", [1, 2])
-def test_keys_start_as_queries_wherever_a_model_is_made(architecture: str, depth: int) -> None:
-    model = language_model(small_config(architecture, memory_depth=depth, attention_conv_size=4), VOCABULARY)
+@pytest.mark.parametrize(("depth", "conv"), [(1, 4), (2, 1)])
+def test_keys_start_as_queries_wherever_a_model_is_made(architecture: str, depth: int, conv: int) -> None:
+    sizes = {"memory_depth": depth, "attention_conv_size": conv, "conv_size": conv}
+    model = language_model(small_config(architecture, **sizes), VOCABULARY)
     pairs = [(module.q_proj, module.k_proj) for module in model.modules() if hasattr(module, "k_proj")]
     assert pairs
     for q_proj, k_proj in pairs:
-        assert torch.equal(q_proj.weight, k_proj.weight), "D32; transformers draws all weights once more"
+        assert torch.equal(q_proj.weight, k_proj.weight), "D32, D34; transformers draws all weights once more"
 
 
 @pytest.mark.parametrize("size", [60, 40])
