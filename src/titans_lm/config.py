@@ -107,7 +107,7 @@ class MemoryConfig:
     """Largest share of the memory that a token may forget."""
     alpha_init: float = 0.002
     """Share of the memory that a token forgets before training (D2)."""
-    alpha_stretch: float = 0.01
+    alpha_stretch: float = 0.03
     """How far α's gate reaches beyond zero and its bound before it is cut: above 0 a token can forget nothing (D33)."""
     conv_size: int = 4
     """Kernel of the causal depthwise convolution on the memory's q, k, v; 1 switches it off."""

@@ -267,6 +267,7 @@ MISTAKES = [
     ({"models": ("lmmm",)}, "lmmm"),
     ({"models": ("lmm:stateful=true",)}, "stateful"),
     ({"examples": 0}, "examples=0"),
+    ({"test_tokens": -1}, "test_tokens=-1"),
     ({"models": ("lmm", "lmm:intermediate_size=8")}, "got intermediate_size for a variant of 'lmm'"),
 ]
 

@@ -40,12 +40,17 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     runs = result["contenders"][0]["runs"]
     chance, what = max(result["chance"].values()), "answers" if of_text(result) else "single tokens"
     depths = f" at each of {len(told['depths'])} depths" if told.get("depths") else ""
+    fewer = [
+        f"{test['answers']:,} of {size}" for size, test in runs[0]["tests"].items()
+        if told.get("test_tokens") and test["answers"] < told["examples"]
+    ]  # fmt: skip
+    few = f" ({', '.join(fewer)})" if fewer else ""
     said = (
         f"{result['parameters_asked_for']:,} parameters each, {runs[0]['steps']:,} steps of {train['batch_size']} "
         f"rows, sizes {', '.join(told['sizes']) or 'as set'} taught; {learned(told)} {len(told['seeds'])} "
         f"seed{'s' * (len(told['seeds']) > 1)}. "
         f"Numbers are % of answers that are right in all of their tokens, on {told['examples']:,} fresh rows of each "
-        f"size{depths}, mean ± standard deviation over seeds; {what} are right by chance in {100 * chance:.2g} % at "
+        f"size{depths}{few}, mean ± standard deviation over seeds; {what} are right by chance in {100 * chance:.2g} % at "
         f"most. State is what one row carries after {result['contenders'][0]['state_bytes']['length']:,} tokens, in "
         "brackets the weights of the memories alone."
     )

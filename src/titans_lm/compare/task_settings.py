@@ -83,6 +83,8 @@ class TaskSettings:
     """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
     examples: int = 1024
     """Rows that are tested of every size."""
+    test_tokens: int = 0
+    """Most tokens that are tested of every size: of long rows fewer are. 0 sets no limit."""
     jobs: int = 1
     """Runs at once, each in a process with its share of the cores."""
     json: Path | None = None
@@ -95,6 +97,7 @@ class TaskSettings:
     def __post_init__(self) -> None:
         for name in ("tune_steps", "examples", "jobs"):
             check_at_least(name, getattr(self, name), 1)
+        check_at_least("test_tokens", self.test_tokens, 0)
         check_contest(self.models, self.seeds, self.rates)
         for name in ("sizes", "test_sizes"):
             sizes = getattr(self, name)

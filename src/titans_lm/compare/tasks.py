@@ -80,6 +80,7 @@ class TaskJob:
     tested: dict[str, Task]
     examples: int
     curriculum: bool = False
+    test_tokens: int = 0
 
     @property
     def join_every(self) -> int:
@@ -101,6 +102,7 @@ class TaskJob:
             "contents": contents_of([*self.taught, *self.tested.values()]),
             "examples": self.examples,
             "curriculum": self.curriculum,
+            "test_tokens": self.test_tokens,
         }
 
     def begun(self) -> Result | None:
@@ -137,8 +139,10 @@ class TaskJob:
     def _test(self, model: "PreTrainedModel", examples: int) -> Result:
         seed, scores = self.settings.seed + FRESH, {}
         for size, task in self.tested.items():
-            rows = max(1, min(self.settings.batch_size, examples, TOKENS_AT_ONCE // max(1, task.length)))
-            scores[size] = task_score(model, task, examples=examples, batch_size=rows, seed=seed)
+            length = max(1, task.length)
+            asked = min(examples, max(1, self.test_tokens // length)) if self.test_tokens else examples
+            rows = max(1, min(self.settings.batch_size, asked, TOKENS_AT_ONCE // length))
+            scores[size] = task_score(model, task, examples=asked, batch_size=rows, seed=seed)
         return {
             "tests": {size: {**asdict(s), "accuracy": s.accuracy, "exact": s.exact} for size, s in scores.items()},
         }
@@ -177,6 +181,7 @@ def _job(settings: TaskSettings, parameters: int, attempt: Attempt) -> TaskJob:
     return TaskJob(
         attempt.name, base, attempt.folder, counts, tuple(settings.taught),
         settings.tested if counts else settings.tried, settings.examples, settings.curriculum,
+        settings.test_tokens,
     )  # fmt: skip
 
 
