@@ -50,8 +50,8 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
         f"rows, sizes {', '.join(told['sizes']) or 'as set'} taught; {learned(told)} {len(told['seeds'])} "
         f"seed{'s' * (len(told['seeds']) > 1)}. "
         f"Numbers are % of answers that are right in all of their tokens, on {told['examples']:,} fresh rows of each "
-        f"size{depths}{few}, mean ± standard deviation over seeds; {what} are right by chance in {100 * chance:.2g} % at "
-        f"most. State is what one row carries after {result['contenders'][0]['state_bytes']['length']:,} tokens, in "
+        f"size{depths}{few}, mean ± standard deviation over seeds; {what} are right by chance in {100 * chance:.2g} % "
+        f"at most. State is what one row carries after {result['contenders'][0]['state_bytes']['length']:,} tokens, in "
         "brackets the weights of the memories alone."
     )
     sizes = list(result["contenders"][0]["exact"])
