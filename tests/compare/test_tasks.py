@@ -295,3 +295,14 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, change: di
     with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
         run_task(small(tmp_path / "out", **change), "", lambda _: None)
     assert not (tmp_path / "out" / "trials").exists()
+
+
+def test_long_rows_are_tested_on_as_many_as_fit(tmp_path: Path) -> None:
+    sizes = {"sizes": ("16:2",), "test_sizes": ("16:2", "32:2", "64:2", "512:2")}
+    settings = small(tmp_path, models=("lmm",), seeds=(0,), rates=(1e-3,), test_tokens=32 * 5, **sizes)
+    result = run_task(settings, "titans evaluate mqar", lambda _: None)
+    tests = result["contenders"][0]["runs"][0]["tests"]
+    assert {size: (test["rows"], test["answers"]) for size, test in tests.items()} == {
+        "16:2": (8, 16), "32:2": (5, 10), "64:2": (2, 4), "512:2": (1, 2),
+    }  # fmt: skip
+    assert "(5 of 32:2, 2 of 64:2, 1 of 512:2)" in scored.rows(result)[0]

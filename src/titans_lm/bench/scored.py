@@ -40,11 +40,9 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     runs = result["contenders"][0]["runs"]
     chance, what = max(result["chance"].values()), "answers" if of_text(result) else "single tokens"
     depths = f" at each of {len(told['depths'])} depths" if told.get("depths") else ""
-    fewer = [
-        f"{test['answers']:,} of {size}" for size, test in runs[0]["tests"].items()
-        if told.get("test_tokens") and test["answers"] < told["examples"]
-    ]  # fmt: skip
-    few = f" ({', '.join(fewer)})" if fewer else ""
+    counted = {size: test.get("rows", told["examples"]) for size, test in runs[0]["tests"].items()}
+    fewer = ", ".join(f"{count:,} of {size}" for size, count in counted.items() if count < told["examples"])
+    few = f" ({fewer})" if fewer else ""
     said = (
         f"{result['parameters_asked_for']:,} parameters each, {runs[0]['steps']:,} steps of {train['batch_size']} "
         f"rows, sizes {', '.join(told['sizes']) or 'as set'} taught; {learned(told)} {len(told['seeds'])} "

@@ -137,15 +137,14 @@ class TaskJob:
         }
 
     def _test(self, model: "PreTrainedModel", examples: int) -> Result:
-        seed, scores = self.settings.seed + FRESH, {}
+        seed, tests = self.settings.seed + FRESH, {}
         for size, task in self.tested.items():
             length = max(1, task.length)
             asked = min(examples, max(1, self.test_tokens // length)) if self.test_tokens else examples
             rows = max(1, min(self.settings.batch_size, asked, TOKENS_AT_ONCE // length))
-            scores[size] = task_score(model, task, examples=asked, batch_size=rows, seed=seed)
-        return {
-            "tests": {size: {**asdict(s), "accuracy": s.accuracy, "exact": s.exact} for size, s in scores.items()},
-        }
+            score = task_score(model, task, examples=asked, batch_size=rows, seed=seed)
+            tests[size] = {**asdict(score), "accuracy": score.accuracy, "exact": score.exact, "rows": asked}
+        return {"tests": tests}
 
     def told(self, result: Result) -> str:
         """Phrase what came out."""
