@@ -143,7 +143,8 @@ class TaskJob:
             asked = min(examples, max(1, self.test_tokens // length)) if self.test_tokens else examples
             rows = max(1, min(self.settings.batch_size, asked, TOKENS_AT_ONCE // length))
             score = task_score(model, task, examples=asked, batch_size=rows, seed=seed)
-            tests[size] = {**asdict(score), "accuracy": score.accuracy, "exact": score.exact, "rows": asked}
+            count = -(-asked // rows) * rows  # whole batches are asked
+            tests[size] = {**asdict(score), "accuracy": score.accuracy, "exact": score.exact, "rows": count}
         return {"tests": tests}
 
     def told(self, result: Result) -> str:
