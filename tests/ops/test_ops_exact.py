@@ -93,17 +93,17 @@ def starts() -> list[Case]:
 
 
 def alone() -> list[Case]:
-    """A single row, of which tensors by row and by head are laid out alike and unlike those of several."""
+    """A single row, or a single head, of which tensors by row and by head are laid out unlike those of several."""
     return [
-        Case(rows=1, tokens=tokens, heads=heads, forget_to=forget_to, gates=GATES[gates], **network)
-        for tokens, heads, forget_to, gates, network in product(
-            (3, 9), (1, 2), ("zero", "init"), ("head", "channel"), (LINEAR, {})
+        Case(rows=rows, tokens=tokens, heads=heads, forget_to=forget_to, gates=GATES[gates], **network)
+        for tokens, (rows, heads), forget_to, gates, network in product(
+            (3, 9), ((1, 1), (1, 2), (2, 1)), ("zero", "init"), ("head", "channel"), (LINEAR, {})
         )
     ]
 
 
 @pytest.mark.parametrize("case", described(alone()))
-def test_chunked_is_exact_for_a_single_row(case: Case) -> None:
+def test_chunked_is_exact_for_a_single_row_or_head(case: Case) -> None:
     assert_agree(case, "reference", "chunked")
 
 
