@@ -252,6 +252,8 @@ def test_sizes_join_one_after_another() -> None:
     assert job.join_every == 10
     tasks = [RecallSettings(pairs=1, symbols=4, length=length) for length in (4, 8, 12, 16)]
     batches = TaskBatches(tasks, batch_size=1, join_every=job.join_every)
+    rare = dataclasses.replace(settings, shares=(97.0, 1.0, 1.0, 1.0))
+    assert finals(rare, 1000, {"lmm": 1e-3})[0].shares == rare.shares
     lengths = [batches(step)["input_ids"].shape[1] for step in range(80)]
     assert [set(lengths[:10]), set(lengths[:20]), set(lengths[:30])] == [{4}, {4, 8}, {4, 8, 12}]
     assert set(lengths[30:]) == {4, 8, 12, 16}
@@ -268,6 +270,8 @@ MISTAKES = [
     ({"models": ("lmm:stateful=true",)}, "stateful"),
     ({"examples": 0}, "examples=0"),
     ({"test_tokens": -1}, "test_tokens=-1"),
+    ({"shares": (1.0,)}, "got 1 shares for 2 sizes"),
+    ({"shares": (1.0, 0.0)}, "shares=0"),
     ({"models": ("lmm", "lmm:intermediate_size=8")}, "got intermediate_size for a variant of 'lmm'"),
 ]
 
@@ -299,8 +303,9 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, change: di
 
 def test_long_rows_are_tested_on_as_many_as_fit(tmp_path: Path) -> None:
     sizes = {"sizes": ("16:2",), "test_sizes": ("16:2", "32:2", "64:2", "512:2")}
-    settings = small(tmp_path, models=("lmm",), seeds=(0,), rates=(1e-3,), test_tokens=32 * 5, **sizes)
+    settings = small(tmp_path, models=("lmm",), seeds=(0,), rates=(1e-3,), test_tokens=32 * 5, shares=(2.0,), **sizes)
     result = run_task(settings, "titans evaluate mqar", lambda _: None)
+    assert "sizes 16:2 taught (in the shares 2);" in scored.rows(result)[0]
     tests = result["contenders"][0]["runs"][0]["tests"]
     assert {size: (test["rows"], test["answers"]) for size, test in tests.items()} == {
         "16:2": (8, 16), "32:2": (8, 16), "64:2": (2, 4), "512:2": (1, 2),

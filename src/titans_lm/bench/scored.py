@@ -43,9 +43,10 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     counted = {size: test.get("rows", told["examples"]) for size, test in runs[0]["tests"].items()}
     fewer = ", ".join(f"{count:,} of {size}" for size, count in counted.items() if count < told["examples"])
     few = f" ({fewer})" if fewer else ""
+    often = f" (in the shares {', '.join(f'{share:g}' for share in told['shares'])})" if told.get("shares") else ""
     said = (
         f"{result['parameters_asked_for']:,} parameters each, {runs[0]['steps']:,} steps of {train['batch_size']} "
-        f"rows, sizes {', '.join(told['sizes']) or 'as set'} taught; {learned(told)} {len(told['seeds'])} "
+        f"rows, sizes {', '.join(told['sizes']) or 'as set'} taught{often}; {learned(told)} {len(told['seeds'])} "
         f"seed{'s' * (len(told['seeds']) > 1)}. "
         f"Numbers are % of answers that are right in all of their tokens, on {told['examples']:,} fresh rows of each "
         f"size{depths}{few}, mean ± standard deviation over seeds; {what} are right by chance in {100 * chance:.2g} % "

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from titans_lm.compare.settings import check_contest
-from titans_lm.config import BackboneConfig, check_at_least
+from titans_lm.config import BackboneConfig, check_at_least, check_positive
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
 from titans_lm.data.tasks.needle import NeedleSettings
@@ -65,6 +65,8 @@ class TaskSettings:
     """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ()
     """Sizes to train on, one a batch, all as often."""
+    shares: tuple[float, ...] = ()
+    """How often each size is trained on beside the others, such as 4 2 1; all as often where none are given."""
     test_sizes: tuple[str, ...] = ()
     """Sizes to test on."""
     out: Path = Path("runs/task")
@@ -105,6 +107,12 @@ class TaskSettings:
                 raise ValueError(f"got {name}={sizes!r}; expected every size once")
             for size in sizes:
                 resized(self.task, size)
+        if self.shares and len(self.shares) != len(self.sizes):
+            raise ValueError(
+                f"got {len(self.shares)} shares for {len(self.sizes)} sizes; expected one for each, or none"
+            )
+        for share in self.shares:
+            check_positive("shares", share)
 
     @property
     def taught(self) -> list[Task]:

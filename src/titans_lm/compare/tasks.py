@@ -81,6 +81,7 @@ class TaskJob:
     examples: int
     curriculum: bool = False
     test_tokens: int = 0
+    shares: tuple[float, ...] = ()
 
     @property
     def join_every(self) -> int:
@@ -103,6 +104,7 @@ class TaskJob:
             "examples": self.examples,
             "curriculum": self.curriculum,
             "test_tokens": self.test_tokens,
+            "shares": list(self.shares),
         }
 
     def begun(self) -> Result | None:
@@ -117,7 +119,7 @@ class TaskJob:
         sized = sized_for(self.settings, self.taught[0].vocab_size)
         batches = TaskBatches(
             self.taught, batch_size=self.settings.batch_size, seed=self.settings.seed, join_every=self.join_every,
-            batch_tokens=self.settings.batch_tokens,
+            batch_tokens=self.settings.batch_tokens, weights=self.shares or None,
         )  # fmt: skip
         while_training = (lambda model: self._test(model, 128)) if self.settings.eval_every else None
         ended = fit(
@@ -181,7 +183,7 @@ def _job(settings: TaskSettings, parameters: int, attempt: Attempt) -> TaskJob:
     return TaskJob(
         attempt.name, base, attempt.folder, counts, tuple(settings.taught),
         settings.tested if counts else settings.tried, settings.examples, settings.curriculum,
-        settings.test_tokens,
+        settings.test_tokens, settings.shares,
     )  # fmt: skip
 
 
