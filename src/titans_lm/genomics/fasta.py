@@ -44,9 +44,13 @@ def lines_of(path: Path) -> Iterator[str]:
         with open_text(path) as file:
             yield from file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"got {path}, which is no whole gzip file ({error}); expected one, or no .gz in its name") from error
+        raise ValueError(
+            f"got {path}, which is no whole gzip file ({error}); expected one, or no .gz in its name"
+        ) from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"got {path}, which is not text; expected letters of nucleotides (.gz where compressed)") from error
+        raise ValueError(
+            f"got {path}, which is not text; expected letters of nucleotides (.gz where compressed)"
+        ) from error
 
 
 def fasta_records(path: Path) -> Iterator[tuple[str, str]]:
@@ -63,7 +67,9 @@ def fasta_records(path: Path) -> Iterator[tuple[str, str]]:
             header, parts, found = line[1:].strip(), [], True
         elif line and not line.startswith(";"):
             if header is None:
-                raise ValueError(f"got {line[:20]!r} in line {number} of {path}; expected a header, which begins with >")
+                raise ValueError(
+                    f"got {line[:20]!r} in line {number} of {path}; expected a header, which begins with >"
+                )
             parts.append(line)
     if not found:
         raise ValueError(f"got {path}, which holds no sequence; expected FASTA with at least one record")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from titans_lm.genomics.needed import needed
 from titans_lm.genomics.nucleotides import N, Tokens, reverse_complement
 from titans_lm.genomics.records import Sequences
 from titans_lm.genomics.settings import GenomicsFit
@@ -68,7 +69,10 @@ def fit_words(settings: GenomicsFit, train: Sequences, valid: Sequences) -> tupl
     labels = valid.with_labels()
     for strength in STRENGTHS:
         found = _logistic(settings, train, strength).probabilities(valid.tokens)
-        tried[strength] = (float((found.argmax(1) == labels).mean()), -float(-np.log(found[range(len(labels)), labels]).mean()))
+        tried[strength] = (
+            float((found.argmax(1) == labels).mean()),
+            -float(-np.log(found[range(len(labels)), labels]).mean()),
+        )
     best = max(tried, key=lambda strength: tried[strength])
     return _logistic(settings, both, best), {"strength": best, "validation_accuracy": tried[best][0]}
 
@@ -79,20 +83,16 @@ def _joined(first: Sequences, second: Sequences) -> Sequences:
 
 
 def _naive_bayes(settings: GenomicsFit, data: Sequences) -> WordClassifier:
-    from sklearn.naive_bayes import MultinomialNB
-
     counts, labels = _table(data, settings, shares=False)
-    found = MultinomialNB(alpha=1.0).fit(counts, labels)
+    found = needed("sklearn.naive_bayes").MultinomialNB(alpha=1.0).fit(counts, labels)
     return WordClassifier(settings.k, found.feature_log_prob_.T.copy(), found.class_log_prior_.copy(), shares=False)
 
 
 def _logistic(settings: GenomicsFit, data: Sequences, strength: float) -> WordClassifier:
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
     table, labels = _table(data, settings, shares=True)
-    scale = StandardScaler(with_mean=False).fit(table)
-    found = LogisticRegression(C=strength, max_iter=5000).fit(scale.transform(table), labels)
+    scale = needed("sklearn.preprocessing").StandardScaler(with_mean=False).fit(table)
+    logistic = needed("sklearn.linear_model").LogisticRegression
+    found = logistic(C=strength, max_iter=5000).fit(scale.transform(table), labels)
     weight, bias = found.coef_.T / scale.scale_[:, None], found.intercept_
     if weight.shape[1] == 1:  # of two classes the second alone has a logit
         weight, bias = np.hstack([np.zeros_like(weight), weight]), np.concatenate([np.zeros(1), bias])
@@ -101,13 +101,13 @@ def _logistic(settings: GenomicsFit, data: Sequences, strength: float) -> WordCl
 
 def _table(data: Sequences, settings: GenomicsFit, *, shares: bool) -> tuple[Any, NDArray[np.int64]]:
     """Count words: a sparse matrix (sequences, 4^k), with a row for the other strand where it is learned too."""
-    from scipy.sparse import csr_matrix
-
     rows, labels = list(data.tokens), data.with_labels()
     if settings.reverse_complement:
         rows, labels = rows + [reverse_complement(row) for row in rows], np.concatenate([labels, labels])
     found = [np.unique(words_of(row, settings.k), return_counts=True) for row in rows]
     values = np.concatenate([many / many.sum() if shares else many for _, many in found])
     ends = np.concatenate([[0], np.cumsum([len(words) for words, _ in found])])
-    table = csr_matrix((values.astype(float), np.concatenate([w for w, _ in found]), ends), (len(rows), 4**settings.k))
+    table = needed("scipy.sparse").csr_matrix(
+        (values.astype(float), np.concatenate([w for w, _ in found]), ends), (len(rows), 4**settings.k)
+    )
     return table, labels

@@ -1,5 +1,7 @@
 """Classifiers of sequences: the backbone with masked pooling, a CNN, and the backbone as a model of nucleotides."""
 
+from itertools import pairwise
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -45,9 +47,9 @@ class Encoder(nn.Module):
 class SequenceClassifier(nn.Module):
     """The class of a sequence from the hidden states of its nucleotides.
 
-        mean     p = Σ_t m_t h_t / Σ_t m_t      m_t is 1 where there is a nucleotide and 0 on padding
-        last     p = h_T                        T the last nucleotide
-        logits   W p + b
+    mean     p = Σ_t m_t h_t / Σ_t m_t      m_t is 1 where there is a nucleotide and 0 on padding
+    last     p = h_T                        T the last nucleotide
+    logits   W p + b
     """
 
     def __init__(self, settings: GenomicsFit, classes: int) -> None:
@@ -83,7 +85,7 @@ class ConvolutionalClassifier(nn.Module):
         width, kernel = settings.cnn_channels, settings.cnn_kernel
         widths = [N, *[width] * settings.cnn_layers]
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(before, after, kernel, padding=kernel // 2) for before, after in zip(widths, widths[1:], strict=False)
+            nn.Conv1d(before, after, kernel, padding=kernel // 2) for before, after in pairwise(widths)
         )
         self.norms = nn.ModuleList(RMSNorm(width, 1e-6) for _ in self.convolutions)
         self.dropout = nn.Dropout(settings.embed_dropout)
@@ -115,7 +117,11 @@ class NucleotideModel(nn.Module):
 
 def make_network(settings: GenomicsFit, classes: int) -> nn.Module:
     """Build the network that settings describe, with fresh weights."""
-    return ConvolutionalClassifier(settings, classes) if settings.baseline == "cnn" else SequenceClassifier(settings, classes)
+    return (
+        ConvolutionalClassifier(settings, classes)
+        if settings.baseline == "cnn"
+        else SequenceClassifier(settings, classes)
+    )
 
 
 def class_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -130,5 +136,3 @@ def nucleotide_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, T
     logits = model(batch["tokens"], batch["valid"]).float()
     loss = F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
     return loss, {"bits_per_token": loss.detach() / torch.log(torch.tensor(2.0))}
-
-

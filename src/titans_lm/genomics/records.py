@@ -98,7 +98,9 @@ def read_sequences(path: Path, settings: ReadSettings) -> Sequences:
     if suffix in TABLES:
         return _with_classes(_table(path, settings), path)
     known = ", ".join([*FASTA, *TABLES])
-    raise ValueError(f"got {path.name!r}, which is no kind of file that is read here; expected one of {known}, or .gz of it")
+    raise ValueError(
+        f"got {path.name!r}, which is no kind of file that is read here; expected one of {known}, or .gz of it"
+    )
 
 
 Row = tuple[str, Tokens, str | None]
@@ -117,14 +119,18 @@ def _with_classes(rows: Iterator[Row], path: Path) -> Sequences:
     if len(without) == len(names):
         return Sequences(tuple(names), tuple(tokens), None, ())
     if without:
-        raise ValueError(f"got the sequence {without[0]!r} in {path} without a class; expected one for each, or for none")
+        raise ValueError(
+            f"got the sequence {without[0]!r} in {path} without a class; expected one for each, or for none"
+        )
     return _numbered(names, tokens, [label or "" for label in labels])
 
 
 def _numbered(names: list[str], tokens: list[Tokens], labels: list[str]) -> Sequences:
     classes = sorted(set(labels))
     number = {name: place for place, name in enumerate(classes)}
-    return Sequences(tuple(names), tuple(tokens), np.array([number[label] for label in labels], np.int64), tuple(classes))
+    return Sequences(
+        tuple(names), tuple(tokens), np.array([number[label] for label in labels], np.int64), tuple(classes)
+    )
 
 
 def _fasta(path: Path, settings: ReadSettings) -> Iterator[Row]:
@@ -147,7 +153,9 @@ def _table(path: Path, settings: ReadSettings) -> Iterator[Row]:
     named = next((name for name in NAME if name in head), None)
     for number, row in enumerate(rows, start=2):
         if None in row or any(row[name] is None for name in head):
-            raise ValueError(f"got line {number} of {path} with more or fewer than {len(head)} columns; expected as many")
+            raise ValueError(
+                f"got line {number} of {path} with more or fewer than {len(head)} columns; expected as many"
+            )
         name = row[named] if named else f"line {number}"
         yield name, encode(row[sequence].strip(), name, settings.unknown), row[label].strip() if label else None
 
@@ -161,7 +169,8 @@ def _column(path: Path, head: list[str], asked: str | None, usual: tuple[str, ..
     found = next((name for name in usual if name in head), None)
     if found is None and needed:
         raise ValueError(
-            f"got {path} with the columns {', '.join(head)}; expected one named {' or '.join(usual)}, or the name of another"
+            f"got {path} with the columns {', '.join(head)}; expected one named {' or '.join(usual)}, or the name of "
+            "another: --read.sequence-column NAME"
         )
     return found
 
@@ -183,7 +192,9 @@ def _folder(path: Path, settings: ReadSettings) -> Sequences:
         label = place.name if place.is_dir() else place.name.partition(".")[0]
         found = list(_class(place, settings))
         if not found:
-            raise ValueError(f"got the class {label!r} without a sequence in {place}; expected at least one, or no folder")
+            raise ValueError(
+                f"got the class {label!r} without a sequence in {place}; expected at least one, or no folder"
+            )
         names += [f"{label}/{name}" for name, _ in found]
         tokens += [ids for _, ids in found]
         labels += [label] * len(found)
@@ -197,13 +208,18 @@ def _class(place: Path, settings: ReadSettings) -> Iterator[tuple[str, Tokens]]:
         suffix = suffix_of(file)
         if suffix == ".txt":
             name = file.name.removesuffix(".gz").removesuffix(".txt")
-            yield name, encode("".join(line.strip() for line in lines_of(file)), f"{place.name}/{name}", settings.unknown)
+            yield (
+                name,
+                encode("".join(line.strip() for line in lines_of(file)), f"{place.name}/{name}", settings.unknown),
+            )
         elif suffix in FASTA:
             yield from ((name, ids) for name, ids, _ in _fasta(file, settings))
         elif suffix == ".csv":
             yield from _intervals(file, settings)
         else:
-            raise ValueError(f"got {file}, which is no kind of file that is read here; expected .txt, {', '.join(FASTA)} or .csv")
+            raise ValueError(
+                f"got {file}, which is no kind of file that is read here; expected .txt, {', '.join(FASTA)} or .csv"
+            )
 
 
 def _by_number(file: Path) -> tuple[int, str]:

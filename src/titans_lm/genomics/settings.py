@@ -116,9 +116,14 @@ class GenomicsFit(FitSettings):
         if self.k > 8:
             raise ValueError(f"got k={self.k}; expected 1 to 8: there are 4^k words to count")
         if not self.cnn_kernel % 2:
-            raise ValueError(f"got cnn_kernel={self.cnn_kernel}; expected an odd number, with as many taps on both sides")
+            raise ValueError(f"got cnn_kernel={self.cnn_kernel}; expected an odd number: as many taps on either side")
+        self._check_together()
+
+    def _check_together(self) -> None:
         if self.parallel == "fsdp":
             raise ValueError("got parallel='fsdp' for a classifier, which is small; expected auto or ddp")
+        if self.patience and not self.eval_every:
+            raise ValueError(f"got patience={self.patience} with eval_every=0; expected looks to be patient for")
         if self.pretrained is not None and (self.pretrain_steps or self.baseline is not None):
             raise ValueError("got pretrained with pretrain_steps or a baseline; expected it alone")
         if self.pretrain_steps and self.baseline is not None:
