@@ -11,11 +11,16 @@ from titans_lm.genomics.settings import COUNTED, Baseline, GenomicsFit
 from titans_lm.train.match import count_parameters, match_parameters
 from titans_lm.train.settings import merge_settings
 
-VARIED = (
-    "lr", "weight_decay", "pooling", "stem_size", "embed_dropout", "reverse_complement", "both_strands", "max_length",
-    "crop", "pretrain_steps", "cnn_channels", "cnn_layers", "cnn_kernel", "k", "steps",
-)  # fmt: skip
-"""Settings of training that a variant may change beside those of the backbone."""
+SEQUENCES = ("max_length", "crop", "reverse_complement", "both_strands")
+LEARNING = ("lr", "weight_decay", "steps", "embed_dropout")
+VARIED = {
+    "cnn": (*SEQUENCES, *LEARNING, "cnn_channels", "cnn_layers", "cnn_kernel"),
+    "kmer-nb": (*SEQUENCES, "k"),
+    "kmer-lr": (*SEQUENCES, "k"),
+}
+"""Settings that a variant of a baseline may change."""
+BACKBONE = (*SEQUENCES, *LEARNING, "pooling", "stem_size", "pretrain_steps")
+"""Settings that a variant of ours may change beside those of the backbone."""
 
 
 def base_of(name: str) -> str:
@@ -39,11 +44,11 @@ def contender(shared: GenomicsFit, name: str, parameters: int | None = None) -> 
     check_choice("models", base, (*get_args(Architecture), *get_args(Baseline)))
     backbone = {field.name for field in dataclasses.fields(BackboneConfig)} - {"architecture", "intermediate_size"}
     ours = base in get_args(Architecture)
-    known = [*VARIED, *(sorted(backbone) if ours else [])]
+    known = [*BACKBONE, *sorted(backbone)] if ours else VARIED[base]
     for changed in changes:
         if changed not in known:
             raise ValueError(f"got {changed!r}, which a variant of {base!r} cannot change; {nearest(changed, known)}")
-    own = {changed: value for changed, value in changes.items() if changed in VARIED}
+    own = {changed: value for changed, value in changes.items() if changed not in backbone}
     if not ours:
         kept = {"baseline": base, "pretrain_steps": 0, "pretrained": None}
         return merge_settings(dataclasses.replace(shared, **kept), own)

@@ -7,12 +7,18 @@ from typing import Any
 from titans_lm.report.plots import HeatMaps
 
 FOLDS, CONFUSION = "folds.png", "confusion.png"
+PANEL = "of each class, %"
 
 
-def confusion_maps(title: str, classes: Sequence[str], panels: dict[str, Sequence[Sequence[int]]]) -> HeatMaps:
+def title(found: dict[str, Any]) -> str:
+    """Name a picture of one classifier."""
+    return f"{100 * found['accuracy']:.1f} % right"
+
+
+def confusion_maps(heading: str, classes: Sequence[str], panels: dict[str, Sequence[Sequence[int]]]) -> HeatMaps:
     """Show counts (true class by told class) as shares of each true class in per cent, a panel for each model."""
     return HeatMaps(
-        title=title, x_label="taken for", y_label="class", x_labels=list(classes), y_labels=list(classes),
+        title=heading, x_label="taken for", y_label="class", x_labels=list(classes), y_labels=list(classes),
         panels={name: [_shares(row) for row in counts] for name, counts in panels.items()},
     )  # fmt: skip
 
@@ -21,11 +27,11 @@ def _shares(row: Sequence[int]) -> list[float]:
     return [100.0 * many / max(sum(row), 1) for many in row]
 
 
-def write_confusion(path: Path, title: str, classes: Sequence[str], panels: dict[str, Any]) -> Path:
+def write_confusion(path: Path, heading: str, classes: Sequence[str], panels: dict[str, Any]) -> Path:
     """Draw which class was taken for which into a PNG file."""
     from titans_lm.report.plots import draw, save_png
 
-    return save_png(draw(confusion_maps(title, classes, panels)), path)
+    return save_png(draw(confusion_maps(heading, classes, panels)), path)
 
 
 def write_plots(result: dict[str, Any], folder: Path) -> list[Path]:
@@ -34,8 +40,8 @@ def write_plots(result: dict[str, Any], folder: Path) -> list[Path]:
     from titans_lm.report.plots import draw, save_png
 
     panels = {short(one["name"]): one["confusion"] for one in result["contenders"]}
-    title = "Which class is taken for which, % of each class"
+    heading = "Which class is taken for which, % of each class"
     return [
         save_png(draw(plot(result)), folder / FOLDS),
-        write_confusion(folder / CONFUSION, title, list(result["classes"]), panels),
+        write_confusion(folder / CONFUSION, heading, list(result["classes"]), panels),
     ]

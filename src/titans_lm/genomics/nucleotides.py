@@ -30,7 +30,7 @@ def _table() -> Tokens:
 _TABLE = _table()
 
 
-def encode(text: str | bytes, name: str, unknown: Unknown = "iupac") -> Tokens:
+def encode(text: str, name: str, unknown: Unknown = "iupac") -> Tokens:
     """Turn letters into ids: A 0, C 1, G 2, T 3, N 4, in capitals or not; U, which RNA has in place of T, is 3.
 
     The ten codes for one of several bases (RYSWKMBDHV) become N by default and are an error with unknown="error".
@@ -38,17 +38,15 @@ def encode(text: str | bytes, name: str, unknown: Unknown = "iupac") -> Tokens:
     these, naming the sequence and the position, which counts from 1, and for a sequence of no letters.
     """
     check_choice("unknown", unknown, ("iupac", "error", "n"))
-    data = text if isinstance(text, bytes) else text.encode("ascii", "replace")
-    tokens = _TABLE[np.frombuffer(data, np.uint8)]
+    tokens = _TABLE[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
     if not len(tokens):
         raise ValueError(f"got the sequence {name!r} without a nucleotide in it; expected at least one")
     strange = tokens == _OTHER if unknown == "iupac" else tokens >= _CODE
     if unknown != "n" and strange.any():
         place = int(strange.argmax())
         expected = f"{LETTERS}, U" + (f" or one of {IUPAC}" if unknown == "iupac" else "")
-        shown = (text if isinstance(text, str) else text.decode("utf-8", "replace"))[place : place + 1] or "?"
         raise ValueError(
-            f"got {shown!r} at position {place + 1} of the sequence {name!r}; expected {expected}, or "
+            f"got {text[place]!r} at position {place + 1} of the sequence {name!r}; expected {expected}, or "
             "unknown='n', which reads everything else as N"
         )
     return np.where(tokens >= _CODE, np.uint8(N), tokens)

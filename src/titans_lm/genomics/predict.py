@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from titans_lm.genomics.figures import write_confusion
+from titans_lm.genomics.figures import PANEL, title, write_confusion
 from titans_lm.genomics.records import Sequences, read_sequences
 from titans_lm.genomics.saved import Classifier, load_classifier
 from titans_lm.genomics.scores import confusion, scores
@@ -45,8 +45,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         result |= scores(confusion(numbers, told, len(classifier.classes)))
     write_atomically(settings.out, _lines(data, classifier, found))
     if settings.plot is not None:
-        title = f"{100 * result['accuracy']:.1f} % right"
-        write_confusion(settings.plot, title, classifier.classes, {"of each class, %": result["confusion"]})
+        write_confusion(settings.plot, title(result), classifier.classes, {PANEL: result["confusion"]})
         result["plot"] = str(settings.plot)
     return {**result, "settings": plain_settings(settings)}
 

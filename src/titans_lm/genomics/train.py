@@ -11,6 +11,7 @@ from torch import nn
 
 from titans_lm.genomics.batches import ClassBatches
 from titans_lm.genomics.best import Best
+from titans_lm.genomics.figures import CONFUSION, PANEL, title, write_confusion
 from titans_lm.genomics.kmers import fit_words
 from titans_lm.genomics.model import SequenceClassifier, class_loss, make_network
 from titans_lm.genomics.nucleotides import VOCAB_SIZE
@@ -73,6 +74,7 @@ def train_on_file(
         "environment": environment(),
     }
     write_json(settings.run / RESULT, result)
+    write_confusion(settings.run / CONFUSION, title(found), classifier.classes, {PANEL: found["confusion"]})
     return result
 
 
