@@ -92,6 +92,21 @@ def starts() -> list[Case]:
     return cases
 
 
+def alone() -> list[Case]:
+    """A single row, of which tensors by row and by head are laid out alike and unlike those of several."""
+    return [
+        Case(rows=1, tokens=tokens, heads=heads, forget_to=forget_to, gates=GATES[gates], **network)
+        for tokens, heads, forget_to, gates, network in product(
+            (3, 9), (1, 2), ("zero", "init"), ("head", "channel"), (LINEAR, {})
+        )
+    ]
+
+
+@pytest.mark.parametrize("case", described(alone()))
+def test_chunked_is_exact_for_a_single_row(case: Case) -> None:
+    assert_agree(case, "reference", "chunked")
+
+
 @pytest.mark.parametrize("case", described(structures()[::4] + edges()[::5] + starts()[::2]))
 def test_the_definition_is_plain_autograd(case: Case) -> None:
     assert_agree(case, "oracle", "reference")

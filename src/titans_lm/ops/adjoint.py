@@ -128,7 +128,7 @@ class SegmentAdjoint:
         if raw is not None:
             self.gate_grads[layer]["G"] = d_weighted * raw
             d_weighted.mul_(g.G)
-            add_bmm_(flat(dx), flat(d_weighted), flat(h))
+            add_bmm_(dx.view(-1, *dx.shape[2:]), flat(d_weighted), flat(h))  # in place: no copy of x̄ will do
             dh = bmm(flat(d_weighted).transpose(1, 2), flat(x)).view(h.shape)
         else:
             through_x = torch.einsum("nrtj,nrdtj->nrtjd", d_weighted, g.G)

@@ -328,7 +328,8 @@ def heads_first(x: Tensor, rows: Rows) -> Tensor:
 
 
 def times_shared(x: Tensor, weight: Tensor, rows: Rows) -> Tensor:
-    """x W for weights (H, D_in, D_out) that all rows of a head share."""
+    """x W for weights (H, D_in, D_out) that all rows of a head share; contiguous, whatever the rows are."""
     n, _, C, _ = x.shape
     z = bmm(heads_first(x, rows), weight)
-    return z.unflatten(1, (n, rows.batch, C)).permute(1, 2, 0, 3, 4).flatten(1, 2)
+    # of a single row, flatten alone would give a view in another order, of which `flat` is a copy
+    return z.unflatten(1, (n, rows.batch, C)).permute(1, 2, 0, 3, 4).flatten(1, 2).contiguous()
