@@ -5,6 +5,7 @@ import json
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cli_cases import titans
@@ -45,8 +46,6 @@ def test_from_fasta_to_classes(dna: Path, capsys: pytest.CaptureFixture[str]) ->
         rows = list(csv.DictReader(file, delimiter="\t"))
     assert [row["name"] for row in rows] == ["s0", "s1", "s2", "s3", "s4"]
     tokens = [[("ACGT").index(letter) for letter in text] for text, _ in letters(5, seed=9)]
-    import numpy as np
-
     expected = load_classifier(Path("run"), "cpu").probabilities([np.array(row, np.uint8) for row in tokens])
     for row, told in zip(rows, expected, strict=True):
         assert row["label"] == ("box", "plain")[int(told.argmax())]

@@ -156,7 +156,8 @@ def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytes
     fit = module.fit
 
     def stopping(*args: Any, **more: Any) -> None:
-        fit(*args, **{**more, "on_step": lambda record: record["step"] == 3})
+        told = more["on_step"]
+        fit(*args, **{**more, "on_step": lambda record: told(record) or record["step"] == 2})
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -32,10 +32,13 @@ class Best:
         self.found: Found | None = json.loads(kept.read_bytes()) if kept.is_file() else None
 
     def on_step(self, record: Found) -> bool:
-        """Take down the step; true where so many looks have found no new best that training is to end."""
+        """Take down the step; true where so many looks have found no new best that training is to end.
+
+        The look at a step comes after this, so the step after the last of them is the first to say so.
+        """
         self.step = record["step"]
         waited = self.step - (self.step if self.found is None else self.found["step"])
-        return 0 < self.settings.patience * self.settings.eval_every <= waited
+        return 0 < self.settings.patience * self.settings.eval_every < waited
 
     def __call__(self, model: nn.Module) -> Found:
         """Look at the validation part, and keep the weights where they are the best so far."""

@@ -92,7 +92,7 @@ class ConvolutionalClassifier(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, tokens: Ids, valid: Mask) -> Float[Tensor, "B K"]:
-        x = F.one_hot(tokens, VOCAB_SIZE)[..., :N].transpose(1, 2).to(self.head.weight.dtype)
+        x = (F.one_hot(tokens, VOCAB_SIZE)[..., :N] * valid[..., None]).transpose(1, 2).to(self.head.weight.dtype)
         lengths = valid.sum(1)
         for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
             if number:

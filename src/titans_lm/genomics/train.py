@@ -39,8 +39,8 @@ def train_on_file(
     """Train a classifier on a file and say how it did on the part of each class that was held out to choose by.
 
     The run folder then holds the model, what was found (result.json), and a picture of which class was taken for which.
-    `resume` goes on with a run that was stopped, by the same settings. Raises ValueError for data or settings that will
-    not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
+    `resume` goes on with a run that was stopped, by the same settings; one that was finished stays as it is. Raises
+    ValueError for data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
     """
     if settings.data is None or settings.run is None:
         raise ValueError("got no data or no run; expected titans genomics train DATA --run FOLDER")
@@ -55,6 +55,8 @@ def train_on_file(
     )
     asked = {name: value for name, value in plain_settings(settings).items() if name != "run"}
     begin(settings.run, asked, resume=resume)
+    if (settings.run / RESULT).is_file():  # it was finished
+        return json.loads((settings.run / RESULT).read_bytes())
     try:
         classifier, told = train_classifier(chosen, train, valid, settings.run, shown)
     except Interrupted as stopped:
@@ -73,8 +75,8 @@ def train_on_file(
         "settings": plain_settings(settings),
         "environment": environment(),
     }
-    write_json(settings.run / RESULT, result)
     write_confusion(settings.run / CONFUSION, title(found), classifier.classes, {PANEL: found["confusion"]})
+    write_json(settings.run / RESULT, result)
     return result
 
 
