@@ -51,7 +51,7 @@ def test_a_batch_is_what_its_sequences_are_alone(case: str) -> None:
         torch.testing.assert_close(model(alone["tokens"], alone["valid"])[0], told, rtol=1e-9, atol=1e-9)
         (class_loss(model, alone)[0] / len(ROWS)).backward()
     for alone, all_at_once in zip(gradients(model), together, strict=True):
-        torch.testing.assert_close(alone, all_at_once, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(alone, all_at_once, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("case", ["lmm", "stem", "cnn"])

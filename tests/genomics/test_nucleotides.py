@@ -29,7 +29,7 @@ def test_what_is_no_nucleotide_is_named_with_its_place(text: str, unknown: str, 
         encode(text, "chr7", unknown)
 
 
-def test_everything_may_be_read_as_n() -> None:
+def test_everything_may_be_read_as_n(unchecked: None) -> None:
     assert encode("A-é*R1", "s", "n").tolist() == [0, N, N, N, N, N]
     with pytest.raises(ValueError, match=r"got unknown='N'; did you mean 'n'\?"):
         encode("A", "s", "N")

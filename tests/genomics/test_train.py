@@ -88,7 +88,7 @@ def test_the_first_of_equals_is_kept_unless_the_loss_is_lower(tmp_path: Path) ->
     again = Best(tmp_path / "best", measure, tiny_fit(patience=2, eval_every=5))
     other = nn.Linear(1, 1)
     assert again.load(other)["validation_accuracy"] == 0.6
-    assert float(other.weight) == 25.0
+    assert other.weight.item() == 25.0
     assert [again.on_step({"step": step}) for step in (20, 35, 36)] == [False, False, True], "two looks without a best"
 
 
@@ -255,8 +255,9 @@ def test_nothing_broken_is_loaded(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-10])
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
         load_classifier(folder, "cpu")
+    (empty := tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="which holds no saved model; expected the run of titans genomics train"):
-        load_classifier(tmp_path, "cpu")
+        load_classifier(empty, "cpu")
     with pytest.raises(ValueError, match="which is no folder; expected the run of titans genomics pretrain"):
         load_nucleotides(tmp_path / "none")
     save_nucleotides(tmp_path / "model", NucleotideModel(tiny_model()))

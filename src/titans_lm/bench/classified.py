@@ -24,7 +24,7 @@ def named(name: str) -> str:
 def short(name: str) -> str:
     """Name a contender where there is little room."""
     base, _, changes = name.partition(":")
-    shown = BASELINES.get(base, TITLES[base].partition(" with ")[0])
+    shown = BASELINES[base] if base in BASELINES else TITLES[base].partition(" with ")[0]
     return f"{shown} {changes}".strip()
 
 

@@ -54,18 +54,19 @@ class Predict(PredictSettings):
     data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
 
 
+Commands = (
+    Annotated[TrainClassifier, tyro.conf.subcommand("train", default=TrainClassifier())]
+    | Annotated[EvaluateClassifiers, tyro.conf.subcommand("evaluate", default=EvaluateClassifiers())]
+    | Annotated[Predict, tyro.conf.subcommand("predict", default=Predict())]
+    | Annotated[Pretrain, tyro.conf.subcommand("pretrain", default=Pretrain())]
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Genomics:
     """Classify DNA: train, compare by cross-validation, predict, and pre-train on sequences without classes."""
 
-    what: tyro.conf.OmitArgPrefixes[
-        tyro.conf.OmitSubcommandPrefixes[
-            Annotated[TrainClassifier, tyro.conf.subcommand("train", default=TrainClassifier())]
-            | Annotated[EvaluateClassifiers, tyro.conf.subcommand("evaluate", default=EvaluateClassifiers())]
-            | Annotated[Predict, tyro.conf.subcommand("predict", default=Predict())]
-            | Annotated[Pretrain, tyro.conf.subcommand("pretrain", default=Pretrain())]
-        ]
-    ] = tyro.MISSING
+    what: Annotated[tyro.conf.OmitSubcommandPrefixes[Commands], tyro.conf.arg(name="")] = tyro.MISSING
 
 
 def run_genomics(command: Genomics) -> None:

@@ -103,10 +103,10 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> dict[s
         raise ValueError("got no data; expected titans genomics evaluate DATA")
     data = read_sequences(settings.data, settings.read)
     parts = folds(data, settings.folds, settings.fold_seed)
-    cut = data.longer_than(settings.train.max_length)
-    say(f"{len(data):,} sequences: {counted(data)}{cut_told(cut, settings.train)}")
     size = shared_size(settings.train, settings.models)
     fits = {name: contender(settings.train, name, size) for name in settings.models}
+    cut = data.longer_than(settings.train.max_length)
+    say(f"{len(data):,} sequences: {counted(data)}{cut_told(cut, settings.train)}")
     settings.out.mkdir(parents=True, exist_ok=True)
     tuning, rates = _tune(settings, fits, data, parts, say)
     jobs = list(finals(settings, fits, data, parts, rates))

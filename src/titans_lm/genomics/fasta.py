@@ -31,7 +31,7 @@ def suffix_of(path: Path) -> str:
     return Path(name).suffix
 
 
-def open_text(path: Path) -> IO[str]:
+def open_text(path: Path) -> TextIOWrapper:
     """Open a text file for reading; one whose name ends in .gz is decompressed on the way."""
     if path.name.lower().endswith(".gz"):
         return TextIOWrapper(cast(IO[bytes], gzip.open(path, "rb")), encoding="utf-8", newline="")

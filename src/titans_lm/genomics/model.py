@@ -13,6 +13,7 @@ from titans_lm.data.batches import IGNORED, Batch
 from titans_lm.genomics.nucleotides import VOCAB_SIZE, N
 from titans_lm.genomics.settings import GenomicsFit, Pooling
 from titans_lm.layers import RMSNorm
+from titans_lm.ops.state import state_dtype
 
 Ids = Int[Tensor, "B T"]
 Mask = Bool[Tensor, "B T"]
@@ -124,15 +125,19 @@ def make_network(settings: GenomicsFit, classes: int) -> nn.Module:
     )
 
 
+def _precise(logits: Tensor) -> Tensor:
+    return logits.to(state_dtype(logits.dtype))  # at least float32
+
+
 def class_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """−log p(class), the mean over sequences, in nats; and the share that is right."""
-    logits = model(batch["tokens"], batch["valid"]).float()
+    logits = _precise(model(batch["tokens"], batch["valid"]))
     right = (logits.argmax(1) == batch["labels"]).float().mean()
     return F.cross_entropy(logits, batch["labels"]), {"accuracy": right}
 
 
 def nucleotide_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """−log p(next nucleotide), the mean over those that follow, in nats; and in bits."""
-    logits = model(batch["tokens"], batch["valid"]).float()
+    logits = _precise(model(batch["tokens"], batch["valid"]))
     loss = F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
     return loss, {"bits_per_token": loss.detach() / torch.log(torch.tensor(2.0))}
