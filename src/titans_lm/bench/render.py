@@ -12,7 +12,7 @@ from titans_lm.bench.targets import target_lines
 from titans_lm.train.files import write_atomically
 
 KINDS = ("peers", "ops", "model", "scaling")
-LEARNED = ("compare", "perplexity", "task", "lm-eval")
+LEARNED = ("compare", "perplexity", "task", "genomics", "lm-eval")
 """Kinds of results about what models have learned."""
 MARK = "<!-- Written by `titans bench render` from the JSON files that are named below: edit nothing here. -->"
 NOT_MEASURED = "not measured"
@@ -74,10 +74,12 @@ def page(found: Results, link: str) -> str:
 
 
 def learned(result: Result, link: str) -> list[str]:
-    """Lay out a comparison of models on text, on books by position, on a task or by questions; the last has no plot."""
-    from titans_lm.bench import answered, compared, positions, scored
+    """Lay out models compared on text, books by position, a task, DNA or by questions; the last has no plot."""
+    from titans_lm.bench import answered, classified, compared, positions, scored
 
-    sections = {"compare": compared, "perplexity": positions, "task": scored, "lm-eval": answered}
+    sections = {
+        "compare": compared, "perplexity": positions, "task": scored, "genomics": classified, "lm-eval": answered,
+    }  # fmt: skip
     section: Any = sections[result["what"]]
     said, head, body = section.rows(result)
     h = result["hardware"]

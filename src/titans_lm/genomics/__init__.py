@@ -1,0 +1,1 @@
+"""DNA: sequences from files, a classifier on the backbone with its baselines, cross-validation, prediction."""

@@ -1,0 +1,90 @@
+"""Who takes part in a comparison: names such as lmm, cnn or kmer-nb:k=6, as settings of a classifier."""
+
+import dataclasses
+import re
+import tomllib
+from typing import Any, get_args
+
+from titans_lm.config import Architecture, BackboneConfig, check_choice, nearest
+from titans_lm.genomics.nucleotides import VOCAB_SIZE
+from titans_lm.genomics.settings import COUNTED, Baseline, GenomicsFit
+from titans_lm.train.match import count_parameters, match_parameters
+from titans_lm.train.settings import merge_settings
+
+SEQUENCES = ("max_length", "crop", "reverse_complement", "both_strands")
+LEARNING = ("lr", "weight_decay", "steps", "embed_dropout")
+VARIED = {
+    "cnn": (*SEQUENCES, *LEARNING, "cnn_channels", "cnn_layers", "cnn_kernel"),
+    "kmer-nb": (*SEQUENCES, "k"),
+    "kmer-lr": (*SEQUENCES, "k"),
+}
+"""Settings that a variant of a baseline may change."""
+BACKBONE = (*SEQUENCES, *LEARNING, "pooling", "stem_size", "pretrain_steps")
+"""Settings that a variant of ours may change beside those of the backbone."""
+
+
+def base_of(name: str) -> str:
+    """Give what a contender is, without what is varied."""
+    return name.partition(":")[0]
+
+
+def is_network(name: str) -> bool:
+    """Tell whether a contender learns by steps."""
+    return base_of(name) not in COUNTED
+
+
+def contender(shared: GenomicsFit, name: str, parameters: int | None = None) -> GenomicsFit:
+    """Give the settings of one contender, from those that all share.
+
+    A backbone gets the MLP that gives its stack as many parameters as asked for. One without a memory gets the short
+    convolution that the memory has, on the q, k and v of its attention, so that it is no advantage of the memory's.
+    ValueError for a name that is not known, and for what cannot be varied.
+    """
+    base, changes = base_of(name), _changes(name)
+    check_choice("models", base, (*get_args(Architecture), *get_args(Baseline)))
+    backbone = {field.name for field in dataclasses.fields(BackboneConfig)} - {"architecture", "intermediate_size"}
+    ours = base in get_args(Architecture)
+    known = [*BACKBONE, *sorted(backbone)] if ours else VARIED[base]
+    for changed in changes:
+        if changed not in known:
+            raise ValueError(f"got {changed!r}, which a variant of {base!r} cannot change; {nearest(changed, known)}")
+    own = {changed: value for changed, value in changes.items() if changed not in backbone}
+    if not ours:
+        kept = {"baseline": base, "pretrain_steps": 0, "pretrained": None}
+        return merge_settings(dataclasses.replace(shared, **kept), own)
+    model = dataclasses.replace(shared.model, architecture=base)
+    if not model.has_memory:
+        model = dataclasses.replace(model, attention_conv_size=model.conv_size)
+    varied = {changed: value for changed, value in changes.items() if changed in backbone}
+    model = merge_settings(model, varied)
+    if parameters is not None:
+        model = match_parameters(model, VOCAB_SIZE, parameters)
+    return merge_settings(dataclasses.replace(shared, model=model, baseline=None, parameters=None), own)
+
+
+def shared_size(shared: GenomicsFit, names: tuple[str, ...]) -> int | None:
+    """Count the parameters that all backbones shall have, as `match_parameters` counts: those of the first."""
+    if shared.parameters is not None:
+        return shared.parameters
+    first = next((name for name in names if base_of(name) in get_args(Architecture)), None)
+    return None if first is None else count_parameters(contender(shared, first).model, VOCAB_SIZE)
+
+
+def folder_name(name: str) -> str:
+    """Name a folder by a contender."""
+    return re.sub(r"[^\w.=,-]", "-", name)
+
+
+def _changes(name: str) -> dict[str, Any]:
+    """Read "lmm:memory_depth=2,pooling=last"; values are written as in TOML, words without quotes."""
+    _, colon, told = name.partition(":")
+    changes: dict[str, Any] = {}
+    for part in told.split(",") if colon else []:
+        setting, equals, value = part.partition("=")
+        if not equals or not setting or not value or setting in changes:
+            raise ValueError(f"got the model {name!r}; expected NAME:SETTING=VALUE,…, every setting once")
+        try:
+            changes[setting] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            changes[setting] = value
+    return changes

@@ -1,0 +1,269 @@
+"""Settings of `titans genomics`: how sequences are read, what classifies them, how it learns, how it is compared."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive, check_switch
+from titans_lm.genomics.nucleotides import Unknown
+from titans_lm.train.settings import FitSettings
+
+Crop = Literal["center", "start", "end"]
+Pooling = Literal["mean", "last"]
+Baseline = Literal["cnn", "kmer-nb", "kmer-lr"]
+COUNTED = ("kmer-nb", "kmer-lr")
+"""Baselines that are no networks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadSettings:
+    """How files of sequences are read."""
+
+    sequence_column: str | None = None
+    """Column of a table that holds the sequence; by default seq or sequence."""
+    label_column: str | None = None
+    """Column of a table that holds the class; by default label or class, where there is one."""
+    unknown: Unknown = "iupac"
+    """What is no A C G T N: iupac reads the codes RYSWKMBDHV as N and refuses the rest, error refuses both, n reads
+    everything as N."""
+    reference: Path | None = None
+    """FASTA of the genome that intervals are cut out of (GenomicBenchmarks' csv.gz)."""
+
+    def __post_init__(self) -> None:
+        check_choice("unknown", self.unknown, get_args(Unknown))
+
+
+def small_model() -> BackboneConfig:
+    """Two blocks of width 64: minutes on a CPU core for some thousand sequences."""
+    return BackboneConfig(
+        architecture="lmm", hidden_size=64, num_attention_heads=2, num_hidden_layers=2, memory_depth=1,
+        intermediate_size=128, segment_len=64, window=64, num_persistent=4, chunk_size=16,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenomicsFit(FitSettings):
+    """Settings of one classifier and its training."""
+
+    steps: int = 1000
+    """Steps of the optimiser."""
+    lr: float = 3e-3
+    """Peak learning rate."""
+    eval_every: int = 100
+    """Steps between two looks at the validation part; the best of them is kept."""
+    save_every: int = 200
+    """Steps between two checkpoints; 0 saves at the end only."""
+    log_every: int = 10
+    """Steps between two lines of metrics.jsonl."""
+    keep: int = 1
+    """Checkpoints kept, the newest ones."""
+    model: BackboneConfig = field(default_factory=small_model)
+    """The backbone."""
+    baseline: Baseline | None = None
+    """Another classifier instead: cnn (convolutions), kmer-nb (naive Bayes), kmer-lr (logistic regression)."""
+    parameters: int | None = None
+    """Parameters that the backbone's language model would have, to the nearest that the width of its MLP allows."""
+    pretrained: Path | None = None
+    """Run of titans genomics pretrain to start from; the model's settings are then its own."""
+    pretrain_steps: int = 0
+    """Steps of predicting the next nucleotide of the training part, before classes are learned."""
+    batch_size: int = 32
+    """Sequences of a batch."""
+    max_length: int = 1024
+    """Nucleotides of a sequence that are read; 0 reads all of them."""
+    crop: Crop = "center"
+    """Which of them, where a sequence has more."""
+    held_out: float = 0.1
+    """Share of each class that is not trained on, and that the best step is chosen by."""
+    patience: int = 0
+    """Looks at the validation part without a new best after which training ends; 0 takes all steps."""
+    pooling: Pooling = "mean"
+    """What the classifier reads: the mean over the nucleotides of a sequence, or the last of them."""
+    stem_size: int = 1
+    """Taps of a causal convolution on the embedding, which reads short words of nucleotides; 1 is none."""
+    embed_dropout: float = 0.1
+    """Share of the embedding's channels that is dropped while training, and of what is pooled."""
+    reverse_complement: bool = False
+    """Whether every second sequence, drawn anew each time, is read from the other strand while training."""
+    both_strands: bool = False
+    """Whether predictions are the mean of those for both strands."""
+    cnn_channels: int = 64
+    """Channels of the CNN."""
+    cnn_layers: int = 3
+    """Convolutions of the CNN; each but the last is followed by a pooling of four places into one."""
+    cnn_kernel: int = 9
+    """Taps of each of the CNN's convolutions; an odd number."""
+    k: int = 5
+    """Nucleotides of the words that kmer-nb and kmer-lr count."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("batch_size", "stem_size", "cnn_channels", "cnn_layers", "cnn_kernel", "k"):
+            check_at_least(name, getattr(self, name), 1)
+        for name in ("max_length", "patience", "pretrain_steps"):
+            check_at_least(name, getattr(self, name), 0)
+        for name in ("reverse_complement", "both_strands"):
+            check_switch(name, getattr(self, name))
+        check_choice("crop", self.crop, get_args(Crop))
+        check_choice("pooling", self.pooling, get_args(Pooling))
+        if self.baseline is not None:
+            check_choice("baseline", self.baseline, get_args(Baseline))
+        if self.parameters is not None:
+            check_at_least("parameters", self.parameters, 1)
+        check_between("held_out", self.held_out, 0.001, 0.5)
+        check_between("embed_dropout", self.embed_dropout, 0.0, 0.9)
+        if self.k > 8:
+            raise ValueError(f"got k={self.k}; expected 1 to 8: there are 4^k words to count")
+        if not self.cnn_kernel % 2:
+            raise ValueError(f"got cnn_kernel={self.cnn_kernel}; expected an odd number: as many taps on either side")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.parallel == "fsdp":
+            raise ValueError("got parallel='fsdp' for a classifier, which is small; expected auto or ddp")
+        if self.patience and not self.eval_every:
+            raise ValueError(f"got patience={self.patience} with eval_every=0; expected looks to be patient for")
+        if self.pretrained is not None and (self.pretrain_steps or self.baseline is not None):
+            raise ValueError("got pretrained with pretrain_steps or a baseline; expected it alone")
+        if self.pretrain_steps and self.baseline is not None:
+            raise ValueError(f"got pretrain_steps with baseline={self.baseline!r}; expected a backbone to pre-train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(GenomicsFit):
+    """Settings of `titans genomics train`."""
+
+    data: Path | None = None
+    """FASTA, a table, or a folder with a folder for each class."""
+    run: Path | None = None
+    """Folder of the run, and of the model that comes of it."""
+    read: ReadSettings = field(default_factory=ReadSettings)
+    """How the file is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainSettings(FitSettings):
+    """Settings of `titans genomics pretrain`."""
+
+    data: Path | None = None
+    """Sequences whose next nucleotides are predicted; classes are not looked at."""
+    run: Path | None = None
+    """Folder of the run, and of the model that comes of it."""
+    read: ReadSettings = field(default_factory=ReadSettings)
+    """How the file is read."""
+    steps: int = 1000
+    """Steps of the optimiser."""
+    lr: float = 3e-3
+    """Peak learning rate."""
+    log_every: int = 10
+    """Steps between two lines of metrics.jsonl."""
+    keep: int = 1
+    """Checkpoints kept, the newest ones."""
+    model: BackboneConfig = field(default_factory=small_model)
+    """The backbone."""
+    batch_size: int = 32
+    """Sequences of a batch."""
+    max_length: int = 1024
+    """Nucleotides of a sequence; longer ones are cut into several."""
+    held_out: float = 0.1
+    """Share of the sequences that bits per nucleotide are measured on."""
+    stem_size: int = 1
+    """Taps of a causal convolution on the embedding; 1 is none."""
+    embed_dropout: float = 0.0
+    """Share of the embedding's channels that is dropped while training."""
+    reverse_complement: bool = True
+    """Whether every second sequence, drawn anew each time, is read from the other strand."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("batch_size", "stem_size"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("max_length", self.max_length, 2)
+        check_between("held_out", self.held_out, 0.001, 0.5)
+        check_between("embed_dropout", self.embed_dropout, 0.0, 0.9)
+        check_switch("reverse_complement", self.reverse_complement)
+        if self.parallel == "fsdp":
+            raise ValueError("got parallel='fsdp' for a model of nucleotides, which is small; expected auto or ddp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings:
+    """Settings of `titans genomics evaluate`."""
+
+    data: Path | None = None
+    """FASTA, a table, or a folder with a folder for each class."""
+    read: ReadSettings = field(default_factory=ReadSettings)
+    """How the file is read."""
+    out: Path = Path("runs/genomics")
+    """Folder of the runs and of the results; the same command goes on where it was stopped."""
+    models: tuple[str, ...] = ("lmm", "attention", "cnn", "kmer-nb", "kmer-lr")
+    """Architectures of ours, and the baselines cnn, kmer-nb, kmer-lr; the first is compared with each of the others.
+
+    Each may be varied, as in lmm:memory_depth=2,pooling=last or kmer-nb:k=6."""
+    folds: int = 5
+    """Parts of the file, each of which is tested on by models that were trained on the others."""
+    fold_seed: int = 0
+    """Seed of the parts, which are the same for all models and seeds."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of the weights, the order of the data and the validation part."""
+    rates: tuple[float, ...] = (3e-3,)
+    """Learning rates; with several each network is tried with all of them before, on the first fold's training part."""
+    tune_steps: int = 300
+    """Steps of each trial."""
+    jobs: int = 1
+    """Runs at once, each in a process with its share of the cores."""
+    json: Path | None = None
+    """Write the numbers to this file too."""
+    quiet: bool = False
+    """Show nothing."""
+    train: GenomicsFit = field(default_factory=GenomicsFit)
+    """What all share: sizes of the model, steps, batches."""
+
+    def __post_init__(self) -> None:
+        check_at_least("folds", self.folds, 2)
+        for name in ("tune_steps", "jobs"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("fold_seed", self.fold_seed, 0)
+        for name, values in (("models", self.models), ("seeds", self.seeds), ("rates", self.rates)):
+            if not values or len(set(values)) != len(values):
+                raise ValueError(f"got {name}={values!r}; expected one or more, each once")
+        for rate in self.rates:
+            check_positive("rates", rate)
+        for seed in self.seeds:
+            check_at_least("seeds", seed, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictSettings:
+    """Settings of `titans genomics predict`."""
+
+    model: Path | None = None
+    """Run folder, or the folder of a saved classifier."""
+    data: Path | None = None
+    """FASTA, a table, or a folder with a folder for each class."""
+    read: ReadSettings = field(default_factory=ReadSettings)
+    """How the file is read."""
+    out: Path | None = None
+    """Table to write: a line for each sequence with its class and the probability of every class."""
+    plot: Path | None = None
+    """Picture to write where the file has classes: how often each is taken for each."""
+    both_strands: bool | None = None
+    """Whether probabilities are the mean of those for both strands; None is as the classifier was trained."""
+    batch_size: int = 64
+    """Sequences that are read at once."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
+    json: Path | None = None
+    """Write what came out to this file too."""
+    quiet: bool = False
+    """Show nothing."""
+
+    def __post_init__(self) -> None:
+        check_at_least("batch_size", self.batch_size, 1)
+
+
+def fit_settings(settings: GenomicsFit) -> GenomicsFit:
+    """Leave out of settings what is not about the classifier and its training."""
+    names = [item.name for item in dataclasses.fields(GenomicsFit)]
+    return GenomicsFit(**{name: getattr(settings, name) for name in names})

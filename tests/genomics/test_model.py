@@ -1,0 +1,149 @@
+"""Classifiers: padding moves nothing, pooling is what it says, and the encoder looks back only."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model
+from model_cases import wake
+from titans_lm.genomics.batches import padded, with_targets
+from titans_lm.genomics.model import (
+    Encoder,
+    NucleotideModel,
+    class_loss,
+    make_network,
+    nucleotide_loss,
+    pooled,
+)
+from titans_lm.genomics.nucleotides import PAD
+
+ROWS = [row for row in sequences(letters(5, shortest=7, longest=31)).tokens]
+CASES = {
+    **{name: {"model": tiny_model(architecture=name)} for name in ("lmm", "mac", "mag", "mal", "attention", "sliding")},
+    "last": {"pooling": "last"},
+    "stem": {"stem_size": 4},
+    "cnn": {"baseline": "cnn", "cnn_layers": 3},
+}
+
+
+def network(case: str) -> nn.Module:
+    made = make_network(tiny_fit(embed_dropout=0.0, **CASES[case]), 2).double()
+    wake(made)
+    return made
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_batch_is_what_its_sequences_are_alone(case: str) -> None:
+    """Logits and gradients: neither depends on who else is in the batch, and on how much is padded."""
+    model, labels = network(case), torch.tensor([0, 1, 0, 1, 1])
+    batch = {**padded(ROWS), "labels": labels}
+    class_loss(model, batch)[0].backward()
+    together, logits = gradients(model), model(batch["tokens"], batch["valid"])
+    model.zero_grad()
+    for row, label, told in zip(ROWS, labels, logits, strict=True):
+        alone = {**padded([row]), "labels": label[None]}
+        torch.testing.assert_close(model(alone["tokens"], alone["valid"])[0], told, rtol=1e-9, atol=1e-9)
+        (class_loss(model, alone)[0] / len(ROWS)).backward()
+    for alone, all_at_once in zip(gradients(model), together, strict=True):
+        torch.testing.assert_close(alone, all_at_once, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["lmm", "stem", "cnn"])
+def test_what_stands_on_padding_is_not_looked_at(case: str) -> None:
+    model, batch = network(case), padded(ROWS)
+    other = batch["tokens"].masked_fill(~batch["valid"], 2)
+    assert (other != batch["tokens"]).any()
+    torch.testing.assert_close(model(other, batch["valid"]), model(batch["tokens"], batch["valid"]))
+
+
+def test_pooling_by_hand() -> None:
+    x = torch.arange(12.0).view(2, 3, 2)
+    valid = torch.tensor([[True, True, False], [True, True, True]])
+    assert pooled(x, valid, "mean").tolist() == [[1.0, 2.0], [8.0, 9.0]]
+    assert pooled(x, valid, "last").tolist() == [[2.0, 3.0], [10.0, 11.0]]
+
+
+@pytest.mark.parametrize("stem", [1, 3])
+def test_the_encoder_looks_back_only(stem: int) -> None:
+    """Else the next nucleotide could be read and not predicted."""
+    encoder = Encoder(tiny_model(), stem).double()
+    wake(encoder)
+    batch = padded(ROWS[:1])
+    changed = batch["tokens"].clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 4
+    before, after = (encoder(tokens, batch["valid"])[0] for tokens in (batch["tokens"], changed))
+    assert torch.equal(before[:5], after[:5])
+    assert (before[5:] != after[5:]).any(1).all()
+
+
+def test_the_stem_reads_words() -> None:
+    """x_t = e_t + Σ_j W_j e_{t−j}, by hand."""
+    encoder = Encoder(tiny_model(), 3)
+    encoder.backbone = nn.Identity()
+    seen = []
+    encoder.backbone.forward = lambda x, valid: seen.append(x) or (x, None)  # type: ignore[method-assign]
+    tokens = torch.tensor([[0, 1, 2, 3]])
+    encoder(tokens, tokens >= 0)
+    e, kernel = encoder.embedding.weight, encoder.stem.weight  # (out, in, 3): the last tap is the present
+    for t in range(4):
+        told = e[t] + sum(kernel[:, :, 2 - j] @ e[t - j] for j in range(3) if t >= j)
+        torch.testing.assert_close(seen[0][0, t], told)
+
+
+def test_the_cnn_by_hand() -> None:
+    """One layer of one channel: the largest of ReLU(norm(w ∗ x)), where an N is a column of zeros."""
+    model = make_network(tiny_fit(baseline="cnn", cnn_layers=1, cnn_channels=1, cnn_kernel=3, embed_dropout=0.0), 2)
+    with torch.no_grad():
+        model.convolutions[0].weight.zero_()[0, 2, 0] = 1.0  # a G one place before
+        model.convolutions[0].bias.fill_(-0.5)
+    row = torch.tensor([[2, 4, 4]])  # G N N: −½, ½, −½, and the norm of one channel leaves its sign
+    [logits] = model(row, row < PAD)
+    torch.testing.assert_close(logits, model.head.weight[:, 0] + model.head.bias)
+    nothing = torch.tensor([[4, 4, 4]])
+    torch.testing.assert_close(model(nothing, nothing < PAD)[0], model.head.bias)
+
+
+def test_losses_by_hand() -> None:
+    class Fixed(nn.Module):
+        def __init__(self, logits: torch.Tensor) -> None:
+            super().__init__()
+            self.logits = logits
+
+        def forward(self, tokens: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+            return self.logits
+
+    logits = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
+    batch = {**padded(ROWS[:2]), "labels": torch.tensor([1, 0])}
+    loss, told = class_loss(Fixed(logits), batch)
+    expected = 0.5 * (torch.log(torch.tensor(2.0)) + torch.log1p(torch.exp(torch.tensor(-2.0))))
+    torch.testing.assert_close(loss, expected)
+    assert float(told["accuracy"]) == 0.5, "of equal logits the first class is taken"
+    rows = with_targets(ROWS[:2])
+    uniform = Fixed(torch.zeros(*rows["tokens"].shape, 4))
+    assert float(nucleotide_loss(uniform, rows)[1]["bits_per_token"]) == pytest.approx(2.0)
+
+
+def test_a_classifier_starts_from_a_model_of_nucleotides() -> None:
+    fit = tiny_fit(stem_size=3)
+    model = NucleotideModel(fit.model, 3)
+    made = make_network(fit, 2)
+    made.encoder.load_state_dict(model.encoder.state_dict())
+    batch = padded(ROWS)
+    torch.testing.assert_close(
+        made.eval().encoder(batch["tokens"], batch["valid"]), model.eval().encoder(batch["tokens"], batch["valid"])
+    )
+
+
+def test_dropout_is_for_training_alone() -> None:
+    made = make_network(dataclasses.replace(tiny_fit(), embed_dropout=0.5), 2)
+    batch = padded(ROWS)
+    first, second = (made(batch["tokens"], batch["valid"]) for _ in range(2))
+    assert not torch.equal(first, second)
+    made.eval()
+    assert torch.equal(made(batch["tokens"], batch["valid"]), made(batch["tokens"], batch["valid"]))

@@ -1,0 +1,66 @@
+"""Folds and validation parts: by class, from a seed, and never a copy on the other side."""
+
+import numpy as np
+import pytest
+
+from genomics.genomics_cases import letters, sequences
+from titans_lm.genomics.records import Sequences
+from titans_lm.genomics.split import copies, folds, held_out
+
+
+def many(counts: tuple[int, ...]) -> Sequences:
+    """Different sequences of A and C: a number in binary, long enough that no reverse complement is among them."""
+    total = sum(counts)
+    tokens = tuple(np.array([(number >> bit) & 1 for bit in range(10)] + [0], np.uint8) for number in range(total))
+    labels = np.repeat(np.arange(len(counts)), counts)
+    return Sequences(tuple(map(str, range(total))), tokens, labels, tuple("abcdef"[: len(counts)]))
+
+
+def test_folds_are_of_one_size_in_all_and_by_class() -> None:
+    data = many((23, 31, 7))
+    parts = folds(data, 5, 0)
+    assert sorted(np.bincount(parts)) == [12, 12, 12, 12, 13]
+    for number in range(3):
+        sizes = np.bincount(parts[data.labels == number], minlength=5)
+        assert sizes.max() - sizes.min() <= 1
+
+
+def test_the_seed_decides_and_nothing_else() -> None:
+    data = many((20, 20))
+    assert (folds(data, 5, 3) == folds(data, 5, 3)).all()
+    assert (folds(data, 5, 3) != folds(data, 5, 4)).any()
+    first, other = (held_out(data, 0.2, seed)[1].tolist() for seed in (0, 1))
+    assert first == held_out(data, 0.2, 0)[1].tolist()
+    assert first != other
+
+
+def test_a_share_of_every_class_is_held_out() -> None:
+    data = many((40, 10, 3))
+    train, valid = held_out(data, 0.2, 0)
+    assert sorted([*train, *valid]) == list(range(53))
+    assert np.bincount(data.labels[valid]).tolist() == [8, 2, 1]
+
+
+def test_copies_stay_on_one_side() -> None:
+    rows = letters(30, longest=40)
+    other = {"A": "T", "C": "G", "G": "C", "T": "A"}
+    turned = [("".join(other[letter] for letter in reversed(text)), label) for text, label in rows]
+    data = sequences([*rows, *rows[:10], *turned])
+    groups = copies(data.tokens)
+    assert groups[:30].tolist() == list(range(30))
+    assert groups[30:].tolist() == [*range(10), *range(30)]
+    parts = folds(data, 5, 0)
+    assert all(len(set(parts[groups == group])) == 1 for group in range(30))
+    _, valid = held_out(data, 0.2, 0)
+    assert all(len(set((groups == group)[valid].nonzero()[0])) in (0, (groups == group).sum()) for group in range(30))
+
+
+def test_classes_that_are_too_small() -> None:
+    with pytest.raises(ValueError, match="got the class 'b' with 4 different sequences for 5 folds"):
+        folds(many((9, 4)), 5, 0)
+    with pytest.raises(ValueError, match="got the class 'b' with 1 different sequences; expected at least two"):
+        held_out(many((9, 1)), 0.1, 0)
+    data = many((3, 3))
+    doubled = Sequences(data.names, (*data.tokens[:3], *[data.tokens[3]] * 3), data.labels, data.classes)
+    with pytest.raises(ValueError, match="got the class 'b' with 1 different sequences"):
+        held_out(doubled, 0.1, 0)

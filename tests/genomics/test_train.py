@@ -1,0 +1,305 @@
+"""Training: the best step is kept, a run goes on where it stopped, what is saved is what was trained."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model, write_table
+from titans_lm.genomics.batches import with_targets
+from titans_lm.genomics.best import Best
+from titans_lm.genomics.model import NucleotideModel, make_network, nucleotide_loss
+from titans_lm.genomics.nucleotides import reverse_complement
+from titans_lm.genomics.pretrain import bits_per_nucleotide, pretrain_on_file
+from titans_lm.genomics.records import Sequences
+from titans_lm.genomics.saved import Classifier, load_classifier, load_nucleotides, save_classifier, save_nucleotides
+from titans_lm.genomics.settings import GenomicsFit, PretrainSettings, TrainSettings
+from titans_lm.genomics.split import held_out
+from titans_lm.genomics.train import train_classifier, train_on_file
+from titans_lm.train.run import RunFolder
+from titans_lm.train.settings import plain_settings
+
+
+def settings(folder: Path, **changes: Any) -> TrainSettings:
+    fit = tiny_fit(**changes)
+    shared = {name: getattr(fit, name) for name in GenomicsFit.__dataclass_fields__}
+    return TrainSettings(data=write_table(folder / "dna.tsv", letters()), run=folder / "run", **shared)
+
+
+def parts(count: int = 40) -> tuple[Sequences, Sequences]:
+    data = sequences(letters(count))
+    train, valid = held_out(data, 0.25, 0)
+    return data.take(train), data.take(valid)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainSettings, dict[str, Any]]:
+    told = settings(tmp_path_factory.mktemp("train"), steps=40, eval_every=10)
+    return told, train_on_file(told)
+
+
+def test_it_learns_what_can_be_learned(done) -> None:
+    told, result = done
+    assert result["classes"] == {"box": 20, "plain": 20}
+    assert (result["train_sequences"], result["validation_sequences"], result["cut_sequences"]) == (30, 10, 0)
+    assert result["validation"]["accuracy"] == result["validation_accuracy"] >= 0.8, "a box has a G in it"
+    assert np.sum(result["validation"]["confusion"]) == 10
+    assert json.loads((told.run / "result.json").read_text())["best_step"] == result["best_step"]
+    assert (told.run / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_model_is_that_of_the_best_step(done) -> None:
+    told, result = done
+    looks = [line for line in RunFolder(told.run).metrics.read() if "validation_accuracy" in line]
+    assert [line["step"] for line in looks] == [10, 20, 30, 40]
+    best = max(looks, key=lambda line: (line["validation_accuracy"], -line["validation_loss"]))
+    assert (result["best_step"], result["validation_accuracy"]) == (best["step"], best["validation_accuracy"])
+    data = sequences(letters())
+    valid = data.take(held_out(data, 0.25, 0)[1])
+    found = load_classifier(told.run, "cpu").probabilities(valid.tokens)
+    assert (found.argmax(1) == valid.labels).mean() == best["validation_accuracy"]
+    loss = -np.log(found[np.arange(10), valid.labels]).mean()
+    assert loss == pytest.approx(best["validation_loss"], rel=1e-5)
+
+
+def test_the_first_of_equals_is_kept_unless_the_loss_is_lower(tmp_path: Path) -> None:
+    looks = iter([(0.5, 1.0), (0.5, 1.0), (0.5, 0.9), (0.4, 0.1), (0.6, 2.0)])
+    model, kept = nn.Linear(1, 1), []
+
+    def measure(_: nn.Module) -> dict[str, float]:
+        accuracy, loss = next(looks)
+        return {"validation_accuracy": accuracy, "validation_loss": loss}
+
+    best = Best(tmp_path / "best", measure, tiny_fit(patience=2, eval_every=5))
+    for number in range(5):
+        step = 5 * number + 5
+        assert best.on_step({"step": step}) is False
+        with torch.no_grad():
+            model.weight.fill_(step)
+        best(model)
+        kept.append(best.found["step"])
+    assert kept == [5, 5, 15, 15, 25]
+    again = Best(tmp_path / "best", measure, tiny_fit(patience=2, eval_every=5))
+    other = nn.Linear(1, 1)
+    assert again.load(other)["validation_accuracy"] == 0.6
+    assert other.weight.item() == 25.0
+    assert [again.on_step({"step": step}) for step in (20, 35, 36)] == [False, False, True], "two looks without a best"
+
+
+def test_patience_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import titans_lm.genomics.train as module
+
+    same = {"validation_accuracy": 0.5, "validation_loss": 1.0}
+    monkeypatch.setattr(module, "_look", lambda *_: same)
+    RunFolder.create(tmp_path / "run", {})
+    _, told = train_classifier(tiny_fit(steps=20, patience=2), *parts(), tmp_path / "run")
+    assert (told["best_step"], told["steps"]) == (2, 7), "after the looks at 4 and 6"
+
+
+def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import titans_lm.genomics.train as module
+
+    told = settings(tmp_path, steps=40, eval_every=10)
+    fit = module.fit
+
+    def stopping(*args: Any, on_step: Any, **more: Any) -> Any:
+        def interrupt(record: dict[str, Any]) -> bool:
+            if record["step"] == 15:
+                os.kill(os.getpid(), signal.SIGINT)
+            return on_step(record)
+
+        return fit(*args, on_step=interrupt, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "fit", stopping)
+        with pytest.raises(KeyboardInterrupt, match="stopped after step 15; the same command with --resume goes on"):
+            train_on_file(told)
+    with pytest.raises(ValueError, match="holds a run that is not finished"):
+        load_classifier(told.run, "cpu")
+    with pytest.raises(ValueError, match=r"which holds .* already; choose another folder, or resume the run"):
+        train_on_file(told)
+    other = settings(tmp_path, steps=41, eval_every=10)
+    with pytest.raises(ValueError, match="which was begun with steps=40 and not 41"):
+        train_on_file(other, resume=True)
+    result = train_on_file(told, resume=True)
+    assert result["validation"] == done[1]["validation"]
+    assert result["best_step"] == done[1]["best_step"]
+    model, before = (load_classifier(run, "cpu").core.state_dict() for run in (told.run, done[0].run))
+    assert all(torch.equal(model[name], before[name]) for name in before), "bit for bit"
+
+
+def test_a_finished_run_that_is_resumed_stays_what_it_is(tmp_path: Path) -> None:
+    told = settings(tmp_path)
+    first = train_on_file(told)
+    weights = (told.run / "model" / "model.safetensors").read_bytes()
+    again = train_on_file(told, resume=True)
+    assert (again["best_step"], again["validation"]) == (first["best_step"], first["validation"])
+    assert (told.run / "model" / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("baseline", ["cnn", "kmer-nb", "kmer-lr", None])
+def test_a_saved_classifier_is_the_one_that_was_trained(tmp_path: Path, baseline: str | None) -> None:
+    train, valid = parts()
+    RunFolder.create(tmp_path / "run", {})
+    classifier, told = train_classifier(tiny_fit(baseline=baseline), train, valid, tmp_path / "run")
+    loaded = load_classifier(tmp_path / "run" / "model", "cpu")
+    assert loaded.settings == classifier.settings
+    assert loaded.classes == ("box", "plain")
+    assert loaded.parameters() == classifier.parameters()
+    np.testing.assert_array_equal(loaded.probabilities(valid.tokens), classifier.probabilities(valid.tokens))
+    assert ("steps" in told) == (baseline in ("cnn", None))
+
+
+def test_probabilities_come_in_the_order_of_the_sequences() -> None:
+    fit = tiny_fit()
+    classifier = Classifier(fit, ("a", "b"), make_network(fit, 2))
+    rows = list(parts()[0].tokens)
+    found = classifier.probabilities(rows, batch_size=7)
+    for row, told in zip(rows, found, strict=True):
+        np.testing.assert_allclose(classifier.probabilities([row])[0], told, atol=1e-6)
+    np.testing.assert_allclose(found.sum(1), 1.0)
+
+
+def test_both_strands_are_the_mean_of_each() -> None:
+    fit = tiny_fit(both_strands=True)
+    classifier = Classifier(fit, ("a", "b"), make_network(fit, 2))
+    rows = list(parts()[0].tokens)[:6]
+    other = [reverse_complement(row) for row in rows]
+    one, two = (classifier.probabilities(each, both_strands=False) for each in (rows, other))
+    np.testing.assert_allclose(classifier.probabilities(rows), 0.5 * (one + two))
+    np.testing.assert_allclose(classifier.probabilities(other), classifier.probabilities(rows))
+
+
+def test_pre_training_then_classes(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "dna.tsv", letters())
+    fit = {"model": tiny_model(), "steps": 6, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "device": "cpu"}
+    told = PretrainSettings(data=path, run=tmp_path / "pre", max_length=16, stem_size=2, **fit)
+    result = pretrain_on_file(told)
+    assert result["steps"] == 6
+    assert result["pieces"] + result["held_out_pieces"] > 40, "longer sequences are cut"
+    assert 1.0 < result["held_out_bits_per_nucleotide"] < 2.2
+    with pytest.raises(ValueError, match="which is not empty; choose another folder, or resume the run"):
+        pretrain_on_file(told)
+    assert pretrain_on_file(told, resume=True)["held_out_bits_per_nucleotide"] == pytest.approx(
+        result["held_out_bits_per_nucleotide"]
+    )
+    RunFolder.create(tmp_path / "run", {})
+    train, valid = parts()
+    frozen = tiny_fit(pretrained=tmp_path / "pre", lr=0.0, model=tiny_model())
+    classifier, _ = train_classifier(frozen, train, valid, tmp_path / "run")
+    before = load_nucleotides(tmp_path / "pre").encoder.state_dict()
+    after = classifier.core.encoder.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert classifier.settings.stem_size == 2, "sizes are those of the model that it starts from"
+    RunFolder.create(tmp_path / "other", {})
+    with pytest.raises(ValueError, match="got settings of the model beside pretrained="):
+        train_classifier(tiny_fit(pretrained=tmp_path / "pre", stem_size=5), train, valid, tmp_path / "other")
+    with pytest.raises(ValueError, match="holds a nucleotides model; expected the run of titans genomics train"):
+        load_classifier(tmp_path / "pre", "cpu")
+    with pytest.raises(ValueError, match="holds a classifier model; expected the run of titans genomics pretrain"):
+        load_nucleotides(tmp_path / "run")
+
+
+def test_pre_training_on_the_part_that_is_trained_on(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", {})
+    train, valid = parts()
+    fit = tiny_fit(pretrain_steps=3, lr=1e-3)
+    classifier, told = train_classifier(fit, train, valid, tmp_path / "run")
+    assert told["steps"] == 4
+    assert json.loads((tmp_path / "run" / "pretrain" / "settings.json").read_text())["steps"] == 3
+    assert classifier.probabilities(valid.tokens).shape == (10, 2)
+
+
+def test_pre_training_needs_two_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "one.fa"
+    path.write_text(">a\nACGTACGT\n")
+    told = PretrainSettings(data=path, run=tmp_path / "pre", model=tiny_model())
+    with pytest.raises(ValueError, match="got 1 pieces of 1024 nucleotides; expected at least two"):
+        pretrain_on_file(told)
+    with pytest.raises(ValueError, match="got no data or no run; expected titans genomics pretrain"):
+        pretrain_on_file(PretrainSettings())
+
+
+def test_bits_are_the_mean_over_nucleotides_and_not_over_batches() -> None:
+    model = NucleotideModel(tiny_model())
+    rows = [row for row in parts()[0].tokens]
+    found = bits_per_nucleotide(model, rows, 4)
+    whole = float(nucleotide_loss(model, with_targets(rows))[1]["bits_per_token"])
+    assert found == pytest.approx(whole, rel=1e-5)
+
+
+def test_nothing_broken_is_loaded(tmp_path: Path) -> None:
+    fit = tiny_fit()
+    folder = save_classifier(tmp_path / "model", Classifier(fit, ("a", "b"), make_network(fit, 2)))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["settings"] == json.loads(json.dumps(plain_settings(fit)))
+    for change, said in [
+        ({"classes": ["a", "b", "c"]}, "the weights in .* do not fit its config.json"),
+        ({"format": "titans-lm genomics 9"}, "holds no model of sequences in the format 'titans-lm genomics 1'"),
+    ]:
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(ValueError, match=said):
+            load_classifier(folder, "cpu")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json, which is not JSON"):
+        load_classifier(folder, "cpu")
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
+        load_classifier(folder, "cpu")
+    (empty := tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="which holds no saved model; expected the run of titans genomics train"):
+        load_classifier(empty, "cpu")
+    with pytest.raises(ValueError, match="which is no folder; expected the run of titans genomics pretrain"):
+        load_nucleotides(tmp_path / "none")
+    save_nucleotides(tmp_path / "model", NucleotideModel(tiny_model()))
+    assert isinstance(load_nucleotides(tmp_path / "model"), NucleotideModel), "an older model goes"
+
+
+def test_data_that_cannot_be_trained_on(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got no data or no run; expected titans genomics train DATA --run FOLDER"):
+        train_on_file(TrainSettings())
+    path = tmp_path / "a.fa"
+    path.write_text(">a\nACGT\n>b\nAC\n")
+    with pytest.raises(ValueError, match="got 2 sequences without classes"):
+        train_on_file(TrainSettings(data=path, run=tmp_path / "run"))
+    assert not (tmp_path / "run").exists(), "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"k": 9}, "got k=9; expected 1 to 8"),
+        ({"cnn_kernel": 4}, "got cnn_kernel=4; expected an odd number"),
+        ({"baseline": "cn"}, "got baseline='cn'; did you mean 'cnn'"),
+        ({"pooling": "max"}, "got pooling='max'"),
+        ({"crop": "middle"}, "got crop='middle'"),
+        ({"max_length": -1}, "got max_length=-1; expected an integer of at least 0"),
+        ({"held_out": 0.0}, "got held_out=0.0; expected a number from 0.001 to 0.5"),
+        ({"embed_dropout": 1.0}, "got embed_dropout=1.0"),
+        ({"both_strands": 1}, "got both_strands=1; expected True or False"),
+        ({"patience": 3, "eval_every": 0}, "got patience=3 with eval_every=0"),
+        ({"parallel": "fsdp"}, "got parallel='fsdp' for a classifier"),
+        ({"pretrained": Path("x"), "baseline": "cnn"}, "got pretrained with pretrain_steps or a baseline"),
+        ({"pretrain_steps": 1, "baseline": "cnn"}, "got pretrain_steps with baseline='cnn'"),
+        ({"parameters": 0}, "got parameters=0"),
+    ],
+)
+def test_settings_that_will_not_do(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        tiny_fit(**changes)
+
+
+def test_settings_of_pre_training_that_will_not_do() -> None:
+    with pytest.raises(ValueError, match="got max_length=1; expected an integer of at least 2"):
+        PretrainSettings(max_length=1)
+    with pytest.raises(ValueError, match="got parallel='fsdp' for a model of nucleotides"):
+        PretrainSettings(parallel="fsdp")

@@ -1,0 +1,90 @@
+"""Words of k nucleotides: counted by hand, and both baselines against their definitions."""
+
+import numpy as np
+import pytest
+
+from genomics.genomics_cases import letters, sequences, tiny_fit
+from titans_lm.genomics import needed as extras
+from titans_lm.genomics.kmers import STRENGTHS, fit_words, words_of
+from titans_lm.genomics.nucleotides import encode, reverse_complement
+
+
+def test_words_by_hand() -> None:
+    assert words_of(encode("ACGT", "s"), 2).tolist() == [0 * 4 + 1, 1 * 4 + 2, 2 * 4 + 3]
+    assert words_of(encode("ACNGT", "s"), 2).tolist() == [1, 11], "no word with an N in it"
+    assert words_of(encode("TTT", "s"), 3).tolist() == [63]
+    assert words_of(encode("AC", "s"), 3).tolist() == []
+    assert words_of(encode("NNN", "s"), 1).tolist() == []
+
+
+def parts(seed: int = 0):
+    data = sequences(letters(48, seed))
+    return data.take(list(range(32))), data.take(list(range(32, 48)))
+
+
+def test_naive_bayes_by_hand() -> None:
+    """log p(class) + Σ_w c_w log p(w | class), with one more of every word."""
+    train, valid = parts()
+    classifier, told = fit_words(tiny_fit(baseline="kmer-nb", k=2), train, valid)
+    assert told == {}, "nothing is chosen"
+    tokens, labels = [*train.tokens, *valid.tokens], np.concatenate([train.labels, valid.labels])
+    counts = np.array([np.bincount(words_of(row, 2), minlength=16) for row in tokens])
+    by_class = np.array([counts[labels == number].sum(0) + 1.0 for number in (0, 1)])
+    words = np.log(by_class / by_class.sum(1, keepdims=True))
+    joint = counts @ words.T + np.log(np.bincount(labels) / len(labels))
+    expected = np.exp(joint) / np.exp(joint).sum(1, keepdims=True)
+    np.testing.assert_allclose(classifier.probabilities(tokens), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_logistic_regression_is_scikit_learns(classes: int) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    rows = [
+        (text, label if number % 3 or classes == 2 else "third") for number, (text, label) in enumerate(letters(48))
+    ]
+    data = sequences(rows)
+    train, valid = data.take(list(range(32))), data.take(list(range(32, 48)))
+    classifier, told = fit_words(tiny_fit(baseline="kmer-lr", k=2), train, valid)
+    assert told["strength"] in STRENGTHS
+    assert 0.0 <= told["validation_accuracy"] <= 1.0
+
+    def shares(tokens):
+        counts = np.array([np.bincount(words_of(row, 2), minlength=16) for row in tokens], float)
+        return counts / counts.sum(1, keepdims=True)
+
+    peer = make_pipeline(StandardScaler(with_mean=False), LogisticRegression(C=told["strength"], max_iter=5000))
+    peer.fit(shares(data.tokens), data.labels)
+    expected = peer.predict_proba(shares(data.tokens))
+    np.testing.assert_allclose(classifier.probabilities(data.tokens), expected, atol=1e-4)
+
+
+def test_the_strength_is_that_which_is_best_on_the_validation_part() -> None:
+    """What could not be seen in training decides: with classes turned round there, the weakest fit is taken."""
+    train, valid = parts()
+    turned = type(valid)(valid.names, valid.tokens, 1 - valid.labels, valid.classes)
+    strong = fit_words(tiny_fit(baseline="kmer-lr", k=2), train, valid)[1]["strength"]
+    weak = fit_words(tiny_fit(baseline="kmer-lr", k=2), train, turned)[1]["strength"]
+    assert weak <= strong
+
+
+def test_the_other_strand_may_be_learned_too() -> None:
+    train, valid = parts()
+    both, _ = fit_words(tiny_fit(baseline="kmer-nb", k=2, reverse_complement=True), train, valid)
+    other = [reverse_complement(row) for row in train.tokens]
+    np.testing.assert_allclose(both.probabilities(other), both.probabilities(train.tokens), rtol=1e-9)
+    one, _ = fit_words(tiny_fit(baseline="kmer-nb", k=2), train, valid)
+    assert not np.allclose(one.probabilities(other), one.probabilities(train.tokens))
+
+
+def test_sequences_without_a_word_have_the_odds_of_the_classes() -> None:
+    train, valid = parts()
+    classifier, _ = fit_words(tiny_fit(baseline="kmer-nb", k=4), train, valid)
+    np.testing.assert_allclose(classifier.probabilities([encode("ANA", "s")]), [[0.5, 0.5]])
+
+
+def test_what_is_missing_is_said_with_its_remedy() -> None:
+    with pytest.raises(ValueError, match=r"got no surely_missing, .*pip install 'titans-lm\[genomics\]'"):
+        extras.needed("surely_missing.part")
