@@ -44,7 +44,7 @@ class Fitted:
 
 
 class WindowLoss:
-    """The mean error of forecasts on scaled values; of several windows in a row, with one memory, over all forecasts."""
+    """The mean error of forecasts on scaled values; where a row is several windows, of the forecasts of all of them."""
 
     def __init__(self, settings: TrainSettings, lookback: int, horizon: int) -> None:
         self.error: Callable[[Tensor, Tensor], Tensor] = F.mse_loss if settings.loss == "mse" else F.l1_loss

@@ -187,9 +187,9 @@ def _at_rate(who: Contender, rate: float) -> Contender:
 
 
 def _job(settings: EvaluateForecasters, who: Contender, path: Path, horizon: int, seed: int) -> ForecastJob:
-    named = f"{re.sub(r'[^\w.=,-]', '-', who.name)}-{horizon}" + (
-        f"-lr{who.train.lr:g}-seed{seed}" if who.trained else ""
-    )
+    named = re.sub(r"[^\w.=,-]", "-", f"{who.name}-{horizon}")
+    if who.trained:
+        named += f"-lr{who.train.lr:g}-seed{seed}"
     streaming = settings.streaming and who.has_memory
     return ForecastJob(
         who, settings, path, horizon, seed, settings.out / path.stem / named, streaming=streaming,

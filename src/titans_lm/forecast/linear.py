@@ -117,7 +117,7 @@ class NormalEquations:
         """Solve for the map, [W w] with a bias and W without."""
         L = len(self.inputs) - self.bias
         pull = torch.zeros(len(self.inputs), dtype=torch.float64)
-        pull[:L] = penalty * self.inputs.diagonal()[:L].mean().clamp(min=torch.finfo(torch.float64).tiny)
+        pull[:L] = penalty * (float(self.inputs.diagonal()[:L].mean()) or 1.0)  # of a constant series: W = 0
         return torch.linalg.solve(self.inputs + pull.diag(), self.outputs.T).T
 
     def error(self, found: Float[Tensor, "H L1"]) -> float:

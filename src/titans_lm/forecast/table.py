@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -55,13 +55,21 @@ class Table:
 
     def dates_after(self, count: int) -> np.ndarray | None:
         """Dates of the rows behind the last: whole months where the dates step by months, else by the usual step."""
-        import pandas as pd
-
         if self.dates is None or self.step is None:
             return None
-        frequency = pd.infer_freq(self.dates[-max(3, min(len(self.dates), 64)) :]) if len(self.dates) > 2 else None
-        offset: Any = self.step if frequency is None else frequency
-        return pd.date_range(self.dates[-1], periods=count + 1, freq=offset).to_numpy()[1:]
+        last, ahead = self.dates[-1], np.arange(1, count + 1)
+        if not monthly(self.dates):
+            return last + ahead * self.step
+        month = last.astype("M8[M]")
+        if np.all((self.dates + np.timedelta64(1, "D")).astype("M8[M]") > self.dates.astype("M8[M]")):
+            return (month + ahead + 1).astype(last.dtype) - ((month + 1).astype(last.dtype) - last)  # the months' ends
+        return (month + ahead).astype(last.dtype) + (last - month.astype(last.dtype))
+
+
+def monthly(dates: np.ndarray) -> bool:
+    """Whether dates step by months: each by 28 to 31 days, and not all by as many."""
+    days = np.diff(dates) / np.timedelta64(1, "D")
+    return len(days) > 1 and bool(28 <= days.min() < days.max() <= 31)
 
 
 def read_table(path: Path, settings: TableSettings) -> Table:
@@ -219,9 +227,8 @@ def _uneven(dates: np.ndarray | None) -> list[str]:
     """Tell of steps that differ from the usual one: rows are taken to follow each other evenly."""
     if dates is None or len(dates) < 3:
         return []
-    steps, counts = np.unique(np.diff(dates), return_counts=True)
+    _, counts = np.unique(np.diff(dates), return_counts=True)
     other = len(dates) - 1 - int(counts.max())
-    days = (steps / np.timedelta64(1, "D")).astype(float)
-    if other == 0 or (days.min() >= 28 and days.max() <= 31):
+    if other == 0 or monthly(dates):
         return []
     return [f"{other:,} of {len(dates) - 1:,} steps between dates differ from the usual one; rows are read as even"]
