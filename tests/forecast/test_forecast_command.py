@@ -1,5 +1,6 @@
 import csv
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -48,7 +49,8 @@ def test_training_says_what_it_found_and_leaves_a_model(fitted, capsys, tmp_path
     )
     assert code == 0
     assert "waves: 120 rows of 2 channels; windows: 69 train, 9 validation, 21 test" in out
-    assert "nlinear: validation MSE " in out
+    assert "nlinear: 52 parameters; run folder " in out
+    assert "\nvalidation MSE " in out
     assert f"titans forecast predict {tmp_path / 'run'} {table}" in out
 
 
@@ -195,7 +197,10 @@ MISTAKES = {
     "an unknown model": (["evaluate", "TABLE", "--models", "lmn"], "did you mean 'lmm'"),
     "a model twice": (["evaluate", "TABLE", "--models", "lmm", "lmm"], "expected one or more, each once"),
     "a table twice": (["evaluate", "TABLE", "TABLE"], "got two tables of one name"),
-    "no season": (["evaluate", "TABLE", "--models", "seasonal", "--table.period", "97"], "got a season of 97 rows"),
+    "no season": (
+        ["evaluate", "TABLE", "--models", "seasonal", "--lookback", "12", "--horizons", "4", "--table.period", "97"],
+        "got a season of 97 rows and a lookback of 12",
+    ),
     "too few rows": (["train", "TABLE", "--lookback", "96"], "expected at least 192, one window of 96 rows"),
     "a horizon of none": (["train", "TABLE", "--horizon", "0"], "got horizon=0"),
     "no model": (["predict"], "got no model or no table"),
@@ -234,6 +239,13 @@ def test_mistakes_are_one_line(fitted, capsys, tmp_path, monkeypatch, name):
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
     assert not (tmp_path / "forecast").exists()
+
+
+def test_without_pandas_it_says_how_to_get_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    code, _, err = titans(capsys, "forecast", "evaluate", "table.csv")
+    assert code == 2
+    assert "got no pandas, which tables are read with; install it with: pip install 'titans-lm[forecast]'" in err
 
 
 @pytest.mark.parametrize(

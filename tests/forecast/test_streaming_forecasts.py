@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from forecast.forecast_cases import data, forecaster
+from forecast.forecast_cases import data, forecaster, net
 from titans_lm.forecast.contenders import make_model
 from titans_lm.forecast.model import Shape
 from titans_lm.forecast.score import score, score_streamed
@@ -97,7 +97,7 @@ def test_scores_of_a_stream_are_of_the_same_windows():
 
 def test_what_cannot_be_streamed_is_told():
     series = torch.zeros(40, 2)
-    for model in (forecaster("attention"), make_model("nlinear", None, Shape(12, 4, 2), None)):
+    for model in (forecaster("attention"), make_model("nlinear", net(), Shape(12, 4, 2), None)):
         with pytest.raises(ValueError, match='got memory="carried" for a model without a memory'):
             run(model, series, range(12, 20), "carried")
     with pytest.raises(ValueError, match="expected numbers from 12, the lookback, to 40"):

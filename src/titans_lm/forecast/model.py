@@ -90,8 +90,9 @@ class Forecaster(nn.Module):
         self.head = Head(shape, self.embed.tokens, config.hidden_size, mixed=settings.mixed, zero=beside)
         self.shortcut = nn.Linear(shape.lookback, shape.horizon, bias=False) if beside else None
         if self.shortcut is not None:
-            nn.init.zeros_(self.shortcut.weight)
-            self.shortcut.weight._no_weight_decay = True  # its closed form has a penalty of its own
+            weight: Any = self.shortcut.weight
+            nn.init.zeros_(weight)
+            weight._no_weight_decay = True  # its closed form has a penalty of its own
 
     @property
     def has_memory(self) -> bool:
