@@ -5,6 +5,7 @@ from typing import Any
 
 from titans_lm.commands.compare import Compare, run_compare_command
 from titans_lm.commands.evaluate import Evaluate, run_evaluate
+from titans_lm.commands.forecast import Forecast, run_forecast
 from titans_lm.commands.genomics import Genomics, run_genomics
 from titans_lm.commands.measure import Bench, Demo, run_bench, run_demo
 from titans_lm.commands.memory import MemoryFiles, Read, run_memory, run_read
@@ -27,6 +28,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "bench": (Bench, run_bench),
     "compare": (Compare, run_compare_command),
     "evaluate": (Evaluate, run_evaluate),
+    "forecast": (Forecast, run_forecast),
     "genomics": (Genomics, run_genomics),
     "repro": (Repro, run_repro),
 }

@@ -125,7 +125,16 @@ def variant(name: str) -> Variant:
     if not colon or base not in get_args(Architecture):
         check_varied(name, base, told)
         return Variant(name, {})
-    changes = {}
+    changes = read_changes(name, told)
+    return Variant(base, changes)
+
+
+def read_changes(name: str, told: str) -> dict[str, Any]:
+    """Read what stands behind the colon of a contender's name, "chunk_size=64,momentum=false"; values as in TOML.
+
+    Words need no quotes. ValueError, with the whole name, for what is no setting, and for one that is there twice.
+    """
+    changes: dict[str, Any] = {}
     for part in told.split(","):
         setting, equals, value = part.partition("=")
         if not equals or not setting or not value or setting in changes:
@@ -134,7 +143,7 @@ def variant(name: str) -> Variant:
             changes[setting] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             changes[setting] = value
-    return Variant(base, changes)
+    return changes
 
 
 def check_varied(name: str, base: str, told: str) -> None:

@@ -1,0 +1,281 @@
+"""Settings of forecasting: the table, the model, its training. Plain dataclasses that know nothing of torch."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive, check_switch
+from titans_lm.train.settings import FitSettings, Precision
+
+Split = Literal["auto", "etth", "ettm", "shares"]
+Missing = Literal["error", "fill"]
+Sentinel = Literal["error", "keep", "fill"]
+Normalisation = Literal["mean", "last", "none"]
+Embedding = Literal["patch", "step"]
+Channel = Literal["mlp", "einfft"]
+Shortcut = Literal["none", "linear", "ridge"]
+Loss = Literal["mse", "mae"]
+Memory = Literal["fresh", "carried", "still"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSettings:
+    """How a table is read and divided."""
+
+    separator: str = ","
+    """What stands between two cells."""
+    date: str | None = None
+    """Column of dates; by default the first one, where it holds no numbers."""
+    channels: tuple[str, ...] = ()
+    """Columns to forecast; by default all but the dates."""
+    missing: Missing = "error"
+    """Empty and infinite cells: refuse them, or fill each with the last value before it (at the start, the first)."""
+    sentinels: tuple[float, ...] = (-9999.0,)
+    """Numbers that mean that nothing was measured."""
+    sentinel: Sentinel = "error"
+    """Such numbers: refuse them, keep them as if measured (as published results on Weather do), or fill as above."""
+    split: Split = "auto"
+    """Where training, validation and test part: 12, 4 and 4 months of 30 days of hours (etth) or quarters (ettm), or
+    shares of the rows; auto goes by the name of the file."""
+    train_share: float = 0.7
+    """Share of the rows to train on."""
+    test_share: float = 0.2
+    """Share of the rows to test on, the last ones; validation has the rows between."""
+    period: int | None = None
+    """Rows of a season, for seasonal naive forecasts; by default a day of hours or minutes, a week of days, a year of
+    weeks or months, by the dates."""
+
+    def __post_init__(self) -> None:
+        if len(self.separator) != 1:
+            raise ValueError(f"got separator={self.separator!r}; expected one character")
+        check_choice("missing", self.missing, get_args(Missing))
+        check_choice("sentinel", self.sentinel, get_args(Sentinel))
+        check_choice("split", self.split, get_args(Split))
+        check_between("train_share", self.train_share, 0.0, 1.0)
+        check_between("test_share", self.test_share, 0.0, 1.0)
+        if self.train_share + self.test_share >= 1.0:
+            raise ValueError(
+                f"got train_share={self.train_share} and test_share={self.test_share}; "
+                "expected a sum below 1, so that rows are left for validation"
+            )
+        if self.period is not None:
+            check_at_least("period", self.period, 1)
+
+
+def small_stack() -> BackboneConfig:
+    """One block of width 32: some CPU minutes on ETTh1."""
+    return BackboneConfig(
+        architecture="lmm", hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=64,
+        memory_expansion=2, chunk_size=2, segment_len=4, window=64, num_persistent=4,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetSettings:
+    """Settings of a forecaster on a stack of blocks."""
+
+    instance_norm: Normalisation = "mean"
+    """What a window is normalised by, and its forecast brought back with: its own mean and standard deviation, its
+    last value, or nothing."""
+    affine: bool = False
+    """Whether the normalised window is scaled and shifted by learned numbers per channel (RevIN)."""
+    embedding: Embedding = "patch"
+    """What a token is made of: a patch of several steps, or one step."""
+    patch_len: int = 16
+    """Steps of a patch."""
+    stride: int = 16
+    """Steps from one patch to the next; the last patch ends where the window ends."""
+    mixed: bool = False
+    """Whether a token holds all channels; else each channel is a row of its own, with the same weights."""
+    channel: Channel = "mlp"
+    """What mixes the channels of a token inside a block: a SwiGLU MLP, or EinFFT (Simba)."""
+    dropout: float = 0.1
+    """Dropout of tokens and of what the head reads."""
+    shortcut: Shortcut = "ridge"
+    """A linear map of the window beside the stack: none, trained from zero, or trained from its closed form."""
+    backbone: BackboneConfig = field(default_factory=small_stack)
+    """The stack of blocks; its architecture is that of the model's name."""
+
+    def __post_init__(self) -> None:
+        check_choice("instance_norm", self.instance_norm, get_args(Normalisation))
+        check_choice("embedding", self.embedding, get_args(Embedding))
+        check_choice("channel", self.channel, get_args(Channel))
+        check_choice("shortcut", self.shortcut, get_args(Shortcut))
+        check_at_least("patch_len", self.patch_len, 1)
+        check_at_least("stride", self.stride, 1)
+        check_switch("affine", self.affine)
+        check_switch("mixed", self.mixed)
+        check_between("dropout", self.dropout, 0.0, 0.99)
+        if self.affine and self.instance_norm == "none":
+            raise ValueError('got affine=True with instance_norm="none"; expected "mean" or "last"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Settings of training a forecaster; models without gradients take their ridge alone."""
+
+    epochs: int = 10
+    """Most times that every window is read."""
+    patience: int = 3
+    """Evaluations on validation without a better one after which training ends."""
+    evaluations: int = 1
+    """Evaluations on validation per epoch, evenly."""
+    batch_size: int = 32
+    """Windows of a batch."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    warmup_share: float = 0.05
+    """Share of the steps over which the learning rate rises."""
+    lr_floor: float = 0.1
+    """Share of the peak that the cosine ends at."""
+    weight_decay: float = 0.1
+    """Weight decay of the weight matrices."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 leaves it as it is."""
+    loss: Loss = "mse"
+    """What is minimised, on scaled values: the mean squared or the mean absolute error."""
+    windows: int = 1
+    """Windows one after another that a row of a batch reads with one memory, each with a forecast: above 1 the model
+    is taught to go on with the memory of the window before, and validation is read so too."""
+    ridge: tuple[float, ...] = (1e-6, 1e-4, 1e-2)
+    """Penalties that the closed form of a linear map is tried with, in shares of the mean variance of its inputs; the
+    best on validation is taken."""
+    precision: Precision = "auto"
+    """Precision of matrix products; auto is bfloat16 on a GPU that has it and float32 elsewhere."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "patience", "evaluations", "batch_size", "windows"):
+            check_at_least(name, getattr(self, name), 1)
+        check_choice("loss", self.loss, get_args(Loss))
+        check_between("warmup_share", self.warmup_share, 0.0, 1.0)
+        if not self.ridge:
+            raise ValueError("got ridge=(); expected one penalty or more")
+        for penalty in self.ridge:
+            check_positive("ridge", penalty)
+        self.loop(steps=1, seed=0)
+
+    def loop(self, *, steps: int, seed: int, every: int = 0) -> FitSettings:
+        """Give the settings of the training loop for so many steps."""
+        return FitSettings(
+            steps=steps, lr=self.lr, warmup_steps=int(self.warmup_share * steps), lr_floor=self.lr_floor,
+            weight_decay=self.weight_decay, clip=self.clip, precision=self.precision, device=self.device, seed=seed,
+            log_every=max(1, steps // 1000), eval_every=every, save_every=every, keep=1,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastSettings:
+    """What all forecasters share."""
+
+    lookback: int = 96
+    """Rows L that a forecast is made from."""
+    table: TableSettings = field(default_factory=TableSettings)
+    """How the table is read and divided."""
+    net: NetSettings = field(default_factory=NetSettings)
+    """The model, where it is a stack of blocks (or PatchTST, as far as it has such settings)."""
+    train: TrainSettings = field(default_factory=TrainSettings)
+    """How it is trained."""
+    json: Path | None = None
+    """Write the numbers to this file too."""
+    quiet: bool = False
+    """Show nothing."""
+
+    def __post_init__(self) -> None:
+        check_at_least("lookback", self.lookback, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainForecaster(ForecastSettings):
+    """Settings of `titans forecast train`."""
+
+    data: Path | None = None
+    """Table to train on: a CSV file."""
+    model: str = "lmm"
+    """Model, as titans forecast evaluate takes it."""
+    horizon: int = 96
+    """Rows H that it forecasts."""
+    seed: int = 0
+    """Seed of the fresh weights and of the order of the windows."""
+    out: Path = Path("runs/forecaster")
+    """Folder of the run, with the fitted model in it; the same command goes on where it was stopped."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("horizon", self.horizon, 1)
+        check_at_least("seed", self.seed, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateForecasters(ForecastSettings):
+    """Settings of `titans forecast evaluate`."""
+
+    data: tuple[Path, ...] = ()
+    """Tables: CSV files."""
+    models: tuple[str, ...] = ("lmm", "attention", "nlinear", "repeat")
+    """Models: lmm, mac, mag, mal, attention, sliding, segment, mamba, patchtst, dlinear, nlinear, seasonal, repeat.
+
+    A trained one may be varied, as in lmm:memory_depth=1,patch_len=8,lr=0.003."""
+    horizons: tuple[int, ...] = (96, 192, 336, 720)
+    """Rows H to forecast, each by a model of its own."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of trained models."""
+    rates: tuple[float, ...] = ()
+    """Learning rates that the first seed is trained with; the best on validation counts, and is that of the other
+    seeds. Without any, train.lr is taken."""
+    streaming: bool = False
+    """Measure models with a memory by streaming too: the memory carried from window to window over the whole test
+    part, and held still."""
+    warm_up: int = 0
+    """Windows before the test part that a carried memory has read when it begins."""
+    out: Path = Path("runs/forecast")
+    """Folder of the runs and of results.json; the same command goes on where it was stopped."""
+    jobs: int = 1
+    """Runs at once, each in a process with its share of the cores."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("jobs", self.jobs, 1)
+        check_at_least("warm_up", self.warm_up, 0)
+        for name in ("models", "horizons", "seeds"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise ValueError(f"got {name}={values!r}; expected one or more, each once")
+        for horizon in self.horizons:
+            check_at_least("horizons", horizon, 1)
+        for seed in self.seeds:
+            check_at_least("seeds", seed, 0)
+        for rate in self.rates:
+            check_positive("rates", rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictSettings:
+    """Settings of `titans forecast predict`."""
+
+    model: Path | None = None
+    """Run folder of titans forecast train, or the model folder in it."""
+    data: Path | None = None
+    """Table to go on from: a CSV file with the channels that the model was trained on."""
+    out: Path = Path("forecast")
+    """Folder for forecast.csv and forecast.png; files of these names are replaced."""
+    origin: str | None = None
+    """First row to forecast, as a date or as the number of a row counted from 0; by default the row after the last."""
+    memory: Memory = "fresh"
+    """What the memory has read: the window alone (fresh), all windows before it too (carried), or it learns nothing
+    at all (still)."""
+    table: TableSettings = field(default_factory=TableSettings)
+    """How the table is read."""
+    plot_channels: int = 4
+    """Most channels that the plot shows, the last ones of the table."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
+    json: Path | None = None
+    """Write what was done to this file too."""
+    quiet: bool = False
+    """Show nothing."""
+
+    def __post_init__(self) -> None:
+        check_choice("memory", self.memory, get_args(Memory))
+        check_at_least("plot_channels", self.plot_channels, 1)

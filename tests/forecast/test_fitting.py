@@ -1,0 +1,178 @@
+import json
+
+import pytest
+import torch
+
+from forecast.forecast_cases import data, forecaster, net
+from titans_lm.forecast.contenders import make_model
+from titans_lm.forecast.fitting import Best, WindowLoss, closed_form, fit_model
+from titans_lm.forecast.linear import DLinear, Linear, NormalEquations, RepeatLast
+from titans_lm.forecast.model import Forecaster, Shape
+from titans_lm.forecast.score import Score, score, score_streamed
+from titans_lm.forecast.settings import TrainSettings
+from titans_lm.train.loop import Interrupted
+from titans_lm.train.run import RunFolder
+
+CPU = torch.device("cpu")
+SHAPE = Shape(12, 4, 2)
+QUICK = {"epochs": 3, "batch_size": 16, "lr": 0.01, "device": "cpu"}
+
+
+def test_nlinear_takes_the_penalty_that_is_best_on_validation():
+    made, model = data(), make_model("nlinear", net(), SHAPE, None)
+    settings = TrainSettings(ridge=(1e-8, 1e-2, 1e2))
+    fitted = fit_model(model, made, settings)
+    errors = {}
+    for penalty in settings.ridge:
+        other, equations = Linear(12, 4, 2), NormalEquations(made.parts["train"], "last", bias=True)
+        equations.put(equations.solved(penalty), other.map)
+        errors[penalty] = score(other, made.parts["validation"], CPU).mse
+    assert fitted.penalty == min(errors, key=errors.__getitem__)
+    assert fitted.validation.mse == pytest.approx(errors[fitted.penalty], rel=1e-6)
+    assert (fitted.steps, fitted.seconds) == (0, 0.0)
+
+
+def test_a_model_without_parameters_is_measured():
+    made = data()
+    fitted = fit_model(RepeatLast(4), made, TrainSettings())
+    assert fitted.validation == score(RepeatLast(4), made.parts["validation"], CPU)
+    assert fitted.penalty is None
+
+
+def test_a_shortcut_starts_from_its_closed_form_and_training_makes_it_no_worse():
+    made = data()
+    alone = Linear(12, 4, 2, "mean", bias=False)
+    closed_form(alone.map, "mean", made, TrainSettings())
+    start = score(alone, made.parts["validation"], CPU).mse
+    model = Forecaster(net(shortcut="ridge"), SHAPE)
+    fitted = fit_model(model, made, TrainSettings(**{**QUICK, "epochs": 1, "lr": 1e-9}))
+    assert fitted.validation.mse == pytest.approx(start, rel=1e-5)
+    model = Forecaster(net(shortcut="ridge"), SHAPE)
+    fitted = fit_model(model, made, TrainSettings(**{**QUICK, "lr": 0.5}))  # far too large: the start is the best
+    assert fitted.validation.mse <= start * (1 + 1e-6)
+    assert score(model, made.parts["validation"], CPU).mse == pytest.approx(fitted.validation.mse, rel=1e-6)
+
+
+def test_training_improves_and_ends_with_the_best_weights():
+    made, model = data(), forecaster()
+    before = score(model, made.parts["validation"], CPU)
+    fitted = fit_model(model, made, TrainSettings(**QUICK))
+    assert fitted.validation.mse < before.mse
+    assert score(model, made.parts["validation"], CPU) == pytest.approx(fitted.validation, rel=1e-9)
+    assert 0 < fitted.best_step <= fitted.steps
+    assert fitted.steps <= 3 * 5
+
+
+def test_the_test_part_decides_nothing():
+    found = []
+    for spoiled in (False, True):
+        made = data()
+        if spoiled:
+            made.scaled[made.borders["validation"].stop :] = 1e3
+        torch.manual_seed(0)
+        model = DLinear(12, 4)
+        fit_model(model, made, TrainSettings(**QUICK))
+        found.append(model.state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def best_of(errors, patience=2, folder=None):
+    """Best, told errors instead of measuring them; the weight counts the steps."""
+    model, told = torch.nn.Linear(1, 1, bias=False), iter(errors)
+    best = Best(model, lambda: Score(next(told), 0.0, 7), 2, patience, folder)
+    return model, best
+
+
+def test_it_ends_when_patience_is_out_and_keeps_the_earliest_best():
+    model, best = best_of([3.0, 2.0, 2.0, 2.5])
+    with torch.no_grad():
+        model.weight.fill_(0.0)
+    best.add(0)
+    ended = []
+    for step in range(1, 7):
+        with torch.no_grad():
+            model.weight.fill_(float(step))
+        ended.append(best.after({"step": step}, 99))
+    assert ended == [False, False, False, False, False, True]  # measured at 2, 4 and 6
+    assert best.restore() == {"step": 2, "mse": 2.0, "mae": 0.0, "windows": 7}
+    assert model.weight.item() == 2.0
+    assert best.numbers() == {"validation_mse": 2.5, "validation_mae": 0.0}
+
+
+def test_an_error_that_is_no_number_is_never_the_best():
+    _, best = best_of([float("nan"), 5.0, float("nan")], patience=1)
+    best.add(0)
+    assert not best.after({"step": 2}, 99)
+    assert best.after({"step": 4}, 99)
+    assert best.best["step"] == 2
+
+
+def test_what_was_found_after_the_checkpoint_is_found_again(tmp_path):
+    _, best = best_of([3.0, 1.0], folder=tmp_path)
+    best.add(0)
+    best.after({"step": 2}, 99)
+    assert [one["step"] for one in json.loads((tmp_path / "validation.json").read_bytes())] == [0, 2]
+    _, again = best_of([1.0], folder=tmp_path)
+    again.after({"step": 1}, 99)  # the checkpoint was that of the start
+    assert [one["step"] for one in again.history] == [0]
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
+    made, settings = data(), TrainSettings(**QUICK, evaluations=2)
+
+    def fitted(folder, resume=False):
+        torch.manual_seed(0)
+        model = DLinear(12, 4)
+        run = RunFolder.open(folder) if resume else RunFolder.create(folder, {})
+        return fit_model(model, made, settings, seed=1, run=run), model.state_dict()
+
+    whole, weights = fitted(tmp_path / "whole")
+    asked = iter([False] * 3 + [True] * 9)
+    with monkeypatch.context() as patch:
+        patch.setattr("titans_lm.train.parallel.World.anybody", lambda self, wish: next(asked))
+        with pytest.raises(Interrupted):
+            fitted(tmp_path / "cut")
+    again, others = fitted(tmp_path / "cut", resume=True)
+    assert (again.validation, again.best_step, again.steps) == (whole.validation, whole.best_step, whole.steps)
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert json.loads((tmp_path / "cut" / "validation.json").read_bytes()) == json.loads(
+        (tmp_path / "whole" / "validation.json").read_bytes()
+    )
+
+
+@pytest.mark.parametrize("kind", ["mse", "mae"])
+def test_the_loss_of_several_windows_is_the_mean_over_their_forecasts(kind):
+    made, model = data(), forecaster().eval()
+    batch = made.parts["train"].spanning(3).batch(torch.tensor([4, 9]))
+    found, _ = WindowLoss(TrainSettings(loss=kind, windows=3), 12, 4)(model, batch)
+    rows, state, errors = torch.cat([batch["past"], batch["future"]], dim=1), None, []
+    assert rows.shape == (2, 40, 2)
+    for start in (0, 12, 24):
+        y, state = model.read(rows[:, start : start + 12], state)
+        error = y - rows[:, start + 12 : start + 16]
+        errors.append(error.square().mean() if kind == "mse" else error.abs().mean())
+    torch.testing.assert_close(found, sum(errors) / 3)
+
+
+def test_a_model_that_is_taught_to_go_on_is_chosen_so():
+    made, model = data(rows=160), forecaster()
+    fitted = fit_model(model, made, TrainSettings(**{**QUICK, "epochs": 1}, windows=2))
+    assert fitted.validation == pytest.approx(score_streamed(model, made, "validation", "carried", CPU), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "got epochs=0"),
+        ({"patience": 0}, "got patience=0"),
+        ({"windows": 0}, "got windows=0"),
+        ({"loss": "huber"}, "got loss='huber'"),
+        ({"ridge": ()}, r"got ridge=\(\)"),
+        ({"ridge": (0.0,)}, "got ridge=0.0"),
+        ({"warmup_share": 2.0}, "got warmup_share=2.0"),
+        ({"lr": -1.0}, "got lr=-1.0"),
+    ],
+)
+def test_wrong_settings_of_training_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TrainSettings(**settings)

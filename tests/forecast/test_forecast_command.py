@@ -1,0 +1,273 @@
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from cli_cases import titans
+from forecast.forecast_cases import SMALL, write_csv
+from titans_lm.forecast.jobs import ForecastJob
+from titans_lm.forecast.saved import load_forecaster
+from titans_lm.forecast.settings import TableSettings
+from titans_lm.forecast.table import read_table
+
+SIZES = [f"--net.backbone.{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+QUICK = [
+    *("--lookback", 12, "--train.epochs", 1, "--train.batch-size", 32, "--train.device", "cpu", "--net.patch-len", 4),
+    *("--net.stride", 4, *SIZES),
+]
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A table and a run of `titans forecast train` on it."""
+    from titans_lm.cli import main
+
+    folder = tmp_path_factory.mktemp("forecast")
+    table = write_csv(folder / "waves.csv")
+    args = ["forecast", "train", table, "--horizon", 4, "--out", folder / "run", *QUICK, "--quiet"]
+    main([*map(str, args), "--json", str(folder / "train.json")])
+    return folder, table
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_training_says_what_it_found_and_leaves_a_model(fitted, capsys, tmp_path):
+    folder, table = fitted
+    told = json.loads((folder / "train.json").read_text())
+    assert told["command"].startswith(f"titans forecast train {table} --lookback 12")
+    assert told["windows"] == {"train": 69, "validation": 9, "test": 21}
+    assert told["test"]["windows"] == 21
+    code, out, _ = titans(
+        capsys, "forecast", "train", table, "--horizon", 4, "--out", tmp_path / "run", *QUICK, "--model", "nlinear"
+    )
+    assert code == 0
+    assert "waves: 120 rows of 2 channels; windows: 69 train, 9 validation, 21 test" in out
+    assert "nlinear: 52 parameters; run folder " in out
+    assert "\nvalidation MSE " in out
+    assert f"titans forecast predict {tmp_path / 'run'} {table}" in out
+
+
+def test_a_run_that_is_done_is_read_and_one_of_other_settings_refused(fitted, capsys, monkeypatch):
+    folder, table = fitted
+    monkeypatch.setattr(ForecastJob, "train", lambda self: pytest.fail("it was done before"))
+    args = ["forecast", "train", table, "--out", folder / "run", *QUICK]
+    assert titans(capsys, *args, "--horizon", 4)[0] == 0
+    code, _, err = titans(capsys, *args, "--horizon", 5)
+    assert code == 2
+    assert "holds a run of other settings; give another --out" in err
+
+
+def test_a_saved_model_is_the_model(fitted):
+    folder, table = fitted
+    model = load_forecaster(folder / "run")
+    assert model.channels == ("a", "b")
+    assert tuple(model.shape) == (12, 4, 2)
+    again = load_forecaster(folder / "run" / "model")
+    values = read_table(table, TableSettings()).values
+    found = model.forecast(values)
+    np.testing.assert_array_equal(found, again.forecast(values))
+    np.testing.assert_array_equal(found, model.forecast(values[-12:]))  # a fresh memory has read the window alone
+    scaled = torch.from_numpy((values[-12:] - values[:84].mean(0)) / values[:84].std(0)).float()[None]
+    with torch.no_grad():
+        expected = model.model(scaled)[0].double().numpy() * values[:84].std(0) + values[:84].mean(0)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    carried = model.forecast(values, memory="carried")
+    assert not np.allclose(carried, found)
+    np.testing.assert_allclose(carried, model.forecast(values[-len(values) // 12 * 12 :], memory="carried"))
+    assert not np.allclose(model.forecast(values, memory="still"), found)
+    told = json.loads((folder / "train.json").read_text())
+    assert model.told["test"] == told["test"]
+
+
+def test_wrong_values_are_refused(fitted):
+    model = load_forecaster(fitted[0] / "run")
+    for values in (np.zeros((11, 2)), np.zeros((12, 3))):
+        with pytest.raises(ValueError, match=r"expected \(R, C\) with C = 2 and at least 12 rows"):
+            model.forecast(values)
+    with pytest.raises(ValueError, match="not finite"):
+        model.forecast(np.full((12, 2), np.nan))
+
+
+def test_a_forecast_behind_the_last_row(fitted, capsys, tmp_path):
+    folder, table = fitted
+    args = ["forecast", "predict", folder / "run", table, "--out", tmp_path / "out", "--json", tmp_path / "f.json"]
+    code, out, err = titans(capsys, *args)
+    assert (code, err) == (0, "")
+    rows = rows_of(tmp_path / "out" / "forecast.csv")
+    assert [row["date"] for row in rows] == [f"2020-01-06 0{hour}:00:00" for hour in range(4)]
+    assert list(rows[0]) == ["date", "a", "b"]
+    values = read_table(table, TableSettings()).values
+    expected = load_forecaster(folder / "run").forecast(values)
+    np.testing.assert_allclose([[float(row["a"]), float(row["b"])] for row in rows], expected, rtol=1e-9)
+    assert (tmp_path / "out" / "forecast.png").read_bytes().startswith(b"\x89PNG")
+    told = json.loads((tmp_path / "f.json").read_text())
+    assert (told["origin"], told["rows"]) == (120, 4)
+    assert "mse" not in told
+    assert f"plot: {tmp_path / 'out' / 'forecast.png'}" in out
+
+
+@pytest.mark.parametrize("origin", ["118", "2020-01-05 22:00"])
+def test_a_forecast_beside_the_truth(fitted, capsys, tmp_path, origin):
+    folder, table = fitted
+    args = ["forecast", "predict", folder / "run", table, "--out", tmp_path, "--origin", origin, "--memory", "carried"]
+    assert titans(capsys, *args, "--json", tmp_path / "f.json", "--quiet") == (0, "", "")
+    rows = rows_of(tmp_path / "forecast.csv")
+    values = read_table(table, TableSettings()).values
+    assert [row["a (truth)"] for row in rows[2:]] == ["", ""]
+    np.testing.assert_allclose([float(row["b (truth)"]) for row in rows[:2]], values[118:, 1])
+    model = load_forecaster(folder / "run")
+    forecast = model.forecast(values[:118], memory="carried")
+    np.testing.assert_allclose([float(row["a"]) for row in rows], forecast[:, 0])
+    told = json.loads((tmp_path / "f.json").read_text())
+    error = (forecast[:2] - values[118:]) / values[:84].std(0)
+    assert told["truth_rows"] == 2
+    assert told["mse"] == pytest.approx(np.square(error).mean())
+    assert told["mae"] == pytest.approx(np.abs(error).mean())
+
+
+def test_a_table_without_dates_counts_rows(fitted, capsys, tmp_path):
+    folder, table = fitted
+    values = read_table(table, TableSettings()).values
+    lines = ["b,more,a", *(f"{b},0,{a}" for a, b in values.tolist())]
+    (tmp_path / "plain.csv").write_text("\n".join(lines) + "\n")
+    code, _, err = titans(capsys, "forecast", "predict", folder / "run", tmp_path / "plain.csv", "--out", tmp_path)
+    assert (code, err) == (0, "")
+    rows = rows_of(tmp_path / "forecast.csv")
+    assert [row["row"] for row in rows] == ["120", "121", "122", "123"]
+    np.testing.assert_allclose(float(rows[0]["a"]), load_forecaster(folder / "run").forecast(values)[0, 0])
+
+
+def test_models_side_by_side(fitted, capsys, tmp_path):
+    _, table = fitted
+    other = write_csv(tmp_path / "more.csv", 140, 3)
+    args = ["forecast", "evaluate", table, other, "--models", "lmm", "nlinear", "seasonal", "--table.period", 12]
+    args += ["--horizons", 3, 6, "--seeds", 0, 1, "--streaming", "--out", tmp_path / "out", *QUICK]
+    code, out, err = titans(capsys, *args, "--json", tmp_path / "r.json")
+    assert (code, err) == (0, "")
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == result
+    assert (result["what"], [one["table"] for one in result["tables"]]) == ("forecast", ["waves", "more"])
+    assert {"processor", "commit", "versions"} <= result["hardware"].keys()
+    lmm, nlinear, seasonal = result["tables"][0]["contenders"]
+    assert [(run["horizon"], run["seed"]) for run in lmm["runs"]] == [(3, 0), (3, 1), (6, 0), (6, 1)]
+    assert [(run["horizon"], run["seed"]) for run in nlinear["runs"]] == [(3, 0), (6, 0)]
+    by_seed = [np.mean([run["test"]["mse"] for run in lmm["runs"] if run["seed"] == seed]) for seed in (0, 1)]
+    assert lmm["test"]["mse"]["mean"] == {
+        "mean": pytest.approx(np.mean(by_seed)),
+        "sd": pytest.approx(np.std(by_seed, ddof=1)),
+        "seeds": 2,
+    }
+    assert {"carried", "still"} <= lmm.keys()
+    assert lmm["runs"][0]["streaming"]["carried"]["windows"] == lmm["runs"][0]["test"]["windows"]
+    assert "carried" not in nlinear
+    assert nlinear["runs"][0]["rate"] is None
+    assert result["tables"][1]["windows"]["6"] == {"train": 81, "validation": 9, "test": 23}
+    assert "waves: test MSE and MAE on scaled values" in out
+    assert "lmm carried" in out
+    row = next(line for line in out.splitlines() if line.startswith("3 "))
+    assert f"{seasonal['test']['mse']['3']['mean']:.3f}  {seasonal['test']['mae']['3']['mean']:.3f}" in row
+    assert out.count("\nmean ") == 2
+
+
+def test_a_learning_rate_is_chosen_on_validation_by_the_first_seed(fitted, capsys, tmp_path):
+    _, table = fitted
+    args = ["forecast", "evaluate", table, "--models", "dlinear", "--horizons", 3, "--seeds", 1, 2, "--quiet"]
+    args += ["--rates", 0.01, 1e-7, "--out", tmp_path, *QUICK]
+    assert titans(capsys, *args) == (0, "", "")
+    folders = sorted(path.parent.name for path in tmp_path.glob("waves/*/result.json"))
+    results = {name: json.loads((tmp_path / "waves" / name / "result.json").read_text()) for name in folders}
+    tried = {rate: results[f"dlinear-3-lr{rate}-seed1"]["validation"]["mse"] for rate in ("0.01", "1e-07")}
+    best = min(tried, key=tried.__getitem__)
+    assert folders == sorted([*(f"dlinear-3-lr{rate}-seed1" for rate in tried), f"dlinear-3-lr{best}-seed2"])
+    runs = json.loads((tmp_path / "results.json").read_text())["tables"][0]["contenders"][0]["runs"]
+    assert [(run["seed"], run["rate"]) for run in runs] == [(1, float(best)), (2, float(best))]
+
+
+MISTAKES = {
+    "no table": (["train"], "got no table; expected a CSV file: titans forecast train DATA.csv"),
+    "no tables": (["evaluate"], "got no table; expected a CSV file or more"),
+    "a table that is not there": (["evaluate", "none.csv"], "got the table 'none.csv', which is no file"),
+    "an unknown model": (["evaluate", "TABLE", "--models", "lmn"], "did you mean 'lmm'"),
+    "a model twice": (["evaluate", "TABLE", "--models", "lmm", "lmm"], "expected one or more, each once"),
+    "a table twice": (["evaluate", "TABLE", "TABLE"], "got two tables of one name"),
+    "no season": (
+        ["evaluate", "TABLE", "--models", "seasonal", "--lookback", "12", "--horizons", "4", "--table.period", "97"],
+        "got a season of 97 rows and a lookback of 12",
+    ),
+    "too few rows": (["train", "TABLE", "--lookback", "96"], "expected at least 192, one window of 96 rows"),
+    "a horizon of none": (["train", "TABLE", "--horizon", "0"], "got horizon=0"),
+    "no model": (["predict"], "got no model or no table"),
+    "a model that is not there": (
+        ["predict", "nowhere", "TABLE"],
+        "got the forecaster 'nowhere', which does not exist",
+    ),
+    "a folder of something else": (["predict", "FOLDER", "TABLE"], "holds no forecast.json"),
+    "a channel that is lacking": (["predict", "RUN", "OTHER"], "without the channels 'a', 'b'; expected those that"),
+    "an origin too early": (["predict", "RUN", "TABLE", "--origin", "11"], "expected a row from 12 on"),
+    "an origin too late": (["predict", "RUN", "TABLE", "--origin", "121"], "to 120"),
+    "an origin that is no date": (
+        ["predict", "RUN", "TABLE", "--origin", "noon"],
+        "got origin='noon'; expected a date",
+    ),
+    "a date without dates": (["predict", "RUN", "PLAIN", "--origin", "2020-01-02"], "for a table without dates"),
+    "an unknown command": (["predct"], "predct"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_line(fitted, capsys, tmp_path, monkeypatch, name):
+    args, message = MISTAKES[name]
+    folder, table = fitted
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.csv").write_text("c,d\n" + "1,2\n" * 20)
+    (tmp_path / "plain.csv").write_text("a,b\n" + "1,2\n" * 20)
+    paths = {
+        "TABLE": table,
+        "RUN": folder / "run",
+        "FOLDER": tmp_path,
+        "OTHER": tmp_path / "other.csv",
+        "PLAIN": tmp_path / "plain.csv",
+    }
+    code, _, err = titans(capsys, "forecast", *(paths.get(arg, arg) for arg in args))
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+    assert not (tmp_path / "forecast").exists()
+
+
+def test_without_pandas_it_says_how_to_get_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    code, _, err = titans(capsys, "forecast", "evaluate", "table.csv")
+    assert code == 2
+    assert "got no pandas, which tables are read with; install it with: pip install 'titans-lm[forecast]'" in err
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("forecast.json", b"{"),
+        ("forecast.json", b"[]"),
+        ("forecast.json", b'{"format": "another"}'),
+        ("model.safetensors", b"xx"),
+    ],
+)
+def test_damaged_models_are_named(fitted, tmp_path, file, content):
+    for path in (fitted[0] / "run" / "model").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=r"the forecaster in .* cannot be loaded"):
+        load_forecaster(tmp_path)
+
+
+def test_weights_of_another_model_are_named(fitted, tmp_path):
+    for path in (fitted[0] / "run" / "model").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    safetensors.torch.save_file({"x": torch.zeros(1)}, str(tmp_path / "model.safetensors"))
+    with pytest.raises(ValueError, match="cannot be loaded: RuntimeError"):
+        load_forecaster(tmp_path)

@@ -1,0 +1,162 @@
+import numpy as np
+import pytest
+
+from forecast.forecast_cases import write_csv
+from titans_lm.forecast.settings import TableSettings
+from titans_lm.forecast.table import Table, read_table
+
+
+def read(path, text=None, **settings):
+    if text is not None:
+        path.write_text(text)
+    return read_table(path, TableSettings(**settings))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "table.csv"
+
+
+def test_a_table_with_dates_and_a_header(path):
+    found = read(path, "date,load,oil\n2020-01-01 00:00:00,1,2.5\n2020-01-01 01:00:00,3,-4\n2020-01-01 02:00:00,5,6\n")
+    assert found.name == "table"
+    assert found.channels == ("load", "oil")
+    np.testing.assert_array_equal(found.values, [[1, 2.5], [3, -4], [5, 6]])
+    assert str(found.dates[2]).startswith("2020-01-01T02:00:00")
+    assert found.step == np.timedelta64(1, "h")
+    assert (found.season, found.notes) == (24, ())
+
+
+def test_a_table_without_dates_or_without_a_header(path):
+    found = read(path, "load,oil\n1,2\n3,4\n")
+    assert (found.channels, found.dates, found.season, found.step) == (("load", "oil"), None, None, None)
+    found = read(path, "1008.8,0.7\n1008.7,0.8\n")
+    assert found.channels == ("channel 0", "channel 1")
+    np.testing.assert_array_equal(found.values, [[1008.8, 0.7], [1008.7, 0.8]])
+    found = read(path, "2020-01-01,0.7\n2020-01-02,0.8\n")
+    assert (found.channels, len(found.values)) == (("channel 1",), 2)
+    assert read(path, "load\n1\n2\n").values.shape == (2, 1)
+    assert read(path, "1\n2\n").values.shape == (2, 1)
+
+
+def test_separator_date_and_channels_are_settings(path):
+    text = "load;when;oil\n1;1990/1/1 0:00;2\n3;1990/1/2 0:00;4\n"
+    found = read(path, text, separator=";", date="when", channels=("oil",))
+    assert found.channels == ("oil",)
+    np.testing.assert_array_equal(found.values, [[2], [4]])
+    assert (found.step, found.season) == (np.timedelta64(1, "D"), 7)
+
+
+def test_dates_with_a_time_zone_are_read_as_utc(path):
+    found = read(path, "date,x\n2020-01-01 00:00:00+02:00,1\n2020-01-01 01:00:00+02:00,2\n")
+    assert str(found.dates[0]).startswith("2019-12-31T22:00:00")
+
+
+@pytest.mark.parametrize(
+    ("step", "season"), [("15min", 96), ("10min", 144), ("h", 24), ("D", 7), ("W", 52), ("MS", 12), ("YS", None)]
+)
+def test_a_season_follows_from_the_step(tmp_path, step, season):
+    found = read(write_csv(tmp_path / "t.csv", 40, step=step))
+    assert found.season == season
+    assert found.notes == () or step == "YS"
+
+
+def test_dates_go_on_by_the_usual_step_and_by_whole_months(tmp_path):
+    hours = read(write_csv(tmp_path / "h.csv", 30)).dates_after(2)
+    assert [str(date)[:16] for date in hours] == ["2020-01-02T06:00", "2020-01-02T07:00"]
+    months = read(write_csv(tmp_path / "m.csv", 30, step="MS")).dates_after(3)
+    assert [str(date)[:10] for date in months] == ["2022-07-01", "2022-08-01", "2022-09-01"]
+    ends = read(write_csv(tmp_path / "e.csv", 30, step="ME")).dates_after(3)
+    assert [str(date)[:10] for date in ends] == ["2022-07-31", "2022-08-31", "2022-09-30"]
+    uneven = Table("t", np.zeros((3, 1)), ("x",), np.array(["2020-01-01", "2020-01-02", "2020-01-04"], "M8[s]"))
+    assert [str(date)[:10] for date in uneven.dates_after(1)] == ["2020-01-05"]
+    assert Table("t", np.zeros((3, 1)), ("x",)).dates_after(2) is None
+
+
+def test_uneven_steps_are_told(path):
+    found = read(path, "date,x\n2020-01-01,1\n2020-01-02,2\n2020-01-04,3\n2020-01-05,4\n")
+    assert found.notes == ("1 of 3 steps between dates differ from the usual one; rows are read as even",)
+
+
+GAPS = "a,b\n,1\n2,\n3,inf\n,4\n"
+
+
+def test_missing_values_are_refused_by_name(path):
+    with pytest.raises(ValueError, match=r'no number in 4 cells \(a, b; first in row 0\).*expected missing="fill"'):
+        read(path, GAPS)
+
+
+def test_missing_values_are_filled_with_what_stands_before_them(path):
+    found = read(path, GAPS, missing="fill")
+    np.testing.assert_array_equal(found.values, [[2, 1], [2, 1], [3, 1], [3, 4]])
+    assert found.notes == ("no number in 4 cells (a, b; first in row 0): filled",)
+
+
+def test_a_filled_cell_tells_nothing_of_later_ones(path):
+    before = read(path, "a\n1\n\nnan\n5\n".replace("\n\n", "\nnan\n"), missing="fill").values
+    after = read(path, "a\n1\nnan\nnan\n9\n", missing="fill").values
+    np.testing.assert_array_equal(before[:3], after[:3])
+
+
+def test_sentinels_are_refused_kept_or_filled(path):
+    text = "a,b\n1,5\n-9999,6\n3,-9999.0\n"
+    with pytest.raises(ValueError, match=r"got -9999 in 2 cells \(a, b; first in row 1\).*\"fill\".*\"keep\""):
+        read(path, text)
+    kept = read(path, text, sentinel="keep")
+    np.testing.assert_array_equal(kept.values[1], [-9999, 6])
+    assert kept.notes == ("-9999 in 2 cells (a, b; first in row 1): kept",)
+    filled = read(path, text, sentinel="fill")
+    np.testing.assert_array_equal(filled.values, [[1, 5], [1, 6], [3, 6]])
+    assert filled.notes == ("-9999 in 2 cells (a, b; first in row 1): filled",)
+    np.testing.assert_array_equal(read(path, text, sentinels=()).values, kept.values)
+
+
+MISTAKES = {
+    "no file": (None, {}, "which is no file"),
+    "an empty file": ("", {}, "which is no table"),
+    "a header alone": ("date,a\n", {}, "no row of numbers"),
+    "ragged rows": ("a,b\n1,2\n1,2,3\n", {}, "which is no table"),
+    "a word": ("a,b\n1,2\n3,four\n", {}, r"got 'four' in row 1 of .*, in column 'b'; expected a number"),
+    "a name twice": ("a,b,a\n1,2,3\n", {}, "two columns named 'a'"),
+    "dates alone": ("date,a\n2020-01-01,1\n", {"channels": ("date",)}, "the channel 'date'"),
+    "an unknown channel": ("load,b\n1,2\n", {"channels": ("laod",)}, "did you mean 'load'"),
+    "an unknown date": ("when,b\n2020-01-01,2\n", {"date": "whem"}, "did you mean 'when'"),
+    "numbers for dates": ("a,b\n1,2\n", {"date": "a"}, "got numbers in the column of dates 'a'"),
+    "no date": ("date,a\n2020-01-01,1\nsoon,2\n", {}, "got 'soon' as the date of row 1"),
+    "dates that go back": (
+        "date,a\n2020-01-02,1\n2020-01-01,2\n",
+        {},
+        "got 2020-01-01 in row 1 of .* behind 2020-01-02; expected dates that increase",
+    ),
+    "a date twice": ("date,a\n2020-01-02,1\n2020-01-02,2\n", {}, "there twice"),
+    "an empty column": ("a,b\n1,\n2,\n", {"missing": "fill"}, "column 'b' of .* without a number"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(path, name):
+    text, settings, message = MISTAKES[name]
+    with pytest.raises(ValueError, match=message):
+        read(path, text, **settings)
+
+
+def test_bytes_that_are_no_text(path):
+    path.write_bytes(b"a,b\n1,\xff\xfe\n")
+    with pytest.raises(ValueError, match="which is no table"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"separator": ", "}, "got separator=', '; expected one character"),
+        ({"missing": "drop"}, "got missing='drop'"),
+        ({"sentinel": "drop"}, "got sentinel='drop'"),
+        ({"split": "ett"}, "got split='ett'"),
+        ({"train_share": 0.8, "test_share": 0.2}, "expected a sum below 1"),
+        ({"period": 0}, "got period=0"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TableSettings(**settings)
