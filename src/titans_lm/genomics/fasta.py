@@ -8,7 +8,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from titans_lm.genomics.nucleotides import Tokens, Unknown, encode, reverse_complement
+from titans_lm.genomics.nucleotides import Tokens, encode, reverse_complement
+from titans_lm.genomics.settings import Unknown
 
 FASTA = (".fa", ".fasta", ".fna", ".ffn")
 COLUMNS = ("id", "region", "start", "end", "strand")

@@ -1,18 +1,16 @@
 """Nucleotides as tokens: one id for each of A C G T, one for N, which is any of them, and one for padding."""
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
 from titans_lm.config import check_choice
+from titans_lm.genomics.settings import Unknown
 
 LETTERS = "ACGTN"
 N, PAD = 4, 5
 VOCAB_SIZE = 6
 IUPAC = "RYSWKMBDHV"
 """Codes for one of two or three bases: R is A or G, Y is C or T, and so on; N takes their place."""
-Unknown = Literal["iupac", "error", "n"]
 Tokens = NDArray[np.uint8]
 
 _OTHER, _CODE = 255, 254

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive, check_switch
-from titans_lm.genomics.nucleotides import Unknown
 from titans_lm.train.settings import FitSettings
 
+Unknown = Literal["iupac", "error", "n"]
 Crop = Literal["center", "start", "end"]
 Pooling = Literal["mean", "last"]
 Baseline = Literal["cnn", "kmer-nb", "kmer-lr"]
