@@ -97,7 +97,7 @@ def alone() -> list[Case]:
     return [
         Case(rows=rows, tokens=tokens, heads=heads, forget_to=forget_to, gates=GATES[gates], **network)
         for tokens, (rows, heads), forget_to, gates, network in product(
-            (3, 9), ((1, 1), (1, 2), (2, 1)), ("zero", "init"), ("head", "channel"), (LINEAR, {})
+            (3, 9), ((1, 1), (1, 2), (2, 1)), ("zero", "init"), ("head", "layer", "channel"), (LINEAR, {})
         )
     ]
 
