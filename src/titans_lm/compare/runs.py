@@ -1,14 +1,13 @@
 """The runs of `titans compare`: language models on the same text."""
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from titans_lm.compare.jobs import Attempt, Result, final_attempts, trial_attempts
 from titans_lm.compare.score import score_run
 from titans_lm.compare.settings import CompareSettings, contender
-from titans_lm.train.run import SETTINGS
+from titans_lm.train.run import SETTINGS, begun_with
 from titans_lm.train.settings import LanguageSettings, plain_settings
 
 
@@ -42,10 +41,8 @@ class TextJob:
 
     def begun(self) -> Result | None:
         """Tell what a run that is not done was begun with."""
-        path = self.folder / SETTINGS
-        if not path.is_file():
-            return None
-        return {**self.asked(), "settings": _without_run(json.loads(path.read_bytes()))}
+        settings = begun_with(self.folder)
+        return None if settings is None else {**self.asked(), "settings": _without_run(settings)}
 
     def train(self) -> Result:
         """Train it, from where it stopped if it did, and score it."""

@@ -125,20 +125,20 @@ def variant(name: str) -> Variant:
     if not colon or base not in get_args(Architecture):
         check_varied(name, base, told)
         return Variant(name, {})
-    changes = read_changes(name, told)
-    return Variant(base, changes)
+    return Variant(base, read_changes(name, told))
 
 
-def read_changes(name: str, told: str) -> dict[str, Any]:
+def read_changes(name: str, told: str, base: str = "ARCHITECTURE") -> dict[str, Any]:
     """Read what stands behind the colon of a contender's name, "chunk_size=64,momentum=false"; values as in TOML.
 
-    Words need no quotes. ValueError, with the whole name, for what is no setting, and for one that is there twice.
+    Words need no quotes. ValueError, with the whole name, for what is no setting, and for one that is there twice;
+    `base` is what it says should stand before the colon.
     """
     changes: dict[str, Any] = {}
     for part in told.split(","):
         setting, equals, value = part.partition("=")
         if not equals or not setting or not value or setting in changes:
-            raise ValueError(f"got the model {name!r}; expected ARCHITECTURE:SETTING=VALUE,…, every setting once")
+            raise ValueError(f"got the model {name!r}; expected {base}:SETTING=VALUE,…, every setting once")
         try:
             changes[setting] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:

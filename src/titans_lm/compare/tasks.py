@@ -1,7 +1,6 @@
 """Models of equal size on a synthetic task: what `titans evaluate mqar` and its sisters run."""
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from titans_lm.train.files import write_json
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import TaskLoss
 from titans_lm.train.match import count_parameters, sized_for
-from titans_lm.train.run import SETTINGS, RunFolder
+from titans_lm.train.run import RunFolder, begun_with
 from titans_lm.train.settings import plain_settings
 
 if TYPE_CHECKING:
@@ -109,8 +108,7 @@ class TaskJob:
 
     def begun(self) -> Result | None:
         """Tell what a run that is not done was begun with."""
-        path = self.folder / SETTINGS
-        return json.loads(path.read_bytes()) if path.is_file() else None
+        return begun_with(self.folder)
 
     def train(self) -> Result:
         """Train it, from where it stopped if it did, and test it."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from titans_lm.forecast.table import read_table
 from titans_lm.forecast.windows import Prepared, prepare, prepared
 from titans_lm.train.device import choose_device
 from titans_lm.train.log import ProgressReport
-from titans_lm.train.run import SETTINGS, RunFolder
+from titans_lm.train.run import RunFolder, begun_with
 from titans_lm.train.settings import plain_settings
 
 
@@ -66,8 +65,7 @@ class ForecastJob:
 
     def begun(self) -> Result | None:
         """Tell what a run that is not done was begun with."""
-        path = self.folder / SETTINGS
-        return json.loads(path.read_bytes()) if path.is_file() else None
+        return begun_with(self.folder)
 
     def prepare(self) -> tuple[Prepared, torch.nn.Module]:
         """Read the table and make the model; ValueError for what does not go together."""

@@ -2,9 +2,9 @@
 
 import dataclasses
 import re
-import tomllib
-from typing import Any, get_args
+from typing import get_args
 
+from titans_lm.compare.settings import read_changes
 from titans_lm.config import Architecture, BackboneConfig, check_choice, nearest
 from titans_lm.genomics.nucleotides import VOCAB_SIZE
 from titans_lm.genomics.settings import COUNTED, Baseline, GenomicsFit
@@ -40,7 +40,8 @@ def contender(shared: GenomicsFit, name: str, parameters: int | None = None) -> 
     convolution that the memory has, on the q, k and v of its attention, so that it is no advantage of the memory's.
     ValueError for a name that is not known, and for what cannot be varied.
     """
-    base, changes = base_of(name), _changes(name)
+    base, colon, told = name.partition(":")
+    changes = read_changes(name, told, "NAME") if colon else {}
     check_choice("models", base, (*get_args(Architecture), *get_args(Baseline)))
     backbone = {field.name for field in dataclasses.fields(BackboneConfig)} - {"architecture", "intermediate_size"}
     ours = base in get_args(Architecture)
@@ -73,18 +74,3 @@ def shared_size(shared: GenomicsFit, names: tuple[str, ...]) -> int | None:
 def folder_name(name: str) -> str:
     """Name a folder by a contender."""
     return re.sub(r"[^\w.=,-]", "-", name)
-
-
-def _changes(name: str) -> dict[str, Any]:
-    """Read "lmm:memory_depth=2,pooling=last"; values are written as in TOML, words without quotes."""
-    _, colon, told = name.partition(":")
-    changes: dict[str, Any] = {}
-    for part in told.split(",") if colon else []:
-        setting, equals, value = part.partition("=")
-        if not equals or not setting or not value or setting in changes:
-            raise ValueError(f"got the model {name!r}; expected NAME:SETTING=VALUE,…, every setting once")
-        try:
-            changes[setting] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            changes[setting] = value
-    return changes

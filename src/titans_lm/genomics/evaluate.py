@@ -1,7 +1,6 @@
 """Cross-validation of several classifiers on one file: what `titans genomics evaluate` runs."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from titans_lm.genomics.settings import EvaluateSettings, GenomicsFit
 from titans_lm.genomics.split import folds, held_out
 from titans_lm.genomics.train import counted, cut_told, train_classifier
 from titans_lm.train.files import write_atomically, write_json
-from titans_lm.train.run import SETTINGS, RunFolder
+from titans_lm.train.run import RunFolder, begun_with
 from titans_lm.train.settings import plain_settings
 
 FILE, PREDICTIONS = "results.json", "predictions.tsv"
@@ -64,8 +63,7 @@ class FoldJob:
 
     def begun(self) -> Result | None:
         """Tell what a run that is not done was begun with."""
-        path = self.folder / SETTINGS
-        return json.loads(path.read_bytes()) if path.is_file() else None
+        return begun_with(self.folder)
 
     def train(self) -> Result:
         """Train it, from where it stopped if it did, and test it on sequences that it has not seen."""

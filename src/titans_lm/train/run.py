@@ -106,6 +106,12 @@ class RunFolder:
         return self.path / MODEL
 
 
+def begun_with(run: Path) -> dict[str, Any] | None:
+    """Tell what a run was begun with; None where there is none."""
+    path = run / SETTINGS
+    return json.loads(path.read_bytes()) if path.is_file() else None
+
+
 def latest_checkpoint(run: Path) -> Path | None:
     """Find a run's newest checkpoint, or None: what LATEST names, unless somebody removed it."""
     pointer = run / CHECKPOINTS / LATEST
