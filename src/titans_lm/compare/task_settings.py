@@ -46,13 +46,16 @@ class TaskFit(ModelSettings):
     """Most tokens of a batch: of long rows it has fewer. 0 sets no limit."""
     text_weight: float = 0.0
     """Weight of the loss of all tokens of a row beside that of the answers: for rows that are text."""
+    gate_price: float = 0.0
+    """Price of writing and forgetting: this times the mean θ and α of all tokens is added to the loss."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least("batch_size", self.batch_size, 1)
         check_at_least("batch_tokens", self.batch_tokens, 0)
-        if not 0.0 <= self.text_weight < float("inf"):
-            raise ValueError(f"got text_weight={self.text_weight}; expected a number of at least 0")
+        for name in ("text_weight", "gate_price"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"got {name}={getattr(self, name)}; expected a number of at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)

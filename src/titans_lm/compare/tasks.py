@@ -120,9 +120,8 @@ class TaskJob:
             batch_tokens=self.settings.batch_tokens, weights=self.shares or None,
         )  # fmt: skip
         while_training = (lambda model: self._test(model, 128)) if self.settings.eval_every else None
-        ended = fit(
-            sized.model, batches, TaskLoss(self.settings.text_weight), self.settings, run=run, eval_fn=while_training
-        )
+        loss = TaskLoss(self.settings.text_weight, self.settings.gate_price)
+        ended = fit(sized.model, batches, loss, self.settings, run=run, eval_fn=while_training)
         found = self._test(sized.model, self.examples)
         longest = max(1, *(task.length for task in self.tested.values()))
         return {

@@ -5,6 +5,8 @@ nothing is shifted here.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.memory import NeuralMemory
 from titans_lm.ops.state import detach_state, map_state, select_rows, state_tensors
 from titans_lm.train.parallel import plain
 
@@ -47,16 +50,42 @@ class TaskLoss:
     """
 
     text_weight: float = 0.0
+    gate_price: float = 0.0
+    """Added to the loss, times the mean of θ and α over all tokens, heads and layers of all memories.
+
+    A memory whose answers are right gets no gradient, and then nothing teaches it to leave alone what it reads in
+    vain; in rows much longer than those it was taught by, such writes and fades add up."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
-        if not self.text_weight:
-            return recall_loss(model, batch)
-        logits, ids = _call(model, batch).logits, batch["input_ids"]
-        asked_behind = (batch["targets"] != IGNORED).flip(1).cumsum(1).flip(1) > 0
-        words = ids[:, 1:].masked_fill(~asked_behind[:, :-1], IGNORED)
-        asked, text = token_loss(logits, batch["targets"]), token_loss(logits[:, :-1], words)
-        told = {"accuracy": accuracy(logits, batch["targets"]), "text_bits_per_token": text.detach() / math.log(2)}
-        return asked + self.text_weight * text, told
+        with opened_gates(plain(model)) if self.gate_price else nullcontext([]) as gates:
+            logits, ids = _call(model, batch).logits, batch["input_ids"]
+        loss, told = token_loss(logits, batch["targets"]), {"accuracy": accuracy(logits, batch["targets"])}
+        if self.text_weight:
+            asked_behind = (batch["targets"] != IGNORED).flip(1).cumsum(1).flip(1) > 0
+            text = token_loss(logits[:, :-1], ids[:, 1:].masked_fill(~asked_behind[:, :-1], IGNORED))
+            loss, told["text_bits_per_token"] = loss + self.text_weight * text, text.detach() / math.log(2)
+        if gates:
+            price = torch.stack([gate.mean() for gate in gates]).mean()
+            loss, told["gates"] = loss + self.gate_price * price, price.detach()
+        return loss, told
+
+
+@contextmanager
+def opened_gates(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect θ and α of every memory that a model runs inside of the block, with their gradients."""
+    memories = [module for module in model.modules() if isinstance(module, NeuralMemory)]
+    found: list[Tensor] = []
+
+    def keep(_: nn.Module, __: object, gate: Tensor | tuple[Tensor, ...]) -> None:
+        found.extend(gate if isinstance(gate, tuple) else (gate,))
+
+    projections = [gate for memory in memories for gate in (memory.theta_proj, memory.alpha_proj) if gate is not None]
+    handles = [gate.register_forward_hook(keep) for gate in projections]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
