@@ -311,3 +311,10 @@ def test_long_rows_are_tested_on_as_many_as_fit(tmp_path: Path) -> None:
         "16:2": (8, 16), "32:2": (8, 16), "64:2": (2, 4), "512:2": (1, 2),
     }  # fmt: skip
     assert "(2 of 64:2, 1 of 512:2)" in scored.rows(result)[0]
+
+
+@pytest.mark.parametrize("name", ["text_weight", "gate_price"])
+@pytest.mark.parametrize("wrong", [-0.5, float("inf"), float("nan")])
+def test_weights_of_the_loss_are_numbers_from_zero(name: str, wrong: float) -> None:
+    with pytest.raises(ValueError, match=f"got {name}={wrong}; expected a number of at least 0"):
+        TaskFit(**{name: wrong})

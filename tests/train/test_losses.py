@@ -66,6 +66,45 @@ def test_the_text_of_a_task_counts_by_its_weight(llama, weight: float):
         assert float(metrics["text_bits_per_token"]) == pytest.approx(float(text.detach()) / math.log(2))
 
 
+@pytest.mark.parametrize("changes", [{}, {"decay": False}, {"gates": "channel"}, {"memory_depth": 2}])
+@pytest.mark.parametrize("architecture", ["lmm", "mac"])
+def test_open_gates_have_their_price(titans, architecture, changes):
+    """By what each projection of gates gives to the inputs it gets, one after the other."""
+    model = titans(architecture, **changes)
+    batch = TaskBatches(RecallSettings(pairs=2, symbols=8, length=12, gap=4), batch_size=4)(0)
+    names = {f".{gate}_proj" for gate in ("theta", *(["alpha"] if changes.get("decay", True) else []))}
+    gates = [module for name, module in model.named_modules() if name.endswith(tuple(names))]
+    means = []
+    handles = [
+        gate.register_forward_hook(lambda _m, _i, out: means.extend(x.mean() for x in _parts(out))) for gate in gates
+    ]
+    free, _ = TaskLoss()(model, batch)
+    for handle in handles:
+        handle.remove()
+    loss, told = TaskLoss(gate_price=3.0)(model, batch)
+    assert means
+    torch.testing.assert_close(told["gates"], torch.stack(means).mean().detach())
+    torch.testing.assert_close(loss, free + 3.0 * torch.stack(means).mean())
+    loss.backward()
+    paid = [gate.proj.weight.grad.clone() for gate in gates]
+    model.zero_grad()
+    (free + 3.0 * torch.stack(means).mean()).backward()
+    for gate, grad in zip(gates, paid, strict=True):
+        torch.testing.assert_close(gate.proj.weight.grad, grad)
+    assert not any(gate._forward_hooks for gate in gates)
+
+
+def test_a_model_without_a_memory_pays_nothing(llama):
+    model, batch = llama(), TaskBatches(BabiLongSettings(length=0), batch_size=3)(0)
+    loss, told = TaskLoss(gate_price=3.0)(model, batch)
+    torch.testing.assert_close(loss, TaskLoss()(model, batch)[0])
+    assert "gates" not in told
+
+
+def _parts(out):
+    return out if isinstance(out, tuple) else (out,)
+
+
 @pytest.mark.parametrize("architecture", CARRYING)
 def test_a_carried_state_predicts_like_one_long_pass(titans, architecture):
     """In float64: pieces with the state carried, against each document read whole."""
