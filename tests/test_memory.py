@@ -211,6 +211,28 @@ def test_queries_and_keys_have_norm_one_and_values_unit_size() -> None:
     assert_close(v.pow(2).mean(-1), torch.ones(2, T, 2, dtype=torch.float64), 1e-2)
 
 
+def test_targets_may_have_norm_one_or_stay_as_they_are() -> None:
+    streams = {}
+    for targets in ("rms", "unit", "none"):
+        layer, x = make(awake=False, induction_init=False, memory_targets=targets), tokens()
+        streams[targets] = layer._streams(x, layer.init_state(2).conv, None)[0]
+    for i in (0, 1):
+        assert torch.equal(streams["rms"][i], streams["none"][i]), "q and k have norm 1 all the same"
+    plain = streams["none"][2]
+    assert plain.norm(dim=-1).std().item() > 0.01
+    assert_close(streams["unit"][2], plain / plain.norm(dim=-1, keepdim=True), 1e-6)
+    assert_close(streams["rms"][2], plain / (plain.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt(), 1e-6)
+
+
+def test_a_memory_may_start_larger_and_step_alike_in_all_layers() -> None:
+    usual, large = make(awake=False), make(awake=False, memory_init_scale=3.0, theta_fan_in=False)
+    for one, other in zip(usual.initial_weights, large.initial_weights, strict=True):
+        assert_close(other, 3.0 * one)
+    config = usual.config
+    assert usual.theta_proj.limits == [config.theta_max, config.theta_max / config.memory_widths[1]]
+    assert large.theta_proj.limits == [config.theta_max] * 2
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_fresh_memory_recalls_what_followed_a_token(depth: int) -> None:
     torch.manual_seed(1)

@@ -17,6 +17,7 @@ Activation = Literal["gelu", "silu", "relu"]
 Gates = Literal["head", "layer", "channel"]
 Objective = Literal["l2", "dot"]
 ForgetTo = Literal["zero", "init"]
+Targets = Literal["rms", "unit", "none"]
 Backend = Literal["auto", "reference", "chunked"]
 SurpriseSizes = bool | Literal["parts"]
 
@@ -109,6 +110,12 @@ class MemoryConfig:
     """Share of the memory that a token forgets before training (D2)."""
     alpha_stretch: float = 0.03
     """How far α's gate reaches beyond zero and its bound before it is cut: above 0 a token can forget nothing (D33)."""
+    memory_targets: Targets = "rms"
+    """What v is brought to before the memory learns it: unit RMS per head, norm 1, or nothing (D15)."""
+    memory_init_scale: float = 1.0
+    """How many times its usual size M_init starts at (D14); a linear memory starts at zero anyway."""
+    theta_fan_in: bool = True
+    """Whether the bound on θ of the second and later layers of a memory carries 1 / fan-in (D14)."""
     conv_size: int = 4
     """Kernel of the causal depthwise convolution on the memory's q, k, v; 1 switches it off."""
     induction_init: bool = True
@@ -133,12 +140,14 @@ class MemoryConfig:
         check_choice("memory_objective", self.memory_objective, get_args(Objective))
         check_choice("forget_to", self.forget_to, get_args(ForgetTo))
         check_choice("gates", self.gates, get_args(Gates))
+        check_choice("memory_targets", self.memory_targets, get_args(Targets))
         check_choice("memory_backend", self.memory_backend, get_args(Backend))
-        for name in ("momentum", "decay", "induction_init"):
+        for name in ("momentum", "decay", "induction_init", "theta_fan_in"):
             check_switch(name, getattr(self, name))
         for name in ("memory_residual", "memory_norm"):
             check_switch(name, getattr(self, name) or False)
         check_positive("norm_eps", self.norm_eps)
+        check_positive("memory_init_scale", self.memory_init_scale)
         check_between("theta_bound", self.theta_bound, 0.0, 1.0)
         check_between("theta_stretch", self.theta_stretch, 0.0, 1.0)
         check_between("alpha_stretch", self.alpha_stretch, 0.0, 1.0)

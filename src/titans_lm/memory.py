@@ -120,7 +120,7 @@ class NeuralMemory(nn.Module):
         self.o_proj = Linear(E, E, bias=False)
         self.convs = streams_of(self.q_proj, self.k_proj, config.conv_size, config.induction_init)
         # θ_l carries 1 / fan-in for l ≥ 2: a step on W_l acts with ‖h_{l−1}‖², which grows with the width (D14).
-        scales = [1.0] + [1.0 / width for width in config.memory_widths[1:-1]]
+        scales = [1.0] + [1.0 / width if config.theta_fan_in else 1.0 for width in config.memory_widths[1:-1]]
         self.theta_proj = GateProjection(config, [config.theta_max * s for s in scales], 0.5, config.theta_stretch)
         self.eta_proj = GateProjection(config, [config.eta_max] * L, 0.5) if config.momentum else None
         start = config.alpha_init / config.alpha_max if config.decay else 0.5
@@ -152,6 +152,7 @@ class NeuralMemory(nn.Module):
         """
         scales = [1.0 / self.config.head_dim if self.starts_empty else 1.0]
         scales += [width**-0.5 for width in self.config.memory_widths[1:-1]]
+        scales = [scale * self.config.memory_init_scale for scale in scales]
         weights = zip(self.initial, scales, strict=True)
         return tuple(weight if scale == 1.0 else weight * scale for weight, scale in weights)
 
@@ -176,7 +177,10 @@ class NeuralMemory(nn.Module):
     def _normed(self, i: int, y: Hidden) -> Float[Tensor, "B T H D"]:
         y = y.unflatten(-1, (self.config.num_attention_heads, self.config.head_dim))
         y = y.to(state_dtype(y.dtype))
-        return unit_norm(y) if i < 2 else rms_norm(y, None, self.config.norm_eps)  # D15
+        targets = self.config.memory_targets  # D15
+        if i == 2 and targets == "none":
+            return y
+        return unit_norm(y) if i < 2 or targets == "unit" else rms_norm(y, None, self.config.norm_eps)
 
     def _streams(
         self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
