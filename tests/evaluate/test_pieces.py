@@ -51,6 +51,21 @@ def test_a_window_keeps_no_more_of_a_long_row() -> None:
     assert bytes_of_state(made("attention"), 5000).total > bytes_of_state(made("attention"), 3000).total
 
 
+def test_a_constant_state_is_not_measured_by_reading_a_million_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that grows is read to the end."""
+    read = []
+    monkeypatch.setattr("titans_lm.evaluate.tasks.SETTLED", 40)
+    monkeypatch.setattr(
+        "titans_lm.evaluate.tasks.read_all", lambda model, ids: read.append(ids.shape[1]) or read_all(model, ids)
+    )
+    constant, growing = made("lmm"), made("llama")
+    assert bytes_of_state(constant, 1_000_000) == bytes_of_state(constant, 60)
+    assert read == [80, 40, 60]
+    whole = bytes_of_state(growing, 200)
+    assert read[3:] == [80, 40, 200]
+    assert whole.total == 200 * bytes_of_state(growing, 1).total
+
+
 def test_scores_do_not_depend_on_where_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     task = NeedleSettings(length=300, tokenizer="words", keys=2, queries=2)

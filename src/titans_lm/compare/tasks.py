@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FILE = "results.json"
 RIGHT = "right"
 """Shares of answers and of single targets that were right, means over sizes; the second decides where the first tie."""
-TOKENS_AT_ONCE = 1 << 21
+TOKENS_AT_ONCE = 1 << 24
 """Tokens of a batch that is tested: what is drawn is in memory as a whole."""
 FRESH = 1_000_003
 """What is added to the seed of a run for the rows that it is tested on."""
@@ -140,9 +140,10 @@ class TaskJob:
         for size, task in self.tested.items():
             length = max(1, task.length)
             asked = min(examples, max(1, self.test_tokens // length)) if self.test_tokens else examples
-            rows = max(1, min(self.settings.batch_size, asked, TOKENS_AT_ONCE // length))
+            batches = -(-asked // max(1, min(self.settings.batch_size, TOKENS_AT_ONCE // length)))
+            rows = -(-asked // batches)
             score = task_score(model, task, examples=asked, batch_size=rows, seed=seed)
-            count = -(-asked // rows) * rows  # whole batches are asked
+            count = batches * rows  # as many as asked for, or a few more so that all batches are alike
             tests[size] = {**asdict(score), "accuracy": score.accuracy, "exact": score.exact, "rows": count}
         return {"tests": tests}
 
