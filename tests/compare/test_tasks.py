@@ -310,7 +310,7 @@ def test_long_rows_are_tested_on_as_many_as_fit(tmp_path: Path) -> None:
     assert {size: (test["rows"], test["answers"]) for size, test in tests.items()} == {
         "16:2": (8, 16), "32:2": (6, 12), "64:2": (2, 4), "512:2": (1, 2),
     }  # fmt: skip
-    assert "(2 of 64:2, 1 of 512:2)" in scored.rows(result)[0]
+    assert "(6 of 32:2, 2 of 64:2, 1 of 512:2)" in scored.rows(result)[0]
 
 
 @pytest.mark.parametrize("name", ["text_weight", "gate_price"])
