@@ -147,21 +147,24 @@ def test_forecasts_beside_the_paper_s(tmp_path: Path) -> None:
     assert "--table.sentinel" not in command_of(plan.steps[0])
     result = run_plan(plan, quiet)
     assert json.loads((tmp_path / "out" / "repro.json").read_text())["tables"] == result["tables"]
-    rows = by_title(result["tables"][0])
+    squares, rows = map(by_title, result["tables"])
     found = json.loads((tmp_path / "out" / "Weather" / "results.json").read_text())["tables"][0]["contenders"]
     runs = next(one["runs"] for one in found if one["name"] == "lmm")
     assert len(runs) == 4
     seeds = [mean(run["test"]["mae"] for run in runs if run["seed"] == seed) for seed in (0, 1)]
-    assert rows["LMM"]["Weather MAE"] == {
+    assert rows["LMM"]["Weather"] == {
         "ours": {"mean": pytest.approx(mean(seeds)), "sd": pytest.approx(stdev(seeds)), "seeds": 2}, "paper": 0.265
     }  # fmt: skip
-    assert rows["LMM"]["ECL MSE"]["ours"]["sd"] is None
-    assert rows["NLinear, closed form"]["ECL MSE"]["paper"] == 0.219
-    assert rows["NLinear, closed form"]["ECL MSE"]["ours"]["mean"] > 0
-    assert rows["repeat the last value"]["ECL MAE"]["paper"] is None
-    assert rows["Mamba in the memory's place"]["Weather MSE"] == {"ours": None, "paper": 0.255}
-    assert rows["LMM"]["ETTh1 MSE"] == {"ours": None, "paper": 0.420}
+    assert squares["LMM"]["ECL"]["ours"]["sd"] is None
+    assert squares["NLinear, closed form"]["ECL"]["paper"] == 0.219
+    assert squares["NLinear, closed form"]["ECL"]["ours"]["mean"] > 0
+    assert rows["repeat the last value"]["ECL"]["paper"] is None
+    assert squares["Mamba in the memory's place"]["Weather"] == {"ours": None, "paper": 0.255}
+    assert squares["LMM"]["ETTh1"] == {"ours": None, "paper": 0.420}
+    squared = [mean(run["test"]["mse"] for run in runs if run["seed"] == seed) for seed in (0, 1)]
+    assert squares["LMM"]["Weather"]["ours"]["mean"] == pytest.approx(mean(squared))
     lines = result_lines(result)
+    assert "MAE on scaled values, the mean over horizons" in lines
     assert any("ETTm1, ETTm2, ETTh1, ETTh2, Traffic: not measured, no file in" in line for line in lines)
     assert any("Mamba in the memory's place (Simba) is not run at this scale" in line for line in lines)
     assert any("ECL 1 (1 seed), Weather 1 (2 seeds)" in line for line in lines)

@@ -136,7 +136,11 @@ def test_the_paper_s_switches_are_ours() -> None:
 MISTAKES = {
     "almost": ("tabel5", {}, "did you mean 'table5'? expected one of table1, table2, table3, table4, table5"),
     "nothing like": ("xyz", {}, "got the table 'xyz'; expected one of table1, table2"),
-    "no tables": ("table3", {}, "got no folder of data for table3; expected --data .* of ETTm1.csv, .*ETTDataset"),
+    "no tables": (
+        "table3",
+        {},
+        "got no folder of data for table3; .* of ETTm1.csv, .*zhouhaoyi/ETDataset",
+    ),
     "no sequences": ("table4", {}, "got no folder of data for table4; .* human_nontata_promoters, .*genomic_bench"),
     "text for tables": ("table3", {"test": Path("x")}, "got --test x, which table3 .* expected --data"),
     "no test": ("table1", {"data": "x"}, "got --data x without --test"),

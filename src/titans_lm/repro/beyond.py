@@ -11,7 +11,6 @@ from titans_lm.repro import reads
 from titans_lm.repro.effort import Dna, Effort, Forecasts, small
 from titans_lm.repro.local import Given, seeds_told
 from titans_lm.repro.paper import Places
-from titans_lm.repro.published import published
 from titans_lm.repro.sets import DNA, SERIES, Classes, DataSet, find_sets, told
 from titans_lm.repro.steps import Column, Plan, Row, Step, Table
 
@@ -52,14 +51,9 @@ def table3(e: Effort, given: Given) -> Plan:
     if not run:
         raise ValueError(f"got {', '.join(found)}, which the scale {e.name} leaves out; expected {', '.join(f.epochs)}")
     steps = tuple(_forecast(f, column, path, given.out / column, e.jobs) for column, path in run.items())
-    columns = []
-    for title in published()["table3"].columns:
-        column, _, measure = title.partition(" ")
-        where = {"step": column, "read": reads.forecast_error(MEASURES[measure])} if column in run else {}
-        columns.append(Column(title=title, paper=title, digits=3, **where))
     return Plan(
         table="table3", scale=e.name, steps=steps, out=given.out,
-        tables=(Table(columns=tuple(columns), rows=FORECASTERS),), differs=_forecast_differs(f, e, found, given),
+        tables=tuple(_errors(measure, run) for measure in MEASURES), differs=_forecast_differs(f, e, found, given),
     )  # fmt: skip
 
 
@@ -141,6 +135,19 @@ def _forecast(f: Forecasts, column: str, path: Path, out: Path, jobs: int) -> St
 def _is_whole(path: Path) -> bool:
     """Tell whether a path is the official training set, with the test set beside it."""
     return path.name == "train" and path.with_name("test").is_dir()
+
+
+def _errors(measure: str, run: dict[str, Path]) -> Table:
+    """Lay out one of the two errors of table 3, which are too wide side by side."""
+    read = reads.forecast_error(MEASURES[measure])
+    columns = [
+        Column(
+            title=one.column, paper=f"{one.column} {measure}", digits=3,
+            step=one.column if one.column in run else None, read=read if one.column in run else None,
+        )
+        for one in SERIES
+    ]  # fmt: skip
+    return Table(title=f"{measure} on scaled values, the mean over horizons", columns=tuple(columns), rows=FORECASTERS)
 
 
 def _trained(at: Places, one: Classes, path: Path, name: str) -> tuple[Step, Step]:
