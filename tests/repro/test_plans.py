@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.repro_cases import micro, texts
+from repro.repro_cases import micro, named_sets, texts
 from titans_lm.cli import parse
 from titans_lm.compare.jobs import folder_name
 from titans_lm.compare.run import FILE as COMPARE_FILE
@@ -16,13 +16,11 @@ from titans_lm.recipes.find import recipe_names
 from titans_lm.repro import local, paper
 from titans_lm.repro.cost import plan_minutes, step_hours, step_minutes
 from titans_lm.repro.effort import tiny
-from titans_lm.repro.plans import MISSING, list_tables, make_plan, table_name
+from titans_lm.repro.plans import PRINTED, RUN, TABLES, list_tables, make_plan, table_name
 from titans_lm.repro.published import published
 from titans_lm.repro.run import command_of
 from titans_lm.repro.steps import COMPARED, SCORED, Plan
 from titans_lm.train.settings import plain_settings
-
-TABLES = list(local.PLANS)
 
 
 @pytest.fixture
@@ -38,9 +36,12 @@ def questions(tmp_path: Path, request: pytest.FixtureRequest) -> Path | None:
 
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
 @pytest.mark.parametrize("table", TABLES)
-def test_commands_mean_the_settings_that_are_run(table: str, scale: str, questions: Path | None) -> None:
+def test_commands_mean_the_settings_that_are_run(
+    table: str, scale: str, questions: Path | None, tmp_path: Path
+) -> None:
     """What is shown to a user, typed, has the settings that a plan runs."""
-    plan = make_plan(table, scale, questions=questions)
+    data = None if scale == "paper" else named_sets(tmp_path, table)
+    plan = make_plan(table, scale, data=data, questions=questions)
     assert plan.steps
     for step in plan.steps:
         command = parse(shlex.split(command_of(step))[1:])
@@ -58,8 +59,9 @@ def test_commands_mean_the_settings_that_are_run(table: str, scale: str, questio
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("scale", ["tiny", "small"])
-def test_cells_point_to_steps_and_to_the_paper(table: str, scale: str, questions: Path | None) -> None:
-    plan, found = make_plan(table, scale, questions=questions), published()[table]
+def test_cells_point_to_steps_and_to_the_paper(table: str, scale: str, questions: Path | None, tmp_path: Path) -> None:
+    found = published()[table]
+    plan = make_plan(table, scale, data=named_sets(tmp_path, table), questions=questions)
     steps = {step.name for step in plan.steps}
     contenders = {name for step in plan.steps for name in getattr(step.settings, "models", ())}
     for one in plan.tables:
@@ -72,7 +74,7 @@ def test_cells_point_to_steps_and_to_the_paper(table: str, scale: str, questions
             assert {row.contender for row in one.rows} <= contenders
     shown = found.groups[found.shown].rows if found.groups else {}
     rows = {row.paper for one in plan.tables for row in one.rows if row.paper}
-    if table in ("table1", "table5"):
+    if table in ("table1", "table3", "table4", "table5"):
         assert rows <= shown.keys()
     if table == "table5":
         assert [row.paper for row in plan.tables[0].rows] == list(shown)
@@ -95,8 +97,9 @@ def test_questions_are_asked_of_the_runs_of_the_first_seed(questions: Path | Non
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_tiny_takes_less_than_an_hour_by_its_estimate(table: str, questions: Path | None) -> None:
-    assert 5 < plan_minutes(make_plan(table, "tiny", questions=questions)) < 60
+def test_tiny_takes_less_than_an_hour_by_its_estimate(table: str, questions: Path | None, tmp_path: Path) -> None:
+    data = named_sets(tmp_path, table)
+    assert 5 < plan_minutes(make_plan(table, "tiny", data=data, questions=questions)) < 60
 
 
 def test_minutes_are_tokens_over_speed() -> None:
@@ -131,9 +134,15 @@ def test_the_paper_s_switches_are_ours() -> None:
 
 
 MISTAKES = {
-    "almost": ("tabel5", {}, "did you mean 'table5'? expected one of table1, table2, table5, figure6"),
+    "almost": ("tabel5", {}, "did you mean 'table5'? expected one of table1, table2, table3, table4, table5"),
     "nothing like": ("xyz", {}, "got the table 'xyz'; expected one of table1, table2"),
-    "not yet": ("table3", {}, "forecasting, for which there is no command yet"),
+    "no tables": (
+        "table3",
+        {},
+        "got no folder of data for table3; .* of ETTm1.csv, .*zhouhaoyi/ETDataset",
+    ),
+    "no sequences": ("table4", {}, "got no folder of data for table4; .* human_nontata_promoters, .*genomic_bench"),
+    "text for tables": ("table3", {"test": Path("x")}, "got --test x, which table3 .* expected --data"),
     "no test": ("table1", {"data": "x"}, "got --data x without --test"),
     "no such data": ("table1", {"data": "nowhere", "test": Path("x")}, "got --data nowhere, which does not exist"),
     "no such test": ("table1", {"test": Path("nowhere")}, "got --test nowhere, which does not exist"),
@@ -157,8 +166,8 @@ def test_no_such_scale() -> None:
 
 def test_names_of_tables() -> None:
     assert table_name("table6") == table_name("babilong") == "figure6"
-    assert {line.split()[0] for line in list_tables()} == {*TABLES, *MISSING}
-    assert set(TABLES) == set(paper.PLANS) == set(published())
+    assert [line.split()[0] for line in list_tables()] == list(TABLES) == list(published())
+    assert set(TABLES) == set(RUN) == set(PRINTED)
 
 
 def test_facts_are_hidden_in_the_data_where_it_is_text(tmp_path: Path) -> None:

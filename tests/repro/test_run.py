@@ -8,7 +8,7 @@ from statistics import mean, stdev
 import pytest
 
 from cli_cases import titans
-from repro.repro_cases import micro, texts
+from repro.repro_cases import micro, named_sets, texts
 from titans_lm.repro import plans, run
 from titans_lm.repro.plans import make_plan
 from titans_lm.repro.run import run_plan
@@ -199,9 +199,9 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
-@pytest.mark.parametrize("table", list(plans.local.PLANS))
-def test_plans_are_shown(table: str, scale: str) -> None:
-    plan = make_plan(table, scale)
+@pytest.mark.parametrize("table", plans.TABLES)
+def test_plans_are_shown(table: str, scale: str, tmp_path: Path) -> None:
+    plan = make_plan(table, scale, data=named_sets(tmp_path, table, whole=True))
     lines = plan_lines(plan)
     assert "How the setting differs from the paper's:" in lines
     assert sum(line.startswith("  titans ") for line in lines) == len(plan.steps)

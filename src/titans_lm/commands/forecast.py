@@ -49,12 +49,9 @@ class Forecast:
 
 def run_forecast(command: Forecast) -> None:
     settings = command.what
-    try:
-        import pandas  # noqa: F401 - asked for here, so that its absence is told before anything is done
-    except ImportError as error:
-        raise ValueError(
-            f"got no {error.name}, which tables are read with; install it with: pip install 'titans-lm[forecast]'"
-        ) from error
+    from titans_lm.forecast.table import check_pandas
+
+    check_pandas()
     tell = (lambda _: None) if settings.quiet else say
     if isinstance(settings, TrainForecaster):
         fit_one(settings, tell)

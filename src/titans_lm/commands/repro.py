@@ -18,11 +18,12 @@ class Repro:
     """
 
     table: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[TABLE]")] = None
-    """table1, table2, table5, figure6, figure7, figure8 or figure9."""
+    """table1 to table5, or figure6 to figure9."""
     scale: Literal["tiny", "small", "paper"] = "tiny"
     """tiny: two CPU cores, under an hour. small: one GPU. paper: commands, sizes and GPU-hours are printed."""
     data: str | None = None
-    """What to train on, as titans train takes it; the Python library's source if not set. For paper, tokens."""
+    """What to train on, as titans train takes it; the Python library's source if not set. For paper, tokens. For table3
+    and table4 the folder of their data sets, which are not fetched."""
     test: Path | None = None
     """Text that decides, not in the data; a file of torch if not set."""
     local: Path | None = None

@@ -72,6 +72,16 @@ def monthly(dates: np.ndarray) -> bool:
     return len(days) > 1 and bool(28 <= days.min() < days.max() <= 31)
 
 
+def check_pandas() -> None:
+    """Raise ValueError where pandas is missing, so that it is told before anything is done."""
+    try:
+        import pandas  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"got no {error.name}, which tables are read with; install it with: pip install 'titans-lm[forecast]'"
+        ) from error
+
+
 def read_table(path: Path, settings: TableSettings) -> Table:
     """Read a CSV file: dates in a column or none, and a number in every cell else; a header or none.
 

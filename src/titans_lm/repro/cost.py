@@ -1,7 +1,8 @@
 """What steps take: minutes on two CPU cores from speeds that were measured, GPU-hours as `titans train --dry-run` does.
 
 Speeds are tokens per second of one core of an AMD EPYC that was busy with other things too, in training; reading
-without gradients is taken to be three times as fast.
+without gradients is taken to be three times as fast. Those of tables 3 and 4 are per second that one core of an Intel
+Xeon (Sapphire Rapids) spent on it, in steps of single models on random windows and sequences.
 """
 
 from dataclasses import replace
@@ -12,6 +13,9 @@ from titans_lm.compare.settings import CompareSettings, contender, variant
 from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.config import BackboneConfig
 from titans_lm.data.tasks.task import Task
+from titans_lm.forecast.settings import EvaluateForecasters
+from titans_lm.genomics.settings import EvaluateSettings
+from titans_lm.repro.sets import DNA, SERIES, Classes, Series, set_of
 from titans_lm.repro.steps import Plan, Result, Step
 from titans_lm.train.settings import LanguageSettings
 
@@ -25,6 +29,12 @@ TASK_SPEED = {
     "lmm:memory_depth=1": 30_000,
 }  # fmt: skip
 """Width 64, 2 blocks, the same memory, rows of 128 tokens."""
+WINDOW_SPEED = {"lmm": 6600, "attention": 18_000, "patchtst": 25_000, "dlinear": 110_000, "mamba": 650}
+"""Windows of one channel: 96 rows in six patches, one block of width 32, a memory of one layer; the mean over horizons
+of 96 and 720. Closed forms take seconds, and are not counted."""
+NUCLEOTIDE_SPEED = {"lmm": 24_500, "attention": 33_000, "cnn": 400_000}
+"""Nucleotides of two blocks of width 64 with a convolution of nine taps, or of the CNN, in rows of 251 and 500. Words
+that are counted take seconds."""
 READING = 3.0
 """How much faster a model reads than it trains."""
 QUESTION_BYTES = 2_750
@@ -57,7 +67,38 @@ def step_minutes(step: Step) -> float:
             count = (s.limit or 5_000) * QUESTION_BYTES / READING
             names = [name.rpartition("/")[2].rpartition("-seed")[0] for name in s.models]
             return sum(count / _speed(TEXT_SPEED, name) for name in names) / 60
+        case EvaluateForecasters():
+            return forecast_minutes(s)
+        case EvaluateSettings():
+            return dna_minutes(s)
     return step.minutes or 0.0
+
+
+def forecast_minutes(s: EvaluateForecasters) -> float:
+    """Estimate the minutes of an evaluation of forecasters on tables of the paper, as long as the official ones."""
+    seconds = 0.0
+    for path in s.data:
+        one = set_of(path, SERIES)
+        assert isinstance(one, Series)
+        for horizon in s.horizons:
+            train, validation, test = one.windows(s.lookback, horizon)
+            windows = s.train.epochs * (train + validation / READING) + test / READING
+            rows = windows * one.channels * len(s.seeds) * max(1, len(s.rates))
+            seconds += sum(rows / WINDOW_SPEED[name] for name in s.models if name in WINDOW_SPEED)
+    return seconds / s.jobs / 60
+
+
+def dna_minutes(s: EvaluateSettings) -> float:
+    """Estimate the minutes of a cross-validation on a set of the paper; a file's size is taken for its nucleotides."""
+    assert s.data is not None
+    one = set_of(s.data, DNA)
+    assert isinstance(one, Classes)
+    tried = len(s.rates) * s.tune_steps if len(s.rates) > 1 else 0
+    steps = tried + s.train.steps * s.folds * len(s.seeds)
+    length = min(s.train.max_length or one.longest, one.longest)
+    tested = s.data.stat().st_size if s.data.is_file() else one.sequences * length
+    nucleotides = steps * s.train.batch_size * length + len(s.seeds) * tested / READING
+    return sum(nucleotides / NUCLEOTIDE_SPEED[name] for name in s.models if name in NUCLEOTIDE_SPEED) / s.jobs / 60
 
 
 def _speed(speeds: dict[str, int], name: str) -> int:

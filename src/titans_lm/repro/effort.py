@@ -7,6 +7,9 @@ from titans_lm.compare.settings import small_contender
 from titans_lm.compare.task_settings import TaskFit
 from titans_lm.config import BackboneConfig
 from titans_lm.data.tasks.needle import Kind
+from titans_lm.forecast.settings import NetSettings, TrainSettings, small_stack
+from titans_lm.genomics.settings import GenomicsFit
+from titans_lm.genomics.settings import small_model as small_classifier
 from titans_lm.repro.steps import from_recipe
 from titans_lm.train.settings import LanguageSettings
 
@@ -49,6 +52,35 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Forecasts:
+    """Tables that are forecast, and by what."""
+
+    models: tuple[str, ...]
+    epochs: dict[str, int]
+    """Most epochs on each table that is run, by the paper's name of it."""
+    seeds: dict[str, tuple[int, ...]]
+    net: NetSettings
+    train: TrainSettings
+    """What all share, without epochs."""
+    rates: tuple[float, ...] = ()
+    """Learning rates to choose from, if there are several."""
+    lookback: int = 96
+    horizons: tuple[int, ...] = (96, 192, 336, 720)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dna:
+    """How classifiers of DNA are compared."""
+
+    models: tuple[str, ...]
+    train: GenomicsFit
+    folds: int
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...]
+    tune_steps: int = 300
+
+
+@dataclass(frozen=True, kw_only=True)
 class Effort:
     """How much is run."""
 
@@ -76,8 +108,14 @@ class Effort:
     facts: Facts
     facts_seeds: tuple[int, ...]
     speed: Speed
+    forecasts: Forecasts
+    dna: Dna
     jobs: int
     device: str = "auto"
+
+
+CLASSIFIERS = ("lmm", "attention", "cnn", "kmer-nb", "kmer-lr:k=6")
+"""Models that are compared on DNA, the first with each of the others."""
 
 
 def tiny() -> Effort:
@@ -111,7 +149,44 @@ def tiny() -> Effort:
         facts=Facts(taught=("0", "128", "256"), tested=("0", "256", "1K", "4K", "16K"), steps=900, examples=32),
         facts_seeds=(0, 1),
         speed=Speed(lengths=(1024, 2048, 4096, 8192, 16_384)),
+        forecasts=_few_forecasts(),
+        dna=Dna(
+            models=CLASSIFIERS,
+            train=GenomicsFit(steps=400, max_length=512, stem_size=9, device="cpu"),
+            folds=3,
+            seeds=(0,),
+            rates=(3e-3,),
+        ),
         jobs=2,
+    )
+
+
+def _few_forecasts() -> Forecasts:
+    """About as many steps on each table: four epochs of hours, one of quarters; one seed where rows are many."""
+    stack = replace(small_stack(), memory_depth=1, chunk_size=8)
+    hours, quarters, once = ("ETTh1", "ETTh2"), ("ETTm1", "ETTm2"), ("Weather",)
+    return Forecasts(
+        models=("lmm", "attention", "patchtst", "dlinear", "nlinear", "repeat"),
+        epochs=dict.fromkeys(hours, 4) | dict.fromkeys(quarters + once, 1),
+        seeds=dict.fromkeys(hours + quarters, (0, 1, 2)) | dict.fromkeys(once, (0,)),
+        net=NetSettings(backbone=stack),
+        train=TrainSettings(batch_size=64, lr=1e-3, device="cpu"),
+    )
+
+
+def _all_forecasts() -> Forecasts:
+    stack = replace(
+        small_stack(), hidden_size=128, num_attention_heads=4, num_hidden_layers=2, intermediate_size=256,
+        memory_depth=2, chunk_size=4,
+    )  # fmt: skip
+    tables = ("ETTm1", "ETTm2", "ETTh1", "ETTh2", "ECL", "Traffic", "Weather")
+    return Forecasts(
+        models=("lmm", "mamba", "attention", "patchtst", "dlinear", "nlinear", "repeat"),
+        epochs=dict.fromkeys(tables, 10),
+        seeds=dict.fromkeys(tables, (0, 1, 2)),
+        net=NetSettings(stride=8, backbone=stack),
+        train=TrainSettings(batch_size=32, device="cuda"),
+        rates=(1e-4, 1e-3),
     )
 
 
@@ -156,6 +231,15 @@ def small() -> Effort:
         facts_seeds=(0, 1, 2),
         speed=Speed(
             lengths=(2048, 4096, 8192, 16_384, 32_768), width=768, layers=12, prefill=32_768, repeats=5, dtype="bf16"
+        ),
+        forecasts=_all_forecasts(),
+        dna=Dna(
+            models=CLASSIFIERS,
+            train=GenomicsFit(
+                model=replace(small_classifier(), hidden_size=128, num_attention_heads=4, intermediate_size=512),
+                steps=5000, warmup_steps=100, batch_size=64, eval_every=250, stem_size=9, device="cuda",
+            ),
+            folds=5, seeds=(0, 1, 2), rates=(1e-3, 3e-3), tune_steps=500,
         ),
         jobs=1,
         device="cuda",

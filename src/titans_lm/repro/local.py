@@ -341,8 +341,8 @@ def _text_differs(e: Effort, given: Given, table: str, paper: str) -> tuple[str,
     return (
         f"width {model.hidden_size} and {model.num_hidden_layers} blocks, trained on {tokens:,} tokens in rows of "
         f"{train.seq_len:,}; the paper's {paper}, in rows of 4,096",
-        f"{_seeds(e.seeds)} on {given.data}, tested on {given.test} (its first {e.test_bytes:,} bytes at most); the "
-        "paper trains on FineWeb-Edu in 32,000 ids",
+        f"{seeds_told(e.seeds)} on {given.data}, tested on {given.test} (its first {e.test_bytes:,} bytes at most); "
+        "the paper trains on FineWeb-Edu in 32,000 ids",
         f"segments of {model.segment_len}, a window of {model.window}, {model.num_persistent} persistent tokens",
     )
 
@@ -351,11 +351,12 @@ def _task_differs(e: Effort, given: Given, steps: int, seeds: tuple[int, ...]) -
     model = e.fit.model
     return (
         f"width {model.hidden_size} and {model.num_hidden_layers} blocks, {steps:,} steps of {e.fit.batch_size} rows, "
-        f"{_seeds(seeds)}, one learning rate ({e.rates[0]:g}); window and segments of {model.window}",
+        f"{seeds_told(seeds)}, one learning rate ({e.rates[0]:g}); window and segments of {model.window}",
     )
 
 
-def _seeds(seeds: tuple[int, ...]) -> str:
+def seeds_told(seeds: tuple[int, ...]) -> str:
+    """Write how many seeds there are."""
     return f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
 
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from titans_lm.config import check_choice, nearest
 from titans_lm.data.text import STDLIB
-from titans_lm.repro import local, paper
+from titans_lm.repro import beyond, local, paper
 from titans_lm.repro.effort import EFFORTS, Effort
 from titans_lm.repro.published import published
 from titans_lm.repro.steps import Plan
@@ -15,14 +15,15 @@ from titans_lm.repro.steps import Plan
 Scale = Literal["tiny", "small", "paper"]
 ALSO = {"table6": "figure6", "babilong": "figure6"}
 """Other names of a table."""
-MISSING = {
-    "table3": "long-term forecasting, for which there is no command yet",
-    "table4": "DNA, for which there is no command yet",
-}
-"""Tables of the paper that cannot be repeated yet, and why."""
+TABLES = tuple(published())
+"""Tables and figures in the paper's order."""
+RUN = local.PLANS | beyond.PLANS
+"""Each as it is run."""
+PRINTED = paper.PLANS | beyond.PAPER
+"""Each as it is printed, at the paper's size."""
 TAKEN = {
-    "table1": ("data", "test", "local"), "table2": ("data",), "table5": ("data", "test"), "figure6": ("data",),
-    "figure7": ("data", "test"), "figure8": (), "figure9": (),
+    "table1": ("data", "test", "local"), "table2": ("data",), "table3": ("data",), "table4": ("data",),
+    "table5": ("data", "test"), "figure6": ("data",), "figure7": ("data", "test"), "figure8": (), "figure9": (),
 }  # fmt: skip
 """Texts and folders that a table is made of, where it is run."""
 PREPARED = "tokens.json"
@@ -30,22 +31,17 @@ PREPARED = "tokens.json"
 
 
 def table_name(name: str) -> str:
-    """Find a table; ValueError with the nearest name, or why there is none."""
-    tables = list(local.PLANS)
+    """Find a table; ValueError with the nearest name."""
     name = ALSO.get(name, name)
-    if name in MISSING:
-        raise ValueError(f"got {name!r}: {MISSING[name]}; expected one of {', '.join(tables)}")
-    if name not in tables:
-        hint, listed = nearest(name, tables), f"expected one of {', '.join(tables)}"
+    if name not in TABLES:
+        hint, listed = nearest(name, TABLES), f"expected one of {', '.join(TABLES)}"
         raise ValueError(f"got the table {name!r}; {f'{hint} {listed}' if hint.endswith('?') else listed}")
     return name
 
 
 def list_tables() -> list[str]:
     """Say which tables there are, a line each."""
-    found = published()
-    lines = [f"{name:<10}{found[name].title} ({found[name].where})" for name in local.PLANS]
-    return [*lines, *(f"{name:<10}not yet: {why}" for name, why in MISSING.items())]
+    return [f"{name:<10}{one.title} ({one.where})" for name, one in published().items()]
 
 
 def make_plan(
@@ -61,17 +57,18 @@ def make_plan(
     """Make the plan of a table; `effort` is another amount of work than the scale's own.
 
     `data` and `test` are texts to train on and to test on, by default Python files of this machine; `questions` is a
-    folder of files of `titans evaluate lm-eval --local`. At the paper's scale `data` is a folder of tokens. ValueError
-    for names that are unknown, and for texts and folders that are not there.
+    folder of files of `titans evaluate lm-eval --local`. At the paper's scale `data` is a folder of tokens. For tables
+    3 and 4 it is a folder of their data sets. ValueError for names that are unknown, and for texts and folders that are
+    not there.
     """
     table = table_name(table)
     check_choice("scale", scale, get_args(Scale))
     out = Path("runs/repro") / f"{table}-{scale}" if out is None else out
     _check_taken(table, scale, {"data": data, "test": test, "local": questions})
     if scale == "paper":
-        return paper.PLANS[table](paper.Places(data=data, books="pg19", out=out))
+        return PRINTED[table](paper.Places(data=data, books="pg19", out=out))
     effort = EFFORTS[scale]() if effort is None else effort
-    return local.PLANS[table](effort, given(table, data, test, questions, out))
+    return RUN[table](effort, given(table, data, test, questions, out))
 
 
 def _check_taken(table: str, scale: str, told: dict[str, object]) -> None:

@@ -41,6 +41,16 @@ def row_speed(tokens: int) -> Read:
     return partial(_row_speed, tokens)
 
 
+def forecast_error(measure: str) -> Read:
+    """Error of a table by its measure (mse, mae), the mean over horizons, of `titans forecast evaluate`."""
+    return partial(_forecast_error, measure)
+
+
+def classified() -> Read:
+    """Right classes in %, every sequence once a seed, of `titans genomics evaluate`."""
+    return _classified
+
+
 def over_seeds(values: Sequence[float]) -> Found | None:
     """Give the mean and, of several, the standard deviation."""
     from titans_lm.compare.jobs import mean_with_spread  # loads torch, which showing a plan need not
@@ -67,9 +77,7 @@ def _bits_at(start: int, result: Result, name: str) -> Found | None:
 def _right(size: str, result: Result, name: str) -> Found | None:
     one = _contender(result, name)
     found = None if one is None else one["exact"].get(size)
-    if found is None:
-        return None
-    return Found(100 * found["mean"], None if found["sd"] is None else 100 * found["sd"], found["seeds"])
+    return None if found is None else _percent(found)
 
 
 def _answered(task: str, metric: str, percent: bool, result: Result, name: str) -> Found | None:
@@ -79,6 +87,22 @@ def _answered(task: str, metric: str, percent: bool, result: Result, name: str) 
         if one["name"].rpartition("-seed")[0] == name and metric in one["tasks"].get(task, {"metrics": {}})["metrics"]
     ]
     return over_seeds([value * (100 if percent else 1) for value in values if value is not None])
+
+
+def _forecast_error(measure: str, result: Result, name: str) -> Found | None:
+    """A step has one table."""
+    (table,) = result["tables"]
+    one = _contender(table, name)
+    return None if one is None else Found(**one["test"][measure]["mean"])
+
+
+def _classified(result: Result, name: str) -> Found | None:
+    one = _contender(result, name)
+    return None if one is None else _percent(one["accuracy"])
+
+
+def _percent(found: Result) -> Found:
+    return Found(100 * found["mean"], None if found["sd"] is None else 100 * found["sd"], found["seeds"])
 
 
 def _speed(rows: list[Result]) -> Found | None:

@@ -11,6 +11,8 @@ from titans_lm.bench.settings import BenchSettings
 from titans_lm.compare.question_settings import QuestionSettings
 from titans_lm.compare.settings import CompareSettings
 from titans_lm.compare.task_settings import TaskSettings
+from titans_lm.forecast.settings import EvaluateForecasters
+from titans_lm.genomics.settings import EvaluateSettings
 from titans_lm.repro.cost import step_hours
 from titans_lm.repro.published import SOURCE, published
 from titans_lm.repro.steps import Found, Plan, Result, Step, Table
@@ -140,6 +142,16 @@ def _do(step: Step, command: str, say: Say, quiet: bool) -> None:
             from titans_lm.bench.command import run_bench
 
             _write(step.file, run_bench(settings, say))
+        case EvaluateForecasters():
+            from titans_lm.forecast.run import evaluate_forecasters
+            from titans_lm.forecast.table import check_pandas
+
+            check_pandas()
+            evaluate_forecasters(settings, say)
+        case EvaluateSettings():
+            from titans_lm.genomics.evaluate import run_evaluation
+
+            run_evaluation(settings, command, say)
         case _:
             raise TypeError(f"{step.name} is a command to run by hand")
 

@@ -43,7 +43,7 @@ def _taken(plan: Plan) -> str:
     if plan.scale == "tiny":
         return (
             f"about {plan_minutes(plan):.0f} minutes on two CPU cores, from the speed of single models on an AMD "
-            "EPYC; the whole was not timed"
+            "EPYC or an Intel Xeon; the whole was not timed"
         )
     hours = [found for found in map(step_hours, plan.steps) if found is not None]
     if not hours:

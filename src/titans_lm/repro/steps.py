@@ -9,6 +9,8 @@ from titans_lm.bench.settings import BenchSettings, ModelSettings, OpsSettings, 
 from titans_lm.compare.question_settings import QuestionSettings
 from titans_lm.compare.settings import CompareSettings
 from titans_lm.compare.task_settings import TaskSettings
+from titans_lm.forecast.settings import EvaluateForecasters
+from titans_lm.genomics import settings as dna
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.recipes.find import read_recipe
 from titans_lm.train.settings import LanguageSettings, as_options, merge_settings
@@ -16,7 +18,16 @@ from titans_lm.train.settings import LanguageSettings, as_options, merge_setting
 Result = dict[str, Any]
 BENCHES: dict[type[BenchSettings], str] = {OpsSettings: "ops", ModelSettings: "model", ScalingSettings: "scaling"}
 COMPARED, SCORED = "compare.json", "results.json"
-"""Files that `titans compare` and `titans evaluate` write into their folders."""
+"""Files that `titans compare` and the evaluations of `titans` write into their folders."""
+COMMANDS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    CompareSettings: (("compare",), ("data",)),
+    PrepareSettings: (("prepare",), ("source",)),
+    EvaluateForecasters: (("forecast", "evaluate"), ("data",)),
+    dna.EvaluateSettings: (("genomics", "evaluate"), ("data",)),
+    dna.TrainSettings: (("genomics", "train"), ("data",)),
+    dna.PredictSettings: (("genomics", "predict"), ("model", "data")),
+}
+"""Of settings the words of their command, and those that stand behind the words without a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +38,8 @@ class Step:
     what: str
     """What it measures, in words."""
     settings: Any
-    """Settings of a comparison, a task, questions, a benchmark, of training or of preparing text."""
+    """Settings of a comparison, a task, questions, a benchmark, of forecasters or classifiers of DNA, of training or of
+    preparing text."""
     recipe: str | None = None
     """Recipe that the settings of training lie over."""
     minutes: float | None = None
@@ -37,22 +49,15 @@ class Step:
     def argv(self) -> list[str]:
         """Write the step as the words behind `titans`."""
         s = self.settings
-        match s:
-            case CompareSettings():
-                return ["compare", str(s.data), *as_options(replace(s, data=None), CompareSettings())]
-            case TaskSettings():
-                return ["evaluate", s.command, *as_options(s, type(s)())]
-            case QuestionSettings():
-                return ["evaluate", s.command, *s.models, *as_options(replace(s, models=()), QuestionSettings())]
-            case BenchSettings():
-                return ["bench", BENCHES[type(s)], *as_options(s, type(s)())]
-            case LanguageSettings():
-                default = LanguageSettings() if self.recipe is None else from_recipe(self.recipe)
-                options = as_options(replace(s, data=None), default)
-                return ["train", *([self.recipe] if self.recipe else []), str(s.data), *options]
-            case PrepareSettings():
-                return ["prepare", str(s.source), *as_options(replace(s, source=None), PrepareSettings())]
-        raise TypeError(f"no command for {type(s).__name__}")
+        if isinstance(s, LanguageSettings):
+            default = LanguageSettings() if self.recipe is None else from_recipe(self.recipe)
+            options = as_options(replace(s, data=None), default)
+            return ["train", *([self.recipe] if self.recipe else []), str(s.data), *options]
+        words, bare = _command(s)
+        default = type(s)()
+        given = [getattr(s, name) for name in bare]
+        told = [str(one) for value in given for one in (value if isinstance(value, tuple) else (value,))]
+        return [*words, *told, *as_options(replace(s, **{name: getattr(default, name) for name in bare}), default)]
 
     @property
     def file(self) -> Path:
@@ -61,10 +66,24 @@ class Step:
         match s:
             case CompareSettings():
                 return s.out / COMPARED
-            case TaskSettings():
+            case TaskSettings() | EvaluateForecasters() | dna.EvaluateSettings():
                 return s.out / SCORED
         assert s.json is not None
         return s.json
+
+
+def _command(s: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Give the words of the command that settings are those of, and which of them stand behind without a name."""
+    match s:
+        case TaskSettings():
+            return ("evaluate", s.command), ()
+        case QuestionSettings():
+            return ("evaluate", s.command), ("models",)
+        case BenchSettings():
+            return ("bench", BENCHES[type(s)]), ()
+    if type(s) not in COMMANDS:
+        raise TypeError(f"no command for {type(s).__name__}")
+    return COMMANDS[type(s)]
 
 
 def from_recipe(name: str) -> LanguageSettings:
