@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +268,12 @@ def test_words_of_five_reach_the_floors(data_dir: Path, file: str, floor: float)
         found.append((words.probabilities(test.tokens).argmax(1) == test.labels).mean())
     spread = (floor * (1 - floor) / (len(data) / 5)) ** 0.5
     assert abs(np.mean(found) - floor) < 2 * spread
+
+
+def test_what_the_paired_tests_need_is_asked_for_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    with pytest.raises(ValueError, match=r"pip install 'titans-lm\[genomics\]'"):
+        run_evaluation(settings(tmp_path, models=("lmm", "attention")), "titans genomics evaluate", lambda _: None)
+    assert not (tmp_path / "out").exists()

@@ -17,6 +17,7 @@ from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, mean_with
 from titans_lm.data.batches import fingerprint
 from titans_lm.genomics.contenders import contender, folder_name, is_network, shared_size
 from titans_lm.genomics.figures import write_plots
+from titans_lm.genomics.needed import needed
 from titans_lm.genomics.paired import corrected_t, mcnemar
 from titans_lm.genomics.records import Sequences, read_sequences
 from titans_lm.genomics.scores import confusion, scores
@@ -99,6 +100,8 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> dict[s
     """
     if settings.data is None:
         raise ValueError("got no data; expected titans genomics evaluate DATA")
+    if len(settings.models) > 1:
+        needed("scipy.stats")  # the paired tests stand at the end of hours
     data = read_sequences(settings.data, settings.read)
     parts = folds(data, settings.folds, settings.fold_seed)
     size = shared_size(settings.train, settings.models)
