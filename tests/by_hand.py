@@ -89,14 +89,18 @@ class AttentionByHand:
 
 
 def gate_by_hand(
-    x: Tensor, gate: GateProjection | None, config: MemoryConfig, limits: list[float]
+    x: Tensor, k: Tensor, gate: GateProjection | None, config: MemoryConfig, limits: list[float]
 ) -> Tensor | tuple[Tensor, ...]:
-    """limit_l · σ(x W + b), with what D33 says of θ and α, in the shape that the ops take, for one row."""
+    """limit_l · σ(x W + √D k U + b), with what D33 says of θ and α, in the shape that the ops take, for one row."""
     H, L = config.num_attention_heads, config.memory_depth
     if gate is None:
         return torch.zeros(1, len(x), H, dtype=x.dtype)
     down = x @ gate.down.weight.T if config.gates == "channel" else x
-    share = torch.sigmoid(down @ gate.proj.weight.T + gate.proj.bias).view(1, len(x), H, -1)
+    seen = torch.zeros_like(down[:, :1])
+    if config.gates_see_keys:
+        seen = math.sqrt(config.head_dim) * k.reshape(len(x), -1) @ gate.key_proj.weight.T
+    logits = (down + seen) @ gate.proj.weight.T if config.gates == "channel" else down @ gate.proj.weight.T + seen
+    share = torch.sigmoid(logits + gate.proj.bias).view(1, len(x), H, -1)
     if gate.stretch:
         share = torch.clip((1 + 2 * gate.stretch) * share - gate.stretch, 0.0, 1.0)
     if config.gates == "layer":
@@ -119,8 +123,10 @@ class MemoryByHand:
         y = x @ (m.q_proj, m.k_proj, m.v_proj)[i].weight.T
         y = convolve(y, m.convs[i]) if c.conv_size > 1 else y
         y = y.view(1, len(x), c.num_attention_heads, c.head_dim)
-        if i < 2:
+        if i < 2 or c.memory_targets == "unit":
             return y / y.norm(dim=-1, keepdim=True)
+        if c.memory_targets == "none":
+            return y
         return y / (y.pow(2).mean(-1, keepdim=True) + c.norm_eps).sqrt()
 
     def start(self) -> MemoryState:
@@ -130,10 +136,10 @@ class MemoryByHand:
         """o (T, E) and the state after the last token."""
         c, widths = self.config, self.config.memory_widths
         q, k, v = (self.stream(i, x) for i in range(3))
-        steps = [c.theta_max / (1 if i == 0 else widths[i]) for i in range(c.memory_depth)]
-        theta = gate_by_hand(x, self.layer.theta_proj, c, steps)
-        eta = gate_by_hand(x, self.layer.eta_proj, c, [c.eta_max] * c.memory_depth)
-        alpha = gate_by_hand(x, self.layer.alpha_proj, c, [c.alpha_max] * c.memory_depth)
+        steps = [c.theta_max / (1 if i == 0 or not c.theta_fan_in else widths[i]) for i in range(c.memory_depth)]
+        theta = gate_by_hand(x, k, self.layer.theta_proj, c, steps)
+        eta = gate_by_hand(x, k, self.layer.eta_proj, c, [c.eta_max] * c.memory_depth)
+        alpha = gate_by_hand(x, k, self.layer.alpha_proj, c, [c.alpha_max] * c.memory_depth)
         o, state = neural_memory(
             q, k, v, theta, eta, alpha, self.start(), network=self.layer.network, chunk_size=c.chunk_size,
             backend="reference",

@@ -33,6 +33,7 @@ WRONG = [
     ("memory_targets", "units", "did you mean 'unit'"),
     ("memory_init_scale", 0.0, "above 0"),
     ("theta_fan_in", 1, "expected True or False"),
+    ("gates_see_keys", "yes", "expected True or False"),
     ("gates", "channels", "did you mean 'channel'"),
     ("gate_rank", 0, "at least 1"),
     ("chunk_size", 0, "at least 1"),

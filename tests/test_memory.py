@@ -34,6 +34,11 @@ def tokens(rows: int = 2, length: int = T, dtype: torch.dtype = torch.float64) -
     return torch.randn(rows, length, 8, dtype=dtype)
 
 
+def no_keys(config: MemoryConfig, length: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Keys of one row for gates that do not see them."""
+    return torch.full((1, length, config.num_attention_heads, config.head_dim), torch.nan, dtype=dtype)
+
+
 def assert_same_state(x: Any, y: Any, tolerance: float = 1e-9) -> None:
     for (name, a), (_, b) in zip(named_tensors(x), named_tensors(y), strict=True):
         torch.testing.assert_close(a, b, rtol=0.0, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
@@ -114,7 +119,7 @@ def extreme_gates(config: MemoryConfig, push: float) -> dict[str, list[Tensor]]:
     for name, gate in gates.items():
         if gate is not None:
             torch.nn.init.constant_(gate.proj.bias, push)
-            values = gate(torch.randn(1, 3, config.hidden_size))
+            values = gate(torch.randn(1, 3, config.hidden_size), no_keys(config, 3))
             found[name] = list(values) if isinstance(values, tuple) else list(values.unbind(-1))
     return found
 
@@ -142,13 +147,13 @@ def test_no_token_can_leave_the_bounds(kind: str, settings: dict[str, Any]) -> N
 def test_gates_start_where_the_settings_say(kind: str) -> None:
     config = MemoryConfig(gates=kind, alpha_max=0.5, alpha_init=0.01)  # type: ignore[arg-type]
     layer = NeuralMemory(config)
-    zero = torch.zeros(1, 1, config.hidden_size)
+    zero, k = torch.zeros(1, 1, config.hidden_size), no_keys(config)
     for gate, start in ((layer.theta_proj, config.theta_max / 2), (layer.eta_proj, config.eta_max / 2)):
         assert gate is not None
-        first = gate(zero)[0] if kind == "channel" else gate(zero)[..., 0]
+        first = gate(zero, k)[0] if kind == "channel" else gate(zero, k)[..., 0]
         assert_close(first, torch.full_like(first, start), 1e-6)
     assert layer.alpha_proj is not None
-    for part in layer.alpha_proj(zero):
+    for part in layer.alpha_proj(zero, k):
         assert_close(part, torch.full_like(part, 0.01), 1e-6)
 
 
@@ -160,7 +165,7 @@ def test_a_token_can_write_or_forget_nothing_and_learn_to(kind: str, name: str) 
     gate, limit = getattr(NeuralMemory(config), f"{name}_proj"), config.theta_max if name == "theta" else 0.8
     for logit, expected in ((-3.0, 0.0), (3.0, limit), (0.0, limit / 2)):
         torch.nn.init.constant_(gate.proj.bias, logit)
-        found = gate(torch.zeros(1, 1, config.hidden_size))
+        found = gate(torch.zeros(1, 1, config.hidden_size), no_keys(config))
         first = found[0] if kind == "channel" else found[..., 0]
         assert_close(first, torch.full_like(first, expected), 1e-8)
         gate.zero_grad()
@@ -183,12 +188,14 @@ def test_what_writes_nothing_may_go_on_forever(settings: dict[str, Any]) -> None
 
 
 def test_gates_differ_by_token_head_and_layer() -> None:
-    gate = make(gates="layer").theta_proj(tokens(rows=1, length=2))
+    layer = make(gates="layer")
+    k = no_keys(layer.config, 2, torch.float64)
+    gate = layer.theta_proj(tokens(rows=1, length=2), k)
     assert isinstance(gate, Tensor)
     assert gate.unique().numel() == gate.numel() == 2 * 2 * 2
     per_head = make(gates="head").eta_proj
     assert per_head is not None
-    share = per_head(tokens(rows=1, length=2))
+    share = per_head(tokens(rows=1, length=2), k)
     assert isinstance(share, Tensor)
     assert torch.equal(share[..., 0], share[..., 1]), "one gate for all layers of a head"
 
@@ -307,10 +314,11 @@ def test_parameters_are_counted_by_a_formula(settings: dict[str, Any]) -> None:
     memory = H * sum(a * b for a, b in pairwise(widths))
     norm = 2 * H * D if c.use_norm else 0
     convs = 3 * E * c.conv_size if c.conv_size > 1 else 0
+    inputs = 2 * E if c.gates_see_keys else E
     per_gate = {
-        "head": (E + 1) * H,
-        "layer": (E + 1) * H * c.memory_depth,
-        "channel": E * c.gate_rank + (c.gate_rank + 1) * H * sum(widths[:-1]),
+        "head": (inputs + 1) * H,
+        "layer": (inputs + 1) * H * c.memory_depth,
+        "channel": inputs * c.gate_rank + (c.gate_rank + 1) * H * sum(widths[:-1]),
     }[c.gates]
     gates = (1 + c.momentum + c.decay) * per_gate
     assert sum(p.numel() for p in layer.parameters()) == 5 * E * E + memory + norm + convs + gates + D

@@ -94,6 +94,8 @@ class MemoryConfig:
     """Gates per head, per head and memory layer, or channel-wise on each layer's input (D3)."""
     gate_rank: int = 32
     """Rank of the projection that makes channel-wise gates (D2)."""
+    gates_see_keys: bool = False
+    """Whether gates are made of the key too, which knows the tokens before through the convolution (D35)."""
     momentum: bool = True
     """Whether past surprise is carried (η); off sets η = 0."""
     decay: bool = True
@@ -142,7 +144,7 @@ class MemoryConfig:
         check_choice("gates", self.gates, get_args(Gates))
         check_choice("memory_targets", self.memory_targets, get_args(Targets))
         check_choice("memory_backend", self.memory_backend, get_args(Backend))
-        for name in ("momentum", "decay", "induction_init", "theta_fan_in"):
+        for name in ("momentum", "decay", "induction_init", "theta_fan_in", "gates_see_keys"):
             check_switch(name, getattr(self, name))
         for name in ("memory_residual", "memory_norm"):
             check_switch(name, getattr(self, name) or False)

@@ -39,7 +39,8 @@ class GateProjection(nn.Module):
     """A gate from the token: limit_l · σ(x W + b), per head, per head and layer, or channel-wise (D2, D3).
 
     With `stretch` ε it is limit_l · clip((1 + 2ε) σ(x W + b) − ε, 0, 1), which can be exactly zero (D33); its gradient
-    is that of the middle everywhere, so that no gate is closed for good.
+    is that of the middle everywhere, so that no gate is closed for good. With `gates_see_keys` the logits are
+    x W + √D k U + b: a key has gone through the convolution and knows the tokens before its own (D35).
     """
 
     def __init__(self, config: MemoryConfig, limits: list[float], start: float, stretch: float = 0.0) -> None:
@@ -50,6 +51,9 @@ class GateProjection(nn.Module):
         E, out = config.hidden_size, self.heads * config.gates_per_head
         self.down = Linear(E, config.gate_rank, bias=False) if self.kind == "channel" else nn.Identity()
         self.proj = Linear(config.gate_rank if self.kind == "channel" else E, out)
+        self.key_scale = math.sqrt(config.head_dim)  # keys have norm 1: with it their entries have unit size, as x has
+        seen = self.proj.in_features if self.kind == "channel" else out
+        self.key_proj = Linear(E, seen, bias=False) if config.gates_see_keys else None
         start = (start + stretch) / (1.0 + 2.0 * stretch)  # of the sigmoid, so that the gate is at `start`
         self.proj.start_std, self.proj.start_bias = 0.02, math.log(start / (1.0 - start))
         self.reset_parameters()
@@ -57,9 +61,17 @@ class GateProjection(nn.Module):
     def reset_parameters(self) -> None:
         """Gates start at the same share of their limit for every token, and learn to differ."""
         start_linear(self.proj)
+        if self.key_proj is not None and self.kind != "channel":
+            self.key_proj.start_std = self.proj.start_std
+            start_linear(self.key_proj)
 
-    def forward(self, x: Hidden) -> Tensor | tuple[Tensor, ...]:
-        logits = self.proj(self.down(x) if self.kind == "channel" else x).unflatten(-1, (self.heads, -1))
+    def forward(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> Tensor | tuple[Tensor, ...]:
+        """Give the gates of tokens with these keys: (B, T, H), (B, T, H, L), or a tuple of channels by layer."""
+        seen = None if self.key_proj is None else self.key_proj((self.key_scale * k.flatten(2)).to(x.dtype))
+        if self.kind == "channel":
+            x, seen = self.down(x) if seen is None else self.down(x) + seen, None
+        logits = self.proj(x) if seen is None else self.proj(x) + seen
+        logits = logits.unflatten(-1, (self.heads, -1))
         gate = torch.sigmoid(logits.to(state_dtype(x.dtype)))
         if self.stretch:
             gate = (1.0 + 2.0 * self.stretch) * gate - self.stretch
@@ -220,7 +232,7 @@ class NeuralMemory(nn.Module):
         """`forward` up to what the memory answers, which `finish` makes the output of."""
         (q, k, v), tails = self._streams(x, state.conv, lengths)
         theta, eta, alpha = (
-            q.new_zeros(q.shape[:3]) if gate is None else gate(x)
+            q.new_zeros(q.shape[:3]) if gate is None else gate(x, k)
             for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
         )
         o, memory, *size = neural_memory(

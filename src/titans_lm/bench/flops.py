@@ -83,5 +83,6 @@ def _gate_weights(config: BackboneConfig) -> int:
     if not config.has_memory:
         return 0
     E, numbers = config.hidden_size, config.num_attention_heads * config.gates_per_head
-    one = config.gate_rank * (E + numbers) if config.gates == "channel" else E * numbers
+    inputs = E * (1 + config.gates_see_keys)
+    one = config.gate_rank * (inputs + numbers) if config.gates == "channel" else inputs * numbers
     return one * (1 + config.momentum + config.decay)
