@@ -81,8 +81,8 @@ def micro() -> Effort:
         text=replace(
             e.text, model=replace(e.text.model, **small), seq_len=32, batch_size=2, eval_bytes=200, save_every=1
         ),
-        text_steps=dict.fromkeys(e.text_steps, 2), rates=(3e-3,), tune_steps=1, seeds=(0, 1), positions=64,
-        test_bytes=200, limit=2, fit=replace(e.fit, model=replace(e.fit.model, **small), batch_size=64),
+        text_steps=dict.fromkeys(e.text_steps, 2), rates=(3e-3,), task_rate=3e-3, tune_steps=1, seeds=(0, 1),
+        positions=64, test_bytes=200, limit=2, fit=replace(e.fit, model=replace(e.fit.model, **small), batch_size=64),
         recall_steps=1, recall=("32:2",), recall_tested=("32:2",),
         needles=Needles(values={"PK": "words"}, taught=("128",), tested=("128", "160", "192"), steps=1, examples=2),
         facts=Facts(taught=("0", "128"), tested=("0", "256"), steps=2, examples=2), facts_seeds=(0,),

@@ -90,7 +90,9 @@ class Effort:
     text_steps: dict[str, int]
     """Steps on text, by table."""
     rates: tuple[float, ...]
-    """Learning rates that each is tried with in table 1; the ablations take the first."""
+    """Learning rates that each is tried with in table 1; the ablations on text take the first."""
+    task_rate: float
+    """Learning rate of all models on tasks."""
     tune_steps: int
     seeds: tuple[int, ...]
     """Seeds of language models and of recall."""
@@ -129,6 +131,7 @@ def tiny() -> Effort:
         text=replace(small_contender(), warmup_steps=20, device="cpu"),
         text_steps={"table1": 200, "table5": 150, "figure7": 240},
         rates=(3e-3, 1e-2),
+        task_rate=1e-2,
         tune_steps=60,
         seeds=(0, 1, 2),
         positions=16_384,
@@ -205,6 +208,7 @@ def small() -> Effort:
         ),
         text_steps={"table1": 3000, "table5": 3000, "figure7": 3000},
         rates=(1e-3, 3e-3, 1e-2),
+        task_rate=1e-3,
         tune_steps=300,
         seeds=(0, 1, 2),
         positions=32_768,

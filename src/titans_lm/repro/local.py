@@ -109,8 +109,8 @@ def table2(e: Effort, given: Given) -> Plan:
             task = NeedleSettings(value=value, books=None if kind == "PK" else given.hay, tokenizer="words")
             settings = NeedleTask(
                 task=task, sizes=n.taught, test_sizes=n.tested, depths=(0.0, 0.5, 1.0), examples=n.examples,
-                out=given.out / f"needle-{kind}", models=models, seeds=e.needle_seeds, rates=(e.rates[0],), jobs=e.jobs,
-                train=_fit(e, n.steps),
+                out=given.out / f"needle-{kind}", models=models, seeds=e.needle_seeds, rates=(e.task_rate,),
+                jobs=e.jobs, train=_fit(e, n.steps),
             )  # fmt: skip
             where = "dull sentences" if kind == "PK" else "text"
             what = f"{kind}: {value} hidden in {where}"
@@ -144,7 +144,7 @@ def table5(e: Effort, given: Given) -> Plan:
     models = tuple(row.contender for row in ABLATIONS)
     recall = RecallTask(
         sizes=e.recall, test_sizes=e.recall_tested, out=given.out / "recall", models=models, seeds=e.seeds,
-        rates=(e.rates[0],), jobs=e.jobs, examples=256, train=_fit(e, e.recall_steps),
+        rates=(e.task_rate,), jobs=e.jobs, examples=256, train=_fit(e, e.recall_steps),
     )  # fmt: skip
     columns = [
         Column(title="ppl", paper="ppl"),
@@ -169,8 +169,8 @@ def table5(e: Effort, given: Given) -> Plan:
             f"width {e.fit.model.hidden_size}) stands in for long context, the mean of S-NIAH",
             "no reasoning: models of this size are at chance",
             "w/o momentum, θ may be larger: its bound depends on η (D10)",
-            f"one learning rate for all ({e.rates[0]:g}), tuned for none; all have as many parameters as LMM, by the "
-            "width of their MLPs",
+            f"one learning rate for all ({e.rates[0]:g} on text, {e.task_rate:g} on recall), tuned for none; all have "
+            "as many parameters as LMM, by the width of their MLPs",
         ),
     )  # fmt: skip
 
@@ -182,7 +182,7 @@ def figure6(e: Effort, given: Given) -> Plan:
     fit = replace(fit, model=replace(fit.model, conv_size=8))  # a place is named up to five tokens behind its person
     settings = BabiLongTask(
         task=BabiLongSettings(story="qa1", books=given.hay, tokenizer="words"), sizes=f.taught, test_sizes=f.tested,
-        out=given.out / "babilong", models=models, seeds=e.facts_seeds, rates=(e.rates[0],), jobs=e.jobs,
+        out=given.out / "babilong", models=models, seeds=e.facts_seeds, rates=(e.task_rate,), jobs=e.jobs,
         examples=f.examples, train=fit,
     )  # fmt: skip
     paper = Table(
@@ -351,7 +351,7 @@ def _task_differs(e: Effort, given: Given, steps: int, seeds: tuple[int, ...]) -
     model = e.fit.model
     return (
         f"width {model.hidden_size} and {model.num_hidden_layers} blocks, {steps:,} steps of {e.fit.batch_size} rows, "
-        f"{seeds_told(seeds)}, one learning rate ({e.rates[0]:g}); window and segments of {model.window}",
+        f"{seeds_told(seeds)}, one learning rate ({e.task_rate:g}); window and segments of {model.window}",
     )
 
 
