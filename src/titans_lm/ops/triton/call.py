@@ -1,0 +1,162 @@
+"""A whole call as two operators of torch: forward and backward, each opaque to compilers and known to autograd.
+
+A call is cut into segments of some chunks, as in chunked.py: what tokens weigh is computed segment by segment, the
+state at the start of each is kept, and the backward pass goes through them from the last. Tokens are laid out in chunks
+(N, B, C, H, D), gates (N, B, C, H), weights are (B, H, D_in, D_out).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from titans_lm.ops.chunked import by_batch, by_row, segment_size
+from titans_lm.ops.gates import Adjoint, segment_gates
+from titans_lm.ops.network import MemoryNetwork
+from titans_lm.ops.segment import Tokens
+from titans_lm.ops.triton.launch import Gates, Segment, Shared, State, lead_back, write_and_read
+
+
+class Inputs(NamedTuple):
+    """Everything a gradient may reach; an empty `anchor` is M itself, an empty `initial` is zero."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    theta: Sequence[Tensor]
+    eta: Sequence[Tensor]
+    alpha: Sequence[Tensor]
+    M: Sequence[Tensor]
+    S: Sequence[Tensor]
+    anchor: Sequence[Tensor]
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+    initial: Sequence[Tensor]
+
+
+class Options(NamedTuple):
+    """What a call is besides.
+
+    `present` (N, B or 1, 1, C) marks positions that hold a token, None where all do. `complete` (N, B) says where a
+    chunk ends, and `ends` for every chunk whether it is known to end for all rows.
+    """
+
+    present: Tensor | None
+    complete: Tensor
+    ends: Sequence[bool]
+    activation: str
+    residual: bool
+    objective: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """Segments of a call, and each as the kernels want it."""
+
+    inputs: Inputs
+    options: Options
+
+    @property
+    def network(self) -> MemoryNetwork:
+        x, o = self.inputs, self.options
+        norm = (None if y is None else y.contiguous() for y in (x.norm_weight, x.norm_bias))
+        return MemoryNetwork(
+            o.activation, o.residual, *norm,
+            objective=o.objective,
+            forget_to="init" if x.initial else "zero",
+            initial=tuple(w.contiguous() for w in x.initial) or None,
+        )  # fmt: skip
+
+    def segments(self) -> list[slice]:
+        N = len(self.inputs.q)
+        size = segment_size(N)
+        return [slice(start, min(start + size, N)) for start in range(0, N, size)]
+
+    def fresh(self, where: slice) -> bool:
+        """Whether all chunks of a segment take their gradients at the memory at their own start, and end."""
+        before = self.options.ends[where.start - 1] if where.start else not self.inputs.anchor
+        return before and all(self.options.ends[where])
+
+    def first_state(self) -> State:
+        """Copies by row, since kernels write in place."""
+        x = self.inputs
+        M, S, A = ([w.flatten(0, 1).clone(memory_format=torch.contiguous_format) for w in p] for p in (x.M, x.S, x.anchor))
+        return State(M, S, A or [w.clone() for w in M])
+
+    def segment(self, where: slice, adjoint: bool = False) -> tuple[Segment, Adjoint | None]:
+        x, o = self.inputs, self.options
+        present = None if o.present is None else o.present[where]
+        theta, eta, alpha = (tuple(g[where] for g in gate) for gate in (x.theta, x.eta, x.alpha))
+        layers, back = segment_gates(theta, eta, alpha, present, adjoint)
+        tokens = Tokens(*(by_row(y[where]) for y in (x.q, x.k, x.v)))
+        heads = x.q.shape[3]
+        complete = o.complete[where].to(torch.int32).repeat_interleave(heads, dim=1)
+        gates = [Gates.of(g) for g in layers]
+        return Segment(self.network, heads, tokens, gates, complete, self.fresh(where), o.precision), back
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
+    """o and surprise (N, B, C, H, …), z_L of keys and queries (N, R, C, D), the last state, and those between segments."""
+    x = call.inputs
+    N, B, C, H, D = x.q.shape
+    o, sizes = x.q.new_empty(B, N, C, H, D).transpose(0, 1), x.q.new_empty(N, B, C, H, len(x.M))
+    written, read = (x.q.new_empty(N, B * H, C, D) for _ in range(2))
+    state, starts, fresh = call.first_state(), [], True
+    for where in call.segments():
+        was_fresh, fresh = fresh, call.fresh(where)
+        if was_fresh and not fresh and where.start > 0:  # nobody has followed the anchor so far
+            for anchor, memory in zip(state.A, state.W, strict=True):
+                anchor.copy_(memory)
+        if where.start > 0:
+            starts.append(state.copied())
+        segment, _ = call.segment(where)
+        got = write_and_read(segment, state)
+        o[where], written[where], read[where] = by_batch(got.o, B), got.written, got.read
+        sizes[where] = by_batch(got.sizes.transpose(2, 3), B)
+    after = [*state.W, *state.S, *(() if call.options.ends[-1] else state.A)]
+    kept = [torch.stack(part) for part in zip(*starts, strict=True)]
+    return o, written, read, sizes, [w.unflatten(0, (B, H)) for w in after], kept
+
+
+def backward(
+    call: Call, written: Tensor, read: Tensor, kept: Sequence[Tensor], d_o: Tensor, d_after: Sequence[Tensor]
+) -> list[Tensor]:
+    """Gradients by all inputs that are there, in their order."""
+    x, L = call.inputs, len(call.inputs.M)
+    N, B, C, H, D = x.q.shape
+    d = _led_from(d_after, L)
+    starts = [call.first_state()]
+    for i in range(len(kept[0]) if kept else 0):
+        parts = [part[i] for part in kept]
+        starts.append(State(parts[:L], parts[L : 2 * L], parts[2 * L :]))
+    norm = (x.q.new_zeros(B * H, D) for _ in range(2))
+    shared = Shared(*norm, [torch.zeros_like(w) for w in d.W] if x.initial else [])
+    tokens_grad = [torch.empty_like(y) for y in (x.q, x.k, x.v)]
+    gates_grad = [torch.empty_like(y) for gate in (x.theta, x.eta, x.alpha) for y in gate]
+    for where, start in zip(reversed(call.segments()), reversed(starts), strict=True):
+        if call.fresh(where):
+            d.join_anchor()
+        segment, back = call.segment(where, adjoint=True)
+        assert back is not None, "it was asked for"
+        got = lead_back(segment, start, written[where], read[where], by_row(d_o[where]), d, shared)
+        for whole, part in zip(tokens_grad, (got.q, got.k, got.v), strict=True):
+            whole[where] = by_batch(part, B)
+        for whole, part in zip(gates_grad, back(got.gates), strict=True):
+            whole[where] = part
+    if not x.anchor:
+        d.join_anchor()
+    states = [*d.W, *d.S, *(d.A if x.anchor else ())]
+    weight, bias = (y.view(B, H, D).sum(0) for y in (shared.weight, shared.bias))
+    return [
+        *tokens_grad, *gates_grad, *(w.unflatten(0, (B, H)) for w in states),
+        *(() if x.norm_weight is None else (weight,)), *(() if x.norm_bias is None else (bias,)),
+        *(w.unflatten(0, (B, H)).sum(0) for w in shared.initial),
+    ]  # fmt: skip
+
+
+def _led_from(d_after: Sequence[Tensor], L: int) -> State:
+    parts = [w.flatten(0, 1).clone(memory_format=torch.contiguous_format) for w in d_after]
+    return State(parts[:L], parts[L : 2 * L], parts[2 * L :] or [torch.zeros_like(w) for w in parts[:L]])

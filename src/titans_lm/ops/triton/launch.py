@@ -1,0 +1,203 @@
+"""Segments of chunks through the kernels: pointers, sizes, scratch memory. Nothing here knows autograd."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from titans_lm.ops.gates import ChunkGates
+from titans_lm.ops.network import MemoryNetwork
+from titans_lm.ops.segment import Tokens
+from titans_lm.ops.triton.linear import linear_forward, linear_read_adjoint, linear_write_adjoint
+
+LEAST_BLOCK = 16
+"""Rows and columns that a product of the hardware has at least."""
+
+
+def block(size: int) -> int:
+    """Places of a tile that holds `size` of them: a power of two."""
+    return max(LEAST_BLOCK, triton.next_power_of_2(size))
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What the tokens of a segment weigh in one layer: G (n, R, C, C), and (n, R, 5, C) of a, f, ends and η_end."""
+
+    G: Tensor
+    lines: Tensor
+
+    @classmethod
+    def of(cls, g: ChunkGates) -> "Gates":
+        lines = (g.a, g.f, g.memory_end, g.surprise_end, g.eta_end.expand_as(g.a))
+        return cls(g.G.contiguous(), torch.cat(lines, dim=-1).transpose(2, 3).contiguous())
+
+
+@dataclass
+class State:
+    """M, S and the anchor of every layer, (R, D_in, D_out) each, or gradients by them; kernels write in place."""
+
+    W: list[Tensor]
+    S: list[Tensor]
+    A: list[Tensor]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((*self.W, *self.S, *self.A))
+
+    def copied(self) -> "State":
+        return State(*([x.clone() for x in part] for part in (self.W, self.S, self.A)))
+
+    def join_anchor(self) -> None:
+        """Where the anchor is the memory itself, so are their gradients: add them, and leave none by the anchor."""
+        for memory, anchor in zip(self.W, self.A, strict=True):
+            memory += anchor
+            anchor.zero_()
+
+    def replayed(self, chunks: int, fresh: bool) -> "State":
+        """Room for the state at every chunk's start and at the end, (n + 1, R, D_in, D_out), begun with this one."""
+
+        def room(x: Tensor) -> Tensor:
+            states = x.new_empty(chunks + 1, *x.shape)
+            states[0] = x
+            return states
+
+        W, S = [room(x) for x in self.W], [room(x) for x in self.S]
+        return State(W, S, W if fresh else [room(x) for x in self.A])
+
+
+@dataclass
+class Shared:
+    """Gradients by what all chunks share, added up row by row: LayerNorm (R, D), M_init (R, D_in, D_out)."""
+
+    weight: Tensor
+    bias: Tensor
+    initial: list[Tensor]
+
+
+class Outputs(NamedTuple):
+    """Of a segment: o, z_L of the keys and of the queries (n, R, C, D), and ‖∇_{W_l} ℓ‖ (n, R, L, C)."""
+
+    o: Tensor
+    written: Tensor
+    read: Tensor
+    sizes: Tensor
+
+
+class Gradients(NamedTuple):
+    """Of a segment: by q, k and v (n, R, C, D), and by the fields of every layer's `ChunkGates`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: list[dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment of a call and everything the kernels are told besides the state.
+
+    The tensors of `network` are in the state's precision: norm (H, D), M_init (H, D_in, D_out). `complete` (n, R) is 1
+    where a chunk ends, and `fresh` says that all do and that each takes its gradients at the memory at its start.
+    """
+
+    network: MemoryNetwork
+    heads: int
+    tokens: Tokens
+    gates: list[Gates]
+    complete: Tensor
+    fresh: bool
+    precision: str
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """n, R, H, C, D."""
+        n, R, C, D = self.tokens.k.shape
+        return n, R, self.heads, C, D
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """The constants that every kernel is compiled with."""
+        network, (C, D) = self.network, self.tokens.k.shape[2:]
+        return {
+            "NORM": sum(x is not None for x in (network.norm_weight, network.norm_bias)),
+            "RESIDUAL": network.residual,
+            "DOT": network.objective == "dot",
+            "INIT": network.forget_to == "init",
+            "PRECISION": self.precision,
+            "BC": block(C),
+            "BD": block(D),
+        }
+
+    @property
+    def norm(self) -> list[Tensor]:
+        """Weight and bias of the LayerNorm; for what the network lacks, a tensor of which no value is used."""
+        return [self.tokens.k if x is None else x for x in (self.network.norm_weight, self.network.norm_bias)]
+
+    def initial(self, like: list[Tensor]) -> list[Tensor]:
+        """M_init; where forgetting leads to zero, tensors that no kernel looks at."""
+        return list(self.network.initial or like)
+
+
+def write_and_read(segment: Segment, state: State) -> Outputs:
+    """Write and read a segment; `state` becomes the state behind it."""
+    n, R, _, C, _ = segment.sizes
+    tokens = segment.tokens
+    o, written, read = (torch.empty_like(tokens.q) for _ in range(3))
+    outputs = Outputs(o, written, read, tokens.q.new_empty(n, R, len(state.W), C))
+    _forward(segment, state, outputs, replay=False)
+    return outputs
+
+
+def _forward(segment: Segment, state: State, outputs: Outputs, replay: bool) -> None:
+    """Run the forward kernel, to read, or to leave the states of all chunks in `state`."""
+    n, R, H, C, D = segment.sizes
+    q, k, v = segment.tokens
+    (g,), (initial,) = segment.gates, segment.initial(state.W)
+    linear_forward[(R,)](
+        q, k, v, g.G, g.lines, segment.complete, *segment.norm, initial, *state, *outputs,
+        n, R, H, C, D, R * D * D, REPLAY=replay, FRESH=segment.fresh, **segment.form,
+    )  # fmt: skip
+
+
+def lead_back(
+    segment: Segment, start: State, written: Tensor, read: Tensor, d_o: Tensor, d: State, shared: Shared
+) -> Gradients:
+    """The gradients of a segment from its state at the `start`; `d` and `shared` are led back in place."""
+    n, R, H, C, D = segment.sizes
+    q, k, v = segment.tokens
+    states = start.replayed(n, segment.fresh)
+    _forward(segment, states, Outputs(q, written, read, q), replay=True)
+    d_q, d_k, d_v, d_delta, d_z = (torch.empty_like(q) for _ in range(5))
+    (g,), (initial,), form = segment.gates, segment.initial(start.W), segment.form
+    d_G, d_af, d_lines, d_ends = torch.empty_like(g.G), *room_for_gates(q)
+    d_weight, d_bias = (q.new_empty(n, R, D) for _ in range(2))
+    linear_read_adjoint[(R, n)](
+        d_o, q, k, v, g.G, g.lines, *segment.norm, initial, states.W[0], states.S[0], written, read,
+        d_q, d_k, d_delta, d_z, d_G, d_af, d_weight, d_bias, R, H, C, D, **form,
+    )  # fmt: skip
+    shared.weight += d_weight.sum(0)
+    shared.bias += d_bias.sum(0)
+    linear_write_adjoint[(R,)](
+        q, k, v, g.lines, segment.complete, *segment.norm, initial, *states, written, d_delta, d_z,
+        *d, *(shared.initial or d.W), d_k, d_v, d_lines, d_ends, shared.weight, shared.bias,
+        n, R, H, C, D, R * D * D, FRESH=segment.fresh, **form,
+    )  # fmt: skip
+    return Gradients(d_q, d_k, d_v, [gate_gradients(d_G, d_af, d_lines, d_ends)])
+
+
+def room_for_gates(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by a layer's gates: a and f (n, R, 2, C), what is left of gradients (n, R, 2, C), the ends (n, R, 3)."""
+    n, R, C, _ = like.shape
+    return like.new_empty(n, R, 2, C), like.new_empty(n, R, 2, C), like.new_empty(n, R, 3)
+
+
+def gate_gradients(d_G: Tensor, d_af: Tensor, d_lines: Tensor, d_ends: Tensor) -> dict[str, Tensor]:
+    """Gradients by the fields of `ChunkGates`; a and f are also what W and S weigh at the end of a chunk."""
+    d_af[..., -1] += d_ends[..., :2]
+    a, f, memory_end, surprise_end = (x.unsqueeze(-1) for x in (*d_af.unbind(2), *d_lines.unbind(2)))
+    eta_end = d_ends[..., 2, None, None]
+    return {
+        "a": a, "f": f, "G": d_G, "eta_end": eta_end, "surprise_end": surprise_end, "memory_end": memory_end,
+    }  # fmt: skip
