@@ -11,8 +11,12 @@ from torch import Tensor
 from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.segment import Tokens
+from titans_lm.ops.triton.deep import deep_forward
+from titans_lm.ops.triton.deep_adjoint import deep_read_adjoint
+from titans_lm.ops.triton.deep_writes import deep_write_adjoint
 from titans_lm.ops.triton.linear import linear_forward, linear_read_adjoint, linear_write_adjoint
 
+ACTIVATIONS = {"gelu": 0, "silu": 1, "relu": 2}
 LEAST_BLOCK = 16
 """Rows and columns that a product of the hardware has at least."""
 
@@ -131,6 +135,11 @@ class Segment:
         }
 
     @property
+    def hidden(self) -> dict[str, Any]:
+        """The constants of a memory with a hidden layer."""
+        return {"ACT": ACTIVATIONS[self.network.activation]}
+
+    @property
     def norm(self) -> list[Tensor]:
         """Weight and bias of the LayerNorm; for what the network lacks, a tensor of which no value is used."""
         return [self.tokens.k if x is None else x for x in (self.network.norm_weight, self.network.norm_bias)]
@@ -153,11 +162,13 @@ def write_and_read(segment: Segment, state: State) -> Outputs:
 def _forward(segment: Segment, state: State, outputs: Outputs, replay: bool) -> None:
     """Run the forward kernel, to read, or to leave the states of all chunks in `state`."""
     n, R, H, C, D = segment.sizes
-    q, k, v = segment.tokens
-    (g,), (initial,) = segment.gates, segment.initial(state.W)
-    linear_forward[(R,)](
-        q, k, v, g.G, g.lines, segment.complete, *segment.norm, initial, *state, *outputs,
-        n, R, H, C, D, R * D * D, REPLAY=replay, FRESH=segment.fresh, **segment.form,
+    F, deep = state.W[0].shape[-1], len(state.W) == 2
+    kernel, hidden, extra = (deep_forward, (F,), segment.hidden) if deep else (linear_forward, (), {})
+    step, anchors = R * D * F if replay else 0, state.W if segment.fresh else state.A
+    kernel[(R,)](
+        *segment.tokens, *(g.G for g in segment.gates), *(g.lines for g in segment.gates), segment.complete,
+        *segment.norm, *segment.initial(state.W), *state.W, *state.S, *anchors, *outputs,
+        n, R, H, C, D, *hidden, step, REPLAY=replay, FRESH=segment.fresh, **segment.form, **extra,
     )  # fmt: skip
 
 
@@ -166,31 +177,31 @@ def lead_back(
 ) -> Gradients:
     """The gradients of a segment from its state at the `start`; `d` and `shared` are led back in place."""
     n, R, H, C, D = segment.sizes
-    q, k, v = segment.tokens
+    F, deep, q = start.W[0].shape[-1], len(start.W) == 2, segment.tokens.q
     states = start.replayed(n, segment.fresh)
     _forward(segment, states, Outputs(q, written, read, q), replay=True)
+    given = [*segment.norm, *segment.initial(start.W)]
+    lines, gates = [g.lines for g in segment.gates], [g.G for g in segment.gates]
     d_q, d_k, d_v, d_delta, d_z = (torch.empty_like(q) for _ in range(5))
-    (g,), (initial,), form = segment.gates, segment.initial(start.W), segment.form
-    d_G, d_af, d_lines, d_ends = torch.empty_like(g.G), *room_for_gates(q)
-    d_weight, d_bias = (q.new_empty(n, R, D) for _ in range(2))
-    linear_read_adjoint[(R, n)](
-        d_o, q, k, v, g.G, g.lines, *segment.norm, initial, states.W[0], states.S[0], written, read,
-        d_q, d_k, d_delta, d_z, d_G, d_af, d_weight, d_bias, R, H, C, D, **form,
+    d_hidden = [q.new_empty(n, R, C, F) for _ in range(4 if deep else 0)]
+    d_G, d_norm = [torch.empty_like(g) for g in gates], [q.new_empty(n, R, D) for _ in range(2)]
+    d_af, d_lines = ([q.new_empty(n, R, 2, C) for _ in gates] for _ in range(2))
+    d_ends = [q.new_empty(n, R, 3) for _ in gates]
+    reads, writes = (deep_read_adjoint, deep_write_adjoint) if deep else (linear_read_adjoint, linear_write_adjoint)
+    hidden, form = ((F,) if deep else ()), {**segment.form, **(segment.hidden if deep else {})}
+    reads[(R, n)](
+        d_o, *segment.tokens, *gates, *lines, *given, *states.W, *states.S, *(states.A if deep else ()), written, read,
+        d_q, d_k, d_delta, d_z, *d_hidden, *d_G, *d_af, *d_norm, R, H, C, D, *hidden, **form,
     )  # fmt: skip
-    shared.weight += d_weight.sum(0)
-    shared.bias += d_bias.sum(0)
-    linear_write_adjoint[(R,)](
-        q, k, v, g.lines, segment.complete, *segment.norm, initial, *states, written, d_delta, d_z,
-        *d, *(shared.initial or d.W), d_k, d_v, d_lines, d_ends, shared.weight, shared.bias,
-        n, R, H, C, D, R * D * D, FRESH=segment.fresh, **form,
+    for whole, part in zip((shared.weight, shared.bias), d_norm, strict=True):
+        whole += part.sum(0)
+    writes[(R,)](
+        *segment.tokens, *lines, segment.complete, *given, *states, written, d_delta, d_z, *d_hidden,
+        *d, *(shared.initial or d.W), d_k, d_v, *d_lines, *d_ends, shared.weight, shared.bias,
+        n, R, H, C, D, *hidden, R * D * F, FRESH=segment.fresh, **form,
     )  # fmt: skip
-    return Gradients(d_q, d_k, d_v, [gate_gradients(d_G, d_af, d_lines, d_ends)])
-
-
-def room_for_gates(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by a layer's gates: a and f (n, R, 2, C), what is left of gradients (n, R, 2, C), the ends (n, R, 3)."""
-    n, R, C, _ = like.shape
-    return like.new_empty(n, R, 2, C), like.new_empty(n, R, 2, C), like.new_empty(n, R, 3)
+    by_gates = [gate_gradients(*parts) for parts in zip(d_G, d_af, d_lines, d_ends, strict=True)]
+    return Gradients(d_q, d_k, d_v, by_gates)
 
 
 def gate_gradients(d_G: Tensor, d_af: Tensor, d_lines: Tensor, d_ends: Tensor) -> dict[str, Tensor]:

@@ -8,6 +8,14 @@ writes from the last chunk to the first (section 10). Letters are those of the d
 import triton
 import triton.language as tl
 
+from titans_lm.ops.triton.layer import (
+    advanced,
+    advanced_adjoint,
+    ends_adjoint,
+    met,
+    met_adjoint,
+    state_adjoint,
+)
 from titans_lm.ops.triton.pieces import (
     answer,
     answer_adjoint,
@@ -18,7 +26,8 @@ from titans_lm.ops.triton.pieces import (
     load_line,
     load_tile,
     matmul,
-    row_sums,
+    store_columns,
+    store_ends,
     store_line,
     store_tile,
 )
@@ -48,7 +57,6 @@ def linear_forward(
         tokens, given = at * C * D, gates + at * 5 * C
         ks, vs = load_tile(k + tokens, C, D, D, BC, BD), load_tile(v + tokens, C, D, D, BC, BD)
         a, f, memory_end, surprise_end = load_gates(given, C, BC)
-        a_end, f_end, eta_end = load_ends(given, C)
         if FRESH:
             anchor = memory
         z = matmul(ks, anchor, PRECISION)
@@ -56,18 +64,14 @@ def linear_forward(
         if not REPLAY:
             qs = load_tile(q + tokens, C, D, D, BC, BD)
             weighted = matmul(qs, tl.trans(ks), PRECISION) * load_tile(G + at * C * C, C, C, C, BC, BC)
-            y = matmul(a * qs, memory, PRECISION) + matmul(f * qs, surprise, PRECISION)
-            y -= matmul(weighted, delta, PRECISION)
-            if INIT:
-                y += matmul(qs - a * qs, base, PRECISION)
+            y = met(qs, a, f, memory, surprise, base, INIT, PRECISION) - matmul(weighted, delta, PRECISION)
             store_tile(o + tokens, answer(qs, y, w, b, D, NORM, RESIDUAL, BD), C, D, D, BC, BD)
             store_tile(written + tokens, z, C, D, D, BC, BD)
             store_tile(read + tokens, y, C, D, D, BC, BD)
             store_line(sizes + at * C, tl.sqrt(tl.sum(ks * ks, 1) * tl.sum(delta * delta, 1)), C, BC)
-        memory = a_end * memory + f_end * surprise - matmul(tl.trans(memory_end * ks), delta, PRECISION)
-        if INIT:
-            memory += (1.0 - a_end) * base
-        surprise = eta_end * surprise - matmul(tl.trans(surprise_end * ks), delta, PRECISION)
+        memory, surprise = advanced(
+            memory, surprise, base, ks, delta, memory_end, surprise_end, load_ends(given, C), INIT, PRECISION
+        )  # fmt: skip
         if not FRESH:
             anchor = tl.where(tl.load(complete + at) != 0, memory, anchor)
         if REPLAY:
@@ -107,13 +111,10 @@ def linear_read_adjoint(
     raw, weights = matmul(qs, tl.trans(ks), PRECISION), load_tile(G + at * C * C, C, C, C, BC, BC)
     p_bar = -matmul(z_bar, tl.trans(delta), PRECISION)
     through = p_bar * weights
-    kept = matmul(z_bar, tl.trans(load_tile(W + square, D, D, D, BD, BD)), PRECISION)
-    past = matmul(z_bar, tl.trans(load_tile(S + square, D, D, D, BD, BD)), PRECISION)
-    q_bar = a * kept + f * past + matmul(through, ks, PRECISION)
-    if INIT:
-        base = matmul(z_bar, tl.trans(load_tile(initial + h * D * D, D, D, D, BD, BD)), PRECISION)
-        q_bar += (1.0 - a) * base
-        kept -= base
+    memory, surprise = load_tile(W + square, D, D, D, BD, BD), load_tile(S + square, D, D, D, BD, BD)
+    base = load_tile(initial + h * D * D, D, D, D, BD, BD) if INIT else memory
+    q_bar, by_a, by_f = met_adjoint(qs, z_bar, a, f, memory, surprise, base, INIT, PRECISION)
+    q_bar += matmul(through, ks, PRECISION)
     if RESIDUAL:
         q_bar += g
     store_tile(d_q + tokens, q_bar, C, D, D, BC, BD)
@@ -121,8 +122,7 @@ def linear_read_adjoint(
     store_tile(d_delta + tokens, -matmul(tl.trans(raw * weights), z_bar, PRECISION), C, D, D, BC, BD)
     store_tile(d_z + tokens, z_bar, C, D, D, BC, BD)
     store_tile(d_G + at * C * C, p_bar * raw, C, C, C, BC, BC)
-    store_line(d_af + at * 2 * C, tl.sum(qs * kept, 1), C, BC)
-    store_line(d_af + at * 2 * C + C, tl.sum(qs * past, 1), C, BC)
+    store_columns(d_af + at * 2 * C, by_a, by_f, C, BC)
     store_line(d_weight + at * D, w_bar, D, BD)
     store_line(d_bias + at * D, b_bar, D, BD)
 
@@ -153,7 +153,6 @@ def linear_write_adjoint(
         tokens, given, state = at * C * D, gates + at * 5 * C, i * step + square
         ks, vs = load_tile(k + tokens, C, D, D, BC, BD), load_tile(v + tokens, C, D, D, BC, BD)
         a, f, memory_end, surprise_end = load_gates(given, C, BC)
-        a_end, f_end, eta_end = load_ends(given, C)
         memory, surprise = load_tile(W + state, D, D, D, BD, BD), load_tile(S + state, D, D, D, BD, BD)
         z = load_tile(written + tokens, C, D, D, BC, BD)
         delta = last_error(z, ks, vs, w, b, D, NORM, RESIDUAL, DOT, BD)
@@ -161,21 +160,19 @@ def linear_write_adjoint(
             done = tl.load(complete + at) != 0
             W_bar = tl.where(done, W_bar + A_bar, W_bar)
             A_bar = tl.where(done, 0.0, A_bar)
-        to_memory = matmul(delta, tl.trans(W_bar), PRECISION)
-        to_surprise = matmul(delta, tl.trans(S_bar), PRECISION)
-        delta_bar = load_tile(d_delta + tokens, C, D, D, BC, BD) - matmul(memory_end * ks, W_bar, PRECISION)
-        delta_bar -= matmul(surprise_end * ks, S_bar, PRECISION)
-        k_bar = load_tile(d_k + tokens, C, D, D, BC, BD) - memory_end * to_memory - surprise_end * to_surprise
-        store_line(d_lines + at * 2 * C, -tl.sum(ks * to_memory, 1), C, BC)
-        store_line(d_lines + at * 2 * C + C, -tl.sum(ks * to_surprise, 1), C, BC)
-        tl.store(d_ends + at * 3, tl.sum(W_bar * (memory - base)))
-        tl.store(d_ends + at * 3 + 1, tl.sum(W_bar * surprise))
-        tl.store(d_ends + at * 3 + 2, tl.sum(S_bar * surprise))
+        h_bar, delta_bar, by_memory, by_surprise = advanced_adjoint(
+            ks, delta, W_bar, S_bar, memory_end, surprise_end, PRECISION
+        )  # fmt: skip
+        k_bar = load_tile(d_k + tokens, C, D, D, BC, BD) + h_bar
+        delta_bar += load_tile(d_delta + tokens, C, D, D, BC, BD)
+        store_columns(d_lines + at * 2 * C, by_memory, by_surprise, C, BC)
+        by_a, by_f, by_eta = ends_adjoint(W_bar, S_bar, memory, surprise, base, INIT)
+        store_ends(d_ends + at * 3, by_a, by_f, by_eta)
         qs, y_bar = load_tile(q + tokens, C, D, D, BC, BD), load_tile(d_z + tokens, C, D, D, BC, BD)
-        if INIT:
-            base_bar += (1.0 - a_end) * W_bar + matmul(tl.trans(qs - a * qs), y_bar, PRECISION)
-        S_bar = eta_end * S_bar + f_end * W_bar + matmul(tl.trans(f * qs), y_bar, PRECISION)
-        W_bar = a_end * W_bar + matmul(tl.trans(a * qs), y_bar, PRECISION)
+        W_bar, S_bar, base_more = state_adjoint(
+            W_bar, S_bar, qs, y_bar, a, f, load_ends(given, C), INIT, PRECISION
+        )  # fmt: skip
+        base_bar += base_more
         z_bar, v_bar, gained, w_more, b_more = last_error_adjoint(
             delta_bar, z, ks, vs, w, b, D, NORM, RESIDUAL, DOT, BD
         )  # fmt: skip

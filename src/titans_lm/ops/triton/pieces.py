@@ -60,6 +60,20 @@ def load_ends(p, C):
 
 
 @triton.jit
+def store_columns(p, x, y, C, BC: tl.constexpr):
+    """Two columns (BC, 1), one after the other."""
+    store_line(p, tl.sum(x, 1), C, BC)
+    store_line(p + C, tl.sum(y, 1), C, BC)
+
+
+@triton.jit
+def store_ends(p, by_a, by_f, by_eta):
+    tl.store(p, by_a)
+    tl.store(p + 1, by_f)
+    tl.store(p + 2, by_eta)
+
+
+@triton.jit
 def phi(z, ACT: tl.constexpr):
     if ACT == 0:
         return 0.5 * z * (1.0 + tl.erf(z * ROOT_HALF))
