@@ -17,7 +17,7 @@ Activation = Literal["gelu", "silu", "relu"]
 Gates = Literal["head", "layer", "channel"]
 Objective = Literal["l2", "dot"]
 ForgetTo = Literal["zero", "init"]
-Backend = Literal["auto", "reference", "chunked"]
+Backend = Literal["auto", "reference", "chunked", "triton"]
 SurpriseSizes = bool | Literal["parts"]
 
 MEMORY_ARCHITECTURES = ("lmm", "mac", "mag", "mal")

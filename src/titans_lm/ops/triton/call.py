@@ -86,6 +86,18 @@ class Call:
         M, S, A = ([w.flatten(0, 1).clone(memory_format=torch.contiguous_format) for w in p] for p in (x.M, x.S, x.anchor))
         return State(M, S, A or [w.clone() for w in M])
 
+    def room(self) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
+        """Empty tensors for what `forward` gives: o, written, read, sizes, the last state, the states between."""
+        x, L = self.inputs, len(self.inputs.M)
+        N, B, C, H, D = x.q.shape
+        o = x.q.new_empty(B, N, C, H, D).transpose(0, 1)
+        written, read = (x.q.new_empty(N, B * H, C, D) for _ in range(2))
+        state = [w.new_empty(w.shape) for w in (*x.M, *x.S, *x.M)]
+        between = len(self.segments()) - 1
+        kept = [w.new_empty(between, B * H, *w.shape[2:]) for w in state] if between else []
+        last = state[: 2 * L] if self.options.ends[-1] else state
+        return o, written, read, x.q.new_empty(N, B, C, H, L), last, kept
+
     def segment(self, where: slice, adjoint: bool = False) -> tuple[Segment, Adjoint | None]:
         x, o = self.inputs, self.options
         present = None if o.present is None else o.present[where]
@@ -101,9 +113,8 @@ class Call:
 def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
     """o and surprise (N, B, C, H, …), z_L of keys and queries (N, R, C, D), the last state, and those between segments."""
     x = call.inputs
-    N, B, C, H, D = x.q.shape
-    o, sizes = x.q.new_empty(B, N, C, H, D).transpose(0, 1), x.q.new_empty(N, B, C, H, len(x.M))
-    written, read = (x.q.new_empty(N, B * H, C, D) for _ in range(2))
+    B, H = x.q.shape[1], x.q.shape[3]
+    o, written, read, sizes, *_ = call.room()
     state, starts, fresh = call.first_state(), [], True
     for where in call.segments():
         was_fresh, fresh = fresh, call.fresh(where)

@@ -1,11 +1,10 @@
 """Segments of chunks through the kernels: pointers, sizes, scratch memory. Nothing here knows autograd."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from titans_lm.ops.gates import ChunkGates
@@ -14,16 +13,11 @@ from titans_lm.ops.segment import Tokens
 from titans_lm.ops.triton.deep import deep_forward
 from titans_lm.ops.triton.deep_adjoint import deep_read_adjoint
 from titans_lm.ops.triton.deep_writes import deep_write_adjoint
+from titans_lm.ops.triton.decode import deep_step, linear_step
 from titans_lm.ops.triton.linear import linear_forward, linear_read_adjoint, linear_write_adjoint
+from titans_lm.ops.triton.support import power_of_two
 
 ACTIVATIONS = {"gelu": 0, "silu": 1, "relu": 2}
-LEAST_BLOCK = 16
-"""Rows and columns that a product of the hardware has at least."""
-
-
-def block(size: int) -> int:
-    """Places of a tile that holds `size` of them: a power of two."""
-    return max(LEAST_BLOCK, triton.next_power_of_2(size))
 
 
 @dataclass(frozen=True)
@@ -130,8 +124,8 @@ class Segment:
             "DOT": network.objective == "dot",
             "INIT": network.forget_to == "init",
             "PRECISION": self.precision,
-            "BC": block(C),
-            "BD": block(D),
+            "BC": power_of_two(C),
+            "BD": power_of_two(D),
         }
 
     @property
@@ -212,3 +206,35 @@ def gate_gradients(d_G: Tensor, d_af: Tensor, d_lines: Tensor, d_ends: Tensor) -
     return {
         "a": a, "f": f, "G": d_G, "eta_end": eta_end, "surprise_end": surprise_end, "memory_end": memory_end,
     }  # fmt: skip
+
+
+def step_rows(
+    network: MemoryNetwork,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Sequence[Tensor],
+    M: Sequence[Tensor],
+    S: Sequence[Tensor],
+    anchor: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """One token (B, H, D): o, surprise (B, H, L), and new tensors M and S; gates are θ, η, α in (B, H, 3)."""
+    B, H, D = q.shape
+    norm = [q if x is None else x.contiguous() for x in (network.norm_weight, network.norm_bias)]
+    state = [w.contiguous() for w in (*M, *S, *anchor)]
+    initial = [w.contiguous() for w in network.initial or M]
+    o, sizes = q.new_empty(B, H, D), q.new_empty(B, H, len(M))
+    after = [torch.empty_like(w) for w in state[: 2 * len(M)]]
+    tensors = (x.contiguous() for x in (q, k, v, *gates))
+    form = {
+        "NORM": sum(x is not None for x in (network.norm_weight, network.norm_bias)),
+        "RESIDUAL": network.residual,
+        "DOT": network.objective == "dot",
+        "INIT": network.forget_to == "init",
+        "BD": power_of_two(D),
+    }
+    deep = len(M) == 2
+    kernel, hidden = (deep_step, (M[0].shape[-1],)) if deep else (linear_step, ())
+    extra = {"ACT": ACTIVATIONS[network.activation]} if deep else {}
+    kernel[(B * H,)](*tensors, *norm, *initial, *state, o, *after, sizes, H, D, *hidden, **form, **extra)
+    return o, sizes, after

@@ -3,27 +3,22 @@
 No choice here changes what a kernel computes. In Triton's interpreter there is nothing to choose.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import triton
 
 WARPS = (4, 8)
-TILES = (32, 64)
+TILES = (16, 32, 64)
 """Hidden channels of a deep memory that are worked on at a time."""
 INTERPRETED_TILE = 16
 KEYS = ("C", "D", "F", "NORM", "INIT", "FRESH", "REPLAY", "PRECISION")
 """What a choice depends on, as far as a kernel is told it; the types of its tensors come on their own."""
 
 
-def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 before triton was imported."""
-    return bool(triton.knobs.runtime.interpret)
-
-
 def configurations(tiles: bool) -> list[triton.Config]:
     """List what is tried; `tiles` for kernels that work on BF hidden channels at a time."""
-    if interpreted():
+    if triton.knobs.runtime.interpret:
         return [triton.Config({"BF": INTERPRETED_TILE} if tiles else {})]
     return [
         triton.Config({"BF": tile} if tiles else {}, num_warps=warps, num_stages=1)
@@ -38,12 +33,7 @@ def tuned(*restored: str, tiles: bool = False) -> Callable[[Any], Any]:
     def decorate(kernel: Any) -> Any:
         keys = [key for key in KEYS if key in kernel.arg_names]
         return triton.autotune(
-            configurations(tiles), key=keys, restore_value=list(restored), cache_results=not interpreted()
+            configurations(tiles), key=keys, restore_value=list(restored), cache_results=not triton.knobs.runtime.interpret
         )(kernel)
 
     return decorate
-
-
-def launch(kernel: Any, grid: tuple[int, ...], tensors: Sequence[Any], sizes: Sequence[int], **constants: Any) -> None:
-    """Run a kernel with its tensors, then its sizes, then its constants."""
-    kernel[grid](*tensors, *sizes, **constants)
