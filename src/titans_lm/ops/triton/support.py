@@ -86,6 +86,6 @@ def check_device(q: Tensor) -> None:
 
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, which is decided when they are first imported."""
-    from titans_lm.ops.triton.pieces import matmul
+    from titans_lm.ops.triton.kernels.pieces import matmul
 
     return not isinstance(matmul, import_triton().JITFunction)

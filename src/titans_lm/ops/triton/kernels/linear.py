@@ -8,7 +8,7 @@ writes from the last chunk to the first (section 10). Letters are those of the d
 import triton
 import triton.language as tl
 
-from titans_lm.ops.triton.layer import (
+from titans_lm.ops.triton.kernels.layer import (
     advanced,
     advanced_adjoint,
     ends_adjoint,
@@ -16,7 +16,7 @@ from titans_lm.ops.triton.layer import (
     met_adjoint,
     state_adjoint,
 )
-from titans_lm.ops.triton.pieces import (
+from titans_lm.ops.triton.kernels.pieces import (
     answer,
     answer_adjoint,
     last_error,
@@ -31,7 +31,7 @@ from titans_lm.ops.triton.pieces import (
     store_line,
     store_tile,
 )
-from titans_lm.ops.triton.tuning import tuned
+from titans_lm.ops.triton.kernels.tuning import tuned
 
 
 @tuned("W", "S", "A")

@@ -9,8 +9,8 @@ the same tile, so nothing of size C × F leaves a program. Letters are those of 
 import triton
 import triton.language as tl
 
-from titans_lm.ops.triton.layer import advanced, met
-from titans_lm.ops.triton.pieces import (
+from titans_lm.ops.triton.kernels.layer import advanced, met
+from titans_lm.ops.triton.kernels.pieces import (
     answer,
     last_error,
     load_ends,
@@ -23,7 +23,7 @@ from titans_lm.ops.triton.pieces import (
     store_line,
     store_tile,
 )
-from titans_lm.ops.triton.tuning import tuned
+from titans_lm.ops.triton.kernels.tuning import tuned
 
 
 @triton.jit

@@ -7,10 +7,10 @@ through the errors for δ̄_2, which is a sum over all tiles, and down again fro
 import triton
 import triton.language as tl
 
-from titans_lm.ops.triton.deep import load_first, load_second, store_first, store_second
-from titans_lm.ops.triton.deep_adjoint import keys_tile, load_hidden, store_hidden
-from titans_lm.ops.triton.layer import advanced_adjoint, ends_adjoint, state_adjoint
-from titans_lm.ops.triton.pieces import (
+from titans_lm.ops.triton.kernels.deep import load_first, load_second, store_first, store_second
+from titans_lm.ops.triton.kernels.deep_adjoint import keys_tile, load_hidden, store_hidden
+from titans_lm.ops.triton.kernels.layer import advanced_adjoint, ends_adjoint, state_adjoint
+from titans_lm.ops.triton.kernels.pieces import (
     curve,
     last_error,
     last_error_adjoint,
@@ -26,7 +26,7 @@ from titans_lm.ops.triton.pieces import (
     store_line,
     store_tile,
 )
-from titans_lm.ops.triton.tuning import tuned
+from titans_lm.ops.triton.kernels.tuning import tuned
 
 
 @triton.jit

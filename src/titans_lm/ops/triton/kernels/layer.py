@@ -7,7 +7,7 @@ columns, `ends` is (a_C, f_C, η_end). Sections 4 and 10 of docs/derivation.md.
 import triton
 import triton.language as tl
 
-from titans_lm.ops.triton.pieces import matmul, row_sums
+from titans_lm.ops.triton.kernels.pieces import matmul, row_sums
 
 
 @triton.jit

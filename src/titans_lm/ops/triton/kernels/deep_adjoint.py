@@ -7,9 +7,9 @@ and is needed later, (n, R, C, F), is laid down for deep_writes.py: z_1 of the r
 import triton
 import triton.language as tl
 
-from titans_lm.ops.triton.deep import load_first, load_second, store_first, store_second
-from titans_lm.ops.triton.layer import met, met_adjoint
-from titans_lm.ops.triton.pieces import (
+from titans_lm.ops.triton.kernels.deep import load_first, load_second, store_first, store_second
+from titans_lm.ops.triton.kernels.layer import met, met_adjoint
+from titans_lm.ops.triton.kernels.pieces import (
     answer_adjoint,
     last_error,
     load_gates,
@@ -23,7 +23,7 @@ from titans_lm.ops.triton.pieces import (
     store_line,
     store_tile,
 )
-from titans_lm.ops.triton.tuning import tuned
+from titans_lm.ops.triton.kernels.tuning import tuned
 
 
 @triton.jit

@@ -6,8 +6,8 @@
 import triton
 import triton.language as tl
 
-from titans_lm.ops.triton.deep import load_first, load_second, store_first, store_second
-from titans_lm.ops.triton.pieces import (
+from titans_lm.ops.triton.kernels.deep import load_first, load_second, store_first, store_second
+from titans_lm.ops.triton.kernels.pieces import (
     answer,
     last_error,
     load_line,
@@ -17,7 +17,7 @@ from titans_lm.ops.triton.pieces import (
     store_line,
     store_tile,
 )
-from titans_lm.ops.triton.tuning import tuned
+from titans_lm.ops.triton.kernels.tuning import tuned
 
 
 @triton.jit
