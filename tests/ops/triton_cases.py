@@ -5,11 +5,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ops import quick_interpreter
 from ops.memory_cases import Call, Case, disagreement, make_call
 from titans_lm.ops import MemoryState
 from titans_lm.ops.state import map_state
 
 ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    quick_interpreter.install()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPE = torch.float32 if ON_GPU else torch.float64
 TOLERANCE = 2e-4 if ON_GPU else 1e-10
