@@ -37,6 +37,10 @@ hypothesis.settings.register_profile("titans", derandomize=True, database=None, 
 hypothesis.settings.load_profile("titans")
 
 
+# What says something on a GPU only is collected where there is one.
+collect_ignore = [] if torch.cuda.is_available() else ["ops/test_triton_gpu.py"]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "data_dir" in getattr(item, "fixturenames", ()):

@@ -1,4 +1,4 @@
-"""Compile every kernel for an H100 without one, as far as its machine code; a script, since it needs a process of its own.
+"""Compile every kernel for an H100 without one, as far as its machine code; a script, in a process of its own.
 
 At the largest chunk of heads of 64 channels, where shared memory is scarcest, and with the smallest tile.
 """

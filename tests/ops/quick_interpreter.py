@@ -1,7 +1,7 @@
 """Triton's interpreter without the work that it does over and over.
 
-It makes triton.language interpretable at every launch, and again at every call of a function from a kernel, where it finds
-everything done already: two thirds of the time that small kernels take. Here such a call is looked up instead.
+It makes triton.language interpretable at every launch, and again at every call of a function from a kernel, where it
+finds everything done already: half of the time that small kernels take. Here such a call is looked up instead.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""The operators as torch sees them: schema, fake tensors, autograd, compiled graphs; and kernels as a GPU's compiler does."""
+"""The operators as torch sees them: schema, fake tensors, autograd, compiled graphs; and kernels as a compiler does."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ each = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
 
 
 def arguments(case: Case, requires_grad: bool = False) -> tuple[Any, ...]:
-    """What the operator is given for a case: two chunks of its tokens, no padding, and an anchor where rows have one."""
+    """What the operator is given for a case: two chunks of its tokens, and an anchor where rows have one."""
     call = make_call(case)
     q, k, v, *gates, state = call.arguments
     network = call.settings["network"]
@@ -116,7 +116,11 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(here.parents[1] / "src"), "TRITON_DEFAULT_FP_FUSION": "1"}
     done = subprocess.run(
-        [sys.executable, str(here / "compiled_kernels.py")], env=environment, capture_output=True, text=True, timeout=600
+        [sys.executable, str(here / "compiled_kernels.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "8 kernels"

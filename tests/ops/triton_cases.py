@@ -1,6 +1,7 @@
 """Calls for the kernels: on the GPU where there is one, in Triton's interpreter elsewhere (see conftest.py)."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def _back(x: Tensor) -> Tensor:
 def moved(call: Call, dtype: torch.dtype = DTYPE, device: torch.device = DEVICE) -> Moved:
     """The call in another type, on a device, with gradients that reach the leaves."""
 
-    def cast(x):  # noqa: ANN001, ANN202
+    def cast(x: Any) -> Any:
         if x is None:
             return None
         if isinstance(x, tuple):

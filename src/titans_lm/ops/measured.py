@@ -1,7 +1,7 @@
 """Where a kernel was measured to be faster than the chunked backend: the table that `backend="auto"` asks.
 
-The table ships with the package, `measured.json`, and `titans bench kernels --write-table` writes it on the GPU at hand. As
-long as nothing was measured it is empty, and `auto` is the chunked backend everywhere.
+The table ships with the package, `measured.json`, and `titans bench kernels --write-table` writes it on the GPU at
+hand. As long as nothing was measured it is empty, and `auto` is the chunked backend everywhere.
 """
 
 import functools

@@ -6,8 +6,8 @@ state at the start of each is kept, and the backward pass goes through them from
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,7 +83,9 @@ class Call:
     def first_state(self) -> State:
         """Copies by row, since kernels write in place."""
         x = self.inputs
-        M, S, A = ([w.flatten(0, 1).clone(memory_format=torch.contiguous_format) for w in p] for p in (x.M, x.S, x.anchor))
+        M, S, A = (
+            [w.flatten(0, 1).clone(memory_format=torch.contiguous_format) for w in p] for p in (x.M, x.S, x.anchor)
+        )
         return State(M, S, A or [w.clone() for w in M])
 
     def room(self) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
@@ -111,7 +113,11 @@ class Call:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """o and surprise (N, B, C, H, …), z_L of keys and queries (N, R, C, D), the last state, and those between segments."""
+    """Write and read all segments.
+
+    Returns o (N, B, C, H, D), z_L of the keys and of the queries (N, R, C, D), the size of the momentary surprise
+    (N, B, C, H, L), the last state, and those between segments, one tensor for each part.
+    """
     x = call.inputs
     B, H = x.q.shape[1], x.q.shape[3]
     o, written, read, sizes, *_ = call.room()
@@ -137,7 +143,7 @@ def backward(
 ) -> list[Tensor]:
     """Gradients by all inputs that are there, in their order."""
     x, L = call.inputs, len(call.inputs.M)
-    N, B, C, H, D = x.q.shape
+    _, B, _, H, D = x.q.shape
     d = _led_from(d_after, L)
     starts = [call.first_state()]
     for i in range(len(kept[0]) if kept else 0):

@@ -10,13 +10,15 @@ from torch import Tensor
 from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.segment import Tokens
+from titans_lm.ops.triton.kernels.decode import deep_step, linear_step
 from titans_lm.ops.triton.kernels.deep import deep_forward
 from titans_lm.ops.triton.kernels.deep_adjoint import deep_read_adjoint
 from titans_lm.ops.triton.kernels.deep_writes import deep_write_adjoint
-from titans_lm.ops.triton.kernels.decode import deep_step, linear_step
 from titans_lm.ops.triton.kernels.linear import linear_forward, linear_read_adjoint, linear_write_adjoint
 from titans_lm.ops.triton.support import power_of_two
 
+COMPILED = {"enable_fp_fusion": True}
+"""Products and sums in one operation, which Triton wants to be told."""
 ACTIVATIONS = {"gelu": 0, "silu": 1, "relu": 2}
 
 
@@ -124,6 +126,7 @@ class Segment:
             "DOT": network.objective == "dot",
             "INIT": network.forget_to == "init",
             "PRECISION": self.precision,
+            **COMPILED,
             "BC": power_of_two(C),
             "BD": power_of_two(D),
         }
@@ -232,6 +235,7 @@ def step_rows(
         "DOT": network.objective == "dot",
         "INIT": network.forget_to == "init",
         "BD": power_of_two(D),
+        **COMPILED,
     }
     deep = len(M) == 2
     kernel, hidden = (deep_step, (M[0].shape[-1],)) if deep else (linear_step, ())

@@ -1,7 +1,7 @@
 """The kernels as operators of torch, `titans_lm::memory`, its gradient, and `titans_lm::memory_step`.
 
-Compilers, FSDP and fake tensors see an operator with known shapes and never look inside; autograd is told what its gradient
-is. Tokens are in chunks (N, B, C, H, D), gates (N, B, C, H), weights (B, H, D_in, D_out), as in call.py.
+Compilers, FSDP and fake tensors see an operator with known shapes and never look inside; autograd is told what its
+gradient is. Tokens are in chunks (N, B, C, H, D), gates (N, B, C, H), weights (B, H, D_in, D_out), as in call.py.
 """
 
 from collections.abc import Sequence
@@ -72,22 +72,21 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    _, written, read, sizes, after, kept = output
+    _, written, read, _, after, kept = output
     tensors = [*inputs[: TENSORS + 2], written, read, kept]
     ctx.groups = [len(x) if isinstance(x, (list, tuple)) else None for x in tensors]
     ctx.save_for_backward(*(y for x in tensors for y in (x if isinstance(x, (list, tuple)) else (x,))))
     ctx.options = inputs[TENSORS + 2 :]
-    ctx.after = [(x.shape, x.dtype, x.device) for x in after]
-    ctx.out = output[0].shape
+    ctx.out, ctx.after = output[0].shape, [x.shape for x in after]
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, d_o: Tensor | None, *others: Any) -> tuple[Any, ...]:
     d_after, saved = others[3], iter(ctx.saved_tensors)
-    tensors = [next(saved) if n is None else [next(saved) for _ in range(n)] for n in ctx.groups]
+    tensors: list[Any] = [next(saved) if n is None else [next(saved) for _ in range(n)] for n in ctx.groups]
     given, (written, read, kept) = tensors[: TENSORS + 2], tensors[TENSORS + 2 :]
-    d_o = given[0].new_zeros(ctx.out) if d_o is None else d_o
-    d_after = [given[0].new_zeros(shape) if d is None else d for d, (shape, _, _) in zip(d_after, ctx.after, strict=True)]
+    d_o = written.new_zeros(ctx.out) if d_o is None else d_o
+    d_after = [written.new_zeros(shape) if d is None else d for d, shape in zip(d_after, ctx.after, strict=True)]
     found = iter(memory_backward(*given, *ctx.options, written, read, kept, d_o, d_after))
     grads = [
         [next(found) for _ in x] if isinstance(x, list) else None if x is None else next(found) for x in given[:TENSORS]

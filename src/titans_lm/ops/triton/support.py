@@ -46,7 +46,7 @@ def check_supported(
             f"{LARGEST_HEAD} channels, chunks of at most {LARGEST_CHUNK} tokens ({LARGEST_TILE:,} numbers of a chunk "
             f"together), gates per head or per head and layer, return_surprise False or True; {ELSEWHERE}"
         )
-    check_device(q)
+    check_device(q.device, q.dtype)
 
 
 def unsupported(shapes: list[tuple[int, ...]], chunk_size: int) -> str | None:
@@ -68,16 +68,16 @@ def power_of_two(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def check_device(q: Tensor) -> None:
+def check_device(device: torch.device, dtype: torch.dtype) -> None:
     """Refuse a CPU without the interpreter, and double precision without it."""
     if interpreted():
         return
-    if not q.is_cuda:
+    if device.type != "cuda":
         raise ValueError(
-            f'got backend="triton" with tensors on {q.device.type}; expected a CUDA device, or TRITON_INTERPRET=1 in the '
+            f'got backend="triton" with tensors on {device.type}; expected a CUDA device, or TRITON_INTERPRET=1 in the '
             f"environment before triton is imported, which runs kernels slowly on the CPU; or {ELSEWHERE}"
         )
-    if q.dtype == torch.float64:
+    if dtype == torch.float64:
         raise ValueError(
             f'got backend="triton" with a state in float64; expected float32: kernels compute in float64 in Triton\'s '
             f"interpreter only; {ELSEWHERE}"

@@ -1,4 +1,6 @@
-"""One token: the recurrence itself, as ops/step.py has it, in one pass over the state; one program per memory.
+"""One token: the recurrence itself, as ops/step.py has it; one program per memory.
+
+In one pass over the state, with another through the anchor before it where there are two layers:
 
     S ← η S − θ h ⊗ δ,   M ← (1 − α) M [+ α M_init] + S,   o = M(q)                               (eq. 13–15)
 """

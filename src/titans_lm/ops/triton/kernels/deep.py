@@ -1,9 +1,9 @@
 """A memory of two layers, one program per memory: its state passes by in tiles of BF hidden channels.
 
-W and S of one head are 16 D F bytes, which at D = 64 and F = 256 no multiprocessor holds (docs/kernels.md). So they stay in
-the L2 cache, and each chunk brings every tile in twice: once through the anchor for z_2 of the keys, which δ_2 and with
-it everything else needs, and once to go back, read and write. Rows of W_2 and columns of W_1 with the same hidden channel are
-the same tile, so nothing of size C × F leaves a program. Letters are those of docs/derivation.md.
+W and S of one head are 16 D F bytes, which at D = 64 and F = 256 no multiprocessor holds (docs/kernels.md). So they
+stay in the L2 cache, and each chunk brings every tile in twice: once through the anchor for z_2 of the keys, which δ_2
+and with it everything else needs, and once to go back, read and write. Columns of W_1 and rows of W_2 of the same
+hidden channels are one tile, so nothing of size C × F leaves a program. Letters are those of docs/derivation.md.
 """
 
 import triton
@@ -99,8 +99,8 @@ def deep_forward(
 ):  # fmt: skip
     """Write and read all chunks of a segment, (n, R, C, D).
 
-    Chunk i takes the state at i `step` and leaves it at (i + 1) `step`: in place for a step of 0, and for a replay, which
-    reads nothing back, one after another.
+    Chunk i takes the state at i `step` and leaves it at (i + 1) `step`: in place for a step of 0, and for a replay,
+    which reads nothing back, one after another.
     """
     r = tl.program_id(0).to(tl.int64)
     h, mine = r % H, r * D * F

@@ -1,13 +1,14 @@
 """The gradients of reading from a memory of two layers, one program per chunk and memory.
 
-The hidden channels pass by in tiles, twice: (x hᵀ) of the second layer is a sum over all of them. What has hidden channels
-and is needed later, (n, R, C, F), is laid down for deep_writes.py: z_1 of the reads and its gradient, h̄ and δ̄_1. Letters are those of docs/derivation.md, section 10.
+The hidden channels pass by in tiles, twice: x hᵀ of the second layer is a sum over all of them. What has hidden
+channels and is needed later, (n, R, C, F), is laid down for deep_writes.py: z_1 of the reads and its gradient, h̄ and
+δ̄_1. Letters are those of docs/derivation.md, section 10.
 """
 
 import triton
 import triton.language as tl
 
-from titans_lm.ops.triton.kernels.deep import load_first, load_second, store_first, store_second
+from titans_lm.ops.triton.kernels.deep import load_first, load_second
 from titans_lm.ops.triton.kernels.layer import met, met_adjoint
 from titans_lm.ops.triton.kernels.pieces import (
     answer_adjoint,
@@ -47,6 +48,25 @@ def keys_tile(
     return pre, matmul(delta, tl.trans(load_second(A2, t, D, F, BF, BD)), PRECISION)
 
 
+@triton.jit
+def hidden_reads(
+    qs, ks, delta, weighted, a, f, W1, S1, initial1, A1, A2, x_pre, C, D, F,
+    ACT: tl.constexpr, INIT: tl.constexpr, PRECISION: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
+    BF: tl.constexpr,
+):  # fmt: skip
+    """Read the first layer again, into `x_pre`, and give x hᵀ of the second, a sum over the hidden channels."""
+    raw = tl.zeros((BC, BC), dtype=qs.dtype)
+    for t in range(0, F, BF):
+        pre, back = keys_tile(ks, delta, A1, A2, t, D, F, ACT, PRECISION, BD, BF)
+        memory, surprise = load_first(W1, t, D, F, BD, BF), load_first(S1, t, D, F, BD, BF)
+        base = load_first(initial1, t, D, F, BD, BF) if INIT else memory
+        x = met(qs, a, f, memory, surprise, base, INIT, PRECISION)
+        x -= matmul(weighted, back * slope(pre, ACT), PRECISION)
+        store_hidden(x_pre, x, t, C, F, BC, BF)
+        raw += matmul(phi(x, ACT), tl.trans(phi(pre, ACT)), PRECISION)
+    return raw
+
+
 @tuned(tiles=True)
 @triton.jit
 def deep_read_adjoint(
@@ -69,15 +89,10 @@ def deep_read_adjoint(
     delta = last_error(z, ks, vs, w, b, D, NORM, RESIDUAL, DOT, BD)
     raw1 = matmul(qs, tl.trans(ks), PRECISION)
     weighted = raw1 * load_tile(G1 + square, C, C, C, BC, BC)
-    raw2 = tl.zeros((BC, BC), dtype=qs.dtype)
-    for t in range(0, F, BF):
-        pre, back = keys_tile(ks, delta, A1 + state, A2 + state, t, D, F, ACT, PRECISION, BD, BF)
-        memory, surprise = load_first(W1 + state, t, D, F, BD, BF), load_first(S1 + state, t, D, F, BD, BF)
-        base = load_first(initial1 + h * D * F, t, D, F, BD, BF) if INIT else memory
-        x = met(qs, a1, f1, memory, surprise, base, INIT, PRECISION)
-        x -= matmul(weighted, back * slope(pre, ACT), PRECISION)
-        store_hidden(x_pre + hidden, x, t, C, F, BC, BF)
-        raw2 += matmul(phi(x, ACT), tl.trans(phi(pre, ACT)), PRECISION)
+    raw2 = hidden_reads(
+        qs, ks, delta, weighted, a1, f1, W1 + state, S1 + state, initial1 + h * D * F, A1 + state, A2 + state,
+        x_pre + hidden, C, D, F, ACT, INIT, PRECISION, BC, BD, BF,
+    )  # fmt: skip
     tl.debug_barrier()
     z_bar, w_bar, b_bar = answer_adjoint(g, load_tile(read + tokens, C, D, D, BC, BD), w, D, NORM, BD)
     store_line(d_weight + at * D, w_bar, D, BD)

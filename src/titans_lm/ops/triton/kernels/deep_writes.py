@@ -1,7 +1,7 @@
 """The gradients of writing into a memory of two layers, last chunk first (docs/derivation.md, section 10).
 
-A program is one memory. Gradients by its state pass by in tiles of hidden channels like the state itself, twice a chunk: up
-through the errors for δ̄_2, which is a sum over all tiles, and down again from z̄_2.
+A program is one memory. Gradients by its state pass by in tiles of hidden channels like the state itself, twice a
+chunk: up through the errors for δ̄_2, which is a sum over all tiles, and down again from z̄_2.
 """
 
 import triton
@@ -129,15 +129,14 @@ def deep_write_adjoint(
     ACT: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr, INIT: tl.constexpr,
     FRESH: tl.constexpr, PRECISION: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """Lead the writes of a segment back; `d_h` comes with h̄ of the reads and `d_pre` with δ̄_1, which it makes z̄_1 of."""
+    """Lead the writes of a segment back; `d_h` comes with h̄ of the reads, `d_pre` with δ̄_1, and leaves as z̄_1."""
     r = tl.program_id(0).to(tl.int64)
     head, mine = r % H, r * D * F
     w, b = load_line(weight + head * D, D, BD)[None, :], load_line(bias + head * D, D, BD)[None, :]
     w_bar, b_bar = load_line(d_weight + r * D, D, BD), load_line(d_bias + r * D, D, BD)
     given1, given2 = initial1 + head * D * F, initial2 + head * D * F
     for last in range(n):
-        i = n - 1 - last
-        at, state = i * R + r, i * step + mine
+        at, state = (n - 1 - last) * R + r, (n - 1 - last) * step + mine
         tokens, hidden = at * C * D, at * C * F
         ks, vs = load_tile(k + tokens, C, D, D, BC, BD), load_tile(v + tokens, C, D, D, BC, BD)
         qs, y_bar = load_tile(q + tokens, C, D, D, BC, BD), load_tile(d_z + tokens, C, D, D, BC, BD)
@@ -147,10 +146,9 @@ def deep_write_adjoint(
         z = load_tile(written + tokens, C, D, D, BC, BD)
         delta = last_error(z, ks, vs, w, b, D, NORM, RESIDUAL, DOT, BD)
         delta_bar, k_bar = load_tile(d_delta + tokens, C, D, D, BC, BD), load_tile(d_k + tokens, C, D, D, BC, BD)
-        memory1, surprise1 = tl.zeros_like(gates1[0]), tl.zeros_like(gates1[0])
-        memory2, surprise2 = tl.zeros_like(gates1[0]), tl.zeros_like(gates1[0])
-        a1, f1, eta1 = ends1[0] * 0.0, ends1[0] * 0.0, ends1[0] * 0.0
-        a2, f2, eta2 = ends1[0] * 0.0, ends1[0] * 0.0, ends1[0] * 0.0
+        none, zero = tl.zeros_like(gates1[0]), tl.sum(tl.zeros_like(w))
+        memory1, surprise1, memory2, surprise2 = none, none, none, none
+        a1, f1, eta1, a2, f2, eta2 = zero, zero, zero, zero, zero, zero
         for t in range(0, F, BF):
             pre, back = keys_tile(ks, delta, A1 + state, A2 + state, t, D, F, ACT, PRECISION, BD, BF)
             delta1_bar, k_more, memory_more, surprise_more, a_more, f_more, eta_more = first_back(
@@ -170,9 +168,9 @@ def deep_write_adjoint(
             delta_bar += delta_more
             memory2, surprise2 = memory2 + memory_more, surprise2 + surprise_more
             a2, f2, eta2 = a2 + a_more, f2 + f_more, eta2 + eta_more
-            h_bar = load_hidden(d_h + hidden, t, C, F, BC, BF) + h_more
+            h_more += load_hidden(d_h + hidden, t, C, F, BC, BF)
             tl.debug_barrier()
-            store_hidden(d_h + hidden, h_bar, t, C, F, BC, BF)
+            store_hidden(d_h + hidden, h_more, t, C, F, BC, BF)
             store_hidden(d_pre + hidden, delta1_bar * back * curve(pre, ACT), t, C, F, BC, BF)
         store_columns(d_lines1 + at * 2 * C, memory1, surprise1, C, BC)
         store_columns(d_lines2 + at * 2 * C, memory2, surprise2, C, BC)
@@ -182,16 +180,13 @@ def deep_write_adjoint(
             delta_bar, z, ks, vs, w, b, D, NORM, RESIDUAL, DOT, BD
         )  # fmt: skip
         tl.debug_barrier()  # what follows reads what other threads have written
-        k_bar += anchor_back(
+        k_bar += gained + anchor_back(
             A1 + state, A2 + state, (d_W1 if FRESH else d_A1) + mine, (d_W2 if FRESH else d_A2) + mine,
             ks, delta, z_bar, d_h + hidden, d_pre + hidden, D, F, C, ACT, PRECISION, BC, BD, BF,
         )  # fmt: skip
-        if RESIDUAL:
-            k_bar += gained
         store_tile(d_k + tokens, k_bar, C, D, D, BC, BD)
         store_tile(d_v + tokens, v_bar, C, D, D, BC, BD)
-        w_bar += w_more
-        b_bar += b_more
+        w_bar, b_bar = w_bar + w_more, b_bar + b_more
         tl.debug_barrier()
     store_line(d_weight + r * D, w_bar, D, BD)
     store_line(d_bias + r * D, b_bar, D, BD)

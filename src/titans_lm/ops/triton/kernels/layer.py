@@ -1,7 +1,7 @@
 """One layer of a memory inside a chunk, whole or a tile of its hidden channels: read, advance, and their gradients.
 
-x are rows that read and y = x M_t, h and δ the inputs and errors of the keys; `a`, `f`, `memory_end` and `surprise_end` are
-columns, `ends` is (a_C, f_C, η_end). Sections 4 and 10 of docs/derivation.md.
+x are rows that read and y = x M_t, h and δ the inputs and errors of the keys; `a`, `f`, `memory_end` and `surprise_end`
+are columns, `ends` is (a_C, f_C, η_end). Sections 4 and 10 of docs/derivation.md.
 """
 
 import triton

@@ -44,7 +44,7 @@ def linear_forward(
 ):  # fmt: skip
     """Write and read all chunks of a segment, (n, R, C, D).
 
-    The state goes in and out in place. A replay reads nothing back and leaves the state after chunk i at (i + 1) `step`.
+    The state goes in and out in place. A replay reads nothing back and leaves the state after chunk i at (i + 1) steps.
     """
     r = tl.program_id(0).to(tl.int64)
     h, square = r % H, r * D * D
@@ -183,9 +183,7 @@ def linear_write_adjoint(
         else:
             A_bar += to_anchor
             k_bar += matmul(z_bar, tl.trans(load_tile(A + state, D, D, D, BD, BD)), PRECISION)
-        if RESIDUAL:
-            k_bar += gained
-        store_tile(d_k + tokens, k_bar, C, D, D, BC, BD)
+        store_tile(d_k + tokens, k_bar + gained, C, D, D, BC, BD)
         store_tile(d_v + tokens, v_bar, C, D, D, BC, BD)
         w_bar += w_more
         b_bar += b_more

@@ -152,10 +152,7 @@ def last_error(
             return 2.0 * (z + misses(k, v, b, NORM, RESIDUAL))
     else:
         unit, rstd = standardise(z, D, BD)
-        if DOT:
-            p = -v * w
-        else:
-            p = 2.0 * (unit * w + misses(k, v, b, NORM, RESIDUAL)) * w
+        p = -v * w if DOT else 2.0 * (unit * w + misses(k, v, b, NORM, RESIDUAL)) * w
         return norm_adjoint(p, unit, rstd, D, BD)
 
 
@@ -169,7 +166,7 @@ def last_error_adjoint(
         if DOT:
             return tl.zeros_like(g), -g, tl.zeros_like(g), none, none
         else:
-            return 2.0 * g, -2.0 * g, 2.0 * g, none, none
+            return 2.0 * g, -2.0 * g, 2.0 * g if RESIDUAL else tl.zeros_like(g), none, none
     else:
         unit, rstd = standardise(z, D, BD)
         p_bar = norm_adjoint(g, unit, rstd, D, BD)
@@ -181,9 +178,9 @@ def last_error_adjoint(
         else:
             x = misses(k, v, b, NORM, RESIDUAL)
             p = 2.0 * (unit * w + x) * w
-            gained = 2.0 * p_bar * w
-            v_bar = -gained
-            w_bar, b_bar = tl.sum(p_bar * (4.0 * unit * w + 2.0 * x), 0), tl.sum(gained, 0)
+            missed = 2.0 * p_bar * w
+            v_bar, gained = -missed, missed if RESIDUAL else tl.zeros_like(g)
+            w_bar, b_bar = tl.sum(p_bar * (4.0 * unit * w + 2.0 * x), 0), tl.sum(missed, 0)
             through_p = 2.0 * p_bar * w * w
         u_bar = through_p - rstd * (g * mean(p * unit, D) + p * mean(g * unit, D))
         delta = norm_adjoint(p, unit, rstd, D, BD)

@@ -33,7 +33,10 @@ def tuned(*restored: str, tiles: bool = False) -> Callable[[Any], Any]:
     def decorate(kernel: Any) -> Any:
         keys = [key for key in KEYS if key in kernel.arg_names]
         return triton.autotune(
-            configurations(tiles), key=keys, restore_value=list(restored), cache_results=not triton.knobs.runtime.interpret
+            configurations(tiles),
+            key=keys,
+            restore_value=list(restored),
+            cache_results=not triton.knobs.runtime.interpret,
         )(kernel)
 
     return decorate
