@@ -1,4 +1,4 @@
-"""What a kernel must compute and move, against counts by hand, and the table of docs/kernels.md against the function."""
+"""What a kernel must compute and move, against counts by hand; the table of docs/kernels.md against the function."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """What a kernel of the memory must compute and must move, counted from the equations, before one is written.
 
-Per chunk, per head and per token; a machine's numbers are compared with these in docs/kernels.md. Nothing here was measured.
+Per chunk, per head and per token; docs/kernels.md compares a machine's numbers with these. Nothing here was measured.
 """
 
 from dataclasses import dataclass
@@ -133,9 +133,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def cost_table(
-    width: int = 64, expansions: tuple[int, ...] = (1, 2, 4), chunks: tuple[int, ...] = (16, 32, 64)
-) -> str:
+def cost_table(width: int = 64, expansions: tuple[int, ...] = (1, 2, 4), chunks: tuple[int, ...] = (16, 32, 64)) -> str:
     """Lay the costs of a memory of two layers out as a table for docs/kernels.md."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for expansion, C in product(expansions, chunks):
