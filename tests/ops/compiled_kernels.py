@@ -23,7 +23,7 @@ CONSTANTS = {
     "ACT": 0, "NORM": 2, "RESIDUAL": True, "DOT": False, "INIT": True, "REPLAY": False, "FRESH": False,
     "PRECISION": "tf32", "BC": 64, "BD": 64, "BF": 16,
 }  # fmt: skip
-SIZES = ("n", "R", "H", "C", "D", "F", "step")
+SIZES = ("n", "R", "H", "C", "D", "F")
 SHARED = 227 * 1024
 """Bytes of shared memory that a program may have on an H100."""
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ops.memory_cases import Case, disagreement, make_call
 from ops.triton_cases import DEEP, DEVICE, LINEAR, ON_GPU, PER_HEAD, TOLERANCE, assert_kernels_agree, moved
+from titans_lm.config import MemoryConfig
+from titans_lm.memory import NeuralMemory
 from titans_lm.ops import neural_memory
 
 BOTH = pytest.mark.parametrize("network", [LINEAR, DEEP], ids=["linear", "deep"])
@@ -163,3 +165,22 @@ def test_inputs_stay_as_they_are() -> None:
     (o.sum() + after.M[0].sum()).backward()
     for x, y in zip(kept, (*inputs, *state.M, *state.S, *state.anchor), strict=True):
         assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_memory_layer_runs_on_kernels(depth: int) -> None:
+    """Projections, gates and persistent tokens around the op: the same outputs and gradients by either backend."""
+    results = []
+    for backend in ("chunked", "triton"):
+        config = MemoryConfig(
+            hidden_size=16, num_attention_heads=2, memory_depth=depth, memory_expansion=2, chunk_size=4,
+            memory_backend=backend,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        layer = NeuralMemory(config).to(DEVICE)
+        x = torch.randn(1, 9, 16).to(DEVICE).requires_grad_()
+        o, _ = layer(x)
+        o.square().sum().backward()
+        results.append([o.detach(), x.grad, *(p.grad for p in layer.parameters())])
+    for chunked, kernels in zip(*results, strict=True):
+        torch.testing.assert_close(kernels, chunked, rtol=1e-3, atol=1e-5)

@@ -161,11 +161,11 @@ def _forward(segment: Segment, state: State, outputs: Outputs, replay: bool) -> 
     n, R, H, C, D = segment.sizes
     F, deep = state.W[0].shape[-1], len(state.W) == 2
     kernel, hidden, extra = (deep_forward, (F,), segment.hidden) if deep else (linear_forward, (), {})
-    step, anchors = R * D * F if replay else 0, state.W if segment.fresh else state.A
+    anchors = state.W if segment.fresh else state.A
     kernel[(R,)](
         *segment.tokens, *(g.G for g in segment.gates), *(g.lines for g in segment.gates), segment.complete,
         *segment.norm, *segment.initial(state.W), *state.W, *state.S, *anchors, *outputs,
-        n, R, H, C, D, *hidden, step, REPLAY=replay, FRESH=segment.fresh, **segment.form, **extra,
+        n, R, H, C, D, *hidden, REPLAY=replay, FRESH=segment.fresh, **segment.form, **extra,
     )  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def lead_back(
     writes[(R,)](
         *segment.tokens, *lines, segment.complete, *given, *states, written, d_delta, d_z, *d_hidden,
         *d, *(shared.initial or d.W), d_k, d_v, *d_lines, *d_ends, shared.weight, shared.bias,
-        n, R, H, C, D, *hidden, R * D * F, FRESH=segment.fresh, **form,
+        n, R, H, C, D, *hidden, FRESH=segment.fresh, **form,
     )  # fmt: skip
     by_gates = [gate_gradients(*parts) for parts in zip(d_G, d_af, d_lines, d_ends, strict=True)]
     return Gradients(d_q, d_k, d_v, by_gates)

@@ -92,22 +92,21 @@ def write_tile(
 def deep_forward(
     q, k, v, G1, G2, lines1, lines2, complete, weight, bias, initial1, initial2, W1, W2, S1, S2, A1, A2,
     o, written, read, sizes,
-    n, R, H, C, D, F, step,
+    n, R, H, C, D, F,
     ACT: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr, INIT: tl.constexpr,
     REPLAY: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
     BF: tl.constexpr,
 ):  # fmt: skip
     """Write and read all chunks of a segment, (n, R, C, D).
 
-    Chunk i takes the state at i `step` and leaves it at (i + 1) `step`: in place for a step of 0, and for a replay,
-    which reads nothing back, one after another.
+    The state goes in and out in place. A replay reads nothing back and leaves the state at the start of every chunk.
     """
     r = tl.program_id(0).to(tl.int64)
-    h, mine = r % H, r * D * F
+    h, step = r % H, (R if REPLAY else 0) * D * F
     w, b = load_line(weight + h * D, D, BD)[None, :], load_line(bias + h * D, D, BD)[None, :]
     for i in range(n):
-        at, state = i * R + r, i * step + mine
-        tokens = at * C * D
+        at = i * R + r
+        tokens, state = at * C * D, (at if REPLAY else r) * D * F
         ks, vs = load_tile(k + tokens, C, D, D, BC, BD), load_tile(v + tokens, C, D, D, BC, BD)
         gates1, gates2 = load_gates(lines1 + at * 5 * C, C, BC), load_gates(lines2 + at * 5 * C, C, BC)
         ends1, ends2 = load_ends(lines1 + at * 5 * C, C), load_ends(lines2 + at * 5 * C, C)

@@ -125,7 +125,7 @@ def deep_write_adjoint(
     x_pre, d_x_pre, d_h, d_pre,
     d_W1, d_W2, d_S1, d_S2, d_A1, d_A2, d_initial1, d_initial2, d_k, d_v, d_lines1, d_lines2, d_ends1, d_ends2,
     d_weight, d_bias,
-    n, R, H, C, D, F, step,
+    n, R, H, C, D, F,
     ACT: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr, INIT: tl.constexpr,
     FRESH: tl.constexpr, PRECISION: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
@@ -136,8 +136,8 @@ def deep_write_adjoint(
     w_bar, b_bar = load_line(d_weight + r * D, D, BD), load_line(d_bias + r * D, D, BD)
     given1, given2 = initial1 + head * D * F, initial2 + head * D * F
     for last in range(n):
-        at, state = (n - 1 - last) * R + r, (n - 1 - last) * step + mine
-        tokens, hidden = at * C * D, at * C * F
+        at = (n - 1 - last) * R + r
+        tokens, hidden, state = at * C * D, at * C * F, at * D * F
         ks, vs = load_tile(k + tokens, C, D, D, BC, BD), load_tile(v + tokens, C, D, D, BC, BD)
         qs, y_bar = load_tile(q + tokens, C, D, D, BC, BD), load_tile(d_z + tokens, C, D, D, BC, BD)
         gates1, gates2 = load_gates(lines1 + at * 5 * C, C, BC), load_gates(lines2 + at * 5 * C, C, BC)

@@ -38,13 +38,13 @@ from titans_lm.ops.triton.kernels.tuning import tuned
 @triton.jit
 def linear_forward(
     q, k, v, G, gates, complete, weight, bias, initial, W, S, A, o, written, read, sizes,
-    n, R, H, C, D, step,
+    n, R, H, C, D,
     NORM: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr, INIT: tl.constexpr, REPLAY: tl.constexpr,
     FRESH: tl.constexpr, PRECISION: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write and read all chunks of a segment, (n, R, C, D).
 
-    The state goes in and out in place. A replay reads nothing back and leaves the state after chunk i at (i + 1) steps.
+    The state goes in and out in place. A replay reads nothing back and leaves the state at the start of every chunk.
     """
     r = tl.program_id(0).to(tl.int64)
     h, square = r % H, r * D * D
@@ -75,7 +75,7 @@ def linear_forward(
         if not FRESH:
             anchor = tl.where(tl.load(complete + at) != 0, memory, anchor)
         if REPLAY:
-            after = (i + 1) * step + square
+            after = (at + R) * D * D
             store_tile(W + after, memory, D, D, D, BD, BD)
             store_tile(S + after, surprise, D, D, D, BD, BD)
             if not FRESH:
@@ -132,7 +132,7 @@ def linear_read_adjoint(
 def linear_write_adjoint(
     q, k, v, gates, complete, weight, bias, initial, W, S, A, written, d_delta, d_z,
     d_W, d_S, d_A, d_initial, d_k, d_v, d_lines, d_ends, d_weight, d_bias,
-    n, R, H, C, D, step,
+    n, R, H, C, D,
     NORM: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr, INIT: tl.constexpr, FRESH: tl.constexpr,
     PRECISION: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
@@ -150,7 +150,7 @@ def linear_write_adjoint(
     for back in range(n):
         i = n - 1 - back
         at = i * R + r
-        tokens, given, state = at * C * D, gates + at * 5 * C, i * step + square
+        tokens, given, state = at * C * D, gates + at * 5 * C, at * D * D
         ks, vs = load_tile(k + tokens, C, D, D, BC, BD), load_tile(v + tokens, C, D, D, BC, BD)
         a, f, memory_end, surprise_end = load_gates(given, C, BC)
         memory, surprise = load_tile(W + state, D, D, D, BD, BD), load_tile(S + state, D, D, D, BD, BD)
