@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from ops.memory_cases import Case, make_call
-from ops.triton_cases import DEEP, DEVICE, LINEAR
+from ops.triton_cases import DEEP, DEVICE, LINEAR, moved
 from titans_lm.ops.triton.operators import memory, memory_backward, memory_step
 
 CASES = {
@@ -107,6 +108,21 @@ def test_a_compiled_graph_holds_the_operator_whole() -> None:
         torch.autograd.grad(outcome(*given), leaves), torch.autograd.grad(compiled(*given), leaves), strict=True
     ):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_through_checkpointing(reentrant: bool) -> None:
+    call = moved(make_call(Case(tokens=5, heads=1, offsets=(1,), **LINEAR)))
+    leaves = list(call.leaves.values())
+
+    def outcome(*_: Tensor) -> Tensor:
+        o, state, _ = call("triton")
+        return o.square().sum() + state.M[0].square().sum()
+
+    expected = torch.autograd.grad(outcome(), leaves)
+    checkpoint(outcome, *leaves, use_reentrant=reentrant).backward()
+    for leaf, x in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(leaf.grad, x)
 
 
 @pytest.mark.slow

@@ -81,6 +81,23 @@ print(before, "triton" in sys.modules)
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
+def test_a_cpu_is_refused_where_nobody_asked_for_the_interpreter() -> None:
+    """In a fresh process, from the first call to the answer."""
+    code = """
+import torch
+from titans_lm import MemoryNetwork, MemoryState, neural_memory
+x, gate = torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1)
+state = MemoryState.initial([torch.zeros(1, 4, 4)], 1)
+try:
+    neural_memory(x, x, x, gate, gate, gate, state, network=MemoryNetwork(), chunk_size=2, backend="triton")
+except ValueError as error:
+    print(error)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(SOURCES)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith('got backend="triton" with tensors on cpu; expected a CUDA device'), done.stderr
+
+
 def test_tiles_hold_what_they_must() -> None:
     """A tile is a power of two and at least 16, which is what a product of the hardware takes."""
     assert [support.power_of_two(n) for n in (1, 16, 17, 64, 65, 128)] == [16, 16, 32, 64, 128, 128]
