@@ -46,6 +46,7 @@ def arguments(case: Case, requires_grad: bool = False) -> tuple[Any, ...]:
         *tokens, *by_layer, *([leaf(w) for w in part] for part in (state.M, state.S)),
         [leaf(w) for w in state.anchor] if case.offsets else [], *norm, [leaf(w) for w in network.initial or ()],
         None, complete, ends, network.activation, network.residual, network.objective, "ieee",
+        True,
     )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def test_its_gradient_keeps_torchs_rules(case: Case) -> None:
 
 
 def step_arguments(case: Case) -> tuple[Any, ...]:
-    q, k, v, *_, M, S, _, weight, bias, initial, _, _, _, activation, residual, objective, _ = arguments(case)
+    q, k, v, *_, M, S, _, weight, bias, initial, _, _, _, activation, residual, objective, _, _ = arguments(case)
     gates = [torch.rand(*q.shape[1:2], q.shape[3], 3, device=DEVICE) for _ in M]
     return (*(x[0, :, 0] for x in (q, k, v)), gates, M, S, M, weight, bias, initial, activation, residual, objective)
 
@@ -87,6 +88,23 @@ def test_shapes_are_known_without_running(case: Case) -> None:
 
         shapes = memory(*(fake(x) for x in given))
     assert described(real) == described(shapes)
+
+
+def test_without_a_backward_pass_nothing_is_kept_for_it() -> None:
+    """Nine chunks are two segments: z_L and the state between them are for gradients alone."""
+    *given, _ = arguments(Case(tokens=8, chunk=4, heads=1, rows=1, **LINEAR))
+    for i in (0, 1, 2):
+        given[i] = given[i].repeat(5, 1, 1, 1, 1)[:9]
+    for i in (3, 4, 5):
+        given[i] = [x.repeat(5, 1, 1, 1)[:9] for x in given[i]]
+    given[13], given[14] = given[13].repeat(5, 1)[:9], [True] * 9
+    o, written, read, _, after, kept = memory(*given, True)
+    assert (written.shape, read.shape, [w.shape[0] for w in kept]) == (given[0].squeeze(3).shape, written.shape, [1, 1])
+    bare, *empty, _, last, none = memory(*given, False)
+    assert torch.equal(o, bare)
+    assert all(torch.equal(x, y) for x, y in zip(after, last, strict=True))
+    assert [x.numel() for x in empty] == [0, 0]
+    assert none == []
 
 
 def described(outputs: Any) -> list[Any]:

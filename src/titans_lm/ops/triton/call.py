@@ -40,7 +40,8 @@ class Options(NamedTuple):
     """What a call is besides.
 
     `present` (N, B or 1, 1, C) marks positions that hold a token, None where all do. `complete` (N, B) says where a
-    chunk ends, and `ends` for every chunk whether it is known to end for all rows.
+    chunk ends, and `ends` for every chunk whether it is known to end for all rows. `keep` says that a backward pass may
+    follow: without it only what the caller asked for outlives a segment.
     """
 
     present: Tensor | None
@@ -50,6 +51,7 @@ class Options(NamedTuple):
     residual: bool
     objective: str
     precision: str
+    keep: bool
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,12 @@ class Call:
         x, L = self.inputs, len(self.inputs.M)
         N, B, C, H, D = x.q.shape
         o = x.q.new_empty(B, N, C, H, D).transpose(0, 1)
-        written, read = (x.q.new_empty(N, B * H, C, D) for _ in range(2))
+        chunks = N if self.options.keep else 0
+        written, read = (x.q.new_empty(chunks, B * H, C, D) for _ in range(2))
         state = [w.new_empty(w.shape) for w in (*x.M, *x.S, *x.M)]
-        between = len(self.segments()) - 1
-        kept = [w.new_empty(between, B * H, *w.shape[2:]) for w in state] if between else []
+        later = self.segments()[1:] if self.options.keep else []
+        parts = state[: 2 * L] if all(map(self.fresh, later)) else state
+        kept = [w.new_empty(len(later), B * H, *w.shape[2:]) for w in parts] if later else []
         last = state[: 2 * L] if self.options.ends[-1] else state
         return o, written, read, x.q.new_empty(N, B, C, H, L), last, kept
 
@@ -116,25 +120,26 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], l
     """Write and read all segments.
 
     Returns o (N, B, C, H, D), z_L of the keys and of the queries (N, R, C, D), the size of the momentary surprise
-    (N, B, C, H, L), the last state, and those between segments, one tensor for each part.
+    (N, B, C, H, L), the last state, and those between segments, one tensor for each part: M and S, and the anchor
+    where a segment has another than M.
     """
     x = call.inputs
     B, H = x.q.shape[1], x.q.shape[3]
-    o, written, read, sizes, *_ = call.room()
-    state, starts, fresh = call.first_state(), [], True
-    for where in call.segments():
+    o, written, read, sizes, _, kept = call.room()
+    state, fresh = call.first_state(), True
+    for i, where in enumerate(call.segments()):
         was_fresh, fresh = fresh, call.fresh(where)
         if was_fresh and not fresh and where.start > 0:  # nobody has followed the anchor so far
             for anchor, memory in zip(state.A, state.W, strict=True):
                 anchor.copy_(memory)
-        if where.start > 0:
-            starts.append(state.copied())
+        for room, part in zip(kept if i > 0 else (), state, strict=False):
+            room[i - 1] = part
         segment, _ = call.segment(where)
         got = write_and_read(segment, state)
-        o[where], written[where], read[where] = by_batch(got.o, B), got.written, got.read
-        sizes[where] = by_batch(got.sizes.transpose(2, 3), B)
+        o[where], sizes[where] = by_batch(got.o, B), by_batch(got.sizes.transpose(2, 3), B)
+        if call.options.keep:
+            written[where], read[where] = got.written, got.read
     after = [*state.W, *state.S, *(() if call.options.ends[-1] else state.A)]
-    kept = [torch.stack(part) for part in zip(*starts, strict=True)]
     return o, written, read, sizes, [w.unflatten(0, (B, H)) for w in after], kept
 
 
@@ -148,7 +153,7 @@ def backward(
     starts = [call.first_state()]
     for i in range(len(kept[0]) if kept else 0):
         parts = [part[i] for part in kept]
-        starts.append(State(parts[:L], parts[L : 2 * L], parts[2 * L :]))
+        starts.append(State(parts[:L], parts[L : 2 * L], parts[2 * L :] or parts[:L]))
     norm = (x.q.new_zeros(B * H, D) for _ in range(2))
     shared = Shared(*norm, [torch.zeros_like(w) for w in d.W] if x.initial else [])
     tokens_grad = [torch.empty_like(y) for y in (x.q, x.k, x.v)]

@@ -46,9 +46,6 @@ class State:
     def __iter__(self) -> Iterator[Tensor]:
         return iter((*self.W, *self.S, *self.A))
 
-    def copied(self) -> "State":
-        return State(*([x.clone() for x in part] for part in (self.W, self.S, self.A)))
-
     def join_anchor(self) -> None:
         """Where the anchor is the memory itself, so are their gradients: add them, and leave none by the anchor."""
         for memory, anchor in zip(self.W, self.A, strict=True):

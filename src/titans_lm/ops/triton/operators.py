@@ -23,11 +23,11 @@ def memory(
     M: Sequence[Tensor], S: Sequence[Tensor], anchor: Sequence[Tensor],
     norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor],
     present: Tensor | None, complete: Tensor, ends: Sequence[bool],
-    activation: str, residual: bool, objective: str, precision: str,
+    activation: str, residual: bool, objective: str, precision: str, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
     """Write and read a call: o, z_L of keys and of queries, surprise, the last state, the states between segments."""
     inputs = Inputs(q, k, v, theta, eta, alpha, M, S, anchor, norm_weight, norm_bias, initial)
-    return forward(Call(inputs, Options(present, complete, ends, activation, residual, objective, precision)))
+    return forward(Call(inputs, Options(present, complete, ends, activation, residual, objective, precision, keep)))
 
 
 @torch.library.custom_op("titans_lm::memory_backward", mutates_args=())
@@ -36,12 +36,12 @@ def memory_backward(
     M: Sequence[Tensor], S: Sequence[Tensor], anchor: Sequence[Tensor],
     norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor],
     present: Tensor | None, complete: Tensor, ends: Sequence[bool],
-    activation: str, residual: bool, objective: str, precision: str,
+    activation: str, residual: bool, objective: str, precision: str, keep: bool,
     written: Tensor, read: Tensor, kept: Sequence[Tensor], d_o: Tensor, d_after: Sequence[Tensor],
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of `memory` by all its tensors that are there, in their order."""
     inputs = Inputs(q, k, v, theta, eta, alpha, M, S, anchor, norm_weight, norm_bias, initial)
-    call = Call(inputs, Options(present, complete, ends, activation, residual, objective, precision))
+    call = Call(inputs, Options(present, complete, ends, activation, residual, objective, precision, keep))
     return backward(call, written, read, kept, d_o, d_after)
 
 
@@ -51,10 +51,10 @@ def _(
     M: Sequence[Tensor], S: Sequence[Tensor], anchor: Sequence[Tensor],
     norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor],
     present: Tensor | None, complete: Tensor, ends: Sequence[bool],
-    activation: str, residual: bool, objective: str, precision: str,
+    activation: str, residual: bool, objective: str, precision: str, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
     inputs = Inputs(q, k, v, theta, eta, alpha, M, S, anchor, norm_weight, norm_bias, initial)
-    call = Call(inputs, Options(present, complete, ends, activation, residual, objective, precision))
+    call = Call(inputs, Options(present, complete, ends, activation, residual, objective, precision, keep))
     return call.room()
 
 
@@ -64,7 +64,7 @@ def _(
     M: Sequence[Tensor], S: Sequence[Tensor], anchor: Sequence[Tensor],
     norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor],
     present: Tensor | None, complete: Tensor, ends: Sequence[bool],
-    activation: str, residual: bool, objective: str, precision: str,
+    activation: str, residual: bool, objective: str, precision: str, keep: bool,
     written: Tensor, read: Tensor, kept: Sequence[Tensor], d_o: Tensor, d_after: Sequence[Tensor],
 ) -> list[Tensor]:  # fmt: skip
     groups = (q, k, v), theta, eta, alpha, M, S, anchor, (norm_weight, norm_bias), initial
