@@ -19,17 +19,26 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+if not torch.cuda.is_available():  # kernels run in Triton's interpreter: to be said before anything imports triton
+    os.environ["TRITON_INTERPRET"] = "1"
 torch.set_num_threads(1)
 
 # Every annotated function of the package checks its tensors' shapes (typecheck.py). torch.compile cannot
 # trace through that: a test that compiles starts a process of its own, where nothing is checked.
 # TITANS_TYPECHECK=0 runs the whole suite as users run the package.
 if os.environ.get("TITANS_TYPECHECK", "1") != "0":
-    jaxtyping.install_import_hook("titans_lm", "typecheck.checked")
+    HOOK = jaxtyping.install_import_hook("titans_lm", "typecheck.checked").hook
+    EVERYTHING = HOOK.should_instrument
+    # A kernel is compiled from its own source: nothing may stand around it.
+    HOOK.should_instrument = lambda name: EVERYTHING(name) and not name.startswith("titans_lm.ops.triton.kernels")
 
 # The same examples on every machine and in every run; no deadline, since machines differ.
 hypothesis.settings.register_profile("titans", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("titans")
+
+
+# What says something on a GPU only is collected where there is one.
+collect_ignore = [] if torch.cuda.is_available() else ["ops/test_triton_gpu.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

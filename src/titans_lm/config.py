@@ -18,7 +18,7 @@ Gates = Literal["head", "layer", "channel"]
 Objective = Literal["l2", "dot"]
 ForgetTo = Literal["zero", "init"]
 Targets = Literal["rms", "unit", "none"]
-Backend = Literal["auto", "reference", "chunked"]
+Backend = Literal["auto", "reference", "chunked", "triton"]
 SurpriseSizes = bool | Literal["parts"]
 
 MEMORY_ARCHITECTURES = ("lmm", "mac", "mag", "mal")

@@ -45,7 +45,7 @@ def test_ctrl_c_ends_with_a_line(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "Expected one of {ops, model, peers, scaling, all, render}"),
+        ([], "Expected one of {ops, model, peers, scaling, kernels, all, render}"),
         (["opps"], "opps"),
         (["ops", "--chunk", "4"], "perhaps you meant --chunks"),
         (["ops", "--chunks", "0"], "got chunks=0; expected an integer of at least 1"),

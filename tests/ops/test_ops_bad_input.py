@@ -142,7 +142,7 @@ REFUSED = {
         "got alpha of torch.int64; expected a floating",
     ),
     "backend misspelt": ({"backend": "chunkd"}, "got backend='chunkd'; did you mean 'chunked'?"),
-    "backend unknown": ({"backend": "triton"}, "got backend='triton'; expected one of reference, chunked, auto"),
+    "backend unknown": ({"backend": "cuda"}, "got backend='cuda'; expected one of reference, chunked, auto, triton"),
 }
 
 

@@ -12,6 +12,8 @@ from titans_lm.bench.targets import target_lines
 from titans_lm.train.files import write_atomically
 
 KINDS = ("peers", "ops", "model", "scaling")
+KERNELS = {"ops-triton": "The kernels beside others", "kernels": "The kernels beside the chunked backend"}
+"""Kinds that are on the page only where somebody has measured them: they need a GPU."""
 LEARNED = ("compare", "perplexity", "task", "genomics", "lm-eval")
 """Kinds of results about what models have learned."""
 MARK = "<!-- Written by `titans bench render` from the JSON files that are named below: edit nothing here. -->"
@@ -38,7 +40,7 @@ def read_results(folder: Path) -> Results:
     """Read the files of a folder by kind: float32 on the CPU first, other devices and precisions after it."""
     if not folder.is_dir():
         raise ValueError(f"got --results {folder}, which is no folder; expected one that titans bench wrote to")
-    found: Results = {kind: [] for kind in (*KINDS, *LEARNED)}
+    found: Results = {kind: [] for kind in (*KINDS, *KERNELS, *LEARNED)}
     for path in sorted(folder.glob("*.json"), key=lambda path: (len(path.stem), path.stem)):
         try:
             result = json.loads(path.read_bytes())
@@ -67,6 +69,9 @@ def page(found: Results, link: str) -> str:
         for name, plot in drawn.items():
             if name.startswith(kind):
                 parts += ["", f"![{plot.title}: {plot.y_label} by {plot.x_label}]({link}/{name}.png)"]
+    for kind, title in KERNELS.items():
+        for result in found.get(kind, []):
+            parts += ["", f"## {title}", "", origin(result, link), "", *kernels_table(result)]
     for kind in LEARNED:
         for result in found.get(kind, []):
             parts += ["", *learned(result, link)]
@@ -228,6 +233,17 @@ def ops_table(result: Result, gpus: list[Column]) -> list[str]:
         for row in result["rows"]
     ]  # fmt: skip
     return table([*head, *(f"{gpu.title}, tokens/s" for gpu in gpus)], body)
+
+
+def kernels_table(result: Result) -> list[str]:
+    body = [
+        [
+            row.get("comparison", ""), row["label"], row["mode"], speed(row),
+            f"{row['milliseconds_per_call']:,.2f}" if "seconds" in row else "–", memory(row), spread(row),
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    return table(["shape", "case", "mode", "tokens/s", "ms per call", "peak MiB", "max/min"], body)
 
 
 def model_table(result: Result, gpus: list[Column]) -> list[str]:

@@ -96,6 +96,8 @@ class OpsSettings(BenchSettings):
     """Layers L of the memory network."""
     modes: tuple[str, ...] = ("forward", "forward+backward", "decode")
     """What is run: forward, forward+backward, decode."""
+    backend: Literal["auto", "triton"] = "auto"
+    """auto is what models run; triton sets the kernels beside the chunked backend and other layers' kernels."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,6 +105,39 @@ class OpsSettings(BenchSettings):
             check_at_least(name, getattr(self, name), 1)
         for name in ("lengths", "chunks", "widths", "heads", "depths"):
             check_all(name, getattr(self, name))
+        check_names("modes", self.modes, ("forward", "forward+backward", "decode"))
+        check_choice("backend", self.backend, ("auto", "triton"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsSettings(BenchSettings):
+    """The kernels and the chunked backend over a grid of shapes, on a GPU: what the table of `auto` is made from."""
+
+    widths: tuple[int, ...] = (64, 128)
+    """Channels D of a head."""
+    expansions: tuple[int, ...] = (0, 1, 2, 4)
+    """Hidden channels of the memory by D; 0 is a linear memory."""
+    chunks: tuple[int, ...] = (16, 32, 64)
+    """Chunk sizes C."""
+    memories: tuple[int, ...] = (8, 64, 512)
+    """Rows times heads."""
+    tokens: int = 4096
+    """Tokens of a row."""
+    modes: tuple[str, ...] = ("forward", "forward+backward", "decode")
+    """What is run: forward, forward+backward, decode."""
+    rounds: int = 2
+    write_table: bool = False
+    """Add what was measured to the table that backend="auto" asks, in place of earlier numbers of the same shapes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("widths", "chunks", "memories"):
+            check_all(name, getattr(self, name))
+        if not self.expansions:
+            raise ValueError("got no expansions; expected at least one")
+        for value in self.expansions:
+            check_at_least("expansions", value, 0)
+        check_at_least("tokens", self.tokens, 1)
         check_names("modes", self.modes, ("forward", "forward+backward", "decode"))
 
 

@@ -1,5 +1,6 @@
 """The op alone, as a case: its tensors, and one forward, one forward with backward, or a run of single tokens."""
 
+import functools
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
@@ -109,10 +110,22 @@ def one_dnn_rate(request: dict[str, Any], device: torch.device) -> dict[str, Any
     return {"one_dnn_flops_per_second": 2 * size**3 / median(seconds(lambda: linear(a, b), device) for _ in range(5))}
 
 
+def run(call: Call, case: dict[str, Any]) -> Tensor:
+    """Read the whole case from a fresh state by the backend it names, compiled where it says so."""
+    state = MemoryState.initial(call.weights, case["rows"])
+    once = _compiled() if case.get("compiled") else Call.__call__
+    return once(call, state, case["chunk"], case.get("backend", "auto"))[0]
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(Call.__call__)
+
+
 def _forward(call: Call, case: dict[str, Any]) -> Callable[[], Any]:
     @torch.no_grad()
     def step() -> None:
-        call(MemoryState.initial(call.weights, case["rows"]), case["chunk"])
+        run(call, case)
 
     return step
 
@@ -121,8 +134,7 @@ def _train(call: Call, case: dict[str, Any]) -> Callable[[], Any]:
     towards = torch.randn_like(call.tensors[0])
 
     def step() -> None:
-        o, _ = call(MemoryState.initial(call.weights, case["rows"]), case["chunk"])
-        torch.autograd.grad(o, call.leaves, towards)
+        torch.autograd.grad(run(call, case), call.leaves, towards)
 
     return step
 
@@ -136,7 +148,7 @@ def _decode(call: Call, case: dict[str, Any]) -> Callable[[], Any]:
     def step() -> None:
         nonlocal state
         for t in range(case["tokens"]):
-            _, state = call(state, case["chunk"], tokens=slice(t, t + 1))
+            _, state = call(state, case["chunk"], case.get("backend", "auto"), slice(t, t + 1))
 
     return step
 

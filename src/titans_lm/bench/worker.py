@@ -21,6 +21,8 @@ def work(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
     kind = request["kind"]
     if kind == "op":
         from titans_lm.bench.subjects_op import build
+    elif kind == "beside":
+        from titans_lm.bench.subjects_beside import build
     elif kind == "layer":
         from titans_lm.bench.subjects_layer import build, load
 

@@ -9,6 +9,7 @@ import tyro
 
 from titans_lm.bench.settings import (
     AllSettings,
+    KernelsSettings,
     ModelSettings,
     OpsSettings,
     PeersSettings,
@@ -36,6 +37,7 @@ Measured = (
     | Annotated[ModelSettings, tyro.conf.subcommand("model", default=ModelSettings())]
     | Annotated[PeersSettings, tyro.conf.subcommand("peers", default=PeersSettings())]
     | Annotated[ScalingSettings, tyro.conf.subcommand("scaling", default=ScalingSettings())]
+    | Annotated[KernelsSettings, tyro.conf.subcommand("kernels", default=KernelsSettings())]
     | Annotated[AllSettings, tyro.conf.subcommand("all", default=AllSettings())]
     | Annotated[RenderSettings, tyro.conf.subcommand("render", default=RenderSettings())]
 )

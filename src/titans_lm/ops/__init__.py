@@ -1,7 +1,7 @@
 """The mathematics of the neural memory: pure functions on tensors, no nn.Module.
 
 `neural_memory` writes and reads, `read` only reads. Every backend has the same signature and gives the same results;
-`reference.py` is the definition, `chunked.py` the closed form of a chunk.
+`reference.py` is the definition, `chunked.py` the closed form of a chunk, `triton/` the same in fused kernels.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,15 +14,17 @@ from torch import Tensor
 from titans_lm.config import Backend, SurpriseSizes, check_choice
 from titans_lm.ops.check import check_call, check_read, check_surprise, layer_gates
 from titans_lm.ops.chunked import chunked
+from titans_lm.ops.measured import kernels_win
 from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters
 from titans_lm.ops.recall import recall
 from titans_lm.ops.reference import reference
 from titans_lm.ops.state import MemoryState, state_dtype
 from titans_lm.ops.step import recall_one
+from titans_lm.ops.triton import fused
 
 __all__ = ["MemoryNetwork", "MemoryState", "neural_memory", "read"]
 
-_BACKENDS = {"reference": reference, "chunked": chunked, "auto": chunked}
+_BACKENDS = {"reference": reference, "chunked": chunked, "auto": chunked, "triton": fused}
 
 Gate = Tensor | tuple[Tensor, ...]
 
@@ -72,6 +74,8 @@ def neural_memory(
         return (torch.zeros_like(q), state, surprise) if return_surprise else (torch.zeros_like(q), state)
     state = state._replace(offset=state.offset.long())
     dtype = state.M[0].dtype
+    if backend == "auto" and kernels_win((q, k, v), gates, state, chunk_size, return_surprise):
+        backend = "triton"
     tensors = [x.to(dtype) for x in (q, k, v)]
     gates = [tuple(g.to(dtype) for g in gate) for gate in gates]
     if valid is not None:  # whatever stands in the padding, a NaN too, must not reach a product
@@ -88,6 +92,7 @@ def neural_memory(
             chunk_size=chunk_size,
             valid=valid,
             return_surprise=return_surprise,
+            **({"precision": _precision(q.dtype)} if backend == "triton" else {}),
         )
     o = o.to(q.dtype)
     return (o, state, surprise) if return_surprise else (o, state)
@@ -111,6 +116,11 @@ def read(
         else:
             run = recall_one if q.shape[1] == 1 else forward
         return run(weights, q.to(dtype).transpose(1, 2), network, *parameters).transpose(1, 2).to(q.dtype)
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """How exact a kernel's products must be: what came in 16 bits has no more digits than tf32 keeps."""
+    return "tf32" if dtype in (torch.bfloat16, torch.float16) else "ieee"
 
 
 def _full_precision(device: str) -> AbstractContextManager[Any]:

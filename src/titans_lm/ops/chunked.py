@@ -123,12 +123,12 @@ class Layout:
         return segment_gates(theta, eta, alpha, present, adjoint)
 
 
-def _by_row(x: Tensor) -> Tensor:
+def by_row(x: Tensor) -> Tensor:
     """(n, B, C, H, D) as (n, R, C, D), contiguous."""
     return x.transpose(2, 3).flatten(1, 2).contiguous()
 
 
-def _by_batch(x: Tensor, batch: int) -> Tensor:
+def by_batch(x: Tensor, batch: int) -> Tensor:
     """(n, R, C, …) as (n, B, C, H, …)."""
     return x.unflatten(1, (batch, -1)).transpose(2, 3)
 
@@ -183,19 +183,19 @@ def _lead_on(
 ) -> None:
     """Write and read a segment; all that is made for it but the states ends with the call."""
     B, H = rows.batch, inputs.q.shape[3]
-    tokens = Tokens(*(_by_row(x[where]) for x in inputs[:3]))
+    tokens = Tokens(*(by_row(x[where]) for x in inputs[:3]))
     gates, _ = layout.gates(inputs, where)
     written = write(rows, tokens, gates, states, layout.flags(where, H))
     z = read(rows, tokens.q, gates, written, states).pre[-1]
-    out[where] = _by_batch(answers(rows, tokens.q, z), B)
+    out[where] = by_batch(answers(rows, tokens.q, z), B)
     if kept is not None:
         kept.written[where], kept.read[where] = written.pre[-1], z
     if layout.surprise == "parts" and sizes is not None:
         present = None if layout.present is None else layout.present[where]
         given = [tuple(gate[where] for gate in layer) for layer in zip(*inputs[3:6], strict=True)]
-        sizes[where] = _by_batch(part_sizes(rows, states, written, gates, given, present), B)
+        sizes[where] = by_batch(part_sizes(rows, states, written, gates, given, present), B)
     elif sizes is not None:
-        sizes[where] = _by_batch(momentary_sizes(written), B)
+        sizes[where] = by_batch(momentary_sizes(written), B)
 
 
 class _Chunked(torch.autograd.Function):
@@ -285,14 +285,14 @@ def _lead_back(
     """Write and read a segment again, and lead its gradients back; all that is made for it ends with the call."""
     gates, back = layout.gates(inputs, where, adjoint=True)
     assert back is not None, "it was asked for"
-    tokens = Tokens(*(_by_row(x[where]) for x in inputs[:3]))
+    tokens = Tokens(*(by_row(x[where]) for x in inputs[:3]))
     complete = layout.flags(where, inputs.q.shape[3])
     written = write(rows, tokens, gates, states, complete, kept.written[where])
     found = read(rows, tokens.q, gates, written, states, kept.read[where])
-    d = torch.zeros_like(tokens.q) if d_out is None else _by_row(d_out)
+    d = torch.zeros_like(tokens.q) if d_out is None else by_row(d_out)
     *by_token, by_gates = SegmentAdjoint(rows, tokens, gates, states, written, shared).run(d, found, complete, carried)
     for whole, part in zip(tokens_grad, by_token, strict=True):
-        whole[where] = _by_batch(part, rows.batch)
+        whole[where] = by_batch(part, rows.batch)
     for whole, part in zip([x for gate in gates_grad for x in gate], back(by_gates), strict=True):
         whole[where] = part
 

@@ -57,7 +57,7 @@ def step(
             memory.addcmul_(base, al)
         M.append(memory)
     o = recall_one(tuple(M), q, network, weight, bias).transpose(1, 2)
-    after = _close(MemoryState(tuple(M), tuple(S), state.anchor, state.offset + 1), chunk_size)
+    after = close(MemoryState(tuple(M), tuple(S), state.anchor, state.offset + 1), chunk_size)
     if not return_surprise:
         return o, after, None
     sizes = [h.norm(dim=-1) * d.norm(dim=-1) for h, d in zip(inputs, deltas, strict=True)]
@@ -118,7 +118,7 @@ def _spread(gate: Tensor) -> Tensor:
     return gate[..., None] if gate.dim() == 3 else gate[..., None, None]
 
 
-def _close(state: MemoryState, chunk_size: int) -> MemoryState:
+def close(state: MemoryState, chunk_size: int) -> MemoryState:
     """Take the memory as the anchor where a row's chunk is complete.
 
     Where offsets lie on the host and agree nothing is copied; on a device they are not looked at, which would wait.
