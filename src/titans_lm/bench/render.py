@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from titans_lm.bench import repeated
 from titans_lm.bench.run import FORMAT
 from titans_lm.bench.targets import target_lines
 from titans_lm.train.files import write_atomically
@@ -16,6 +17,8 @@ KERNELS = {"ops-triton": "The kernels beside others", "kernels": "The kernels be
 """Kinds that are on the page only where somebody has measured them: they need a GPU."""
 LEARNED = ("compare", "perplexity", "task", "genomics", "lm-eval")
 """Kinds of results about what models have learned."""
+REPEATED = "repro"
+"""Kind of results that are tables of the paper."""
 MARK = "<!-- Written by `titans bench render` from the JSON files that are named below: edit nothing here. -->"
 NOT_MEASURED = "not measured"
 Result = dict[str, Any]
@@ -40,13 +43,14 @@ def read_results(folder: Path) -> Results:
     """Read the files of a folder by kind: float32 on the CPU first, other devices and precisions after it."""
     if not folder.is_dir():
         raise ValueError(f"got --results {folder}, which is no folder; expected one that titans bench wrote to")
-    found: Results = {kind: [] for kind in (*KINDS, *KERNELS, *LEARNED)}
+    found: Results = {kind: [] for kind in (*KINDS, *KERNELS, *LEARNED, REPEATED)}
     for path in sorted(folder.glob("*.json"), key=lambda path: (len(path.stem), path.stem)):
         try:
             result = json.loads(path.read_bytes())
         except json.JSONDecodeError as error:
             raise ValueError(f"got {path}, which is not JSON: {error}") from error
-        if not isinstance(result, dict) or result.get("format") != FORMAT or result.get("what") not in found:
+        kind = result.get("what") if isinstance(result, dict) else None
+        if kind not in found or result.get("format") != (repeated.FORMAT if kind == REPEATED else FORMAT):
             raise ValueError(f"got {path}, which is no result of a benchmark; expected format {FORMAT!r} in it")
         found[result["what"]].append({**result, "file": path.name})
     return found
@@ -75,6 +79,8 @@ def page(found: Results, link: str) -> str:
     for kind in LEARNED:
         for result in found.get(kind, []):
             parts += ["", *learned(result, link)]
+    for result in found.get(REPEATED, []):
+        parts += ["", *repeated.section(result, link, table)]
     return "\n".join(parts) + "\n"
 
 
@@ -110,10 +116,10 @@ def further(said: str, head: list[str], body: list[list[str]]) -> list[str]:
     return ["", said, *(["", *table(head, body)] if body else [])]
 
 
-INTRODUCTION = """Every number on this page was written by `titans bench`, `titans compare` or `titans evaluate`;
-the guides to [benchmarks](guides/bench.md) and [evaluation](guides/evaluate.md) say what each command measures
-and how, and [findings](findings.md) what follows. "% of matmul" is the share of the floating point operations per
-second that a large square matrix product of torch's reaches in the same process, right before and after; where
+INTRODUCTION = """Every number on this page was written by `titans bench`, `titans compare`, `titans evaluate` or
+`titans repro`; the guides to [benchmarks](guides/bench.md) and [evaluation](guides/evaluate.md) say what each command
+measures and how, and [findings](findings.md) what follows. "% of matmul" is the share of the floating point operations
+per second that a large square matrix product of torch's reaches in the same process, right before and after; where
 torch gives it to MKL and our products go to oneDNN, which is faster on some CPUs, the share of oneDNN's is in
 brackets. Peak memory is the growth of the process above what it had after its imports (on a GPU: of the device's
 memory), "max/min" the slowest run over the fastest. Where sides are compared they took turns; "× name" is our

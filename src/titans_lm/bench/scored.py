@@ -44,10 +44,11 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     fewer = ", ".join(f"{count:,} of {size}" for size, count in counted.items() if count < told["examples"])
     few = f" ({fewer})" if fewer else ""
     often = f" (in the shares {', '.join(f'{share:g}' for share in told['shares'])})" if told.get("shares") else ""
+    price = f", a price of {train['gate_price']:g} on open gates" if train.get("gate_price") else ""
     said = (
         f"{result['parameters_asked_for']:,} parameters each, {runs[0]['steps']:,} steps of {train['batch_size']} "
-        f"rows, sizes {', '.join(told['sizes']) or 'as set'} taught{often}; {learned(told)} {len(told['seeds'])} "
-        f"seed{'s' * (len(told['seeds']) > 1)}. "
+        f"rows, sizes {', '.join(told['sizes']) or 'as set'} taught{often}{price}; {learned(told)} "
+        f"{len(told['seeds'])} seed{'s' * (len(told['seeds']) > 1)}. "
         f"Numbers are % of answers that are right in all of their tokens, on {told['examples']:,} fresh rows of each "
         f"size{depths}{few}, mean ± standard deviation over seeds; {what} are right by chance in {100 * chance:.2g} % "
         f"at most. State is what one row carries after {result['contenders'][0]['state_bytes']['length']:,} tokens, in "

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from titans_lm import __version__
+from titans_lm.bench.repeated import FORMAT
 from titans_lm.bench.settings import BenchSettings
 from titans_lm.compare.question_settings import QuestionSettings
 from titans_lm.compare.settings import CompareSettings
@@ -19,7 +20,6 @@ from titans_lm.repro.steps import Found, Plan, Result, Step, Table
 from titans_lm.train.settings import plain_settings
 
 PLAN, FILE = "plan.json", "repro.json"
-FORMAT = "titans-lm repro 1"
 Say = Callable[[str], None]
 
 
@@ -75,7 +75,7 @@ def report(plan: Plan, results: dict[str, Result]) -> Result:
         "scale": plan.scale,
         "paper": {
             "source": SOURCE, "where": paper.where, "title": paper.title, "notes": paper.notes, "errata": paper.errata,
-            "group": paper.groups[paper.shown].title if paper.shown in paper.groups else None,
+            "group": paper.groups[paper.shown].title if paper.shown in paper.groups else None, "digits": paper.digits,
         },
         "steps": [
             {

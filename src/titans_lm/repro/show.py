@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
+from titans_lm.bench.repeated import NOT_MEASURED, number, rows
 from titans_lm.report.table import aligned
 from titans_lm.repro.cost import plan_minutes, step_hours, step_minutes, training
-from titans_lm.repro.published import EMPTY, SOURCE, Published, published
+from titans_lm.repro.published import SOURCE, Published, published
 from titans_lm.repro.run import command_of
 from titans_lm.repro.steps import Plan, Result, Step
 from titans_lm.train.settings import LanguageSettings
 
-NOT_MEASURED, NOT_THERE = "not measured", EMPTY
 ASSUMED = (
     "GPU-hours count matrix products, on a GPU that reaches 5 % of 989 TFLOP/s (assumed, not measured: "
     "titans train RECIPE --dry-run has --peak-tflops and --utilisation)"
@@ -115,26 +115,7 @@ def result_lines(result: Result) -> list[str]:
 
 def _table(table: Result, digits: int) -> list[str]:
     """Two lines for each model, ours and the paper's."""
-    columns, body = table["columns"], []
-    has_paper = any(column["paper_column"] for column in columns)
-    for row in table["rows"]:
-        ours = [_ours(cell["ours"], column["digits"]) for cell, column in zip(row["cells"], columns, strict=True)]
-        body.append([row["title"], "ours", *ours])
-        if has_paper:
-            body.append(["", "paper", *(number(cell["paper"], digits) for cell in row["cells"])])
-    return aligned(["model", "", *(column["title"] for column in columns)], body, left=2)
-
-
-def _ours(found: Result | None, digits: int) -> str:
-    if found is None:
-        return NOT_MEASURED
-    spread = "" if found["sd"] is None else f" ± {found['sd']:,.{digits}f}"
-    return f"{found['mean']:,.{digits}f}{spread}"
-
-
-def number(value: float | None, digits: int) -> str:
-    """Write a number of the paper with the digits of its table."""
-    return NOT_THERE if value is None else f"{value:.{digits}f}"
+    return aligned(*rows(table, digits), left=2)
 
 
 def differences(differs: tuple[str, ...], notes: tuple[str, ...], errata: tuple[str, ...]) -> list[str]:

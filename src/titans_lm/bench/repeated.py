@@ -1,0 +1,58 @@
+"""Tables of the paper on the page of results, as `titans repro` has repeated them: our number, the paper's below it."""
+
+from typing import Any
+
+Result = dict[str, Any]
+FORMAT = "titans-lm repro 1"
+NOT_MEASURED, NOT_THERE = "not measured", "–"
+
+
+def heading(result: Result) -> str:
+    """Name the table and the scale."""
+    paper = result["paper"]
+    return f"Repeated: {paper['title'].lower()} ({paper['where']} of {paper['source']}, scale {result['scale']})"
+
+
+def section(result: Result, link: str, table: Any) -> list[str]:
+    """Lay out the tables of a file, with the commands and machines that they came from; `table` writes Markdown."""
+    lines = [f"## {heading(result)}", "", f"[{result['file']}]({link}/{result['file']}):", ""]
+    lines += [f"- {_step(step)}" for step in result["steps"]]
+    lines += ["", "How the setting differs from the paper's:", "", *(f"- {one}" for one in result["differs"])]
+    shown = f" Paper: {result['paper']['group']}." if result["paper"]["group"] else ""
+    lines += ["", f"Ours with the standard deviation over seeds.{shown}"]
+    for part in result["tables"]:
+        head, body = rows(part, result["paper"]["digits"])
+        lines += ["", *([part["title"], ""] if part["title"] else []), *table(head, body)]
+    return lines
+
+
+def rows(table: Result, digits: int) -> tuple[list[str], list[list[str]]]:
+    """Give the head of a table and two lines for each model, ours and the paper's."""
+    columns, body = table["columns"], []
+    has_paper = any(column["paper_column"] for column in columns)
+    for row in table["rows"]:
+        mine = [ours(cell["ours"], column["digits"]) for cell, column in zip(row["cells"], columns, strict=True)]
+        body.append([row["title"], "ours", *mine])
+        if has_paper:
+            body.append(["", "paper", *(number(cell["paper"], digits) for cell in row["cells"])])
+    return ["model", "", *(column["title"] for column in columns)], body
+
+
+def ours(found: Result | None, digits: int) -> str:
+    """Write a number of ours, with its spread where there are several seeds."""
+    if found is None:
+        return NOT_MEASURED
+    spread = "" if found["sd"] is None else f" ± {found['sd']:,.{digits}f}"
+    return f"{found['mean']:,.{digits}f}{spread}"
+
+
+def number(value: float | None, digits: int) -> str:
+    """Write a number of the paper with the digits of its table."""
+    return NOT_THERE if value is None else f"{value:.{digits}f}"
+
+
+def _step(step: Result) -> str:
+    h = step["hardware"]
+    where = f" on {h['processor']}, {h['cores']} cores; commit {h['commit']}, {h['date']}" if h else ""
+    size = f"; {step['parameters']:,} parameters each" if step["parameters"] else ""
+    return f"{step['measures']}: `{step['command']}`{where}{size}"
