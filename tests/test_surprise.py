@@ -68,7 +68,10 @@ def test_past_and_forgotten_are_the_sizes_of_what_is_written(forget_to: str) -> 
 
     def note(module: Any, args: tuple) -> None:
         x, state = args[0], args[1].memory
-        eta, alpha = (gate(x)[0, 0].T[..., None, None] for gate in (memory.eta_proj, memory.alpha_proj))  # (L, H, 1, 1)
+        (_, k, _), _ = memory._streams(x, args[1].conv, None)
+        eta, alpha = (
+            gate(x, k)[0, 0].T[..., None, None] for gate in (memory.eta_proj, memory.alpha_proj)
+        )  # (L, H, 1, 1)
         for found, gate, weights in ((past, eta, state.S), (forgotten, alpha, state.M)):
             base = memory.initial_weights if forget_to == "init" and found is forgotten else (0.0,) * len(weights)
             sizes = [(gate[i] * (w[0] - base[i])).flatten(1).norm(dim=1) for i, w in enumerate(weights)]
