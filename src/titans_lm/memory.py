@@ -275,6 +275,12 @@ class NeuralMemory(nn.Module):
         return tuple(conv.init_tail(batch_size) for conv in self.convs[:1])
 
 
+def changing_gates(model: nn.Module) -> list[GateProjection]:
+    """What makes θ and α in all memories of a model: where both are zero, nothing is written and nothing forgotten."""
+    memories = [module for module in model.modules() if isinstance(module, NeuralMemory)]
+    return [gate for memory in memories for gate in (memory.theta_proj, memory.alpha_proj) if gate is not None]
+
+
 @contextmanager
 def held_still(model: nn.Module) -> Iterator[None]:
     """Let every memory of a model read and never learn inside the block: θ = α = 0, so that M stays M_init (D31).
@@ -282,8 +288,7 @@ def held_still(model: nn.Module) -> Iterator[None]:
     All else goes on as before: convolutions, gates of the output, attention. For texts that begin inside of the block:
     what a state from outside still has of past surprise would be written.
     """
-    memories = [module for module in model.modules() if isinstance(module, NeuralMemory)]
-    gates = [gate for memory in memories for gate in (memory.theta_proj, memory.alpha_proj) if gate is not None]
+    gates = changing_gates(model)
     kept = [gate.limits for gate in gates]
     try:
         for gate in gates:

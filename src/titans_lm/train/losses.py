@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.data.batches import IGNORED, Batch
-from titans_lm.memory import NeuralMemory
+from titans_lm.memory import changing_gates
 from titans_lm.ops.state import detach_state, map_state, select_rows, state_tensors
 from titans_lm.train.parallel import plain
 
@@ -73,14 +73,12 @@ class TaskLoss:
 @contextmanager
 def opened_gates(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect θ and α of every memory that a model runs inside of the block, with their gradients."""
-    memories = [module for module in model.modules() if isinstance(module, NeuralMemory)]
     found: list[Tensor] = []
 
     def keep(_: nn.Module, __: object, gate: Tensor | tuple[Tensor, ...]) -> None:
         found.extend(gate if isinstance(gate, tuple) else (gate,))
 
-    projections = [gate for memory in memories for gate in (memory.theta_proj, memory.alpha_proj) if gate is not None]
-    handles = [gate.register_forward_hook(keep) for gate in projections]
+    handles = [gate.register_forward_hook(keep) for gate in changing_gates(model)]
     try:
         yield found
     finally:

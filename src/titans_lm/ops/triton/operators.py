@@ -17,6 +17,11 @@ from titans_lm.ops.triton.launch import step_rows
 TENSORS = len(Inputs._fields)
 
 
+def _call(*given: Any) -> Call:
+    """Put together what `memory` is given."""
+    return Call(Inputs(*given[:TENSORS]), Options(*given[TENSORS:]))
+
+
 @torch.library.custom_op("titans_lm::memory", mutates_args=())
 def memory(
     q: Tensor, k: Tensor, v: Tensor, theta: Sequence[Tensor], eta: Sequence[Tensor], alpha: Sequence[Tensor],
@@ -46,29 +51,14 @@ def memory_backward(
 
 
 @memory.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, theta: Sequence[Tensor], eta: Sequence[Tensor], alpha: Sequence[Tensor],
-    M: Sequence[Tensor], S: Sequence[Tensor], anchor: Sequence[Tensor],
-    norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor],
-    present: Tensor | None, complete: Tensor, ends: Sequence[bool],
-    activation: str, residual: bool, objective: str, precision: str, keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
-    inputs = Inputs(q, k, v, theta, eta, alpha, M, S, anchor, norm_weight, norm_bias, initial)
-    call = Call(inputs, Options(present, complete, ends, activation, residual, objective, precision, keep))
-    return call.room()
+def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
+    return _call(*given).room()
 
 
 @memory_backward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, theta: Sequence[Tensor], eta: Sequence[Tensor], alpha: Sequence[Tensor],
-    M: Sequence[Tensor], S: Sequence[Tensor], anchor: Sequence[Tensor],
-    norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor],
-    present: Tensor | None, complete: Tensor, ends: Sequence[bool],
-    activation: str, residual: bool, objective: str, precision: str, keep: bool,
-    written: Tensor, read: Tensor, kept: Sequence[Tensor], d_o: Tensor, d_after: Sequence[Tensor],
-) -> list[Tensor]:  # fmt: skip
-    groups = (q, k, v), theta, eta, alpha, M, S, anchor, (norm_weight, norm_bias), initial
-    return [x.new_empty(x.shape) for group in groups for x in group if x is not None]
+def _(*given: Any) -> list[Tensor]:
+    groups = [[x] if isinstance(x, Tensor) else x or [] for x in given[:TENSORS]]
+    return [x.new_empty(x.shape) for group in groups for x in group]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
