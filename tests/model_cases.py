@@ -29,6 +29,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attention conv": {"attention_conv_size": 4},
     "no persistent": {"num_persistent": 0},
     "persistent unread": {"memory_reads_persistent": False},
+    "residual read": {"memory_reads_residual": True},
+    "no gate bias": {"gate_bias": False},
     "forget to zero": {"forget_to": "zero"},
     "no norm": {"memory_norm": False},
     "no residual": {"memory_residual": False},

@@ -24,6 +24,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "linear memory": {"memory_depth": 1},
     "channel-wise, to zero": {"gates": "channel", "forget_to": "zero", "alpha_init": 0.1},
     "convolved attention": {"attention_conv_size": 3},
+    "residual read": {"memory_reads_residual": True},
+    "no gate bias": {"gate_bias": False},
     "reference": {"memory_backend": "reference"},
 }
 every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -79,7 +81,8 @@ def mix(architecture: str, **settings: Any) -> Mixed:
 
 
 def gate_by_hand(y: Tensor, m: Tensor, gate: Gate) -> Tensor:
-    return (rms(y, gate.value_norm) * torch.sigmoid(rms(m, gate.gate_norm))) @ gate.o_proj.weight.T
+    bias = 0.0 if gate.value_norm.bias is None else gate.value_norm.bias
+    return ((rms(y, gate.value_norm) + bias) * torch.sigmoid(rms(m, gate.gate_norm))) @ gate.o_proj.weight.T
 
 
 def read_after_persistent(block: Any, x: Tensor) -> tuple[Tensor, MemoryState]:
@@ -111,11 +114,12 @@ class Segments:
             self.h = torch.cat([self.h, h])
             y = [self.attention.look(self.q[t], self.visible(t)) for t in range(start, stop)]
             self.y = torch.cat([self.y, torch.stack(y)])
-        self.m, self.end = self.memory.write(self.y)
+            self.z = self.y + x[:stop] if config.memory_reads_residual else self.y
+        self.m, self.end = self.memory.write(self.z)
 
     def before(self, start: int) -> MemoryState:
-        """The memory after the segments before token `start`, all of whose y have been written."""
-        return self.memory.write(self.y[:start])[1] if start else self.memory.start()
+        """The memory after the segments before token `start`, all of whose z have been written."""
+        return self.memory.write(self.z[:start])[1] if start else self.memory.start()
 
     def visible(self, t: int) -> list[Pair]:
         """S̃ as token t sees it: P, the recalled rows and the tokens of its segment, up to its own."""
@@ -191,10 +195,10 @@ def test_eq23_mac_attends_over_them(settings: dict[str, Any]) -> None:
 
 @every_setting
 def test_eq24_mac_writes_what_attention_made(settings: dict[str, Any]) -> None:
-    """M_t = M_{t−1}(y_t)"""
+    """M_t = M_{t−1}(z_t), z = y + s or y (D36)"""
     mixed = mix("mac", **settings)
     hand = Segments(mixed.block, mixed.config, mixed.x)
-    assert_close(torch.cat([arguments[0][0] for arguments, _ in mixed.memory]), hand.y)
+    assert_close(torch.cat([arguments[0][0] for arguments, _ in mixed.memory]), hand.z)
     for got, expected in zip(mixed.state.memory.memory[:3], hand.end[:3], strict=True):
         for a, b in zip(got, expected, strict=True):
             assert_close(a, b)
@@ -205,7 +209,7 @@ def test_eq24_mac_writes_what_attention_made(settings: dict[str, Any]) -> None:
 
 @every_setting
 def test_eq25_mac_gates_by_a_second_recall(settings: dict[str, Any]) -> None:
-    """o_t = y_t ⊗ M*_t(y_t), token i from the memory as written up to i"""
+    """o_t = y_t ⊗ M*_t(z_t), token i from the memory as written up to i"""
     mixed = mix("mac", **settings)
     hand = Segments(mixed.block, mixed.config, mixed.x)
     assert_close(mixed.finished[-1][1][0], hand.m)  # the ones before are recalls

@@ -63,6 +63,8 @@ WRONG = [
     ("decay", None, "expected True or False"),
     ("memory_norm", "no", "expected True or False"),
     ("memory_reads_persistent", 1, "expected True or False"),
+    ("gate_bias", None, "expected True or False"),
+    ("memory_reads_residual", "yes", "expected True or False"),
 ]
 
 

@@ -47,6 +47,10 @@ case("norm, sigmoid, linear", lambda g, x, w, n: normed_gated_linear(g, x, w, n,
 case("two norms, sigmoid, linear", lambda g, x, w, n, m: normed_gated_linear(g, x, w, n, m, 1e-5),
      lambda g, x, w, n, m: (rms(g, m).sigmoid() * rms(x, n)) @ w.T,
      (2, 5, 6), (2, 5, 6), (4, 6), (6,), (6,))  # fmt: skip
+case("a norm with a bias, a norm, sigmoid, linear",
+     lambda g, x, w, n, m, b: normed_gated_linear(g, x, w, n, m, 1e-5, b),
+     lambda g, x, w, n, m, b: (rms(g, m).sigmoid() * (rms(x, n) + b)) @ w.T,
+     (2, 5, 6), (2, 5, 6), (4, 6), (6,), (6,), (6,))  # fmt: skip
 case("SwiGLU", swiglu, lambda x, g, u, d: (F.silu(x @ g.T) * (x @ u.T)) @ d.T, (2, 5, 6), (9, 6), (9, 6), (4, 9))
 case("taps", causal_taps, plain_taps, (2, 8, 3), (4, 3))
 case("one tap", causal_taps, plain_taps, (2, 5, 3), (1, 3))

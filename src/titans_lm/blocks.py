@@ -115,12 +115,13 @@ class MACBlock(Block):
 
         h_t = M*_{t−1}(s_t W_Q)             recall with the memory after the previous segment     (eq. 21)
         y_t = Attn([P | h_t | s_t])         causal in tokens and in recalled rows                 (eq. 22–23)
-        M_t = M_{t−1}(y_t)                  write what attention made of it                       (eq. 24)
-        o_t = y_t ⊗ M*_t(y_t)               gate by a second recall, after the write              (eq. 25)
+        M_t = M_{t−1}(z_t)                  write what attention made of it, z_t = y_t            (eq. 24)
+        o_t = y_t ⊗ M*_t(z_t)               gate by a second recall, after the write              (eq. 25)
 
+    With `memory_reads_residual` z_t = y_t + s_t, attention's output with its residual (D36).
     t counts segments of `segment_len` tokens. The gate of token i comes from the memory written up to i: the whole
     segment's M_t would tell the future. The segment's own rows of y are written (D7), one row is recalled per token
-    (D8), and y ⊗ m = (RMSNorm(y) ∘ σ(RMSNorm(m))) W_O with learned weights (D9).
+    (D8), and y ⊗ m = ((RMSNorm(y) + b) ∘ σ(RMSNorm(m))) W_O with learned weights and b (D9).
     """
 
     def __init__(self, config: BackboneConfig) -> None:
@@ -139,34 +140,36 @@ class MACBlock(Block):
         # What needs no memory is made for all segments at once, before them or after them.
         q, gate, tails = self.memory.ask(x, state.query_conv, call.lengths)
         looks = self.attention.tokens(x, state.attention.conv, call, self.persistent)
-        attended, answered, surprise = [], [], None if call.surprise is None else []
+        attended, read, answered, surprise = [], [], [], None if call.surprise is None else []
         cuts = segment_pieces(call, x.shape[1], self.config.segment_len)
         sizes = [stop - start for start, stop, _ in cuts]
-        parts = zip(cuts, q.split(sizes, dim=1), gate.split(sizes, dim=1), looks.pieces(sizes), strict=True)
-        for (start, stop, phase), asked_q, asked_gate, look in parts:
+        asked = zip(q.split(sizes, dim=1), gate.split(sizes, dim=1), x.split(sizes, dim=1), strict=True)
+        for (start, stop, phase), question, look in zip(cuts, asked, looks.pieces(sizes), strict=True):
             piece = call.piece(start, stop)._replace(surprise=surprise)
-            y, o, state = self._segment((asked_q, asked_gate), look, state, piece, phase)
+            y, z, o, state = self._segment(question, look, state, piece, phase)
             attended.append(y)
+            read.append(z)
             answered.append(o)
         if call.surprise is not None and surprise:
             call.surprise.append(torch.cat(surprise, dim=1))
         y, o = joined(attended), joined(answered)
-        m = self.memory.finish(o, self.memory.gate_proj(y))
+        m = self.memory.finish(o, self.memory.gate_proj(joined(read)))
         if x.shape[1] > 1:
             k, v = state.recalled
             state = state._replace(attention=settled(state.attention), recalled=(own(k), own(v)))
         return self.gate(y, m), state._replace(query_conv=tails)
 
     def _segment(
-        self, asked: tuple[Tensor, Tensor], looks: Looks, state: MACState, call: Call, phase: int | Tensor
-    ) -> tuple[Hidden, Tensor, MACState]:
-        """Tokens of one segment, or of the part of it that this call holds: y, and what the memory answers to it."""
-        q, gate = asked
+        self, asked: tuple[Tensor, Tensor, Hidden], looks: Looks, state: MACState, call: Call, phase: int | Tensor
+    ) -> tuple[Hidden, Hidden, Tensor, MACState]:
+        """Tokens of one segment, or of the part of it that this call holds: y, z, and what the memory answers to z."""
+        q, gate, s = asked
         h = self.memory.answer(state.at_segment_start, q, gate)
         y, attention, recalled = self.attention(looks, state.attention, call, phase, (h, state.recalled))
-        o, memory = self.memory.write(y, state.memory, call.lengths, call.surprise, call.parts)
+        z = y + s if self.config.memory_reads_residual else y
+        o, memory = self.memory.write(z, state.memory, call.lengths, call.surprise, call.parts)
         at_start = self._segment_start(state, memory, call, phase, y.shape[1])
-        return y, o, MACState(memory, at_start, state.query_conv, attention, recalled)
+        return y, z, o, MACState(memory, at_start, state.query_conv, attention, recalled)
 
     def _segment_start(
         self, state: MACState, memory: LayerState, call: Call, phase: int | Tensor, length: int
@@ -191,11 +194,14 @@ def joined(outputs: list[Tensor]) -> Tensor:
 
 
 class Gate(nn.Module):
-    """y ⊗ m = (RMSNorm(y) ∘ σ(RMSNorm(m))) W_O, each norm with its learned weights (eq. 25 and 28; D9)."""
+    """y ⊗ m = ((RMSNorm(y) + b) ∘ σ(RMSNorm(m))) W_O, each norm with its learned weights (eq. 25 and 28; D9).
+
+    b is learned and starts at one, so that the memory reaches W_O whatever y is; without `gate_bias` it is 0.
+    """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
-        self.value_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.value_norm = RMSNorm(config.hidden_size, config.norm_eps, bias=config.gate_bias)
         self.gate_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.o_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
 

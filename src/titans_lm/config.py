@@ -211,6 +211,10 @@ class BackboneConfig(MemoryConfig):
     """Persistent tokens P of each block: learned, independent of the data (D11)."""
     memory_reads_persistent: bool = True
     """Whether the memory reads the persistent tokens before a document (lmm, mag, mal; D16)."""
+    memory_reads_residual: bool = False
+    """Whether the memory reads attention's output with the token added to it, y + s, or y alone (mac; D36)."""
+    gate_bias: bool = True
+    """Whether ⊗ adds a learned vector, one at the start, to attention's side, so that the memory passes (D9)."""
     rope_theta: float = 10_000.0
     """Base of the rotary embedding."""
     rotary_fraction: float = 0.5
@@ -226,7 +230,8 @@ class BackboneConfig(MemoryConfig):
         check_at_least("num_persistent", self.num_persistent, 0)
         if self.intermediate_size is not None:
             check_at_least("intermediate_size", self.intermediate_size, 1)
-        check_switch("memory_reads_persistent", self.memory_reads_persistent)
+        for name in ("memory_reads_persistent", "memory_reads_residual", "gate_bias"):
+            check_switch(name, getattr(self, name))
         check_positive("rope_theta", self.rope_theta)
         check_between("rotary_fraction", self.rotary_fraction, 0.0, 1.0)
         if self.architecture == "mac" and self.segment_len % self.chunk_size:

@@ -57,9 +57,10 @@ def _rstd(x: Tensor, eps: float) -> Tensor:
     return torch.rsqrt_(size.square_().div_(x.shape[-1]).add_(eps))
 
 
-def _scaled(x: Tensor, rstd: Tensor, weight: Tensor | None) -> Tensor:
+def _scaled(x: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
     y = x * rstd
-    return y if weight is None else y.mul_(weight)
+    y = y if weight is None else y.mul_(weight)
+    return y if bias is None else y.add_(bias)
 
 
 def _rms_adjoint(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,36 +198,46 @@ def normed_gated_linear(
     x_weight: Float[Tensor, " D"],
     gate_weight: Float[Tensor, " E"] | None,
     eps: float,
+    x_bias: Float[Tensor, " D"] | None = None,
 ) -> Float[Tensor, "*s O"]:
-    """(σ(gate) ∘ RMSNorm(x)) Wᵀ for x (*s, E) or (*s, H, D); with a `gate_weight` of RMSNorm(gate) instead of gate."""
-    return _NormedGatedLinear.apply(gate, x, weight, x_weight, gate_weight, eps)
+    """(σ(gate) ∘ (RMSNorm(x) + b)) Wᵀ for x (*s, E) or (*s, H, D); σ(RMSNorm(gate)) where it has a weight."""
+    return _NormedGatedLinear.apply(gate, x, weight, x_weight, gate_weight, eps, x_bias)
 
 
 class _NormedGatedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, gate: Tensor, x: Tensor, weight: Tensor, x_weight: Tensor, gate_weight: Tensor | None, eps: float
+        ctx: Any,
+        gate: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        x_weight: Tensor,
+        gate_weight: Tensor | None,
+        eps: float,
+        x_bias: Tensor | None,
     ) -> Tensor:
         x_rstd, gate_rstd = _rstd(x, eps), None if gate_weight is None else _rstd(gate, eps)
-        ctx.save_for_backward(gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd)
+        ctx.save_for_backward(gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd, x_bias)
         opened = torch.sigmoid(gate if gate_rstd is None else _scaled(gate, gate_rstd, gate_weight))
-        return linear(opened.mul_(_scaled(x, x_rstd, x_weight).reshape(gate.shape)), weight)
+        return linear(opened.mul_(_scaled(x, x_rstd, x_weight, x_bias).reshape(gate.shape)), weight)
 
     @staticmethod
     @once_differentiable
     # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        (grad,), (gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd) = grads, ctx.saved_tensors
-        normed = _scaled(x, x_rstd, x_weight).reshape(gate.shape)
+        (grad,), (gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd, x_bias) = grads, ctx.saved_tensors
+        normed = _scaled(x, x_rstd, x_weight, x_bias).reshape(gate.shape)
         opened = torch.sigmoid(gate if gate_rstd is None else _scaled(gate, gate_rstd, gate_weight))
         d_weight = outer(grad, opened * normed)
         d_product = times(grad, weight)
         d_gate = torch.ops.aten.sigmoid_backward(normed.mul_(d_product), opened)
-        d_x, d_x_weight = _rms_adjoint(d_product.mul_(opened).view(x.shape), x, x_weight, x_rstd)
+        d_normed = d_product.mul_(opened).view(x.shape)
+        d_x_bias = None if x_bias is None else d_normed.sum(dim=tuple(range(x.dim() - 1)))
+        d_x, d_x_weight = _rms_adjoint(d_normed, x, x_weight, x_rstd)
         d_gate_weight = None
         if gate_rstd is not None:
             d_gate, d_gate_weight = _rms_adjoint(d_gate, gate, gate_weight, gate_rstd)
-        return d_gate, d_x, d_weight, d_x_weight, d_gate_weight, None
+        return d_gate, d_x, d_weight, d_x_weight, d_gate_weight, None, d_x_bias
 
 
 def causal_taps(padded: Float[Tensor, "B T_K1 E"], weight: Float[Tensor, "K E"]) -> Float[Tensor, "B T E"]:

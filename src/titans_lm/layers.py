@@ -157,22 +157,27 @@ def joint(x: Float[Tensor, "B T E"], *projs: nn.Module) -> tuple[Tensor, ...]:
 
 
 class RMSNorm(nn.Module):
-    """x / √(mean(x²) + ε) · weight, computed in at least float32."""
+    """x / √(mean(x²) + ε) · weight [+ bias], computed in at least float32; both start at one."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, bias: bool = False) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.ones_(self.bias)
 
     def forward(self, x: Float[Tensor, "*s E"]) -> Float[Tensor, "*s E"]:
         precise = state_dtype(x.dtype)
         if precise == x.dtype == self.weight.dtype:
-            return rms_norm(x, self.weight, self.eps)
-        return (F.rms_norm(x.to(precise), x.shape[-1:], eps=self.eps) * self.weight.to(precise)).to(x.dtype)
+            y = rms_norm(x, self.weight, self.eps)
+            return y if self.bias is None else y + self.bias
+        y = F.rms_norm(x.to(precise), x.shape[-1:], eps=self.eps) * self.weight.to(precise)
+        return (y if self.bias is None else y + self.bias.to(precise)).to(x.dtype)
 
 
 def gated(
@@ -190,7 +195,7 @@ def gated(
         return gated_linear(gate, x, owner.weight, activation)
     if together and activation == "sigmoid" and _normed_alike(gate, x, owner, inner, outer):
         gate_weight = None if outer is None else outer.weight
-        return normed_gated_linear(gate, x, owner.weight, inner.weight, gate_weight, inner.eps)
+        return normed_gated_linear(gate, x, owner.weight, inner.weight, gate_weight, inner.eps, inner.bias)
     x = x if x_norm is None else x_norm(x)
     x, gate = x.flatten(2).to(gate.dtype), gate if gate_norm is None else gate_norm(gate)
     return proj((F.silu(gate) if activation == "silu" else torch.sigmoid(gate)) * x)
@@ -200,10 +205,11 @@ def _normed_alike(gate: Tensor, x: Tensor, proj: Any, x_norm: Any, gate_norm: An
     """Whether norms, gate and product are of one precision, and gradients are asked for."""
     norms = [norm for norm in (x_norm, gate_norm) if norm is not None]
     plain_norms = all(type(norm) is RMSNorm and not norm._forward_hooks and norm.eps == x_norm.eps for norm in norms)
-    tensors = gate, x, proj.weight, *(norm.weight for norm in norms)
+    if not plain_norms or (gate_norm is not None and gate_norm.bias is not None):
+        return False
+    tensors = gate, x, proj.weight, *(p for norm in norms for p in norm.parameters())
     return (
-        plain_norms
-        and followed(*tensors)
+        followed(*tensors)
         and not torch.is_autocast_enabled(x.device.type)
         and all(y.dtype == x.dtype == state_dtype(x.dtype) for y in tensors)
     )
