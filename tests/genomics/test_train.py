@@ -14,6 +14,7 @@ from torch import nn
 from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model, write_table
 from titans_lm.genomics.batches import with_targets
 from titans_lm.genomics.best import Best
+from titans_lm.genomics.kmers import words_of
 from titans_lm.genomics.model import NucleotideModel, make_network, nucleotide_loss
 from titans_lm.genomics.nucleotides import reverse_complement
 from titans_lm.genomics.pretrain import bits_per_nucleotide, pretrain_on_file
@@ -132,6 +133,28 @@ def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytes
     assert result["best_step"] == done[1]["best_step"]
     model, before = (load_classifier(run, "cpu").core.state_dict() for run in (told.run, done[0].run))
     assert all(torch.equal(model[name], before[name]) for name in before), "bit for bit"
+
+
+@pytest.mark.parametrize("baseline", ["kmer-nb", "kmer-lr"])
+def test_counted_words_are_judged_by_a_fit_that_has_not_seen_the_part(tmp_path: Path, baseline: str) -> None:
+    """Classes by chance: words of four tell every sequence that was learned, and none that was not."""
+    rows = [(text, str(number // 2 % 2)) for number, (text, _) in enumerate(letters(60, seed=3))]
+    told = settings(tmp_path, baseline=baseline, k=4)
+    write_table(told.data, rows)
+    result = train_on_file(told)
+    data = sequences(rows)
+    train, valid = (data.take(part) for part in held_out(data, 0.25, 0))
+    if baseline == "kmer-lr":
+        assert result["validation"]["accuracy"] == result["validation_accuracy"]
+    else:
+        counts = np.array([np.bincount(words_of(row, 4), minlength=256) for row in train.tokens])
+        likely = np.log([counts[train.labels == number].sum(0) + 1.0 for number in (0, 1)])
+        likely -= np.log(np.exp(likely).sum(1, keepdims=True))
+        odds = np.log(np.bincount(train.labels) / len(train))
+        guessed = [(likely[:, words_of(row, 4)].sum(1) + odds).argmax() for row in valid.tokens]
+        assert result["validation"]["accuracy"] == np.mean(guessed == valid.labels)
+    saved = load_classifier(told.run, "cpu").probabilities(valid.tokens).argmax(1)
+    assert np.mean(saved == valid.labels) > result["validation"]["accuracy"], "the saved one has learned them"
 
 
 def test_a_finished_run_that_is_resumed_stays_what_it_is(tmp_path: Path) -> None:

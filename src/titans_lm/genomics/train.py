@@ -12,7 +12,7 @@ from torch import nn
 from titans_lm.genomics.batches import ClassBatches
 from titans_lm.genomics.best import Best
 from titans_lm.genomics.figures import CONFUSION, PANEL, title, write_confusion
-from titans_lm.genomics.kmers import fit_words
+from titans_lm.genomics.kmers import fit_part, fit_words
 from titans_lm.genomics.model import SequenceClassifier, class_loss, make_network
 from titans_lm.genomics.nucleotides import VOCAB_SIZE
 from titans_lm.genomics.pretrain import pretrain_rows
@@ -39,8 +39,9 @@ def train_on_file(
     """Train a classifier on a file and say how it did on the part of each class that was held out to choose by.
 
     The run folder then holds the model, what was found (result.json), and a picture of which class was taken for which.
-    `resume` goes on with a run that was stopped, by the same settings; one that was finished stays as it is. Raises
-    ValueError for data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
+    A counted baseline is saved as it is after learning from that part too, and judged as it was before. `resume` goes
+    on with a run that was stopped, by the same settings; one that was finished stays as it is. Raises ValueError for
+    data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
     """
     if settings.data is None or settings.run is None:
         raise ValueError("got no data or no run; expected titans genomics train DATA --run FOLDER")
@@ -61,7 +62,7 @@ def train_on_file(
         classifier, told = train_classifier(chosen, train, valid, settings.run, shown)
     except Interrupted as stopped:
         raise KeyboardInterrupt(f"stopped after step {stopped.step}; the same command with --resume goes on") from None
-    found = judged(classifier, valid)
+    found = judged(_before_refit(classifier, train, told), valid)
     result = {
         "run": str(settings.run),
         "model": str(settings.run / MODEL),
@@ -200,6 +201,13 @@ def _look(settings: GenomicsFit, model: nn.Module, valid: Sequences) -> dict[str
     labels = valid.with_labels()
     loss = -np.log(np.maximum(found[np.arange(len(labels)), labels], 1e-300)).mean()
     return {"validation_accuracy": float((found.argmax(1) == labels).mean()), "validation_loss": float(loss)}
+
+
+def _before_refit(classifier: Classifier, train: Sequences, told: dict[str, Any]) -> Classifier:
+    """Give the classifier that has not seen the validation part: a counted one learns from it in the end."""
+    if classifier.settings.baseline not in COUNTED:
+        return classifier
+    return dataclasses.replace(classifier, core=fit_part(classifier.settings, train, told))
 
 
 def judged(classifier: Classifier, data: Sequences) -> dict[str, Any]:
