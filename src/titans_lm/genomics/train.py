@@ -55,6 +55,8 @@ def train_on_file(
         f"{len(train):,} sequences to train on, {len(valid):,} to choose by: {counted(data)}{cut_told(cut, settings)}"
     )
     asked = {name: value for name, value in plain_settings(settings).items() if name != "run"}
+    if not resume:
+        check_network(chosen, len(data.classes))
     begin(settings.run, asked, resume=resume)
     if (settings.run / RESULT).is_file():  # it was finished
         return json.loads((settings.run / RESULT).read_bytes())
@@ -163,30 +165,39 @@ def _train_network(
     return load_classifier(path, settings.device), told
 
 
+def check_network(settings: GenomicsFit, classes: int) -> None:
+    """Build the network once, so that what will not do is told before anything is trained; ValueError for that."""
+    if settings.baseline not in COUNTED:
+        make_network(_settled(settings)[0], classes)
+
+
 def _started(
     settings: GenomicsFit, train: Sequences, path: Path, progress: ProgressReport
 ) -> tuple[GenomicsFit, dict[str, Any] | None]:
     """Settle the sizes of the model, and pre-train it or find the weights that it starts from."""
+    settings, begun = _settled(settings)
+    if settings.pretrain_steps:
+        longest = max(map(len, train.tokens))
+        pretrain_rows(_pretraining(settings, max(longest, 2)), train.tokens, path / PRETRAIN, progress)
+        begun = load_nucleotides(path / PRETRAIN).encoder.state_dict()
+    return settings, begun
+
+
+def _settled(settings: GenomicsFit) -> tuple[GenomicsFit, dict[str, Any] | None]:
+    """Settle the sizes of the model: those that are asked for, or those of the weights that it starts from."""
     if settings.parameters is not None and settings.baseline is None:
         model = match_parameters(settings.model, VOCAB_SIZE, settings.parameters)
         settings = dataclasses.replace(settings, model=model, parameters=None)
-    folder = settings.pretrained
-    if settings.pretrain_steps:
-        folder = path / PRETRAIN
-        longest = max(map(len, train.tokens))
-        pretrain_rows(_pretraining(settings, max(longest, 2)), train.tokens, folder, progress)
-    if folder is None:
+    if settings.pretrained is None:
         return settings, None
-    encoder = load_nucleotides(folder).encoder
+    encoder = load_nucleotides(settings.pretrained).encoder
     config, stem = encoder.backbone.config, encoder.stem_size
-    if settings.pretrained is not None:
-        if settings.model not in (config, small_model()) or settings.stem_size not in (stem, 1):
-            raise ValueError(
-                f"got settings of the model beside pretrained={str(folder)!r}, which has its own; expected none, or "
-                "those that it was pre-trained with"
-            )
-        settings = dataclasses.replace(settings, model=config, stem_size=stem)
-    return settings, encoder.state_dict()
+    if settings.model not in (config, small_model()) or settings.stem_size not in (stem, 1):
+        raise ValueError(
+            f"got settings of the model beside pretrained={str(settings.pretrained)!r}, which has its own; expected "
+            "none, or those that it was pre-trained with"
+        )
+    return dataclasses.replace(settings, model=config, stem_size=stem), encoder.state_dict()
 
 
 def _pretraining(settings: GenomicsFit, max_length: int) -> PretrainSettings:

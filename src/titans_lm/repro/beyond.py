@@ -227,6 +227,8 @@ def _dna_differs(d: Dna, found: dict[str, Path], given: Given) -> tuple[str, ...
     fit, model = d.train, d.train.model
     files = ", ".join(f"{column} {path}" for column, path in found.items())
     rates = " or ".join(f"{rate:g}" for rate in d.rates)
+    if len(d.rates) > 1:
+        rates += " (chosen for each fold by trials on its training part)"
     missing = [one.column for one in DNA if one.column not in found]
     return (
         f"NOT COMPARABLE with the paper's table: accuracy by {d.folds}-fold cross-validation on the files given "

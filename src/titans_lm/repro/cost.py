@@ -93,7 +93,7 @@ def dna_minutes(s: EvaluateSettings) -> float:
     assert s.data is not None
     one = set_of(s.data, DNA)
     assert isinstance(one, Classes)
-    tried = len(s.rates) * s.tune_steps if len(s.rates) > 1 else 0
+    tried = len(s.rates) * s.tune_steps * s.folds if len(s.rates) > 1 else 0
     steps = tried + s.train.steps * s.folds * len(s.seeds)
     length = min(s.train.max_length or one.longest, one.longest)
     tested = s.data.stat().st_size if s.data.is_file() else one.sequences * length
