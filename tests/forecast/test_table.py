@@ -144,7 +144,7 @@ MISTAKES = {
     "an unknown channel": ("load,b\n1,2\n", {"channels": ("laod",)}, "did you mean 'load'"),
     "an unknown date": ("when,b\n2020-01-01,2\n", {"date": "whem"}, "did you mean 'when'"),
     "numbers for dates": ("a,b\n1,2\n", {"date": "a"}, "got numbers in the column of dates 'a'"),
-    "a name too few": ("a,b\n1,2,3\n4,5,6\n", {}, "with 2 names and more cells in a row; expected a name for each"),
+    "a name too few": ("a,b\n1,2,3\n4,5,6\n", {}, "with fewer names than cells in a row; expected a name for each"),
     "no date": ("date,a\n2020-01-01,1\nsoon,2\n", {}, "got 'soon' as the date of row 1"),
     "dates that go back": (
         "date,a\n2020-01-02,1\n2020-01-01,2\n",

@@ -39,6 +39,26 @@ def test_fasta(tmp_path: Path, name: str) -> None:
         data.with_labels()
 
 
+@pytest.mark.parametrize("name", ["a.fa", "a.fa.gz", "a.tsv", "a.csv.gz"])
+def test_a_byte_order_mark_is_no_letter(tmp_path: Path, name: str) -> None:
+    comma = "," if ".csv" in name else "\t"
+    text = ">x\nAC\n" if ".fa" in name else f"seq{comma}name\nAC{comma}x\n"
+    data = read(put(tmp_path / name, "\ufeff" + text))
+    assert (data.names, texts(data)) == (("x",), ["AC"])
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
+def test_sequences_of_a_table_may_be_long(tmp_path: Path, name: str) -> None:
+    [tokens] = read(put(tmp_path / name, "seq\n" + "ACGT" * 40_000 + "\n")).tokens
+    assert len(tokens) == 160_000
+
+
+def test_what_is_no_row_of_a_table_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titans_lm.genomics.fasta.LONGEST", 100)
+    with pytest.raises(ValueError, match=r"got line 2 of .*a\.tsv, which is no row of a table: .*expected columns"):
+        read(put(tmp_path / "a.tsv", "seq\tlabel\n" + "A" * 101 + "\t1\n"))
+
+
 def test_fasta_with_classes(tmp_path: Path) -> None:
     data = read(put(tmp_path / "a.fa", ">x label=tail\nAC\n>y more label=head\nGT\n>z label=tail\nA\n"))
     assert data.classes == ("head", "tail")

@@ -77,20 +77,91 @@ def test_the_first_of_equals_is_kept_unless_the_loss_is_lower(tmp_path: Path) ->
         accuracy, loss = next(looks)
         return {"validation_accuracy": accuracy, "validation_loss": loss}
 
-    best = Best(tmp_path / "best", measure, tiny_fit(patience=2, eval_every=5))
-    for number in range(5):
-        step = 5 * number + 5
-        assert best.on_step({"step": step}) is False
+    fit = tiny_fit(patience=2, eval_every=5, steps=99)
+    best = Best(tmp_path / "best", model, measure, fit)
+    for step in range(1, 26):
         with torch.no_grad():
             model.weight.fill_(step)
-        best(model)
-        kept.append(best.found["step"])
+        assert best.on_step({"step": step}) is False
+        if step % 5 == 0:
+            kept.append(best.found["step"])
+            assert best(model) == {name: value for name, value in best.last.items() if name != "step"}
     assert kept == [5, 5, 15, 15, 25]
-    again = Best(tmp_path / "best", measure, tiny_fit(patience=2, eval_every=5))
+    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["best.json", "step-25.safetensors"]
+    again = Best(
+        tmp_path / "best", model, lambda _: dict.fromkeys(("validation_accuracy", "validation_loss"), 0.0), fit
+    )
     other = nn.Linear(1, 1)
     assert again.load(other)["validation_accuracy"] == 0.6
     assert other.weight.item() == 25.0
-    assert [again.on_step({"step": step}) for step in (20, 35, 36)] == [False, False, True], "two looks without a best"
+    assert [again.on_step({"step": step}) for step in (20, 30, 35, 36)] == [False, False, True, True], "two looks"
+    (tmp_path / "best" / "step-25.safetensors").rename(tmp_path / "best" / "model.safetensors")
+    again.load(other)  # a run that was begun with an older version
+
+
+def test_a_best_that_is_half_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import titans_lm.genomics.best as module
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    looks = iter([0.5, 0.9])
+    model = nn.Linear(1, 1)
+    best = Best(
+        tmp_path, model, lambda _: {"validation_accuracy": next(looks), "validation_loss": 1.0}, tiny_fit(eval_every=1)
+    )
+    weight = model.weight.item()
+    best.on_step({"step": 1})
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            best.on_step({"step": 2})
+    again = Best(tmp_path, model, lambda _: {}, tiny_fit())
+    assert again.load(model)["validation_accuracy"] == 0.5
+    assert model.weight.item() == weight
+
+
+def test_a_look_is_in_the_precision_of_the_prediction(tmp_path: Path) -> None:
+    """Whatever the precision of training is."""
+    RunFolder.create(tmp_path / "run", {})
+    train, valid = parts()
+    fit = tiny_fit(baseline="cnn", precision="bfloat16", steps=20, eval_every=20)
+    classifier, _ = train_classifier(fit, train, valid, tmp_path / "run")
+    [look] = [line for line in RunFolder(tmp_path / "run").metrics.read() if "validation_loss" in line]
+    found = classifier.probabilities(valid.tokens)
+    assert look["validation_loss"] == pytest.approx(-np.log(found[np.arange(10), valid.labels]).mean(), rel=1e-6)
+
+
+def test_measuring_leaves_the_mode_as_it_was() -> None:
+    fit = tiny_fit()
+    network, model = make_network(fit, 2), NucleotideModel(tiny_model())
+    for training in (True, False):
+        network.train(training)
+        model.train(training)
+        Classifier(fit, ("a", "b"), network).probabilities(parts()[1].tokens)
+        bits_per_nucleotide(model, parts()[1].tokens, 4)
+        assert (network.training, model.training) == (training, training)
+        assert network.head.training is training
+
+
+@pytest.mark.parametrize("baseline", ["kmer-nb", None])
+def test_no_sequence_has_no_probabilities(tmp_path: Path, baseline: str | None) -> None:
+    RunFolder.create(tmp_path / "run", {})
+    classifier, _ = train_classifier(tiny_fit(baseline=baseline), *parts(), tmp_path / "run")
+    with pytest.raises(ValueError, match="got no sequences; expected at least one"):
+        classifier.probabilities([])
+
+
+def test_of_a_genome_no_more_is_held_out_than_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import titans_lm.genomics.pretrain as module
+
+    fit = {"model": tiny_model(), "steps": 1, "warmup_steps": 0, "batch_size": 4, "device": "cpu", "max_length": 16}
+    told = PretrainSettings(data=write_table(tmp_path / "dna.tsv", letters()), run=tmp_path / "pre", **fit)
+    monkeypatch.setattr(module, "MOST_HELD_OUT", 3)
+    result = pretrain_on_file(told)
+    assert (result["held_out_pieces"], result["pieces"] > 60) == (3, True)
 
 
 def test_patience_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,18 +171,22 @@ def test_patience_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "_look", lambda *_: same)
     RunFolder.create(tmp_path / "run", {})
     _, told = train_classifier(tiny_fit(steps=20, patience=2), *parts(), tmp_path / "run")
-    assert (told["best_step"], told["steps"]) == (2, 7), "after the looks at 4 and 6"
+    assert (told["best_step"], told["steps"]) == (2, 6), "after the looks at 4 and 6"
+    _, again = train_classifier(tiny_fit(steps=20, patience=2), *parts(), tmp_path / "run")
+    assert (again["best_step"], again["steps"]) == (2, 6), "one that was stopped before it said so ends as it had"
 
 
-def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", [15, 20], ids=["between looks", "at a look"])
+def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     import titans_lm.genomics.train as module
 
     told = settings(tmp_path, steps=40, eval_every=10)
-    fit = module.fit
+    fit, look, looks = module.fit, module._look, []
+    monkeypatch.setattr(module, "_look", lambda *args: looks.append(1) or look(*args))
 
     def stopping(*args: Any, on_step: Any, **more: Any) -> Any:
         def interrupt(record: dict[str, Any]) -> bool:
-            if record["step"] == 15:
+            if record["step"] == place:
                 os.kill(os.getpid(), signal.SIGINT)
             return on_step(record)
 
@@ -119,7 +194,9 @@ def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "fit", stopping)
-        with pytest.raises(KeyboardInterrupt, match="stopped after step 15; the same command with --resume goes on"):
+        with pytest.raises(
+            KeyboardInterrupt, match=f"stopped after step {place}; the same command with --resume goes on"
+        ):
             train_on_file(told)
     with pytest.raises(ValueError, match="holds a run that is not finished"):
         load_classifier(told.run, "cpu")
@@ -131,6 +208,7 @@ def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytes
     result = train_on_file(told, resume=True)
     assert result["validation"] == done[1]["validation"]
     assert result["best_step"] == done[1]["best_step"]
+    assert len(looks) == 4, "at 10, 20, 30 and 40, each once"
     model, before = (load_classifier(run, "cpu").core.state_dict() for run in (told.run, done[0].run))
     assert all(torch.equal(model[name], before[name]) for name in before), "bit for bit"
 

@@ -117,7 +117,7 @@ def _read(path: Path, settings: TableSettings) -> "pandas.DataFrame":
             )
     except pd.errors.ParserWarning as error:
         raise ValueError(
-            f"got {str(path)!r} with {len(cells)} names and more cells in a row; expected a name for each column"
+            f"got {str(path)!r} with fewer names than cells in a row; expected a name for each column"
         ) from error
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = " ".join(str(error).split())[:200]

@@ -28,6 +28,7 @@ def mcnemar(first: Right, second: Right) -> McNemar:
 
         b, c sequences that the first, the second alone got right;   b ~ Binomial(b + c, 1/2)
 
+    `first` and `second` (R,) say of R sequences, the same for both, whether the model was right.
     It counts each sequence once, as sequences of one fold each are, and takes the models as they are: it knows nothing
     of how they would have come out on other training data. 1 where they never differ.
     """

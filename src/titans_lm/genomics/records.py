@@ -1,6 +1,5 @@
 """Sequences with names and classes, from FASTA, from tables, and from a folder for each class."""
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from titans_lm.config import nearest
-from titans_lm.genomics.fasta import FASTA, cut_out, fasta_records, lines_of, read_intervals, suffix_of
+from titans_lm.genomics.fasta import FASTA, cut_out, fasta_records, lines_of, read_intervals, suffix_of, table_rows
 from titans_lm.genomics.nucleotides import Tokens, encode
 from titans_lm.genomics.settings import Crop, ReadSettings
 
@@ -142,8 +141,7 @@ def _fasta(path: Path, settings: ReadSettings) -> Iterator[Row]:
 
 
 def _table(path: Path, settings: ReadSettings) -> Iterator[Row]:
-    rows = csv.DictReader(lines_of(path), delimiter=TABLES[suffix_of(path)])
-    head = list(rows.fieldnames or ())
+    head, rows = table_rows(path, TABLES[suffix_of(path)])
     if not head:
         raise ValueError(f"got {path}, which is empty; expected a row with the names of columns, then sequences")
     if "region" in head and "start" in head and "end" in head:

@@ -167,7 +167,7 @@ class PretrainSettings(FitSettings):
     max_length: int = 1024
     """Nucleotides of a sequence; longer ones are cut into several."""
     held_out: float = 0.1
-    """Share of the sequences that bits per nucleotide are measured on."""
+    """Share of the sequences that bits per nucleotide are measured on; at most 1,024 pieces."""
     stem_size: int = 1
     """Taps of a causal convolution on the embedding; 1 is none."""
     embed_dropout: float = 0.0

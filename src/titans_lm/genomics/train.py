@@ -139,7 +139,7 @@ def _train_network(
     if begun is not None and isinstance(network, SequenceClassifier):
         network.encoder.load_state_dict(begun)
     progress.say(f"{sum(p.numel() for p in network.parameters()):,} parameters; run folder {path}")
-    best = Best(path / BEST, lambda model: _look(settings, model, valid), settings, writes=world.main)
+    best = Best(path / BEST, network, lambda model: _look(settings, model, valid), settings, writes=world.main)
     strands = settings.reverse_complement
     batches = ClassBatches(train, batch_size=settings.batch_size, seed=settings.seed, strands=strands)
     ended = fit(
@@ -155,7 +155,7 @@ def _train_network(
 
     world.first(save)
     told = {
-        "steps": ended.step,
+        "steps": best.steps(ended.step),
         "best_step": found["step"],
         "validation_accuracy": found["validation_accuracy"],
         "seconds": ended.seconds,
@@ -207,7 +207,7 @@ def _pretraining(settings: GenomicsFit, max_length: int) -> PretrainSettings:
 
 
 def _look(settings: GenomicsFit, model: nn.Module, valid: Sequences) -> dict[str, Any]:
-    """Accuracy and mean −log p of the validation part, predicted as the classifier will be used."""
+    """Accuracy and mean −log p of the validation part, predicted as the classifier will be used: in float32."""
     found = Classifier(settings, valid.classes, model).probabilities(valid.tokens)
     labels = valid.with_labels()
     loss = -np.log(np.maximum(found[np.arange(len(labels)), labels], 1e-300)).mean()
