@@ -173,12 +173,17 @@ def test_bad_folders(tmp_path: Path) -> None:
 INTERVALS = "id,region,start,end,strand\n7,chr1,1,4,+\n8,chr2,0,3,-\n9,chr1,4,6,-\n"
 
 
-def test_intervals_are_cut_out_of_a_reference(tmp_path: Path) -> None:
+def test_intervals_are_cut_out_of_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As GenomicBenchmarks' repository has them: positions from 0, the end excluded, − from the other strand."""
+    import titans_lm.genomics.fasta as module
+
+    records, opened = module.fasta_records, []
+    monkeypatch.setattr(module, "fasta_records", lambda path: opened.append(path) or records(path))
     put(tmp_path / "set" / "positive.csv.gz", INTERVALS)
     put(tmp_path / "set" / "negative.csv.gz", "id,region,start,end,strand\n1,chr2,1,2,+\n")
     reference = put(tmp_path / "genome.fa.gz", ">chr1 first\nACG\nTTA\n>chr2\nAAC\n>chr3\nA\n")
     data = read(tmp_path / "set", reference=reference)
+    assert opened == [reference], "once for all classes"
     assert data.classes == ("negative", "positive")
     assert dict(zip(data.names, texts(data), strict=True)) == {
         "negative/1": "A", "positive/7": "CGT", "positive/8": "GTT", "positive/9": "TA",
