@@ -53,6 +53,13 @@ def test_a_shortcut_starts_from_its_closed_form_and_training_makes_it_no_worse()
     assert score(model, made.parts["validation"], CPU).mse == pytest.approx(fitted.validation.mse, rel=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_validation_is_measured_as_the_test_part_is(precision):
+    made, model = data(), DLinear(12, 4)
+    fitted = fit_model(model, made, TrainSettings(**QUICK, precision=precision))
+    assert score(model, made.parts["validation"], CPU) == pytest.approx(fitted.validation, rel=1e-9)
+
+
 def test_training_improves_and_ends_with_the_best_weights():
     made, model = data(), forecaster()
     before = score(model, made.parts["validation"], CPU)

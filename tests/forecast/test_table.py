@@ -45,6 +45,7 @@ def test_names_that_are_numbers(path):
     """As pandas writes a table whose columns had no names."""
     found = read(path, "0,1,2\n5.5,6,7\n8,9,1\n")
     assert found.channels == ("0", "1", "2")
+    assert found.notes == ("the first row, 0, 1, 2 …, is taken for names of columns",)
     np.testing.assert_array_equal(found.values, [[5.5, 6, 7], [8, 9, 1]])
     found = read(path, "date,0,1\n2020-01-01,6,7\n2020-01-02,9,1\n")
     assert (found.channels, len(found.values), str(found.dates[0])[:10]) == (("0", "1"), 2, "2020-01-01")

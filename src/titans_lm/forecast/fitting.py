@@ -21,7 +21,7 @@ from titans_lm.forecast.model import Forecaster
 from titans_lm.forecast.score import Score, score, score_streamed
 from titans_lm.forecast.settings import Normalisation, TrainSettings
 from titans_lm.forecast.windows import Prepared, WindowBatches
-from titans_lm.train.device import choose_device, mixed_precision
+from titans_lm.train.device import choose_device
 from titans_lm.train.files import write_atomically, write_json
 from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import fit
@@ -199,10 +199,10 @@ def _trained(
     steps = settings.epochs * batches.steps
 
     def measure() -> Score:
-        with mixed_precision(settings.precision, device):
-            if carried:
-                return score_streamed(model, data, "validation", "carried", device)
-            return score(model, data.parts["validation"], device)
+        # in float32, as the test part is, whatever the precision of training
+        if carried:
+            return score_streamed(model, data, "validation", "carried", device)
+        return score(model, data.parts["validation"], device)
 
     best = Best(model, measure, every, settings.patience, None if run is None else run.path)
     if not best.history:

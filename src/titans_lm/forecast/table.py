@@ -94,12 +94,15 @@ def read_table(path: Path, settings: TableSettings) -> Table:
     if not path.is_file():
         raise ValueError(f"got the table {str(path)!r}, which is no file; expected a CSV file")
     frame = _read(path, settings)
+    named = [str(name) for name in frame.columns]
+    counted = named == [str(place) for place in range(len(named))]
+    told = [f"the first row, {', '.join(named[:3])} …, is taken for names of columns"] if counted else []
     dates, frame = _dates(path, frame, settings)
     frame = _chosen(path, frame, settings)
     values = np.column_stack([_numbers(path, frame[name], name) for name in frame.columns])
     names = tuple(str(name) for name in frame.columns)
     values, notes = _without_gaps(path, values, names, settings)
-    return Table(path.stem, values, names, dates, (*notes, *_uneven(dates)))
+    return Table(path.stem, values, names, dates, (*told, *notes, *_uneven(dates)))
 
 
 def _read(path: Path, settings: TableSettings) -> "pandas.DataFrame":
@@ -177,17 +180,15 @@ def _dates(
         raise ValueError(
             f"got numbers in the column of dates {column.name!r} of {str(path)!r}; expected dates such as 2016-07-01"
         )
-    try:
-        parsed = pd.to_datetime(column, errors="coerce")
-    except ValueError:  # offsets that differ, as on either side of a change to summer time
-        parsed = pd.to_datetime(column, errors="coerce", utc=True)
+    # offsets may differ, as on either side of a change to summer time; dates without one are left as they are
+    parsed = pd.to_datetime(column, errors="coerce", utc=True)
     if parsed.isna().any():
         row = int(parsed.isna().to_numpy().argmax())
         raise ValueError(
             f"got {column.iloc[row]!r} as the date of row {row} of {str(path)!r}, in column {column.name!r}; "
             "expected a date written as those before it (name another column with date)"
         )
-    dates = parsed.dt.tz_convert(None).to_numpy() if parsed.dt.tz is not None else parsed.to_numpy()
+    dates = parsed.dt.tz_convert(None).to_numpy()
     back = np.diff(dates) <= np.timedelta64(0)
     if back.any():
         row = int(back.argmax()) + 1
