@@ -254,7 +254,8 @@ def test_minutes_are_windows_and_nucleotides_over_speed(tmp_path: Path) -> None:
     windows = 7 * (4 * (8449 + 2785 / 3) + 2785 / 3)
     assert step_minutes(replace(steps["ETTh1"], settings=only)) == pytest.approx(3 * windows / 6600 / 2 / 60)
     tried = replace(only, rates=(1e-3, 1e-4))
-    assert step_minutes(replace(steps["ETTh1"], settings=tried)) == pytest.approx(2 * 3 * windows / 6600 / 2 / 60)
+    windows = 7 * (4 * 4 * (8449 + 2785 / 3) + 3 * 2785 / 3)
+    assert step_minutes(replace(steps["ETTh1"], settings=tried)) == pytest.approx(windows / 6600 / 2 / 60)
 
     place = tmp_path / "human_enhancers_cohn.tsv"
     place.write_text("x" * 3000)

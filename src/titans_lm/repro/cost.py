@@ -82,8 +82,9 @@ def forecast_minutes(s: EvaluateForecasters) -> float:
         assert isinstance(one, Series)
         for horizon in s.horizons:
             train, validation, test = one.windows(s.lookback, horizon)
-            windows = s.train.epochs * (train + validation / READING) + test / READING
-            rows = windows * one.channels * len(s.seeds) * max(1, len(s.rates))
+            trained = len(s.seeds) + max(0, len(s.rates) - 1)  # the first seed with each rate; one of these counts
+            windows = trained * s.train.epochs * (train + validation / READING) + len(s.seeds) * test / READING
+            rows = windows * one.channels
             seconds += sum(rows / WINDOW_SPEED[name] for name in s.models if name in WINDOW_SPEED)
     return seconds / s.jobs / 60
 
