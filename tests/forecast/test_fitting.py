@@ -53,6 +53,13 @@ def test_a_shortcut_starts_from_its_closed_form_and_training_makes_it_no_worse()
     assert score(model, made.parts["validation"], CPU).mse == pytest.approx(fitted.validation.mse, rel=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_validation_is_measured_as_the_test_part_is(precision):
+    made, model = data(), DLinear(12, 4)
+    fitted = fit_model(model, made, TrainSettings(**QUICK, precision=precision))
+    assert score(model, made.parts["validation"], CPU) == pytest.approx(fitted.validation, rel=1e-9)
+
+
 def test_training_improves_and_ends_with_the_best_weights():
     made, model = data(), forecaster()
     before = score(model, made.parts["validation"], CPU)
@@ -63,15 +70,25 @@ def test_training_improves_and_ends_with_the_best_weights():
     assert fitted.steps <= 3 * 5
 
 
-def test_the_test_part_decides_nothing():
+@pytest.mark.parametrize(
+    ("make", "windows"),
+    [
+        (lambda: DLinear(12, 4), 1),
+        (lambda: make_model("nlinear", net(), SHAPE, None), 1),
+        (lambda: Forecaster(net(shortcut="ridge"), SHAPE), 1),
+        (lambda: forecaster("lmm"), 2),
+    ],
+    ids=["dlinear", "ridge", "a ridge to start from", "a memory that is carried"],
+)
+def test_the_test_part_decides_nothing(make, windows):
     found = []
     for spoiled in (False, True):
-        made = data()
+        made = data(rows=160)
         if spoiled:
             made.scaled[made.borders["validation"].stop :] = 1e3
         torch.manual_seed(0)
-        model = DLinear(12, 4)
-        fit_model(model, made, TrainSettings(**QUICK))
+        model = make()
+        fit_model(model, made, TrainSettings(**{**QUICK, "epochs": 2}, windows=windows))
         found.append(model.state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -105,6 +122,42 @@ def test_an_error_that_is_no_number_is_never_the_best():
     assert not best.after({"step": 2}, 99)
     assert best.after({"step": 4}, 99)
     assert best.best["step"] == 2
+
+
+def test_a_run_goes_on_after_an_error_that_was_no_number(tmp_path):
+    _, best = best_of([float("nan"), 5.0], folder=tmp_path)
+    best.add(0)
+    best.after({"step": 2}, 99)
+    _, again = best_of([4.0, float("nan")], folder=tmp_path)
+    assert not again.after({"step": 3}, 99)
+    assert not again.after({"step": 4}, 99)
+    assert (again.best["step"], again.waited) == (4, 0)
+    assert not again.after({"step": 6}, 99)
+    assert json.loads((tmp_path / "validation.json").read_bytes())[-1]["mse"] is None
+    _, all_bad = best_of([float("nan")], folder=tmp_path / "bad")
+    all_bad.add(0)
+    _, again = best_of([], folder=tmp_path / "bad")
+    assert again.best["step"] == 0
+
+
+def test_a_run_whose_patience_was_out_does_not_train_on(tmp_path):
+    """It was stopped between its end and its result."""
+    made, settings, seen = data(), TrainSettings(**{**QUICK, "epochs": 30, "lr": 1e-9}, patience=2), []
+
+    def fitted(resume):
+        torch.manual_seed(0)
+        model = DLinear(12, 4)
+        run = RunFolder.open(tmp_path / "run") if resume else RunFolder.create(tmp_path / "run", {})
+        found = fit_model(model, made, settings, run=run)
+        seen.append(json.loads((tmp_path / "run" / "validation.json").read_bytes()))
+        return found
+
+    whole = fitted(False)
+    assert whole.steps < 30 * 5
+    for _ in range(2):
+        again = fitted(True)
+        assert (again.steps, again.best_step, again.validation) == (whole.steps, whole.best_step, whole.validation)
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_what_was_found_after_the_checkpoint_is_found_again(tmp_path):

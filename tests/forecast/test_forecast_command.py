@@ -181,16 +181,81 @@ def test_a_learning_rate_is_chosen_on_validation_by_the_first_seed(fitted, capsy
     args = ["forecast", "evaluate", table, "--models", "dlinear", "--horizons", 3, "--seeds", 1, 2, "--quiet"]
     args += ["--rates", 0.01, 1e-7, "--out", tmp_path, *QUICK]
     assert titans(capsys, *args) == (0, "", "")
-    folders = sorted(path.parent.name for path in tmp_path.glob("waves/*/result.json"))
-    results = {name: json.loads((tmp_path / "waves" / name / "result.json").read_text()) for name in folders}
-    tried = {rate: results[f"dlinear-3-lr{rate}-seed1"]["validation"]["mse"] for rate in ("0.01", "1e-07")}
-    best = min(tried, key=tried.__getitem__)
-    assert folders == sorted([*(f"dlinear-3-lr{rate}-seed1" for rate in tried), f"dlinear-3-lr{best}-seed2"])
+    trials = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("waves/trials/*/result.json")}
+    tried = {rate: trials.pop(f"dlinear-3-lr{rate}-seed1") for rate in ("0.01", "1e-07")}
+    assert not trials
+    assert not any({"test", "streaming"} & trial.keys() for trial in tried.values()), "no trial is tested"
+    best = min(tried, key=lambda rate: tried[rate]["validation"]["mse"])
+    finals = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("waves/*/result.json")}
+    assert finals.keys() == {f"dlinear-3-lr{best}-seed{seed}" for seed in (1, 2)}
+    counted = finals[f"dlinear-3-lr{best}-seed1"]
+    for same in ("validation", "steps", "best_step"):
+        assert counted[same] == tried[best][same], "it goes on from the trial"
+    assert counted["test"]["windows"] == 22
     runs = json.loads((tmp_path / "results.json").read_text())["tables"][0]["contenders"][0]["runs"]
     assert [(run["seed"], run["rate"]) for run in runs] == [(1, float(best)), (2, float(best))]
 
 
+def test_a_rate_that_a_name_says_stands(fitted, capsys, tmp_path):
+    _, table = fitted
+    args = ["forecast", "evaluate", table, "--models", "dlinear", "dlinear:lr=0.02", "--horizons", 3, "--quiet", *QUICK]
+    for rates in ((0.01, 1e-7), (0.5,)):
+        out = tmp_path / str(len(rates))
+        assert titans(capsys, *args, "--rates", *rates, "--out", out) == (0, "", "")
+        found = json.loads((out / "results.json").read_text())["tables"][0]["contenders"]
+        assert found[0]["runs"][0]["rate"] in rates
+        assert found[1]["runs"][0]["rate"] == 0.02
+        trials = sorted(path.name for path in out.glob("waves/trials/*"))
+        assert trials == (["dlinear-3-lr0.01-seed0", "dlinear-3-lr1e-07-seed0"] if len(rates) == 2 else [])
+
+
+def test_a_rate_that_diverges_is_not_taken(fitted, capsys, tmp_path):
+    """Of 1e30 a loss is infinite; again, from what the trials have left, and where no other rate is left."""
+    _, table = fitted
+    args = ["forecast", "evaluate", table, "--models", "dlinear", "--horizons", 3, "--out", tmp_path, *QUICK]
+    args += ["--train.epochs", 40, "--train.patience", 99, "--train.warmup-share", 0, "--quiet"]
+    for _ in range(2):
+        assert titans(capsys, *args, "--rates", 1e30, 0.01) == (0, "", "")
+        runs = json.loads((tmp_path / "results.json").read_text())["tables"][0]["contenders"][0]["runs"]
+        assert [run["rate"] for run in runs] == [0.01]
+    trial = json.loads((tmp_path / "waves" / "trials" / "dlinear-3-lr1e+30-seed0" / "result.json").read_text())
+    assert "steps in a row" in trial["diverged"]
+    code, _, err = titans(capsys, *args, "--rates", 1e30, 2e30)
+    assert code == 2
+    assert "dlinear at horizon 3 of waves diverged with every learning rate (1e+30, 2e+30); give lower --rates" in err
+
+
+def test_test_rows_change_nothing_but_the_test(fitted, capsys, tmp_path):
+    """The ridge, the learning rate and the best step are those of a table whose test rows are others."""
+    _, table = fitted
+    other = tmp_path / "spoiled" / "waves.csv"
+    other.parent.mkdir()
+    lines = table.read_text().splitlines()
+    spoiled = [",".join([line.split(",")[0], "77", "-55"]) for line in lines[1 + 96 :]]  # 24 of 120 rows are tested
+    other.write_text("\n".join([*lines[: 1 + 96], *spoiled]) + "\n")
+    found = []
+    for path in (table, other):
+        out = tmp_path / path.parent.name / "out"
+        args = ["forecast", "evaluate", path, "--models", "lmm:shortcut=ridge", "dlinear", "nlinear", "--horizons", 3]
+        args += ["--rates", 0.01, 0.001, "--streaming", "--out", out, "--quiet"]
+        assert titans(capsys, *args, *QUICK) == (0, "", "")
+        found.append(json.loads((out / "results.json").read_text())["tables"][0]["contenders"])
+    for before, after in zip(*found, strict=True):
+        for one, two in zip(before["runs"], after["runs"], strict=True):
+            for chosen in ("rate", "ridge", "best_step", "steps", "validation"):
+                assert one[chosen] == two[chosen], chosen
+            assert one["test"] != two["test"]
+
+
 MISTAKES = {
+    "windows for a model without a memory": (
+        ["evaluate", "TABLE", "--models", "nlinear", "dlinear", "--train.windows", "2", "--horizons", "4", *QUICK],
+        "got windows=2 for 'dlinear', which has no memory to carry between windows",
+    ),
+    "windows for one model without a memory": (
+        ["train", "TABLE", "--model", "attention:windows=2", "--horizon", "4", "--out", "forecast", *QUICK],
+        "got windows=2 for 'attention:windows=2', which has no memory",
+    ),
     "no table": (["train"], "got no table; expected a CSV file: titans forecast train DATA.csv"),
     "no tables": (["evaluate"], "got no table; expected a CSV file or more"),
     "a table that is not there": (["evaluate", "none.csv"], "got the table 'none.csv', which is no file"),

@@ -95,6 +95,27 @@ def test_scores_of_a_stream_are_of_the_same_windows():
     assert model.training  # as it was
 
 
+@pytest.mark.parametrize("architecture", ["lmm", "attention"])
+def test_a_memory_that_is_misspelled_is_named(architecture, unchecked):
+    with pytest.raises(ValueError, match="got memory='caried'; did you mean 'carried'"):
+        streamed(forecaster(architecture), torch.zeros(40, 2), range(12, 20), "caried", device=CPU)
+
+
+def test_many_channels_are_read_in_smaller_batches(monkeypatch):
+    """And come to the same numbers."""
+    made, model, sizes = data(rows=200, channels=6), forecaster(channels=6), []
+    whole = [score(model, made.parts["test"], CPU), score_streamed(model, made, "test", "carried", CPU)]
+    read = type(model).read
+    monkeypatch.setattr(type(model), "read", lambda self, x, state=None: sizes.append(len(x)) or read(self, x, state))
+    for rows, most in ((24, 4), (5, 1)):
+        sizes.clear()
+        monkeypatch.setattr("titans_lm.forecast.streaming.ROWS", rows)
+        found = [score(model, made.parts["test"], CPU), score_streamed(model, made, "test", "carried", CPU)]
+        assert max(sizes) == most
+        assert found[0] == pytest.approx(whole[0], rel=1e-6)
+        assert found[1] == pytest.approx(whole[1], rel=1e-6)
+
+
 def test_what_cannot_be_streamed_is_told():
     series = torch.zeros(40, 2)
     for model in (forecaster("attention"), make_model("nlinear", net(), Shape(12, 4, 2), None)):

@@ -30,6 +30,8 @@ def test_a_table_with_dates_and_a_header(path):
 def test_a_table_without_dates_or_without_a_header(path):
     found = read(path, "load,oil\n1,2\n3,4\n")
     assert (found.channels, found.dates, found.season, found.step) == (("load", "oil"), None, None, None)
+    found = read(path, "load,oil\n1,2,\n3,4,\n")
+    np.testing.assert_array_equal(found.values, [[1, 2], [3, 4]])
     found = read(path, "1008.8,0.7\n1008.7,0.8\n")
     assert found.channels == ("channel 0", "channel 1")
     np.testing.assert_array_equal(found.values, [[1008.8, 0.7], [1008.7, 0.8]])
@@ -37,6 +39,27 @@ def test_a_table_without_dates_or_without_a_header(path):
     assert (found.channels, len(found.values)) == (("channel 1",), 2)
     assert read(path, "load\n1\n2\n").values.shape == (2, 1)
     assert read(path, "1\n2\n").values.shape == (2, 1)
+
+
+def test_names_that_are_numbers(path):
+    """As pandas writes a table whose columns had no names."""
+    found = read(path, "0,1,2\n5.5,6,7\n8,9,1\n")
+    assert found.channels == ("0", "1", "2")
+    assert found.notes == ("the first row, 0, 1, 2 …, is taken for names of columns",)
+    np.testing.assert_array_equal(found.values, [[5.5, 6, 7], [8, 9, 1]])
+    found = read(path, "date,0,1\n2020-01-01,6,7\n2020-01-02,9,1\n")
+    assert (found.channels, len(found.values), str(found.dates[0])[:10]) == (("0", "1"), 2, "2020-01-01")
+    assert read(path, ",0,1\n2020-01-01,6,7\n2020-01-02,9,1\n").channels == ("0", "1")
+    assert read(path, "when,7,3\n2020-01-01,6,7\n2020-01-02,9,1\n").channels == ("7", "3")
+    assert read(path, "0,1,2.0\n5,6,7\n").values.shape == (2, 3)
+    assert read(path, "0,2,1\n5,6,7\n").values.shape == (2, 3)
+    assert read(path, "0\n1\n").values.shape == (2, 1)
+    assert read(path, "2020-01-01,0,1\n2020-01-02,0,1\n").values.shape == (2, 2)
+
+
+def test_dates_on_both_sides_of_a_change_to_summer_time(path):
+    found = read(path, "date,x\n2024-03-31 01:00:00+01:00,1\n2024-03-31 03:00:00+02:00,2\n")
+    assert [str(date)[:16] for date in found.dates] == ["2024-03-31T00:00", "2024-03-31T01:00"]
 
 
 def test_separator_date_and_channels_are_settings(path):
@@ -122,6 +145,7 @@ MISTAKES = {
     "an unknown channel": ("load,b\n1,2\n", {"channels": ("laod",)}, "did you mean 'load'"),
     "an unknown date": ("when,b\n2020-01-01,2\n", {"date": "whem"}, "did you mean 'when'"),
     "numbers for dates": ("a,b\n1,2\n", {"date": "a"}, "got numbers in the column of dates 'a'"),
+    "a name too few": ("a,b\n1,2,3\n4,5,6\n", {}, "with fewer names than cells in a row; expected a name for each"),
     "no date": ("date,a\n2020-01-01,1\nsoon,2\n", {}, "got 'soon' as the date of row 1"),
     "dates that go back": (
         "date,a\n2020-01-02,1\n2020-01-01,2\n",

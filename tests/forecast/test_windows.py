@@ -41,6 +41,17 @@ def test_the_rows_of_ett_behind_twenty_months_are_not_used():
     assert borders(69_680, 96, TableSettings(split="ettm"))["test"] == (46080 - 96, 57600)
 
 
+def test_a_split_by_the_name_is_told():
+    rows = np.arange(17_420, dtype=float)[:, None]
+    made = prepare(Table("etth-of-ours", rows, ("x",)), TableSettings(), 96, 96)
+    assert made.notes == (
+        'by its name: split "etth", 12, 4 and 4 months of 30 days; 3,020 rows behind them are not used',
+    )
+    made = prepare(Table("ours", rows, ("x",)), TableSettings(split="etth"), 96, 96)
+    assert made.notes == ('split "etth", 12, 4 and 4 months of 30 days; 3,020 rows behind them are not used',)
+    assert prepare(Table("ours", rows, ("x",)), TableSettings(), 96, 96).notes == ()
+
+
 def test_shares_are_rounded_down_and_validation_has_the_rest():
     found = borders(103, 5, TableSettings())
     assert {part: tuple(border) for part, border in found.items()} == {

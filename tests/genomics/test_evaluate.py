@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from titans_lm.genomics.contenders import contender, folder_name, shared_size
 from titans_lm.genomics.evaluate import FILE, PREDICTIONS, finals, run_evaluation
 from titans_lm.genomics.kmers import fit_words
 from titans_lm.genomics.paired import corrected_t, mcnemar
-from titans_lm.genomics.records import read_sequences
+from titans_lm.genomics.records import Sequences, read_sequences
 from titans_lm.genomics.settings import EvaluateSettings, ReadSettings
 from titans_lm.genomics.split import folds, held_out
 from titans_lm.train.match import count_parameters
@@ -91,15 +92,72 @@ def test_learning_rates_are_chosen_without_the_fold(done) -> None:
     told, result = done
     for one in result["contenders"]:
         network = one["name"] in ("lmm", "attention", "cnn")
-        assert [trial["rate"] for trial in one["tuning"]] == ([1e-3, 1e-2] if network else [])
-        if network:
-            assert one["rate"] == max(one["tuning"], key=lambda trial: trial["validation_accuracy"])["rate"]
-        else:
-            assert one["rate"] is None
+        asked = [(fold, rate) for fold in range(3) for rate in (1e-3, 1e-2)] if network else []
+        assert [(trial["fold"], trial["rate"]) for trial in one["tuning"]] == asked
+        if not network:
+            assert one["rates"] is None
+            continue
+        for fold, rate in enumerate(one["rates"]):
+            tried = [trial for trial in one["tuning"] if trial["fold"] == fold]
+            assert rate == max(tried, key=lambda trial: trial["validation_accuracy"])["rate"]
+            assert {run["rate"] for run in one["runs"] if run["fold"] == fold} == {rate}
     trials = [json.loads(path.read_text()) for path in sorted((told.out / "trials").glob("*/result.json"))]
-    assert len(trials) == 6
+    assert len(trials) == 3 * 3 * 2
     assert all("predicted" not in trial and trial["asked"]["settings"]["seed"] == 1000 for trial in trials)
     assert all(trial["steps"] == 2 for trial in trials)
+
+
+def test_neither_a_trial_nor_a_run_is_given_the_fold_that_it_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the sequences that are handed to the training, of all seeds and rates."""
+    import titans_lm.genomics.evaluate as module
+
+    told, given = settings(tmp_path, models=("cnn", "kmer-nb")), []
+    really = module.train_classifier
+
+    def recorded(fit: Any, train: Sequences, valid: Sequences, path: Path) -> Any:
+        given.append((path, {*train.names, *valid.names}))
+        return really(fit, train, valid, path)
+
+    monkeypatch.setattr(module, "train_classifier", recorded)
+    run_evaluation(told, "", lambda _: None)
+    data = read_sequences(told.data, ReadSettings())
+    parts = folds(data, 3, 0)
+    assert len(given) == 3 * 2 + 2 * 3 * 2
+    for path, names in given:
+        fold = int(re.search(r"-fold(\d)-", path.name)[1])
+        assert names == {name for name, part in zip(data.names, parts, strict=True) if part != fold}, path
+
+
+def test_a_rate_is_what_was_asked_for(tmp_path: Path) -> None:
+    """train.lr without rates, the only rate instead of it, and a variant's own before either."""
+    for rates, usual in (((), 1e-2), ((0.5,), 0.5)):
+        told = settings(tmp_path, models=("cnn", "cnn:lr=0.25,cnn_channels=4"), seeds=(0,), rates=rates)
+        result = run_evaluation(dataclasses.replace(told, out=tmp_path / f"{usual}"), "", lambda _: None)
+        assert [one["rates"] for one in result["contenders"]] == [[usual] * 3, [0.25] * 3]
+        assert not (told.out / "trials").exists()
+
+
+def test_sequences_that_are_equal_as_a_model_reads_them_are_of_one_fold(tmp_path: Path) -> None:
+    """Ends of their own, one middle for each three: cut to it by one of the models."""
+    middles = [text[:12] for text, _ in letters(12)]
+    rows = [(f"{tail}{middle}{tail}", str(number % 2)) for number, middle in enumerate(middles) for tail in "ACT"]
+    told = settings(tmp_path, models=("kmer-nb:max_length=12,k=2", "kmer-nb"), seeds=(0,))
+    write_table(told.data, rows)
+    run_evaluation(told, "", lambda _: None)
+    by_middle: dict[int, set[str]] = {}
+    for place, row in enumerate(table(told.out)):
+        by_middle.setdefault(place // 3, set()).add(row["fold"])
+    assert all(len(found) == 1 for found in by_middle.values())
+
+
+def test_what_cannot_be_built_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+    told = settings(tmp_path, models=("kmer-nb", "lmm"), seeds=(0,))
+    fit = dataclasses.replace(told.train, pretrained=tmp_path / "none")
+    with pytest.raises(ValueError, match="which is no folder; expected the run of titans genomics pretrain"):
+        run_evaluation(dataclasses.replace(told, train=fit), "", lambda _: None)
+    assert not told.out.exists()
 
 
 def test_stacks_are_of_equal_size(done) -> None:
@@ -127,7 +185,7 @@ def test_pairs_are_tested_as_the_page_says(done) -> None:
         assert pair["mcnemar_p"] == max(by_seed["p"] for by_seed in pair["mcnemar"])
         by_fold = {one["name"]: one["by_fold"] for one in result["contenders"]}
         differences = [a - b for a, b in zip(by_fold["lmm"], by_fold[pair["second"]], strict=True)]
-        assert pair["folds"] == dataclasses.asdict(corrected_t(differences, 0.5)), "one fold tested for two trained on"
+        assert pair["folds"] == dataclasses.asdict(corrected_t(differences, 1 / (2 * 0.75))), "a fold for ¾ of two"
 
 
 def test_it_does_nothing_twice(done, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +208,7 @@ def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytes
 
     told, result = done
     data = read_sequences(told.data, ReadSettings())
-    rates = {one["name"]: one["rate"] or 1e-3 for one in result["contenders"]}
+    rates = {("lmm", fold): rate for fold, rate in enumerate(result["contenders"][0]["rates"])}
     fits = {"lmm": contender(told.train, "lmm", result["backbone_parameters"])}
     [job, *_] = finals(told, fits, data, folds(data, 3, 0), rates)
     job = dataclasses.replace(job, folder=tmp_path / "run")
@@ -186,6 +244,10 @@ def test_the_page_of_results_has_a_section(done, tmp_path: Path) -> None:
     assert "| **LMM** |" in text
     assert "k-mer logistic regression, k 1" in text
     assert "corrected resampled t-test over 3 folds" in text
+    assert "Each fold has its own learning rate: the best of 0.001, 0.01 by trials on what it is trained on." in text
+    older = {**result["contenders"][0], "rate": 0.5}
+    del older["rates"]
+    assert "0.5" in lines({**result, "contenders": [older, *result["contenders"][1:]]})[1].split()
     shown = lines(result)
     assert shown[0].split()[:2] == ["model", "parameters"]
     assert any(line.startswith("k-mer naive Bayes") and "–" in line for line in shown)

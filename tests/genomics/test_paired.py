@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from titans_lm.genomics.paired import corrected_t, mcnemar
+from titans_lm.genomics.paired import corrected_t, mcnemar, share_tested
 
 
 def test_mcnemar_by_hand() -> None:
@@ -37,6 +37,12 @@ def test_the_corrected_t_test_by_hand() -> None:
     assert found.p == pytest.approx(2 * stats.t.sf(t, 2))
     half = stats.t.ppf(0.975, 2) * math.sqrt(5 / 6)
     assert (found.low, found.high) == pytest.approx((2 - half, 2 + half))
+
+
+def test_the_ratio_by_hand() -> None:
+    """Of 100 sequences in 5 folds 20 are tested; of the other 80 a tenth is held out, which leaves 72."""
+    assert share_tested(5, 0.1) == pytest.approx(20 / 72)
+    assert share_tested(5, 0.0) == pytest.approx(20 / 80)
 
 
 def test_without_the_correction_it_is_the_usual_paired_test() -> None:

@@ -39,6 +39,26 @@ def test_fasta(tmp_path: Path, name: str) -> None:
         data.with_labels()
 
 
+@pytest.mark.parametrize("name", ["a.fa", "a.fa.gz", "a.tsv", "a.csv.gz"])
+def test_a_byte_order_mark_is_no_letter(tmp_path: Path, name: str) -> None:
+    comma = "," if ".csv" in name else "\t"
+    text = ">x\nAC\n" if ".fa" in name else f"seq{comma}name\nAC{comma}x\n"
+    data = read(put(tmp_path / name, "\ufeff" + text))
+    assert (data.names, texts(data)) == (("x",), ["AC"])
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
+def test_sequences_of_a_table_may_be_long(tmp_path: Path, name: str) -> None:
+    [tokens] = read(put(tmp_path / name, "seq\n" + "ACGT" * 40_000 + "\n")).tokens
+    assert len(tokens) == 160_000
+
+
+def test_what_is_no_row_of_a_table_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titans_lm.genomics.fasta.LONGEST", 100)
+    with pytest.raises(ValueError, match=r"got line 2 of .*a\.tsv, which is no row of a table: .*expected columns"):
+        read(put(tmp_path / "a.tsv", "seq\tlabel\n" + "A" * 101 + "\t1\n"))
+
+
 def test_fasta_with_classes(tmp_path: Path) -> None:
     data = read(put(tmp_path / "a.fa", ">x label=tail\nAC\n>y more label=head\nGT\n>z label=tail\nA\n"))
     assert data.classes == ("head", "tail")
@@ -153,12 +173,17 @@ def test_bad_folders(tmp_path: Path) -> None:
 INTERVALS = "id,region,start,end,strand\n7,chr1,1,4,+\n8,chr2,0,3,-\n9,chr1,4,6,-\n"
 
 
-def test_intervals_are_cut_out_of_a_reference(tmp_path: Path) -> None:
+def test_intervals_are_cut_out_of_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As GenomicBenchmarks' repository has them: positions from 0, the end excluded, − from the other strand."""
+    import titans_lm.genomics.fasta as module
+
+    records, opened = module.fasta_records, []
+    monkeypatch.setattr(module, "fasta_records", lambda path: opened.append(path) or records(path))
     put(tmp_path / "set" / "positive.csv.gz", INTERVALS)
     put(tmp_path / "set" / "negative.csv.gz", "id,region,start,end,strand\n1,chr2,1,2,+\n")
     reference = put(tmp_path / "genome.fa.gz", ">chr1 first\nACG\nTTA\n>chr2\nAAC\n>chr3\nA\n")
     data = read(tmp_path / "set", reference=reference)
+    assert opened == [reference], "once for all classes"
     assert data.classes == ("negative", "positive")
     assert dict(zip(data.names, texts(data), strict=True)) == {
         "negative/1": "A", "positive/7": "CGT", "positive/8": "GTT", "positive/9": "TA",

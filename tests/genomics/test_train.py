@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model, write_table
 from titans_lm.genomics.batches import with_targets
-from titans_lm.genomics.best import Best
+from titans_lm.genomics.kmers import words_of
 from titans_lm.genomics.model import NucleotideModel, make_network, nucleotide_loss
 from titans_lm.genomics.nucleotides import reverse_complement
 from titans_lm.genomics.pretrain import bits_per_nucleotide, pretrain_on_file
@@ -68,28 +67,45 @@ def test_the_model_is_that_of_the_best_step(done) -> None:
     assert loss == pytest.approx(best["validation_loss"], rel=1e-5)
 
 
-def test_the_first_of_equals_is_kept_unless_the_loss_is_lower(tmp_path: Path) -> None:
-    looks = iter([(0.5, 1.0), (0.5, 1.0), (0.5, 0.9), (0.4, 0.1), (0.6, 2.0)])
-    model, kept = nn.Linear(1, 1), []
+def test_a_look_is_in_the_precision_of_the_prediction(tmp_path: Path) -> None:
+    """Whatever the precision of training is."""
+    RunFolder.create(tmp_path / "run", {})
+    train, valid = parts()
+    fit = tiny_fit(baseline="cnn", precision="bfloat16", steps=20, eval_every=20)
+    classifier, _ = train_classifier(fit, train, valid, tmp_path / "run")
+    [look] = [line for line in RunFolder(tmp_path / "run").metrics.read() if "validation_loss" in line]
+    found = classifier.probabilities(valid.tokens)
+    assert look["validation_loss"] == pytest.approx(-np.log(found[np.arange(10), valid.labels]).mean(), rel=1e-6)
 
-    def measure(_: nn.Module) -> dict[str, float]:
-        accuracy, loss = next(looks)
-        return {"validation_accuracy": accuracy, "validation_loss": loss}
 
-    best = Best(tmp_path / "best", measure, tiny_fit(patience=2, eval_every=5))
-    for number in range(5):
-        step = 5 * number + 5
-        assert best.on_step({"step": step}) is False
-        with torch.no_grad():
-            model.weight.fill_(step)
-        best(model)
-        kept.append(best.found["step"])
-    assert kept == [5, 5, 15, 15, 25]
-    again = Best(tmp_path / "best", measure, tiny_fit(patience=2, eval_every=5))
-    other = nn.Linear(1, 1)
-    assert again.load(other)["validation_accuracy"] == 0.6
-    assert other.weight.item() == 25.0
-    assert [again.on_step({"step": step}) for step in (20, 35, 36)] == [False, False, True], "two looks without a best"
+def test_measuring_leaves_the_mode_as_it_was() -> None:
+    fit = tiny_fit()
+    network, model = make_network(fit, 2), NucleotideModel(tiny_model())
+    for training in (True, False):
+        network.train(training)
+        model.train(training)
+        Classifier(fit, ("a", "b"), network).probabilities(parts()[1].tokens)
+        bits_per_nucleotide(model, parts()[1].tokens, 4)
+        assert (network.training, model.training) == (training, training)
+        assert network.head.training is training
+
+
+@pytest.mark.parametrize("baseline", ["kmer-nb", None])
+def test_no_sequence_has_no_probabilities(tmp_path: Path, baseline: str | None) -> None:
+    RunFolder.create(tmp_path / "run", {})
+    classifier, _ = train_classifier(tiny_fit(baseline=baseline), *parts(), tmp_path / "run")
+    with pytest.raises(ValueError, match="got no sequences; expected at least one"):
+        classifier.probabilities([])
+
+
+def test_of_a_genome_no_more_is_held_out_than_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import titans_lm.genomics.pretrain as module
+
+    fit = {"model": tiny_model(), "steps": 1, "warmup_steps": 0, "batch_size": 4, "device": "cpu", "max_length": 16}
+    told = PretrainSettings(data=write_table(tmp_path / "dna.tsv", letters()), run=tmp_path / "pre", **fit)
+    monkeypatch.setattr(module, "MOST_HELD_OUT", 3)
+    result = pretrain_on_file(told)
+    assert (result["held_out_pieces"], result["pieces"] > 60) == (3, True)
 
 
 def test_patience_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,18 +115,22 @@ def test_patience_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "_look", lambda *_: same)
     RunFolder.create(tmp_path / "run", {})
     _, told = train_classifier(tiny_fit(steps=20, patience=2), *parts(), tmp_path / "run")
-    assert (told["best_step"], told["steps"]) == (2, 7), "after the looks at 4 and 6"
+    assert (told["best_step"], told["steps"]) == (2, 6), "after the looks at 4 and 6"
+    _, again = train_classifier(tiny_fit(steps=20, patience=2), *parts(), tmp_path / "run")
+    assert (again["best_step"], again["steps"]) == (2, 6), "one that was stopped before it said so ends as it had"
 
 
-def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", [15, 20], ids=["between looks", "at a look"])
+def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     import titans_lm.genomics.train as module
 
     told = settings(tmp_path, steps=40, eval_every=10)
-    fit = module.fit
+    fit, look, looks = module.fit, module._look, []
+    monkeypatch.setattr(module, "_look", lambda *args: looks.append(1) or look(*args))
 
     def stopping(*args: Any, on_step: Any, **more: Any) -> Any:
         def interrupt(record: dict[str, Any]) -> bool:
-            if record["step"] == 15:
+            if record["step"] == place:
                 os.kill(os.getpid(), signal.SIGINT)
             return on_step(record)
 
@@ -118,7 +138,9 @@ def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "fit", stopping)
-        with pytest.raises(KeyboardInterrupt, match="stopped after step 15; the same command with --resume goes on"):
+        with pytest.raises(
+            KeyboardInterrupt, match=f"stopped after step {place}; the same command with --resume goes on"
+        ):
             train_on_file(told)
     with pytest.raises(ValueError, match="holds a run that is not finished"):
         load_classifier(told.run, "cpu")
@@ -130,8 +152,31 @@ def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytes
     result = train_on_file(told, resume=True)
     assert result["validation"] == done[1]["validation"]
     assert result["best_step"] == done[1]["best_step"]
+    assert len(looks) == 4, "at 10, 20, 30 and 40, each once"
     model, before = (load_classifier(run, "cpu").core.state_dict() for run in (told.run, done[0].run))
     assert all(torch.equal(model[name], before[name]) for name in before), "bit for bit"
+
+
+@pytest.mark.parametrize("baseline", ["kmer-nb", "kmer-lr"])
+def test_counted_words_are_judged_by_a_fit_that_has_not_seen_the_part(tmp_path: Path, baseline: str) -> None:
+    """Classes by chance: words of four tell every sequence that was learned, and none that was not."""
+    rows = [(text, str(number // 2 % 2)) for number, (text, _) in enumerate(letters(60, seed=3))]
+    told = settings(tmp_path, baseline=baseline, k=4)
+    write_table(told.data, rows)
+    result = train_on_file(told)
+    data = sequences(rows)
+    train, valid = (data.take(part) for part in held_out(data, 0.25, 0))
+    if baseline == "kmer-lr":
+        assert result["validation"]["accuracy"] == result["validation_accuracy"]
+    else:
+        counts = np.array([np.bincount(words_of(row, 4), minlength=256) for row in train.tokens])
+        likely = np.log([counts[train.labels == number].sum(0) + 1.0 for number in (0, 1)])
+        likely -= np.log(np.exp(likely).sum(1, keepdims=True))
+        odds = np.log(np.bincount(train.labels) / len(train))
+        guessed = [(likely[:, words_of(row, 4)].sum(1) + odds).argmax() for row in valid.tokens]
+        assert result["validation"]["accuracy"] == np.mean(guessed == valid.labels)
+    saved = load_classifier(told.run, "cpu").probabilities(valid.tokens).argmax(1)
+    assert np.mean(saved == valid.labels) > result["validation"]["accuracy"], "the saved one has learned them"
 
 
 def test_a_finished_run_that_is_resumed_stays_what_it_is(tmp_path: Path) -> None:

@@ -39,23 +39,34 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     size = result["backbone_parameters"]
     stacks = "" if size is None else f"Stacks of ours are of equal size, {size:,} parameters with an embedding. "
     cut = result["cut_sequences"]
+    tried = ""
+    if len(told["rates"]) > 1:
+        rates = ", ".join(f"{rate:g}" for rate in told["rates"])
+        tried = f"Each fold has its own learning rate: the best of {rates} by trials on what it is trained on. "
     said = (
         f"{result['sequences']:,} sequences of {len(result['classes'])} classes in {told['folds']} folds, each tested "
         f"once a seed by models trained on the others ({len(told['seeds'])} seed{'s' * (len(told['seeds']) > 1)}); "
         f"{100 * train['held_out']:g} % of what is trained on chooses the best of {train['steps']:,} steps of "
-        f"{train['batch_size']} sequences. {stacks}The largest class is {100 * result['majority']:.1f} % of all. "
+        f"{train['batch_size']} sequences. {tried}{stacks}"
+        f"The largest class is {100 * result['majority']:.1f} % of all. "
         f"Accuracy and macro F1 in %, Matthews' correlation times 100, mean ± standard deviation over seeds."
         + (f" {cut:,} sequences were cut to {train['max_length']:,} nucleotides." if cut else "")
     )
-    head = ["model", "parameters", "learning rate", "accuracy", "MCC", "F1", "minutes a run"]
+    head = ["model", "parameters", "learning rates", "accuracy", "MCC", "F1", "minutes a run"]
     body = []
     for one in result["contenders"]:
         name = named(one["name"])
         row = [f"**{name}**" if remembers(one["name"]) else name, f"{one['parameters']:,}"]
-        row += ["–" if one["rate"] is None else f"{one['rate']:g}"]
+        row += [_rates(one)]
         row += [percent(one[key]) for key in ("accuracy", "mcc", "f1")]
         body.append([*row, f"{mean(run['seconds'] for run in one['runs']) / 60:.1f}"])
     return said, head, body
+
+
+def _rates(one: dict[str, Any]) -> str:
+    """Write the learning rates of all folds, each once."""
+    found = one["rates"] if "rates" in one else [one["rate"]]  # older files have one for all folds
+    return ", ".join(f"{rate:g}" for rate in sorted({rate for rate in found or () if rate is not None})) or "–"
 
 
 def more(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:

@@ -27,6 +27,8 @@ class Contender(NamedTuple):
     base: str
     net: NetSettings
     train: TrainSettings
+    own_rate: bool = False
+    """Whether its name says its learning rate, which then stands."""
 
     @property
     def trained(self) -> bool:
@@ -57,7 +59,7 @@ def contender(name: str, shared: ForecastSettings) -> Contender:
         if not backbone.has_memory:
             backbone = dataclasses.replace(backbone, attention_conv_size=backbone.conv_size)
     net = dataclasses.replace(shared.net, backbone=backbone)
-    return Contender(name, base, *_changed(name, base, changes, net, shared.train))
+    return Contender(name, base, *_changed(name, base, changes, net, shared.train), own_rate="lr" in changes)
 
 
 def _changed(

@@ -4,6 +4,7 @@ The test part is not read here.
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from titans_lm.forecast.model import Forecaster
 from titans_lm.forecast.score import Score, score, score_streamed
 from titans_lm.forecast.settings import Normalisation, TrainSettings
 from titans_lm.forecast.windows import Prepared, WindowBatches
-from titans_lm.train.device import choose_device, mixed_precision
+from titans_lm.train.device import choose_device
 from titans_lm.train.files import write_atomically, write_json
 from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import fit
@@ -73,18 +74,20 @@ class Best:
     ) -> None:
         self.model, self.measure, self.every, self.patience = model, measure, every, patience
         self.file = None if folder is None else folder / "validation.json"
-        self.history: list[Found] = json.loads(self.file.read_bytes()) if self.file and self.file.is_file() else []
+        self.history: list[Found] = _read(self.file) if self.file and self.file.is_file() else []
         self.weights: Weights = {}
         self.started = False
 
     def after(self, record: Found, last: int) -> bool:
-        """Measure where it is time to, and say whether to end: no better one for as long as patience lasts."""
+        """Measure where it is time to, and say whether to end: no better one for as long as patience lasts.
+
+        A run that had ended so, and is taken up again, takes the one step that it takes to ask, and no more.
+        """
         step = record["step"]
         if not self.started:  # the checkpoint that the run goes on from may be older than what is here
             self.history, self.started = [one for one in self.history if one["step"] < step], True
-        if step % self.every and step != last:
-            return False
-        self.add(step)
+        if step % self.every == 0 or step == last:
+            self.add(step)
         return self.waited >= self.patience
 
     def add(self, step: int) -> None:
@@ -99,12 +102,13 @@ class Best:
     @property
     def best(self) -> Found:
         """The best evaluation so far, the earliest of equal ones."""
-        return min(self.history, key=lambda one: (one["mse"] != one["mse"], one["mse"]))
+        return min(self.history, key=lambda one: (math.isnan(one["mse"]), one["mse"]))
 
     @property
     def waited(self) -> int:
         """Evaluations since the best one."""
-        return len(self.history) - 1 - self.history.index(self.best)
+        best = self.best["step"]
+        return sum(one["step"] > best for one in self.history)
 
     def numbers(self) -> Found:
         """What the training loop logs and says."""
@@ -130,6 +134,12 @@ class Best:
             self.weights = state
         else:
             write_atomically(self._saved, safetensors.torch.save(state))
+
+
+def _read(file: Path) -> list[Found]:
+    """Read evaluations; what was not finite stands as null in the file."""
+    told: list[Found] = json.loads(file.read_bytes())
+    return [{name: math.nan if value is None else value for name, value in one.items()} for one in told]
 
 
 def fit_model(
@@ -189,10 +199,10 @@ def _trained(
     steps = settings.epochs * batches.steps
 
     def measure() -> Score:
-        with mixed_precision(settings.precision, device):
-            if carried:
-                return score_streamed(model, data, "validation", "carried", device)
-            return score(model, data.parts["validation"], device)
+        # in float32, as the test part is, whatever the precision of training
+        if carried:
+            return score_streamed(model, data, "validation", "carried", device)
+        return score(model, data.parts["validation"], device)
 
     best = Best(model, measure, every, settings.patience, None if run is None else run.path)
     if not best.history:
@@ -209,4 +219,5 @@ def _trained(
     )
     found = best.restore()
     chosen = Score(found["mse"], found["mae"], found["windows"])
-    return Fitted(chosen, ended.step, found["step"], ended.seconds, ended.skipped, penalty)
+    steps = best.history[-1]["step"]  # training ends where it was measured
+    return Fitted(chosen, steps, found["step"], ended.seconds, ended.skipped, penalty)

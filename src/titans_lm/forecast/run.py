@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm.compare.jobs import Say, run_job
-from titans_lm.forecast.jobs import evaluate, training_job
+from titans_lm.forecast.jobs import check, evaluate, training_job
 from titans_lm.forecast.report import FILE, collected
 from titans_lm.forecast.saved import MODEL
 from titans_lm.forecast.settings import EvaluateForecasters, TrainForecaster
@@ -19,6 +19,7 @@ def train_forecaster(settings: TrainForecaster, say: Say) -> dict[str, Any]:
     """
     job = training_job(settings)
     data, model = job.prepare()
+    check(job.who, data)
     for note in data.notes:
         say(f"note: {note}")
     counts = ", ".join(f"{count:,} {part}" for part, count in data.counts.items())

@@ -51,7 +51,8 @@ class FittedForecaster:
             "carried"   the memory has read all windows of L rows before them too
             "still"     the memory learns nothing, in the last L rows neither
 
-        ValueError for a table of another shape, for numbers that are not finite, and for a memory where there is none.
+        ValueError for a word that is none of these, for a table of another shape, for numbers that are not finite, and
+        for a memory where there is none.
         """
         L, _, C = self.shape
         if values.ndim != 2 or values.shape[1] != C or len(values) < L:

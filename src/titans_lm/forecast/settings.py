@@ -222,8 +222,8 @@ class EvaluateForecasters(ForecastSettings):
     seeds: tuple[int, ...] = (0,)
     """Seeds of trained models."""
     rates: tuple[float, ...] = ()
-    """Learning rates that the first seed is trained with; the best on validation counts, and is that of the other
-    seeds. Without any, train.lr is taken."""
+    """Learning rates that the first seed is trained with, but for models whose names say their own; the best on
+    validation counts, and is that of the other seeds. Only what counts is tested. Without any, train.lr is taken."""
     streaming: bool = False
     """Measure models with a memory by streaming too: the memory carried from window to window over the whole test
     part, and held still."""

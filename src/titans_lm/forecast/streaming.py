@@ -11,18 +11,22 @@ and a forecast at t is made with the memory that its chain has left, from rows b
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from titans_lm.config import check_at_least
+from titans_lm.config import check_at_least, check_choice
 from titans_lm.forecast.model import Forecaster
 from titans_lm.forecast.settings import Memory
 from titans_lm.memory import held_still
 from titans_lm.ops.state import map_state
 
+ROWS = 2048
+"""Rows (windows of one channel) that are read at once: changes speed and memory, and no number but by rounding."""
+CHAINS = 64
+"""Most chains that are read at once."""
 Chosen = Int[Tensor, " B"]
 Forecast = Float[Tensor, "B H C"]
 
@@ -35,7 +39,7 @@ def streamed(
     *,
     device: torch.device,
     warm_up: int = 0,
-    at_once: int = 64,
+    at_once: int | None = None,
 ) -> Iterator[tuple[Chosen, Forecast]]:
     """Forecast at every origin t, the first row that is not known yet; gives origins (B,) and forecasts (B, H, C).
 
@@ -43,9 +47,11 @@ def streamed(
         "carried"   it has read the windows before too, back to the first origin, and `warm_up` windows before that
         "still"     it learns nothing: M stays M_init (D31)
 
-    Every chain is a row of a batch; `at_once` of them go together. Raises ValueError for a model without a memory, and
-    for origins without a whole window before them.
+    Every chain is a row of a batch, and as many channels as there are rows of their own; `at_once` chains go together,
+    by default as many as a machine has room for. The model is to be in eval mode: dropout is active otherwise. Raises
+    ValueError for another word, for a model without a memory, and for origins without a whole window before them.
     """
+    check_choice("memory", memory, get_args(Memory))
     if not (isinstance(model, Forecaster) and (memory == "fresh" or model.has_memory)):
         raise ValueError(
             f'got memory="{memory}" for a model without a memory; expected lmm, mac, mag or mal, or memory="fresh"'
@@ -57,6 +63,7 @@ def streamed(
             f"got origins {origins.start} … {origins.stop - 1} in {len(series)} rows; expected numbers from {L}, the "
             f"lookback, to {len(series)}"
         )
+    at_once = at_once or windows_at_once(series.shape[1], CHAINS)
     return _chains(model, series, origins, memory, device, min(warm_up, origins.start // L - 1), at_once)
 
 
@@ -86,6 +93,11 @@ def _chains(
                 state = None
             if turn >= 0:
                 yield chosen, forecast
+
+
+def windows_at_once(channels: int, most: int) -> int:
+    """Windows of all channels that are read at once, so that a table of many channels takes no more memory."""
+    return max(1, min(most, ROWS // channels))
 
 
 def _rows(state: Any, count: int) -> Any:

@@ -1,5 +1,6 @@
 """Tables of numbers over time, from CSV files: what is in them, what is missing, and what is said otherwise."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,19 +86,23 @@ def check_pandas() -> None:
 def read_table(path: Path, settings: TableSettings) -> Table:
     """Read a CSV file: dates in a column or none, and a number in every cell else; a header or none.
 
-    The first row is a header unless it holds numbers (behind a date). Raises ValueError for a file that cannot be read
-    as such, for cells that are no numbers, for missing values and sentinels as the settings have it, and for dates that
-    do not increase.
+    The first row is a header unless it holds numbers (behind a date), and also where these are 0, 1, 2, … or integers
+    behind a word that is no date: names that were none, as pandas writes them. Raises ValueError for a file that cannot
+    be read as such, for cells that are no numbers, for missing values and sentinels as the settings have it, and for
+    dates that do not increase.
     """
     if not path.is_file():
         raise ValueError(f"got the table {str(path)!r}, which is no file; expected a CSV file")
     frame = _read(path, settings)
+    named = [str(name) for name in frame.columns]
+    counted = named == [str(place) for place in range(len(named))]
+    told = [f"the first row, {', '.join(named[:3])} …, is taken for names of columns"] if counted else []
     dates, frame = _dates(path, frame, settings)
     frame = _chosen(path, frame, settings)
     values = np.column_stack([_numbers(path, frame[name], name) for name in frame.columns])
     names = tuple(str(name) for name in frame.columns)
     values, notes = _without_gaps(path, values, names, settings)
-    return Table(path.stem, values, names, dates, (*notes, *_uneven(dates)))
+    return Table(path.stem, values, names, dates, (*told, *notes, *_uneven(dates)))
 
 
 def _read(path: Path, settings: TableSettings) -> "pandas.DataFrame":
@@ -106,8 +111,17 @@ def _read(path: Path, settings: TableSettings) -> "pandas.DataFrame":
     try:
         first = pd.read_csv(path, sep=settings.separator, header=None, nrows=1, dtype=str, keep_default_na=False)
         cells = [str(cell).strip() for cell in first.iloc[0]]
-        headed = not all(map(_is_number, cells[1:] or cells))
-        frame = pd.read_csv(path, sep=settings.separator, header=0 if headed else None, skipinitialspace=True)
+        headed = _is_header(cells)
+        with warnings.catch_warnings():
+            # pandas would take the first column of a header one name short for the names of the rows
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(
+                path, sep=settings.separator, header=0 if headed else None, skipinitialspace=True, index_col=False
+            )
+    except pd.errors.ParserWarning as error:
+        raise ValueError(
+            f"got {str(path)!r} with fewer names than cells in a row; expected a name for each column"
+        ) from error
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"got {str(path)!r}, which is no table: {reason}; expected a CSV file") from error
@@ -119,6 +133,26 @@ def _read(path: Path, settings: TableSettings) -> "pandas.DataFrame":
     if frame.empty:
         raise ValueError(f"got {str(path)!r}, which holds no row of numbers; expected a CSV file with some")
     return frame
+
+
+def _is_header(cells: list[str]) -> bool:
+    """Tell whether the first row names the columns, by words or, where they had no names, by numbers."""
+    first, *others = cells
+    if not all(map(_is_number, others or cells)):
+        return True
+    counted = [str(number) for number in range(len(cells))]
+    if cells == counted != ["0"] or (first == "" and others == counted[:-1] and others):
+        return True
+    return bool(others) and not _is_number(first) and not _is_date(first) and all(map(str.isdecimal, others))
+
+
+def _is_date(cell: str) -> bool:
+    import pandas as pd
+
+    try:
+        return not pd.isna(pd.Timestamp(cell))
+    except ValueError:
+        return False
 
 
 def _is_number(cell: str) -> bool:
@@ -146,14 +180,15 @@ def _dates(
         raise ValueError(
             f"got numbers in the column of dates {column.name!r} of {str(path)!r}; expected dates such as 2016-07-01"
         )
-    parsed = pd.to_datetime(column, errors="coerce")
+    # offsets may differ, as on either side of a change to summer time; dates without one are left as they are
+    parsed = pd.to_datetime(column, errors="coerce", utc=True)
     if parsed.isna().any():
         row = int(parsed.isna().to_numpy().argmax())
         raise ValueError(
             f"got {column.iloc[row]!r} as the date of row {row} of {str(path)!r}, in column {column.name!r}; "
             "expected a date written as those before it (name another column with date)"
         )
-    dates = parsed.dt.tz_convert(None).to_numpy() if parsed.dt.tz is not None else parsed.to_numpy()
+    dates = parsed.dt.tz_convert(None).to_numpy()
     back = np.diff(dates) <= np.timedelta64(0)
     if back.any():
         row = int(back.argmax()) + 1

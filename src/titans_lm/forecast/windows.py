@@ -28,10 +28,15 @@ class Border(NamedTuple):
 
 
 class Scaler(NamedTuple):
-    """z = (x − mean) / std per channel, with the population's standard deviation; 1 for a channel that is constant."""
+    """z = (x − mean) / std per channel, with the population's standard deviation; 1 for a channel that is constant.
+
+    (R, C) rows in the table's own units, or scaled, in and out.
+    """
 
     mean: np.ndarray
+    """(C,)."""
     std: np.ndarray
+    """(C,), above 0."""
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Scaler":
@@ -40,9 +45,11 @@ class Scaler(NamedTuple):
         return cls(values.mean(0), np.where(constant(values), 1.0, std))
 
     def scaled(self, values: np.ndarray) -> np.ndarray:
+        """Scale rows, (R, C) → (R, C)."""
         return (values - self.mean) / self.std
 
     def undone(self, values: np.ndarray) -> np.ndarray:
+        """Bring scaled rows back to the table's own units, (R, C) → (R, C)."""
         return values * self.std + self.mean
 
 
@@ -174,12 +181,21 @@ def prepare(table: Table, settings: TableSettings, lookback: int, horizon: int) 
             )
     scaler = Scaler.of(train)
     still = [table.channels[place] for place in np.flatnonzero(constant(train))]
-    notes = table.notes
+    notes = table.notes + _split_told(table, settings, found["test"].stop)
     if still:
         notes += (f"constant in the training rows, and so scaled by 1: {', '.join(still)}",)
     scaled = torch.from_numpy(scaler.scaled(table.values)).float()
     parts = {part: Windows(scaled[border.start : border.stop], lookback, horizon) for part, border in found.items()}
     return Prepared(table, scaler, scaled, found, parts, notes, settings.period or table.season)
+
+
+def _split_told(table: Table, settings: TableSettings, stop: int) -> tuple[str, ...]:
+    """Tell that a table is divided as ETT is where its name alone says so, and what is not used."""
+    kind, rest = split_of(table.name, settings), len(table.values) - stop
+    if kind == "shares":
+        return ()
+    why = "by its name: " if settings.split == "auto" else ""
+    return (f'{why}split "{kind}", 12, 4 and 4 months of 30 days; {rest:,} rows behind them are not used',)
 
 
 def prepared(path: Path, settings: TableSettings, lookback: int, horizon: int) -> Prepared:

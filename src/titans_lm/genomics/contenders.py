@@ -33,6 +33,12 @@ def is_network(name: str) -> bool:
     return base_of(name) not in COUNTED
 
 
+def own_rate(name: str) -> bool:
+    """Tell whether a contender's name says its learning rate."""
+    _, colon, told = name.partition(":")
+    return bool(colon) and "lr" in read_changes(name, told, "NAME")
+
+
 def contender(shared: GenomicsFit, name: str, parameters: int | None = None) -> GenomicsFit:
     """Give the settings of one contender, from those that all share.
 

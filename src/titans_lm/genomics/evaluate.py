@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,15 +16,16 @@ from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, mean_with_spread, work
 from titans_lm.data.batches import fingerprint
-from titans_lm.genomics.contenders import contender, folder_name, is_network, shared_size
+from titans_lm.genomics.contenders import contender, folder_name, is_network, own_rate, shared_size
 from titans_lm.genomics.figures import write_plots
 from titans_lm.genomics.needed import needed
-from titans_lm.genomics.paired import corrected_t, mcnemar
+from titans_lm.genomics.nucleotides import Tokens
+from titans_lm.genomics.paired import corrected_t, mcnemar, share_tested
 from titans_lm.genomics.records import Sequences, read_sequences
 from titans_lm.genomics.scores import confusion, scores
 from titans_lm.genomics.settings import EvaluateSettings, GenomicsFit
 from titans_lm.genomics.split import folds, held_out
-from titans_lm.genomics.train import counted, cut_told, train_classifier
+from titans_lm.genomics.train import check_network, counted, cut_told, train_classifier
 from titans_lm.train.files import write_atomically, write_json
 from titans_lm.train.run import RunFolder, begun_with
 from titans_lm.train.settings import plain_settings
@@ -31,6 +33,8 @@ from titans_lm.train.settings import plain_settings
 FILE, PREDICTIONS = "results.json", "predictions.tsv"
 CHOSEN = "validation_accuracy"
 SCORES = ("accuracy", "mcc", "f1")
+Rates = dict[tuple[str, int], float]
+"""Learning rates by the names of models and the numbers of folds."""
 KEPT = ("steps", "best_step", CHOSEN, "seconds", "skipped_steps", "strength", *SCORES)
 
 
@@ -94,7 +98,9 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> dict[s
     """Train and test all models fold by fold and write OUT/results.json; stopped, the same call goes on.
 
     Every sequence is tested once a seed, by a model that was trained on the other folds; its best step, and its
-    learning rate where there are several, were chosen on a part of those. predictions.tsv holds what each sequence was
+    learning rate where there are several, were chosen on a part of those: rates are tried fold by fold, and no trial
+    reads the fold that its rate is for. Sequences that are copies before or after any model's cut are of one fold.
+    predictions.tsv holds what each sequence was
     taken for. `command` is what the file says it came from. Raises ValueError for data or a model that will not do,
     before anything is trained.
     """
@@ -103,16 +109,18 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> dict[s
     if len(settings.models) > 1:
         needed("scipy.stats")  # the paired tests stand at the end of hours
     data = read_sequences(settings.data, settings.read)
-    parts = folds(data, settings.folds, settings.fold_seed)
     size = shared_size(settings.train, settings.models)
     fits = {name: contender(settings.train, name, size) for name in settings.models}
+    parts = folds(data, settings.folds, settings.fold_seed, *_as_read(data, fits))
+    for fit in fits.values():
+        check_network(fit, len(data.classes))
     cut = data.longer_than(settings.train.max_length)
     say(f"{len(data):,} sequences: {counted(data)}{cut_told(cut, settings.train)}")
     settings.out.mkdir(parents=True, exist_ok=True)
     tuning, rates = _tune(settings, fits, data, parts, say)
     jobs = list(finals(settings, fits, data, parts, rates))
     ran = work(jobs, settings.jobs, say)
-    contenders = [_contender(name, rates[name], tuning.get(name, []), ran, data) for name in settings.models]
+    contenders = [_contender(name, tuning.get(name, []), ran, data) for name in settings.models]
     told = {name: told_classes(ran, name, len(data)) for name in settings.models}
     first, *others = settings.models
     result = {
@@ -135,6 +143,12 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> dict[s
     return result
 
 
+def _as_read(data: Sequences, fits: dict[str, GenomicsFit]) -> list[tuple[Tokens, ...]]:
+    """Give the sequences in every form that a model reads them in, where it is not the whole."""
+    cuts = dict.fromkeys((fit.max_length, fit.crop) for fit in fits.values() if data.longer_than(fit.max_length))
+    return [data.cropped(*cut).tokens for cut in cuts]
+
+
 def _job(
     name: str, settings: GenomicsFit, folder: Path, data: Sequences, parts: NDArray[np.int64], fold: int, counts: bool
 ) -> FoldJob:
@@ -146,40 +160,44 @@ def finals(
     fits: dict[str, GenomicsFit],
     data: Sequences,
     parts: NDArray[np.int64],
-    rates: dict[str, float],
+    rates: Rates,
 ) -> Iterator[FoldJob]:
     """List the runs that count: seed by seed and fold by fold, so that all models are as far as another."""
     for seed in settings.seeds:
         for fold in range(settings.folds):
             for name, base in fits.items():
                 folder = settings.out / "runs" / f"{folder_name(name)}-fold{fold}-seed{seed}"
-                run = dataclasses.replace(base, lr=rates[name], seed=seed)
+                run = dataclasses.replace(base, lr=rates[name, fold], seed=seed)
                 yield _job(name, run, folder, data, parts, fold, counts=True)
 
 
 def _tune(
     settings: EvaluateSettings, fits: dict[str, GenomicsFit], data: Sequences, parts: NDArray[np.int64], say: Say
-) -> tuple[dict[str, list[Result]], dict[str, float]]:
-    """Try every network with every learning rate on the first fold's training part; the fold itself is not looked at.
+) -> tuple[dict[str, list[Result]], Rates]:
+    """Try every network with every learning rate in every fold, on its training part; the fold is not looked at.
 
-    A variant that names its own rate has that. Baselines that count words have none.
+    Another fold's training part holds this fold, so each has trials of its own. A variant that names its own rate has
+    that, and without several rates there is nothing to try. Baselines that count words have none.
     """
-    rates = {name: fit.lr if "lr=" in name else settings.rates[0] for name, fit in fits.items()}
-    tried = [name for name in fits if is_network(name) and "lr=" not in name and len(settings.rates) > 1]
+    every = range(settings.folds)
+    usual = {name: fit.lr if own_rate(name) else [*settings.rates, fit.lr][0] for name, fit in fits.items()}
+    rates = {(name, fold): rate for name, rate in usual.items() for fold in every}
+    tried = [name for name in fits if is_network(name) and not own_rate(name) and len(settings.rates) > 1]
     jobs = []
-    for name in tried:
-        for rate in settings.rates:
-            steps = settings.tune_steps
-            short = {"steps": steps, "warmup_steps": min(fits[name].warmup_steps, steps // 4), "lr": rate}
-            run = dataclasses.replace(fits[name], seed=TRIAL_SEED, **short)
-            folder = settings.out / "trials" / f"{folder_name(name)}-{rate:g}"
-            jobs.append(_job(name, run, folder, data, parts, 0, counts=False))
+    for name, fold, rate in product(tried, every, settings.rates):
+        steps = settings.tune_steps
+        short = {"steps": steps, "warmup_steps": min(fits[name].warmup_steps, steps // 4), "lr": rate}
+        run = dataclasses.replace(fits[name], seed=TRIAL_SEED, **short)
+        folder = settings.out / "trials" / f"{folder_name(name)}-fold{fold}-{rate:g}"
+        jobs.append(_job(name, run, folder, data, parts, fold, counts=False))
     tuning: dict[str, list[Result]] = {name: [] for name in tried}
     for job, result in zip(jobs, work(jobs, settings.jobs, say), strict=True):
-        tuning[job.name].append({"rate": job.rate, CHOSEN: result.get(CHOSEN)})
-    rates |= {name: best_rate(name, found, CHOSEN, most=True) for name, found in tuning.items()}
-    if tried:
-        say("learning rates: " + ", ".join(f"{name} {rates[name]:g}" for name in tried))
+        tuning[job.name].append({"fold": job.fold, "rate": job.rate, CHOSEN: result.get(CHOSEN)})
+    for name, fold in product(tried, every):
+        found = [one for one in tuning[name] if one["fold"] == fold]
+        rates[name, fold] = best_rate(f"{name} in fold {fold}", found, CHOSEN, most=True)
+    for name in tried:
+        say(f"learning rates of {name} by fold: " + ", ".join(f"{rates[name, fold]:g}" for fold in every))
     return tuning, rates
 
 
@@ -193,12 +211,13 @@ def told_classes(ran: list[Result], name: str, count: int) -> dict[int, NDArray[
     return found
 
 
-def _contender(name: str, rate: float, tuning: list[Result], ran: list[Result], data: Sequences) -> Result:
+def _contender(name: str, tuning: list[Result], ran: list[Result], data: Sequences) -> Result:
     mine = [result for result in ran if result["name"] == name]
     runs = [
         {
             "seed": result["asked"]["settings"]["seed"],
             "fold": result["asked"]["fold"],
+            "rate": result["asked"]["settings"]["lr"] if is_network(name) else None,
             **{key: result[key] for key in KEPT if key in result},
         }
         for result in mine
@@ -208,10 +227,11 @@ def _contender(name: str, rate: float, tuning: list[Result], ran: list[Result], 
         for told in told_classes(ran, name, len(data)).values()
     ]
     folds = sorted({run["fold"] for run in runs})
+    rates = {run["fold"]: run["rate"] for run in runs}
     return {
         "name": name,
         "parameters": mine[0]["parameters"],
-        "rate": rate if is_network(name) else None,
+        "rates": [rates[fold] for fold in folds] if is_network(name) else None,
         "tuning": tuning,
         "runs": runs,
         # Every sequence once a seed: scores of all folds together, their spread that of seeds.
@@ -229,12 +249,14 @@ def _paired(
     by_seed = [mcnemar(told[first][seed] == labels, told[other][seed] == labels) for seed in settings.seeds]
     by_fold = {one["name"]: one["by_fold"] for one in contenders}
     differences = [a - b for a, b in zip(by_fold[first], by_fold[other], strict=True)]
+    # What counts words learns from the held-out share too; of two ratios the larger one promises less.
+    held = settings.train.held_out if is_network(first) or is_network(other) else 0.0
     return {
         "first": first,
         "second": other,
         "mcnemar": [{"seed": seed, **asdict(found)} for seed, found in zip(settings.seeds, by_seed, strict=True)],
         "mcnemar_p": max(found.p for found in by_seed),
-        "folds": asdict(corrected_t(differences, 1.0 / (settings.folds - 1))),
+        "folds": asdict(corrected_t(differences, share_tested(settings.folds, held))),
     }
 
 

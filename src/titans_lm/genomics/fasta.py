@@ -6,12 +6,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 from titans_lm.genomics.nucleotides import Tokens, encode, reverse_complement
 from titans_lm.genomics.settings import Unknown
 
 FASTA = (".fa", ".fasta", ".fna", ".ffn")
+LONGEST = 2**31 - 1
+"""Letters that a cell of a table may have; csv stops at 131,072 otherwise."""
 COLUMNS = ("id", "region", "start", "end", "strand")
 """Columns of GenomicBenchmarks' tables of intervals."""
 
@@ -33,10 +35,10 @@ def suffix_of(path: Path) -> str:
 
 
 def open_text(path: Path) -> TextIOWrapper:
-    """Open a text file for reading; one whose name ends in .gz is decompressed on the way."""
+    """Open a text file for reading, without its byte-order mark; one whose name ends in .gz is decompressed."""
     if path.name.lower().endswith(".gz"):
-        return TextIOWrapper(cast(IO[bytes], gzip.open(path, "rb")), encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        return TextIOWrapper(cast(IO[bytes], gzip.open(path, "rb")), encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -77,16 +79,35 @@ def fasta_records(path: Path) -> Iterator[tuple[str, str]]:
     yield header or "", "".join(parts)
 
 
+def table_rows(path: Path, separator: str) -> tuple[list[str], Iterator[dict[str, str]]]:
+    """Read the names of a table's columns, and then its rows; ValueError, naming the line, where there is no table."""
+    csv.field_size_limit(LONGEST)
+    rows = csv.DictReader(lines_of(path), delimiter=separator)
+
+    def checked() -> Iterator[Any]:
+        try:
+            yield list(rows.fieldnames or ())
+            yield from rows
+        except csv.Error as error:
+            raise ValueError(
+                f"got line {rows.reader.line_num} of {path}, which is no row of a table: {error}; expected columns "
+                f"parted by {separator!r}"
+            ) from error
+
+    read = checked()
+    return next(read), read
+
+
 def read_intervals(path: Path) -> list[Interval]:
     """Read GenomicBenchmarks' table of intervals (id, region, start, end, strand; comma separated).
 
     ValueError, naming the line, for columns that are missing and for places that are no interval.
     """
-    rows = csv.DictReader(lines_of(path))
-    missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+    head, rows = table_rows(path, ",")
+    missing = [name for name in COLUMNS if name not in head]
     if missing:
         raise ValueError(
-            f"got {path} with the columns {', '.join(rows.fieldnames or ['none'])}; expected those of intervals, "
+            f"got {path} with the columns {', '.join(head or ['none'])}; expected those of intervals, "
             f"{', '.join(COLUMNS)}"
         )
     found = []

@@ -57,14 +57,25 @@ def words_of(row: Tokens, k: int) -> NDArray[np.int64]:
 def fit_words(settings: GenomicsFit, train: Sequences, valid: Sequences) -> tuple[WordClassifier, dict[str, Any]]:
     """Fit the baseline that settings name, and say how its strength was chosen.
 
-    It needs no steps to be chosen among, so in the end it learns from both parts. Naive Bayes adds 1 to the count of
-    every word. Logistic regression takes shares of words, each divided by its standard deviation, and the strength of
-    its penalty that is best on the validation part. With `reverse_complement` the other strand of every sequence is
-    learned too. ValueError where scikit-learn is not installed.
+    It needs no steps to be chosen among, so in the end it learns from both parts: what it says of the validation part
+    is then no measure of it (`fit_part` on the training part has one). Naive Bayes adds 1 to the count of every word.
+    Logistic regression takes shares of words, each divided by its standard deviation, and the strength of its penalty
+    that is best on the validation part. With `reverse_complement` the other strand of every sequence is learned too.
+    ValueError where scikit-learn is not installed.
     """
-    both = _joined(train, valid)
-    if settings.baseline == "kmer-nb":
-        return _naive_bayes(settings, both), {}
+    told = {} if settings.baseline == "kmer-nb" else _strongest(settings, train, valid)
+    return fit_part(settings, _joined(train, valid), told), told
+
+
+def fit_part(settings: GenomicsFit, data: Sequences, told: dict[str, Any]) -> WordClassifier:
+    """Fit the baseline on one part, with the strength that `fit_words` has told."""
+    return (
+        _naive_bayes(settings, data) if settings.baseline == "kmer-nb" else _logistic(settings, data, told["strength"])
+    )
+
+
+def _strongest(settings: GenomicsFit, train: Sequences, valid: Sequences) -> dict[str, Any]:
+    """Choose the strength of the penalty on the validation part, by fits on the training part alone."""
     tried = {}
     labels = valid.with_labels()
     for strength in STRENGTHS:
@@ -74,7 +85,7 @@ def fit_words(settings: GenomicsFit, train: Sequences, valid: Sequences) -> tupl
             -float(-np.log(found[range(len(labels)), labels]).mean()),
         )
     best = max(tried, key=lambda strength: tried[strength])
-    return _logistic(settings, both, best), {"strength": best, "validation_accuracy": tried[best][0]}
+    return {"strength": best, "validation_accuracy": tried[best][0]}
 
 
 def _joined(first: Sequences, second: Sequences) -> Sequences:

@@ -1,5 +1,7 @@
 """Classifiers of sequences: the backbone with masked pooling, a CNN, and the backbone as a model of nucleotides."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -123,6 +125,18 @@ def make_network(settings: GenomicsFit, classes: int) -> nn.Module:
         if settings.baseline == "cnn"
         else SequenceClassifier(settings, classes)
     )
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Switch dropout and gradients off; in the end the network is in the mode that it was in."""
+    training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        network.train(training)
 
 
 def _precise(logits: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ def mcnemar(first: Right, second: Right) -> McNemar:
 
         b, c sequences that the first, the second alone got right;   b ~ Binomial(b + c, 1/2)
 
+    `first` and `second` (R,) say of R sequences, the same for both, whether the model was right.
     It counts each sequence once, as sequences of one fold each are, and takes the models as they are: it knows nothing
     of how they would have come out on other training data. 1 where they never differ.
     """
@@ -46,20 +47,28 @@ class FoldTest:
     high: float
 
 
-def corrected_t(differences: Sequence[float], tested_share: float) -> FoldTest:
+def share_tested(folds: int, held_out: float) -> float:
+    """Give the ratio of sequences tested to sequences trained on, where a share of each training part is held out.
+
+    r = (1/k) / ((1 − 1/k) (1 − h)) = 1 / ((k − 1) (1 − h))
+    """
+    return 1.0 / ((folds - 1) * (1.0 - held_out))
+
+
+def corrected_t(differences: Sequence[float], share_tested: float) -> FoldTest:
     """Test whether a mean over folds differs from 0, by the corrected resampled t-test (Nadeau and Bengio 2003).
 
         t = d̄ / √((1/k + r) s²),   k − 1 degrees of freedom
 
-    d̄ and s² are mean and variance of the k differences, r is the ratio of sequences tested to sequences trained on,
-    1 / (k − 1) for k folds: any two folds were trained on mostly the same sequences, so their differences vary
+    d̄ and s² are mean and variance of the k differences, r is the ratio of sequences tested to sequences trained on
+    (`share_tested`): any two folds were trained on mostly the same sequences, so their differences vary
     together and 1/k alone would promise too much. Where all differences are equal p is 1 if they are 0, else 0.
     """
     count = len(differences)
     if count < 2:
         raise ValueError(f"got {count} differences; expected at least two folds")
     middle = mean(differences)
-    spread = math.sqrt((1.0 / count + tested_share) * variance(differences))
+    spread = math.sqrt((1.0 / count + share_tested) * variance(differences))
     student = needed("scipy.stats").t(count - 1)
     half = float(student.ppf(0.975)) * spread
     if spread == 0.0:

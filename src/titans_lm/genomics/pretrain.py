@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from titans_lm.data.batches import IGNORED
 from titans_lm.genomics.batches import NucleotideBatches, pieces, with_targets
-from titans_lm.genomics.model import NucleotideModel, nucleotide_loss
+from titans_lm.genomics.model import NucleotideModel, evaluating, nucleotide_loss
 from titans_lm.genomics.nucleotides import Tokens
 from titans_lm.genomics.records import read_sequences
 from titans_lm.genomics.saved import save_nucleotides
@@ -27,6 +27,8 @@ from titans_lm.train.run import MODEL, SETTINGS, RunFolder
 from titans_lm.train.settings import plain_settings
 
 RESULT = "result.json"
+MOST_HELD_OUT = 1024
+"""Most pieces that are held out: of a genome a share would take longer to measure than to train on."""
 
 
 def pretrain_on_file(
@@ -66,8 +68,9 @@ def pretrain_rows(
 ) -> dict[str, Any]:
     """Train a model of nucleotides on sequences, in a folder of its own; one that is done is not done again.
 
-    Sequences are cut into pieces of `max_length`, of which a share, drawn by the seed, is held out. ValueError where
-    there are fewer than two pieces, and for a folder that was begun with other settings.
+    Sequences are cut into pieces of `max_length`, of which a share, drawn by the seed, is held out; no more than
+    `MOST_HELD_OUT`, and the rest is trained on. ValueError where there are fewer than two pieces, and for a folder that
+    was begun with other settings.
     """
     cut = pieces(rows, settings.max_length)
     if len(cut) < 2:
@@ -76,7 +79,7 @@ def pretrain_rows(
             "sequences or a smaller max_length"
         )
     order = np.random.default_rng([settings.seed, 2]).permutation(len(cut))
-    many = min(max(round(len(cut) * settings.held_out), 1), len(cut) - 1)
+    many = min(max(round(len(cut) * settings.held_out), 1), len(cut) - 1, MOST_HELD_OUT)
     test, train = ([cut[place] for place in part] for part in (order[:many], order[many:]))
     with joined_world(settings.device) as world:
         world.share(settings.batch_size)
@@ -103,11 +106,13 @@ def pretrain_rows(
 
 
 def bits_per_nucleotide(model: nn.Module, rows: Sequence[Tokens], batch_size: int) -> float:
-    """Mean −log₂ p of every nucleotide after the first of its piece, N left out; 2 is guessing."""
+    """Mean −log₂ p of every nucleotide after the first of its piece, N left out; 2 is guessing.
+
+    The model is left in the mode that it was in.
+    """
     device = next(model.parameters()).device
     total, many = 0.0, 0
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model):
         for start in range(0, len(rows), batch_size):
             batch = to_device(with_targets(rows[start : start + batch_size]), device)
             logits = model(batch["tokens"], batch["valid"]).float().flatten(0, 1)

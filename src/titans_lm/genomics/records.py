@@ -1,6 +1,5 @@
 """Sequences with names and classes, from FASTA, from tables, and from a folder for each class."""
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from titans_lm.config import nearest
-from titans_lm.genomics.fasta import FASTA, cut_out, fasta_records, lines_of, read_intervals, suffix_of
+from titans_lm.genomics.fasta import (
+    FASTA,
+    Interval,
+    cut_out,
+    fasta_records,
+    lines_of,
+    read_intervals,
+    suffix_of,
+    table_rows,
+)
 from titans_lm.genomics.nucleotides import Tokens, encode
 from titans_lm.genomics.settings import Crop, ReadSettings
 
@@ -142,8 +150,7 @@ def _fasta(path: Path, settings: ReadSettings) -> Iterator[Row]:
 
 
 def _table(path: Path, settings: ReadSettings) -> Iterator[Row]:
-    rows = csv.DictReader(lines_of(path), delimiter=TABLES[suffix_of(path)])
-    head = list(rows.fieldnames or ())
+    head, rows = table_rows(path, TABLES[suffix_of(path)])
     if not head:
         raise ValueError(f"got {path}, which is empty; expected a row with the names of columns, then sequences")
     if "region" in head and "start" in head and "end" in head:
@@ -187,7 +194,9 @@ def _folder(path: Path, settings: ReadSettings) -> Sequences:
             f"got the folder {path}, whose folders {', '.join(folder.name for folder in folders)} are splits and no "
             f"classes; expected one of these, such as {folders[-1]}"
         )
-    names, tokens, labels = [], [], []
+    names: list[str] = []
+    tokens: list[Tokens | Interval] = []
+    labels: list[str] = []
     for place in places:
         label = place.name if place.is_dir() else place.name.partition(".")[0]
         found = list(_class(place, settings))
@@ -198,10 +207,19 @@ def _folder(path: Path, settings: ReadSettings) -> Sequences:
         names += [f"{label}/{name}" for name, _ in found]
         tokens += [ids for _, ids in found]
         labels += [label] * len(found)
-    return _numbered(names, tokens, labels)
+    return _numbered(names, _cut_out(tokens, settings), labels)
 
 
-def _class(place: Path, settings: ReadSettings) -> Iterator[tuple[str, Tokens]]:
+def _cut_out(found: list[Tokens | Interval], settings: ReadSettings) -> list[Tokens]:
+    """Put sequences in the place of intervals, those of all classes in one reading of the reference."""
+    intervals = [one for one in found if isinstance(one, Interval)]
+    if not intervals or settings.reference is None:
+        return [one for one in found if not isinstance(one, Interval)]
+    cut = iter(cut_out(intervals, settings.reference, settings.unknown))
+    return [next(cut) if isinstance(one, Interval) else one for one in found]
+
+
+def _class(place: Path, settings: ReadSettings) -> Iterator[tuple[str, Tokens | Interval]]:
     """Read all sequences of a class; files are taken in the order of their names, numbers by their size."""
     files = [place] if place.is_file() else [file for file in place.iterdir() if not file.name.startswith(".")]
     for file in sorted(files, key=_by_number):
@@ -227,12 +245,11 @@ def _by_number(file: Path) -> tuple[int, str]:
     return (int(stem) if stem.isdigit() else -1, file.name)
 
 
-def _intervals(file: Path, settings: ReadSettings) -> Iterator[tuple[str, Tokens]]:
+def _intervals(file: Path, settings: ReadSettings) -> Iterator[tuple[str, Interval]]:
     if settings.reference is None:
         raise ValueError(
             f"got intervals in {file} and no reference to cut them out of; expected the genome as FASTA, such as "
             "--read.reference GRCh38.fa.gz"
         )
-    intervals = read_intervals(file)
-    for interval, tokens in zip(intervals, cut_out(intervals, settings.reference, settings.unknown), strict=True):
-        yield interval.name, tokens
+    for interval in read_intervals(file):
+        yield interval.name, interval

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from titans_lm.config import BackboneConfig
 from titans_lm.genomics.batches import padded
 from titans_lm.genomics.kmers import WordClassifier
-from titans_lm.genomics.model import NucleotideModel, make_network
+from titans_lm.genomics.model import NucleotideModel, evaluating, make_network
 from titans_lm.genomics.nucleotides import Tokens, reverse_complement
 from titans_lm.genomics.settings import COUNTED, GenomicsFit
 from titans_lm.train.checkpoint import WEIGHTS
@@ -49,8 +49,10 @@ class Classifier:
         """Give the probability of every class for every sequence, (rows, K); rows are cropped already.
 
         With `both_strands` they are the mean of those for a sequence and for its reverse complement; None is as the
-        classifier was trained.
+        classifier was trained. ValueError for no sequence at all.
         """
+        if not len(rows):
+            raise ValueError("got no sequences; expected at least one to tell the class of")
         twice = self.settings.both_strands if both_strands is None else both_strands
         found = self._one_strand(rows, batch_size)
         if not twice:
@@ -70,12 +72,15 @@ class Classifier:
 
 
 def network_probabilities(network: nn.Module, rows: Sequence[Tokens], batch_size: int) -> Probabilities:
-    """Give the probability of every class for every sequence; those of about one length are read together."""
+    """Give the probability of every class for every sequence, (rows, K); those of about one length are read together.
+
+    In the precision of the weights, whatever the precision of training is: what is chosen on validation and what is
+    tested are measured alike. The network is left in the mode that it was in.
+    """
     device = next(network.parameters()).device
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
     found: list[Tensor] = []
-    network.eval()
-    with torch.no_grad():
+    with evaluating(network), torch.autocast(device.type, enabled=False):
         for start in range(0, len(order), batch_size):
             batch = to_device(padded([rows[place] for place in order[start : start + batch_size]]), device)
             found.append(network(batch["tokens"], batch["valid"]).double().softmax(1).cpu())

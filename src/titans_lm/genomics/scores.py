@@ -9,7 +9,10 @@ Counts = NDArray[np.int64]
 
 
 def confusion(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> Counts:
-    """Count, in row i and column j, sequences of class i that were taken for class j."""
+    """Count, in row i and column j of (K, K), sequences of class i that were taken for class j.
+
+    `labels` and `predicted` (R,) are the classes of R sequences, numbers from 0 to K − 1; `classes` is K.
+    """
     return np.bincount(labels * classes + predicted, minlength=classes * classes).reshape(classes, classes)
 
 

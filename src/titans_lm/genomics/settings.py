@@ -167,7 +167,7 @@ class PretrainSettings(FitSettings):
     max_length: int = 1024
     """Nucleotides of a sequence; longer ones are cut into several."""
     held_out: float = 0.1
-    """Share of the sequences that bits per nucleotide are measured on."""
+    """Share of the sequences that bits per nucleotide are measured on; at most 1,024 pieces."""
     stem_size: int = 1
     """Taps of a causal convolution on the embedding; 1 is none."""
     embed_dropout: float = 0.0
@@ -207,10 +207,11 @@ class EvaluateSettings:
     """Seed of the parts, which are the same for all models and seeds."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the weights, the order of the data and the validation part."""
-    rates: tuple[float, ...] = (3e-3,)
-    """Learning rates; with several each network is tried with all of them before, on the first fold's training part."""
+    rates: tuple[float, ...] = ()
+    """Learning rates in place of train.lr, but for variants that name their own; with several each network is tried
+    with all of them, fold by fold, on the fold's training part."""
     tune_steps: int = 300
-    """Steps of each trial."""
+    """Steps of each trial; there is one for each network, fold and learning rate."""
     jobs: int = 1
     """Runs at once, each in a process with its share of the cores."""
     json: Path | None = None
@@ -226,7 +227,7 @@ class EvaluateSettings:
             check_at_least(name, getattr(self, name), 1)
         check_at_least("fold_seed", self.fold_seed, 0)
         for name, values in (("models", self.models), ("seeds", self.seeds), ("rates", self.rates)):
-            if not values or len(set(values)) != len(values):
+            if (not values and name != "rates") or len(set(values)) != len(values):
                 raise ValueError(f"got {name}={values!r}; expected one or more, each once")
         for rate in self.rates:
             check_positive("rates", rate)

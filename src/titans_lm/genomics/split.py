@@ -11,24 +11,39 @@ from titans_lm.genomics.records import Sequences
 Places = NDArray[np.int64]
 
 
-def copies(tokens: Sequence[Tokens]) -> Places:
+def copies(tokens: Sequence[Tokens], *cut: Sequence[Tokens]) -> Places:
     """Number the sequences so that equal ones, and those that equal another's reverse complement, have one number.
 
-    A model is tested on what it was trained on where a sequence and its copy are on two sides of a split.
+    `cut` are the same sequences as models read them: those that are copies in any form, or copies of copies, have one
+    number. A model is tested on what it was trained on where a sequence and its copy are on two sides of a split.
     """
-    known: dict[bytes, int] = {}
-    keys = (min(ids.tobytes(), reverse_complement(ids).tobytes()) for ids in tokens)
-    return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+    before = list(range(len(tokens)))
+
+    def first(place: int) -> int:
+        while before[place] != place:
+            before[place] = before[before[place]]
+            place = before[place]
+        return place
+
+    for form in (tokens, *cut):
+        known: dict[bytes, int] = {}
+        for place, ids in enumerate(form):
+            other = known.setdefault(min(ids.tobytes(), reverse_complement(ids).tobytes()), place)
+            low, high = sorted((first(other), first(place)))
+            before[high] = low
+    numbers: dict[int, int] = {}
+    return np.array([numbers.setdefault(first(place), len(numbers)) for place in before], np.int64)
 
 
-def folds(data: Sequences, count: int, seed: int) -> Places:
+def folds(data: Sequences, count: int, seed: int, *cut: Sequence[Tokens]) -> Places:
     """Deal sequences into `count` folds, class by class in an order that the seed draws; copies go together.
 
-    Without copies, sizes of folds differ by one at most, and so do those of each class. ValueError for a class with
-    fewer sequences (copies count once) than there are folds.
+    Copies are those of `copies`, with the forms that models read the sequences in. Without copies, sizes of folds
+    differ by one at most, and so do those of each class. ValueError for a class with fewer sequences (copies count
+    once) than there are folds.
     """
     rng = np.random.default_rng([seed, 0])
-    groups = copies(data.tokens)
+    groups = copies(data.tokens, *cut)
     fold = np.zeros(len(data), np.int64)
     dealt = 0
     for name, members in _by_class(data, groups):

@@ -12,7 +12,7 @@ from torch import nn
 from titans_lm.genomics.batches import ClassBatches
 from titans_lm.genomics.best import Best
 from titans_lm.genomics.figures import CONFUSION, PANEL, title, write_confusion
-from titans_lm.genomics.kmers import fit_words
+from titans_lm.genomics.kmers import fit_part, fit_words
 from titans_lm.genomics.model import SequenceClassifier, class_loss, make_network
 from titans_lm.genomics.nucleotides import VOCAB_SIZE
 from titans_lm.genomics.pretrain import pretrain_rows
@@ -39,8 +39,9 @@ def train_on_file(
     """Train a classifier on a file and say how it did on the part of each class that was held out to choose by.
 
     The run folder then holds the model, what was found (result.json), and a picture of which class was taken for which.
-    `resume` goes on with a run that was stopped, by the same settings; one that was finished stays as it is. Raises
-    ValueError for data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
+    A counted baseline is saved as it is after learning from that part too, and judged as it was before. `resume` goes
+    on with a run that was stopped, by the same settings; one that was finished stays as it is. Raises ValueError for
+    data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
     """
     if settings.data is None or settings.run is None:
         raise ValueError("got no data or no run; expected titans genomics train DATA --run FOLDER")
@@ -54,6 +55,8 @@ def train_on_file(
         f"{len(train):,} sequences to train on, {len(valid):,} to choose by: {counted(data)}{cut_told(cut, settings)}"
     )
     asked = {name: value for name, value in plain_settings(settings).items() if name != "run"}
+    if not resume:
+        check_network(chosen, len(data.classes))
     begin(settings.run, asked, resume=resume)
     if (settings.run / RESULT).is_file():  # it was finished
         return json.loads((settings.run / RESULT).read_bytes())
@@ -61,7 +64,7 @@ def train_on_file(
         classifier, told = train_classifier(chosen, train, valid, settings.run, shown)
     except Interrupted as stopped:
         raise KeyboardInterrupt(f"stopped after step {stopped.step}; the same command with --resume goes on") from None
-    found = judged(classifier, valid)
+    found = judged(_before_refit(classifier, train, told), valid)
     result = {
         "run": str(settings.run),
         "model": str(settings.run / MODEL),
@@ -136,7 +139,7 @@ def _train_network(
     if begun is not None and isinstance(network, SequenceClassifier):
         network.encoder.load_state_dict(begun)
     progress.say(f"{sum(p.numel() for p in network.parameters()):,} parameters; run folder {path}")
-    best = Best(path / BEST, lambda model: _look(settings, model, valid), settings, writes=world.main)
+    best = Best(path / BEST, network, lambda model: _look(settings, model, valid), settings, writes=world.main)
     strands = settings.reverse_complement
     batches = ClassBatches(train, batch_size=settings.batch_size, seed=settings.seed, strands=strands)
     ended = fit(
@@ -152,7 +155,7 @@ def _train_network(
 
     world.first(save)
     told = {
-        "steps": ended.step,
+        "steps": best.steps(ended.step),
         "best_step": found["step"],
         "validation_accuracy": found["validation_accuracy"],
         "seconds": ended.seconds,
@@ -162,30 +165,39 @@ def _train_network(
     return load_classifier(path, settings.device), told
 
 
+def check_network(settings: GenomicsFit, classes: int) -> None:
+    """Build the network once, so that what will not do is told before anything is trained; ValueError for that."""
+    if settings.baseline not in COUNTED:
+        make_network(_settled(settings)[0], classes)
+
+
 def _started(
     settings: GenomicsFit, train: Sequences, path: Path, progress: ProgressReport
 ) -> tuple[GenomicsFit, dict[str, Any] | None]:
     """Settle the sizes of the model, and pre-train it or find the weights that it starts from."""
+    settings, begun = _settled(settings)
+    if settings.pretrain_steps:
+        longest = max(map(len, train.tokens))
+        pretrain_rows(_pretraining(settings, max(longest, 2)), train.tokens, path / PRETRAIN, progress)
+        begun = load_nucleotides(path / PRETRAIN).encoder.state_dict()
+    return settings, begun
+
+
+def _settled(settings: GenomicsFit) -> tuple[GenomicsFit, dict[str, Any] | None]:
+    """Settle the sizes of the model: those that are asked for, or those of the weights that it starts from."""
     if settings.parameters is not None and settings.baseline is None:
         model = match_parameters(settings.model, VOCAB_SIZE, settings.parameters)
         settings = dataclasses.replace(settings, model=model, parameters=None)
-    folder = settings.pretrained
-    if settings.pretrain_steps:
-        folder = path / PRETRAIN
-        longest = max(map(len, train.tokens))
-        pretrain_rows(_pretraining(settings, max(longest, 2)), train.tokens, folder, progress)
-    if folder is None:
+    if settings.pretrained is None:
         return settings, None
-    encoder = load_nucleotides(folder).encoder
+    encoder = load_nucleotides(settings.pretrained).encoder
     config, stem = encoder.backbone.config, encoder.stem_size
-    if settings.pretrained is not None:
-        if settings.model not in (config, small_model()) or settings.stem_size not in (stem, 1):
-            raise ValueError(
-                f"got settings of the model beside pretrained={str(folder)!r}, which has its own; expected none, or "
-                "those that it was pre-trained with"
-            )
-        settings = dataclasses.replace(settings, model=config, stem_size=stem)
-    return settings, encoder.state_dict()
+    if settings.model not in (config, small_model()) or settings.stem_size not in (stem, 1):
+        raise ValueError(
+            f"got settings of the model beside pretrained={str(settings.pretrained)!r}, which has its own; expected "
+            "none, or those that it was pre-trained with"
+        )
+    return dataclasses.replace(settings, model=config, stem_size=stem), encoder.state_dict()
 
 
 def _pretraining(settings: GenomicsFit, max_length: int) -> PretrainSettings:
@@ -195,11 +207,18 @@ def _pretraining(settings: GenomicsFit, max_length: int) -> PretrainSettings:
 
 
 def _look(settings: GenomicsFit, model: nn.Module, valid: Sequences) -> dict[str, Any]:
-    """Accuracy and mean −log p of the validation part, predicted as the classifier will be used."""
+    """Accuracy and mean −log p of the validation part, predicted as the classifier will be used: in float32."""
     found = Classifier(settings, valid.classes, model).probabilities(valid.tokens)
     labels = valid.with_labels()
     loss = -np.log(np.maximum(found[np.arange(len(labels)), labels], 1e-300)).mean()
     return {"validation_accuracy": float((found.argmax(1) == labels).mean()), "validation_loss": float(loss)}
+
+
+def _before_refit(classifier: Classifier, train: Sequences, told: dict[str, Any]) -> Classifier:
+    """Give the classifier that has not seen the validation part: a counted one learns from it in the end."""
+    if classifier.settings.baseline not in COUNTED:
+        return classifier
+    return dataclasses.replace(classifier, core=fit_part(classifier.settings, train, told))
 
 
 def judged(classifier: Classifier, data: Sequences) -> dict[str, Any]:

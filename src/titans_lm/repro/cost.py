@@ -82,8 +82,9 @@ def forecast_minutes(s: EvaluateForecasters) -> float:
         assert isinstance(one, Series)
         for horizon in s.horizons:
             train, validation, test = one.windows(s.lookback, horizon)
-            windows = s.train.epochs * (train + validation / READING) + test / READING
-            rows = windows * one.channels * len(s.seeds) * max(1, len(s.rates))
+            trained = len(s.seeds) + max(0, len(s.rates) - 1)  # the first seed with each rate; one of these counts
+            windows = trained * s.train.epochs * (train + validation / READING) + len(s.seeds) * test / READING
+            rows = windows * one.channels
             seconds += sum(rows / WINDOW_SPEED[name] for name in s.models if name in WINDOW_SPEED)
     return seconds / s.jobs / 60
 
@@ -93,7 +94,7 @@ def dna_minutes(s: EvaluateSettings) -> float:
     assert s.data is not None
     one = set_of(s.data, DNA)
     assert isinstance(one, Classes)
-    tried = len(s.rates) * s.tune_steps if len(s.rates) > 1 else 0
+    tried = len(s.rates) * s.tune_steps * s.folds if len(s.rates) > 1 else 0
     steps = tried + s.train.steps * s.folds * len(s.seeds)
     length = min(s.train.max_length or one.longest, one.longest)
     tested = s.data.stat().st_size if s.data.is_file() else one.sequences * length

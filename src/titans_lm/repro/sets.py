@@ -1,5 +1,6 @@
 """Tables and sets of DNA that the paper is measured on: what their files are called, where they are to be had."""
 
+import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,19 @@ class Series(DataSet):
             return 12 * month, 4 * month, 4 * month
         train, test = int(0.7 * self.rows), int(0.2 * self.rows)
         return train, self.rows - train - test, test
+
+    def unlike(self, path: Path) -> str | None:
+        """Say how a file differs in size from the paper's table; None where it does not.
+
+        A line of names and a column of dates may be there or not.
+        """
+        lines, cells = _size(path)
+        if lines - self.rows in (0, 1) and cells - self.channels in (0, 1):
+            return None
+        return (
+            f"{self.column}: NOT COMPARABLE with the paper's numbers: {path} has {lines:,} lines of {cells:,} cells, "
+            f"where its table has {self.rows:,} rows of {self.channels} channels"
+        )
 
     def windows(self, lookback: int, horizon: int) -> tuple[int, int, int]:
         """Windows of each part; validation and test begin a lookback early."""
@@ -129,6 +143,16 @@ def told(sets: Sequence[DataSet]) -> str:
 def set_of(path: Path, sets: Sequence[DataSet]) -> DataSet:
     """Find the set that a path which `find_sets` gave is one of."""
     return next(one for one in sets if one.is_it(path) or one.is_it(path.parent))
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Count the lines of a table and the cells of the last one, empty lines left out."""
+    lines, last = 0, b""
+    with gzip.open(path, "rb") if path.name.lower().endswith(PACKED) else path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                lines, last = lines + 1, line
+    return lines, last.count(b",") + 1 if lines else 0
 
 
 def _walk(place: Path, sets: Sequence[DataSet]) -> Iterator[Path]:
