@@ -110,7 +110,7 @@ class MemoryConfig:
     """Largest share of the memory that a token may forget."""
     alpha_init: float = 0.002
     """Share of the memory that a token forgets before training (D2)."""
-    alpha_stretch: float = 0.03
+    alpha_stretch: float = 0.003
     """How far α's gate reaches beyond zero and its bound before it is cut: above 0 a token can forget nothing (D33)."""
     memory_targets: Targets = "rms"
     """What v is brought to before the memory learns it: unit RMS per head, norm 1, or nothing (D15)."""
