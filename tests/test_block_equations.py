@@ -24,8 +24,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "linear memory": {"memory_depth": 1},
     "channel-wise, to zero": {"gates": "channel", "forget_to": "zero", "alpha_init": 0.1},
     "convolved attention": {"attention_conv_size": 3},
-    "residual read": {"memory_reads_residual": True},
-    "no gate bias": {"gate_bias": False},
+    "no residual read": {"memory_reads_residual": False},
+    "gated by the memory": {"gating": "memory"},
     "reference": {"memory_backend": "reference"},
 }
 every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -81,8 +81,9 @@ def mix(architecture: str, **settings: Any) -> Mixed:
 
 
 def gate_by_hand(y: Tensor, m: Tensor, gate: Gate) -> Tensor:
-    bias = 0.0 if gate.value_norm.bias is None else gate.value_norm.bias
-    return ((rms(y, gate.value_norm) + bias) * torch.sigmoid(rms(m, gate.gate_norm))) @ gate.o_proj.weight.T
+    y, m = rms(y, gate.attention_norm), rms(m, gate.memory_norm)
+    through = m * torch.sigmoid(y) if gate.mutual else 0.0
+    return (y * torch.sigmoid(m) + through) @ gate.o_proj.weight.T
 
 
 def read_after_persistent(block: Any, x: Tensor) -> tuple[Tensor, MemoryState]:

@@ -49,24 +49,24 @@ def test_a_block_is_two_residual_steps(architecture: str) -> None:
     assert_close(y, middle + block.mlp(rms(middle, block.mlp_norm)))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_gate_is_its_formula(bias: bool) -> None:
-    gate = Gate(small_config("mag", gate_bias=bias)).double()
+@pytest.mark.parametrize("gating", ["mutual", "memory"])
+def test_the_gate_is_its_formula(gating: str) -> None:
+    gate = Gate(small_config("mag", gating=gating)).double()
     y, m = tokens(), tokens()
     wake(gate)
-    b = gate.value_norm.bias if bias else 0.0
-    gated = (rms(y, gate.value_norm) + b) * torch.sigmoid(rms(m, gate.gate_norm))
-    assert_close(gate(y, m), gated @ gate.o_proj.weight.T)
+    a, c = rms(y, gate.attention_norm), rms(m, gate.memory_norm)
+    passed = a * torch.sigmoid(c) + (c * torch.sigmoid(a) if gating == "mutual" else 0.0)
+    assert_close(gate(y, m), passed @ gate.o_proj.weight.T)
     with torch.no_grad():
-        assert_close(gate(y, m), gated @ gate.o_proj.weight.T)
+        assert_close(gate(y, m), passed @ gate.o_proj.weight.T)
 
 
-def test_at_the_start_the_memory_passes_the_gate_whatever_attention_has_made() -> None:
-    for bias, passes in ((True, True), (False, False)):
-        gate = Gate(small_config("mag", gate_bias=bias)).double()
-        nothing, m = torch.zeros(1, 1, 8, dtype=torch.float64), tokens()[:1, :2]
-        out = gate(nothing.expand_as(m), m)
-        assert bool((out[:, 0] != out[:, 1]).any()) is passes
+@pytest.mark.parametrize(("gating", "passes"), [("mutual", True), ("memory", False)])
+def test_what_passes_the_gate_where_attention_has_nothing(gating: str, passes: bool) -> None:
+    gate = Gate(small_config("mag", gating=gating)).double()
+    m = tokens()[:1, :2]
+    out = gate(torch.zeros_like(m), m)
+    assert bool((out[:, 0] != out[:, 1]).any()) is passes
 
 
 @pytest.mark.parametrize("architecture", ["lmm", "mag", "mal"])
@@ -144,7 +144,7 @@ def test_parameters_are_counted_by_a_formula(architecture: str, settings: dict[s
     common = 2 * E + 3 * E * c.mlp_width + persistent * E
     attention = 4 * E * E + (3 * E * c.attention_conv_size if c.attention_conv_size > 1 else 0)
     memory = sum(p.numel() for p in block.memory.parameters()) if c.has_memory else 0  # test_memory.py
-    gated = attention + (3 if c.gate_bias else 2) * E + E * E
+    gated = attention + 2 * E + E * E
     own = {"lmm": 0, "mac": gated, "mag": gated, "mal": attention + E}
     expected = common + memory + own.get(architecture, attention)
     assert sum(p.numel() for p in block.parameters()) == expected

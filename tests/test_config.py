@@ -63,7 +63,7 @@ WRONG = [
     ("decay", None, "expected True or False"),
     ("memory_norm", "no", "expected True or False"),
     ("memory_reads_persistent", 1, "expected True or False"),
-    ("gate_bias", None, "expected True or False"),
+    ("gating", "mutul", "did you mean 'mutual'"),
     ("memory_reads_residual", "yes", "expected True or False"),
 ]
 

@@ -9,7 +9,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from titans_lm import elementwise
-from titans_lm.elementwise import causal_taps, gated_linear, normed_gated_linear, rms_norm, swiglu, unit_norm
+from titans_lm.elementwise import (
+    causal_taps,
+    gated_linear,
+    mutually_gated_linear,
+    normed_gated_linear,
+    rms_norm,
+    swiglu,
+    unit_norm,
+)
 from titans_lm.layers import Linear, ShortConvolution, convolved, gated, joint
 
 
@@ -47,10 +55,9 @@ case("norm, sigmoid, linear", lambda g, x, w, n: normed_gated_linear(g, x, w, n,
 case("two norms, sigmoid, linear", lambda g, x, w, n, m: normed_gated_linear(g, x, w, n, m, 1e-5),
      lambda g, x, w, n, m: (rms(g, m).sigmoid() * rms(x, n)) @ w.T,
      (2, 5, 6), (2, 5, 6), (4, 6), (6,), (6,))  # fmt: skip
-case("a norm with a bias, a norm, sigmoid, linear",
-     lambda g, x, w, n, m, b: normed_gated_linear(g, x, w, n, m, 1e-5, b),
-     lambda g, x, w, n, m, b: (rms(g, m).sigmoid() * (rms(x, n) + b)) @ w.T,
-     (2, 5, 6), (2, 5, 6), (4, 6), (6,), (6,), (6,))  # fmt: skip
+case("two norms, each a gate of the other, linear", lambda y, m, w, n, k: mutually_gated_linear(y, m, w, n, k, 1e-5),
+     lambda y, m, w, n, k: (rms(y, n) * rms(m, k).sigmoid() + rms(m, k) * rms(y, n).sigmoid()) @ w.T,
+     (2, 5, 6), (2, 5, 6), (4, 6), (6,), (6,))  # fmt: skip
 case("SwiGLU", swiglu, lambda x, g, u, d: (F.silu(x @ g.T) * (x @ u.T)) @ d.T, (2, 5, 6), (9, 6), (9, 6), (4, 9))
 case("taps", causal_taps, plain_taps, (2, 8, 3), (4, 3))
 case("one tap", causal_taps, plain_taps, (2, 5, 3), (1, 3))

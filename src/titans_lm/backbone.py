@@ -85,7 +85,7 @@ class Backbone(nn.Module):
 
         Linear maps N(0, 1 / fan-in); maps into the residual stream (o_proj, down_proj) with 1 / √(8 · blocks) of that
         spread and embeddings N(0, 1 / 4E), so that no branch drowns the tokens at the start (both are GPT-2's 0.02 at
-        width 768, kept in proportion), behind a ⊗ without b a tenth of that (D22); gate projections N(0, 0.02²), their
+        width 768, kept in proportion), behind ⊗ = "memory" a tenth of it (D22); gate projections N(0, 0.02²), their
         biases as D2 says; the memory as D14 says.
         """
         if isinstance(module, nn.Linear):
@@ -100,8 +100,8 @@ class Backbone(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and name.endswith(("o_proj", "down_proj")):
                 std = (8 * self.config.num_hidden_layers * module.in_features) ** -0.5
-                # what ⊗ gives has just been normalised, and without b it is noise at the start (D22)
-                noise = name.endswith("gate.o_proj") and not self.config.gate_bias
+                # what such a ⊗ gives has just been normalised, and is noise at the start (D22)
+                noise = name.endswith("gate.o_proj") and self.config.gating == "memory"
                 module.start_std = 0.1 * std if noise else std
 
     def init_state(self, batch_size: int) -> BackboneState:

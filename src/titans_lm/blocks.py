@@ -22,7 +22,7 @@ from titans_lm.attention import (
     settled,
 )
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, Linear, RMSNorm, SwiGLU, gated
+from titans_lm.layers import Call, Linear, RMSNorm, SwiGLU, gated, mutually_gated
 from titans_lm.memory import LayerState, NeuralMemory
 from titans_lm.ops.state import repeat_rows, select_rows
 
@@ -115,13 +115,13 @@ class MACBlock(Block):
 
         h_t = M*_{t−1}(s_t W_Q)             recall with the memory after the previous segment     (eq. 21)
         y_t = Attn([P | h_t | s_t])         causal in tokens and in recalled rows                 (eq. 22–23)
-        M_t = M_{t−1}(z_t)                  write what attention made of it, z_t = y_t            (eq. 24)
+        M_t = M_{t−1}(z_t)                  write what attention made of it                       (eq. 24)
         o_t = y_t ⊗ M*_t(z_t)               gate by a second recall, after the write              (eq. 25)
 
-    With `memory_reads_residual` z_t = y_t + s_t, attention's output with its residual (D36).
+    z_t = y_t + s_t is attention's output with its residual; without `memory_reads_residual` z_t = y_t (D36).
     t counts segments of `segment_len` tokens. The gate of token i comes from the memory written up to i: the whole
     segment's M_t would tell the future. The segment's own rows of y are written (D7), one row is recalled per token
-    (D8), and y ⊗ m = ((RMSNorm(y) + b) ∘ σ(RMSNorm(m))) W_O with learned weights and b (D9).
+    (D8), and in y ⊗ m each gates the other (D9).
     """
 
     def __init__(self, config: BackboneConfig) -> None:
@@ -194,19 +194,23 @@ def joined(outputs: list[Tensor]) -> Tensor:
 
 
 class Gate(nn.Module):
-    """y ⊗ m = ((RMSNorm(y) + b) ∘ σ(RMSNorm(m))) W_O, each norm with its learned weights (eq. 25 and 28; D9).
+    """y ⊗ m of attention's y and the memory's m (eq. 25 and 28; D9), ŷ and m̂ being their RMSNorms with learned weights.
 
-    b is learned and starts at one, so that the memory reaches W_O whatever y is; without `gate_bias` it is 0.
+    "mutual":  (ŷ ∘ σ(m̂) + m̂ ∘ σ(ŷ)) W_O
+    "memory":  (ŷ ∘ σ(m̂)) W_O
     """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
-        self.value_norm = RMSNorm(config.hidden_size, config.norm_eps, bias=config.gate_bias)
-        self.gate_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mutual = config.gating == "mutual"
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.memory_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.o_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, y: Hidden, m: Hidden) -> Hidden:
-        return gated(self.o_proj, m, y, "sigmoid", self.value_norm, self.gate_norm)
+        if self.mutual:
+            return mutually_gated(self.o_proj, y, m, self.attention_norm, self.memory_norm)
+        return gated(self.o_proj, m, y, "sigmoid", self.attention_norm, self.memory_norm)
 
 
 class MAGBlock(Block):

@@ -18,6 +18,7 @@ Gates = Literal["head", "layer", "channel"]
 Objective = Literal["l2", "dot"]
 ForgetTo = Literal["zero", "init"]
 Targets = Literal["rms", "unit", "none"]
+Gating = Literal["mutual", "memory"]
 Backend = Literal["auto", "reference", "chunked", "triton"]
 SurpriseSizes = bool | Literal["parts"]
 
@@ -211,10 +212,10 @@ class BackboneConfig(MemoryConfig):
     """Persistent tokens P of each block: learned, independent of the data (D11)."""
     memory_reads_persistent: bool = True
     """Whether the memory reads the persistent tokens before a document (lmm, mag, mal; D16)."""
-    memory_reads_residual: bool = False
+    memory_reads_residual: bool = True
     """Whether the memory reads attention's output with the token added to it, y + s, or y alone (mac; D36)."""
-    gate_bias: bool = True
-    """Whether ⊗ adds a learned vector, one at the start, to attention's side, so that the memory passes (D9)."""
+    gating: Gating = "mutual"
+    """What ⊗ is: attention and memory let each other through, or the memory lets attention through (mac, mag; D9)."""
     rope_theta: float = 10_000.0
     """Base of the rotary embedding."""
     rotary_fraction: float = 0.5
@@ -225,12 +226,13 @@ class BackboneConfig(MemoryConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("architecture", self.architecture, get_args(Architecture))
+        check_choice("gating", self.gating, get_args(Gating))
         for name in ("num_hidden_layers", "segment_len", "window", "attention_conv_size"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("num_persistent", self.num_persistent, 0)
         if self.intermediate_size is not None:
             check_at_least("intermediate_size", self.intermediate_size, 1)
-        for name in ("memory_reads_persistent", "memory_reads_residual", "gate_bias"):
+        for name in ("memory_reads_persistent", "memory_reads_residual"):
             check_switch(name, getattr(self, name))
         check_positive("rope_theta", self.rope_theta)
         check_between("rotary_fraction", self.rotary_fraction, 0.0, 1.0)

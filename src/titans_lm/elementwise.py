@@ -57,10 +57,9 @@ def _rstd(x: Tensor, eps: float) -> Tensor:
     return torch.rsqrt_(size.square_().div_(x.shape[-1]).add_(eps))
 
 
-def _scaled(x: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
+def _scaled(x: Tensor, rstd: Tensor, weight: Tensor | None) -> Tensor:
     y = x * rstd
-    y = y if weight is None else y.mul_(weight)
-    return y if bias is None else y.add_(bias)
+    return y if weight is None else y.mul_(weight)
 
 
 def _rms_adjoint(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,46 +197,75 @@ def normed_gated_linear(
     x_weight: Float[Tensor, " D"],
     gate_weight: Float[Tensor, " E"] | None,
     eps: float,
-    x_bias: Float[Tensor, " D"] | None = None,
 ) -> Float[Tensor, "*s O"]:
-    """(σ(gate) ∘ (RMSNorm(x) + b)) Wᵀ for x (*s, E) or (*s, H, D); σ(RMSNorm(gate)) where it has a weight."""
-    return _NormedGatedLinear.apply(gate, x, weight, x_weight, gate_weight, eps, x_bias)
+    """(σ(gate) ∘ RMSNorm(x)) Wᵀ for x (*s, E) or (*s, H, D); with a `gate_weight` of RMSNorm(gate) instead of gate."""
+    return _NormedGatedLinear.apply(gate, x, weight, x_weight, gate_weight, eps)
 
 
 class _NormedGatedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        gate: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        x_weight: Tensor,
-        gate_weight: Tensor | None,
-        eps: float,
-        x_bias: Tensor | None,
+        ctx: Any, gate: Tensor, x: Tensor, weight: Tensor, x_weight: Tensor, gate_weight: Tensor | None, eps: float
     ) -> Tensor:
         x_rstd, gate_rstd = _rstd(x, eps), None if gate_weight is None else _rstd(gate, eps)
-        ctx.save_for_backward(gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd, x_bias)
+        ctx.save_for_backward(gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd)
         opened = torch.sigmoid(gate if gate_rstd is None else _scaled(gate, gate_rstd, gate_weight))
-        return linear(opened.mul_(_scaled(x, x_rstd, x_weight, x_bias).reshape(gate.shape)), weight)
+        return linear(opened.mul_(_scaled(x, x_rstd, x_weight).reshape(gate.shape)), weight)
 
     @staticmethod
     @once_differentiable
     # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        (grad,), (gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd, x_bias) = grads, ctx.saved_tensors
-        normed = _scaled(x, x_rstd, x_weight, x_bias).reshape(gate.shape)
+        (grad,), (gate, x, weight, x_weight, gate_weight, x_rstd, gate_rstd) = grads, ctx.saved_tensors
+        normed = _scaled(x, x_rstd, x_weight).reshape(gate.shape)
         opened = torch.sigmoid(gate if gate_rstd is None else _scaled(gate, gate_rstd, gate_weight))
         d_weight = outer(grad, opened * normed)
         d_product = times(grad, weight)
         d_gate = torch.ops.aten.sigmoid_backward(normed.mul_(d_product), opened)
-        d_normed = d_product.mul_(opened).view(x.shape)
-        d_x_bias = None if x_bias is None else d_normed.sum(dim=tuple(range(x.dim() - 1)))
-        d_x, d_x_weight = _rms_adjoint(d_normed, x, x_weight, x_rstd)
+        d_x, d_x_weight = _rms_adjoint(d_product.mul_(opened).view(x.shape), x, x_weight, x_rstd)
         d_gate_weight = None
         if gate_rstd is not None:
             d_gate, d_gate_weight = _rms_adjoint(d_gate, gate, gate_weight, gate_rstd)
-        return d_gate, d_x, d_weight, d_x_weight, d_gate_weight, None, d_x_bias
+        return d_gate, d_x, d_weight, d_x_weight, d_gate_weight, None
+
+
+def mutually_gated_linear(
+    y: Float[Tensor, "*s E"],
+    m: Float[Tensor, "*s E"],
+    weight: Float[Tensor, "O E"],
+    y_weight: Float[Tensor, " E"],
+    m_weight: Float[Tensor, " E"],
+    eps: float,
+) -> Float[Tensor, "*s O"]:
+    """(ŷ ∘ σ(m̂) + m̂ ∘ σ(ŷ)) Wᵀ with ŷ = RMSNorm(y) and m̂ = RMSNorm(m)."""
+    return _MutuallyGatedLinear.apply(y, m, weight, y_weight, m_weight, eps)
+
+
+class _MutuallyGatedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, m: Tensor, weight: Tensor, y_weight: Tensor, m_weight: Tensor, eps: float
+    ) -> Tensor:
+        y_rstd, m_rstd = _rstd(y, eps), _rstd(m, eps)
+        ctx.save_for_backward(y, m, weight, y_weight, m_weight, y_rstd, m_rstd)
+        a, c = _scaled(y, y_rstd, y_weight), _scaled(m, m_rstd, m_weight)
+        product = torch.sigmoid(c).mul_(a).addcmul_(c, torch.sigmoid(a))
+        return linear(product, weight)
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        (grad,), (y, m, weight, y_weight, m_weight, y_rstd, m_rstd) = grads, ctx.saved_tensors
+        a, c = _scaled(y, y_rstd, y_weight), _scaled(m, m_rstd, m_weight)
+        open_a, open_c = torch.sigmoid(a), torch.sigmoid(c)
+        d_weight = outer(grad, (a * open_c).addcmul_(c, open_a))
+        d_product = times(grad, weight)
+        d_a = torch.ops.aten.sigmoid_backward(c.mul_(d_product), open_a).addcmul_(d_product, open_c)
+        d_c = torch.ops.aten.sigmoid_backward(a.mul_(d_product), open_c).addcmul_(d_product, open_a)
+        d_y, d_y_weight = _rms_adjoint(d_a, y, y_weight, y_rstd)
+        d_m, d_m_weight = _rms_adjoint(d_c, m, m_weight, m_rstd)
+        return d_y, d_m, d_weight, d_y_weight, d_m_weight, None
 
 
 def causal_taps(padded: Float[Tensor, "B T_K1 E"], weight: Float[Tensor, "K E"]) -> Float[Tensor, "B T E"]:

@@ -8,7 +8,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from titans_lm.elementwise import Gating, causal_taps, followed, gated_linear, normed_gated_linear, rms_norm, swiglu
+from titans_lm.elementwise import (
+    Gating,
+    causal_taps,
+    followed,
+    gated_linear,
+    mutually_gated_linear,
+    normed_gated_linear,
+    rms_norm,
+    swiglu,
+)
 from titans_lm.ops.products import linear
 from titans_lm.ops.state import state_dtype
 
@@ -157,27 +166,22 @@ def joint(x: Float[Tensor, "B T E"], *projs: nn.Module) -> tuple[Tensor, ...]:
 
 
 class RMSNorm(nn.Module):
-    """x / √(mean(x²) + ε) · weight [+ bias], computed in at least float32; both start at one."""
+    """x / √(mean(x²) + ε) · weight, computed in at least float32."""
 
-    def __init__(self, width: int, eps: float, bias: bool = False) -> None:
+    def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(width)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.ones_(self.bias)
 
     def forward(self, x: Float[Tensor, "*s E"]) -> Float[Tensor, "*s E"]:
         precise = state_dtype(x.dtype)
         if precise == x.dtype == self.weight.dtype:
-            y = rms_norm(x, self.weight, self.eps)
-            return y if self.bias is None else y + self.bias
-        y = F.rms_norm(x.to(precise), x.shape[-1:], eps=self.eps) * self.weight.to(precise)
-        return (y if self.bias is None else y + self.bias.to(precise)).to(x.dtype)
+            return rms_norm(x, self.weight, self.eps)
+        return (F.rms_norm(x.to(precise), x.shape[-1:], eps=self.eps) * self.weight.to(precise)).to(x.dtype)
 
 
 def gated(
@@ -195,21 +199,31 @@ def gated(
         return gated_linear(gate, x, owner.weight, activation)
     if together and activation == "sigmoid" and _normed_alike(gate, x, owner, inner, outer):
         gate_weight = None if outer is None else outer.weight
-        return normed_gated_linear(gate, x, owner.weight, inner.weight, gate_weight, inner.eps, inner.bias)
+        return normed_gated_linear(gate, x, owner.weight, inner.weight, gate_weight, inner.eps)
     x = x if x_norm is None else x_norm(x)
     x, gate = x.flatten(2).to(gate.dtype), gate if gate_norm is None else gate_norm(gate)
     return proj((F.silu(gate) if activation == "silu" else torch.sigmoid(gate)) * x)
+
+
+def mutually_gated(
+    proj: nn.Module, y: Float[Tensor, "B T E"], m: Float[Tensor, "B T E"], y_norm: nn.Module, m_norm: nn.Module
+) -> Float[Tensor, "B T O"]:
+    """proj(ŷ ∘ σ(m̂) + m̂ ∘ σ(ŷ)), hats being norms: each lets the other through."""
+    owner, inner, outer = cast(Any, proj), cast(Any, y_norm), cast(Any, m_norm)
+    if y.shape[1] > 1 and plain(proj) and _normed_alike(m, y, owner, inner, outer):
+        return mutually_gated_linear(y, m, owner.weight, inner.weight, outer.weight, inner.eps)
+    y, m = y_norm(y), m_norm(m)
+    return proj(y * torch.sigmoid(m) + m * torch.sigmoid(y))
 
 
 def _normed_alike(gate: Tensor, x: Tensor, proj: Any, x_norm: Any, gate_norm: Any) -> bool:
     """Whether norms, gate and product are of one precision, and gradients are asked for."""
     norms = [norm for norm in (x_norm, gate_norm) if norm is not None]
     plain_norms = all(type(norm) is RMSNorm and not norm._forward_hooks and norm.eps == x_norm.eps for norm in norms)
-    if not plain_norms or (gate_norm is not None and gate_norm.bias is not None):
-        return False
-    tensors = gate, x, proj.weight, *(p for norm in norms for p in norm.parameters())
+    tensors = gate, x, proj.weight, *(norm.weight for norm in norms)
     return (
-        followed(*tensors)
+        plain_norms
+        and followed(*tensors)
         and not torch.is_autocast_enabled(x.device.type)
         and all(y.dtype == x.dtype == state_dtype(x.dtype) for y in tensors)
     )

@@ -35,7 +35,7 @@ def parameters_by_hand(c: BackboneConfig, vocab_size: int) -> int:
     E, H, D = c.hidden_size, c.num_attention_heads, c.head_dim
     networks = H * sum(a * b for a, b in pairwise((D, c.memory_expansion * D, D)))
     memory = 5 * E * E + networks + 2 * E + 3 * c.conv_size * E + 3 * (E + 1) * 2 * H + D
-    attention, gate = 4 * E * E, E * E + 3 * E
+    attention, gate = 4 * E * E, E * E + 2 * E
     mixer = {"lmm": 0, "mac": attention + gate, "mag": attention + gate, "mal": attention + E}[c.architecture]
     block = 2 * E + 3 * E * c.mlp_width + c.num_persistent * E + memory + mixer
     return vocab_size * E + c.num_hidden_layers * block + E
