@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_cases import ARCHITECTURES, MEMORIES, assert_close, close, named_tensors, small_backbone
+from model_cases import ARCHITECTURES, MEMORIES, assert_close, close, named_tensors, small_backbone, wake
 from titans_lm.backbone import Backbone
 from titans_lm.ops.state import state_bytes, take_rows
 
@@ -62,15 +62,17 @@ def test_a_state_is_at_least_float32(architecture: str, dtype: torch.dtype) -> N
 
 @every_architecture
 def test_a_state_is_float32_under_autocast(architecture: str) -> None:
-    # Heads of 16 channels: at 4, single tokens come so near to a norm of zero that bfloat16 turns them around.
-    stack = small_backbone(architecture, torch.float32, attention_conv_size=2, hidden_size=32)
+    # Heads of 16 channels: at 4, single tokens come so near to a norm of zero that bfloat16 turns them around. Weights
+    # not far from their start: with the usual noise, 1.7 in norm at this width, a rounding grows tenfold in two blocks.
+    stack = small_backbone(architecture, torch.float32, awake=False, attention_conv_size=2, hidden_size=32)
+    wake(stack, 0.1)
     x = torch.randn(2, 29, 32)
     exact, _ = stack(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y, state = stack(x[:, :13])
         z, state = stack(x[:, 13:], state)
     assert floats(state) == {torch.float32}
-    assert close(torch.cat([y, z], dim=1).float(), exact, 0.5)
+    assert close(torch.cat([y, z], dim=1).float(), exact, 0.1)
     assert not close(torch.cat([y, z], dim=1).float(), exact, 1e-5), "bfloat16 was used"
 
 

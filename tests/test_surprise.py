@@ -112,13 +112,13 @@ def test_an_empty_memory_is_the_start_of_a_text() -> None:
 
 
 def test_bits_are_the_loss() -> None:
-    model = made("mag")
+    model = made("mag").double()
     found = measure_surprise(model, IDS, piece_len=7)
     tokens = torch.from_numpy(IDS.astype(np.int64))
     with torch.no_grad():
         nats = F.cross_entropy(model(tokens[None, :-1]).logits[0], tokens[1:], reduction="none")
     assert np.isnan(found.bits[0])
-    np.testing.assert_allclose(found.bits[1:], nats.numpy() / np.log(2), atol=2e-5)
+    np.testing.assert_allclose(found.bits[1:], nats.numpy() / np.log(2), atol=1e-6)
 
 
 def test_every_memory_counts_the_same_in_the_summary() -> None:
