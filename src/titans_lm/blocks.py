@@ -140,20 +140,19 @@ class MACBlock(Block):
         # What needs no memory is made for all segments at once, before them or after them.
         q, gate, tails = self.memory.ask(x, state.query_conv, call.lengths)
         looks = self.attention.tokens(x, state.attention.conv, call, self.persistent)
-        attended, read, answered, surprise = [], [], [], None if call.surprise is None else []
+        attended, answered, surprise = [], [], None if call.surprise is None else []
         cuts = segment_pieces(call, x.shape[1], self.config.segment_len)
         sizes = [stop - start for start, stop, _ in cuts]
         asked = zip(q.split(sizes, dim=1), gate.split(sizes, dim=1), x.split(sizes, dim=1), strict=True)
         for (start, stop, phase), question, look in zip(cuts, asked, looks.pieces(sizes), strict=True):
             piece = call.piece(start, stop)._replace(surprise=surprise)
-            y, z, o, state = self._segment(question, look, state, piece, phase)
+            y, o, state = self._segment(question, look, state, piece, phase)
             attended.append(y)
-            read.append(z)
             answered.append(o)
         if call.surprise is not None and surprise:
             call.surprise.append(torch.cat(surprise, dim=1))
         y, o = joined(attended), joined(answered)
-        m = self.memory.finish(o, self.memory.gate_proj(joined(read)))
+        m = self.memory.finish(o, self.memory.gate_proj(self._read(y, x)))
         if x.shape[1] > 1:
             k, v = state.recalled
             state = state._replace(attention=settled(state.attention), recalled=(own(k), own(v)))
@@ -161,15 +160,18 @@ class MACBlock(Block):
 
     def _segment(
         self, asked: tuple[Tensor, Tensor, Hidden], looks: Looks, state: MACState, call: Call, phase: int | Tensor
-    ) -> tuple[Hidden, Hidden, Tensor, MACState]:
-        """Tokens of one segment, or of the part of it that this call holds: y, z, and what the memory answers to z."""
+    ) -> tuple[Hidden, Tensor, MACState]:
+        """Tokens of one segment, or of the part of it that this call holds: y, and what the memory answers to z."""
         q, gate, s = asked
         h = self.memory.answer(state.at_segment_start, q, gate)
         y, attention, recalled = self.attention(looks, state.attention, call, phase, (h, state.recalled))
-        z = y + s if self.config.memory_reads_residual else y
-        o, memory = self.memory.write(z, state.memory, call.lengths, call.surprise, call.parts)
+        o, memory = self.memory.write(self._read(y, s), state.memory, call.lengths, call.surprise, call.parts)
         at_start = self._segment_start(state, memory, call, phase, y.shape[1])
-        return y, z, o, MACState(memory, at_start, state.query_conv, attention, recalled)
+        return y, o, MACState(memory, at_start, state.query_conv, attention, recalled)
+
+    def _read(self, y: Hidden, s: Hidden) -> Hidden:
+        """z: what the memory reads of tokens s and of what attention made of them (D36)."""
+        return y + s if self.config.memory_reads_residual else y
 
     def _segment_start(
         self, state: MACState, memory: LayerState, call: Call, phase: int | Tensor, length: int

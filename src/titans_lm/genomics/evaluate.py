@@ -100,9 +100,8 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> dict[s
     Every sequence is tested once a seed, by a model that was trained on the other folds; its best step, and its
     learning rate where there are several, were chosen on a part of those: rates are tried fold by fold, and no trial
     reads the fold that its rate is for. Sequences that are copies before or after any model's cut are of one fold.
-    predictions.tsv holds what each sequence was
-    taken for. `command` is what the file says it came from. Raises ValueError for data or a model that will not do,
-    before anything is trained.
+    predictions.tsv holds what each sequence was taken for. `command` is what the file says it came from. Raises
+    ValueError for data or a model that will not do, before anything is trained.
     """
     if settings.data is None:
         raise ValueError("got no data; expected titans genomics evaluate DATA")
