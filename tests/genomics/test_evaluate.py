@@ -17,14 +17,14 @@ from titans_lm.bench.render import render_results
 from titans_lm.compare.jobs import run_job
 from titans_lm.genomics.contenders import contender, folder_name, shared_size
 from titans_lm.genomics.evaluate import FILE, PREDICTIONS, finals, run_evaluation
-from titans_lm.genomics.kmers import fit_words
+from titans_lm.genomics.kmers import fit_counted
 from titans_lm.genomics.paired import corrected_t, mcnemar
 from titans_lm.genomics.records import Sequences, read_sequences
 from titans_lm.genomics.settings import EvaluateSettings, ReadSettings
 from titans_lm.genomics.split import folds, held_out
 from titans_lm.train.match import count_parameters
 
-MODELS = ("lmm", "attention", "cnn", "kmer-nb", "kmer-lr:k=1")
+MODELS = ("lmm", "attention", "cnn", "kmer-nb", "kmer-lr:k=1", "length")
 
 
 def settings(folder: Path, **changes: Any) -> EvaluateSettings:
@@ -83,7 +83,7 @@ def test_a_baseline_alone_gives_the_same(done) -> None:
     for fold in range(3):
         rest, test = data.take(np.flatnonzero(parts != fold)), data.take(np.flatnonzero(parts == fold))
         train, valid = (rest.take(part) for part in held_out(rest, told.train.held_out, 0))
-        words, _ = fit_words(tiny_fit(baseline="kmer-nb"), train, valid)
+        words, _ = fit_counted(tiny_fit(baseline="kmer-nb"), train, valid)
         found.append((words.probabilities(test.tokens).argmax(1) == test.labels).mean())
     assert result["contenders"][3]["by_fold"] == pytest.approx(found)
 
@@ -326,7 +326,7 @@ def test_words_of_five_reach_the_floors(data_dir: Path, file: str, floor: float)
     for fold in range(5):
         rest, test = data.take(np.flatnonzero(parts != fold)), data.take(np.flatnonzero(parts == fold))
         train, valid = (rest.take(part) for part in held_out(rest, 0.1, 0))
-        words, _ = fit_words(tiny_fit(baseline="kmer-nb", k=5), train, valid)
+        words, _ = fit_counted(tiny_fit(baseline="kmer-nb", k=5), train, valid)
         found.append((words.probabilities(test.tokens).argmax(1) == test.labels).mean())
     spread = (floor * (1 - floor) / (len(data) / 5)) ** 0.5
     assert abs(np.mean(found) - floor) < 2 * spread

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from torch import nn
 from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model
 from model_cases import wake
 from titans_lm.genomics.batches import padded, with_targets
+from titans_lm.genomics.lengths import length_features
 from titans_lm.genomics.model import (
     Encoder,
     NucleotideModel,
@@ -24,6 +26,8 @@ CASES = {
     **{name: {"model": tiny_model(architecture=name)} for name in ("lmm", "mac", "mag", "mal", "attention", "sliding")},
     "last": {"pooling": "last"},
     "stem": {"stem_size": 4},
+    "words": {"word_size": 3},
+    "length": {"see_length": True},
     "cnn": {"baseline": "cnn", "cnn_layers": 3},
 }
 
@@ -54,7 +58,7 @@ def test_a_batch_is_what_its_sequences_are_alone(case: str) -> None:
         torch.testing.assert_close(alone, all_at_once, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", ["lmm", "stem", "cnn"])
+@pytest.mark.parametrize("case", ["lmm", "stem", "words", "length", "cnn"])
 def test_what_stands_on_padding_is_not_looked_at(case: str) -> None:
     model, batch = network(case), padded(ROWS)
     other = batch["tokens"].masked_fill(~batch["valid"], 2)
@@ -69,10 +73,10 @@ def test_pooling_by_hand() -> None:
     assert pooled(x, valid, "last").tolist() == [[2.0, 3.0], [10.0, 11.0]]
 
 
-@pytest.mark.parametrize("stem", [1, 3])
-def test_the_encoder_looks_back_only(stem: int) -> None:
+@pytest.mark.parametrize(("stem", "words"), [(1, 1), (3, 1), (1, 4)])
+def test_the_encoder_looks_back_only(stem: int, words: int) -> None:
     """Else the next nucleotide could be read and not predicted."""
-    encoder = Encoder(tiny_model(), stem).double()
+    encoder = Encoder(tiny_model(), stem, words).double()
     wake(encoder)
     batch = padded(ROWS[:1])
     changed = batch["tokens"].clone()
@@ -94,6 +98,47 @@ def test_the_stem_reads_words() -> None:
     for t in range(4):
         told = e[t] + sum(kernel[:, :, 2 - j] @ e[t - j] for j in range(3) if t >= j)
         torch.testing.assert_close(seen[0][0, t], told)
+
+
+def entering(encoder: Encoder, tokens: torch.Tensor) -> torch.Tensor:
+    """What an encoder gives its backbone."""
+    encoder.backbone = nn.Identity()
+    encoder.backbone.forward = lambda x, valid: (x, None)  # type: ignore[method-assign]
+    return encoder.eval()(tokens, tokens < PAD)
+
+
+def test_words_have_embeddings_of_their_own() -> None:
+    """x_t = e_t + Σ_k E_k[the word of k that ends at t]: every word has a row that no other has, and none with an N."""
+    encoder = Encoder(tiny_model(), 1, 3)
+    table = encoder.words.table.weight
+    assert table.shape == (1 + 4**2 + 4**3, 16)
+    assert not table.any(), "a network starts as it would without them"
+    nn.init.normal_(table)
+    tokens = torch.tensor([[0, 1, 2, 3, 2, 1, 2, 4, 2, 1, 2, PAD]])
+    x = entering(encoder, tokens)[0]
+    words = x - encoder.embedding(tokens)[0]
+    torch.testing.assert_close(words[0], torch.zeros(16))  # A: nothing before it
+    torch.testing.assert_close(words[6] - words[10], torch.zeros(16))  # GCG both times
+    torch.testing.assert_close(words[9], table[1 + 4 * 2 + 1])  # GC after an N: the word of two alone
+    torch.testing.assert_close(words[10], table[1 + 4 * 1 + 2] + table[17 + 16 * 2 + 4 * 1 + 2])  # CG and GCG
+    assert not words[[7, 8, 11]].any(), "N, what follows it, and padding"
+    pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4), torch.arange(4))
+    numbers = encoder.words.numbers(pairs)
+    assert len({tuple(row) for row in numbers[:, 2].tolist()}) == 64
+    assert numbers[:, 2, 0].unique().tolist() == list(range(1, 17))
+    assert numbers[:, 2, 1].unique().tolist() == list(range(17, 81))
+
+
+def test_the_length_is_seen_by_its_waves() -> None:
+    """Logits + U f(T), U zero at the start; it is the number of nucleotides and not of places."""
+    model = make_network(tiny_fit(see_length=True, embed_dropout=0.0), 2).eval()
+    batch = padded(ROWS)
+    before = model(batch["tokens"], batch["valid"])
+    torch.testing.assert_close(before, model.head(pooled(model.encoder(*batch.values()), batch["valid"], "mean")))
+    nn.init.normal_(model.length.weight)
+    waves = torch.from_numpy(length_features(np.array([len(row) for row in ROWS]))).float()
+    after = model(batch["tokens"], batch["valid"])
+    torch.testing.assert_close(after - before, waves @ model.length.weight.T)
 
 
 def test_the_cnn_by_hand() -> None:

@@ -188,11 +188,17 @@ def test_a_finished_run_that_is_resumed_stays_what_it_is(tmp_path: Path) -> None
     assert (told.run / "model" / "model.safetensors").read_bytes() == weights
 
 
-@pytest.mark.parametrize("baseline", ["cnn", "kmer-nb", "kmer-lr", None])
-def test_a_saved_classifier_is_the_one_that_was_trained(tmp_path: Path, baseline: str | None) -> None:
+OWN = {"word_size": 3, "see_length": True}
+
+
+@pytest.mark.parametrize(
+    ("baseline", "own"),
+    [("cnn", {}), ("kmer-nb", {}), ("kmer-lr", {}), ("length", {}), (None, {}), (None, OWN)],
+)
+def test_a_saved_classifier_is_the_one_that_was_trained(tmp_path: Path, baseline: str | None, own: dict) -> None:
     train, valid = parts()
     RunFolder.create(tmp_path / "run", {})
-    classifier, told = train_classifier(tiny_fit(baseline=baseline), train, valid, tmp_path / "run")
+    classifier, told = train_classifier(tiny_fit(baseline=baseline, **own), train, valid, tmp_path / "run")
     loaded = load_classifier(tmp_path / "run" / "model", "cpu")
     assert loaded.settings == classifier.settings
     assert loaded.classes == ("box", "plain")
@@ -224,7 +230,7 @@ def test_both_strands_are_the_mean_of_each() -> None:
 def test_pre_training_then_classes(tmp_path: Path) -> None:
     path = write_table(tmp_path / "dna.tsv", letters())
     fit = {"model": tiny_model(), "steps": 6, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "device": "cpu"}
-    told = PretrainSettings(data=path, run=tmp_path / "pre", max_length=16, stem_size=2, **fit)
+    told = PretrainSettings(data=path, run=tmp_path / "pre", max_length=16, stem_size=2, word_size=3, **fit)
     result = pretrain_on_file(told)
     assert result["steps"] == 6
     assert result["pieces"] + result["held_out_pieces"] > 40, "longer sequences are cut"
@@ -242,7 +248,8 @@ def test_pre_training_then_classes(tmp_path: Path) -> None:
     after = classifier.core.encoder.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert classifier.settings.stem_size == 2, "sizes are those of the model that it starts from"
+    own = (classifier.settings.stem_size, classifier.settings.word_size)
+    assert own == (2, 3), "sizes are those of the model that it starts from"
     RunFolder.create(tmp_path / "other", {})
     with pytest.raises(ValueError, match="got settings of the model beside pretrained="):
         train_classifier(tiny_fit(pretrained=tmp_path / "pre", stem_size=5), train, valid, tmp_path / "other")

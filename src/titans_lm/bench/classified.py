@@ -10,7 +10,12 @@ from titans_lm.bench.scored import percent
 from titans_lm.report.plots import Plot
 from titans_lm.report.table import aligned
 
-BASELINES = {"cnn": "CNN", "kmer-nb": "k-mer naive Bayes", "kmer-lr": "k-mer logistic regression"}
+BASELINES = {
+    "cnn": "CNN",
+    "kmer-nb": "k-mer naive Bayes",
+    "kmer-lr": "k-mer logistic regression",
+    "length": "length alone",
+}
 
 
 def named(name: str) -> str:

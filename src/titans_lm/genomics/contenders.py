@@ -17,9 +17,10 @@ VARIED = {
     "cnn": (*SEQUENCES, *LEARNING, "cnn_channels", "cnn_layers", "cnn_kernel"),
     "kmer-nb": (*SEQUENCES, "k"),
     "kmer-lr": (*SEQUENCES, "k"),
+    "length": ("max_length", "crop"),
 }
 """Settings that a variant of a baseline may change."""
-BACKBONE = (*SEQUENCES, *LEARNING, "pooling", "stem_size", "pretrain_steps")
+BACKBONE = (*SEQUENCES, *LEARNING, "pooling", "stem_size", "word_size", "see_length", "pretrain_steps")
 """Settings that a variant of ours may change beside those of the backbone."""
 
 

@@ -1,4 +1,4 @@
-"""Words of k nucleotides, counted: naive Bayes and logistic regression, by scikit-learn."""
+"""Baselines without steps: words of k nucleotides, counted, and the length alone, by scikit-learn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from titans_lm.genomics import lengths
+from titans_lm.genomics.lengths import LengthClassifier, fit_lengths, softmax, weights_of_all
 from titans_lm.genomics.needed import needed
 from titans_lm.genomics.nucleotides import N, Tokens, reverse_complement
 from titans_lm.genomics.records import Sequences
@@ -33,9 +35,7 @@ class WordClassifier:
 
     def probabilities(self, rows: Sequence[Tokens]) -> NDArray[np.float64]:
         """Give the probability of every class for every sequence, (rows, K)."""
-        logits = np.stack([self._logits(row) for row in rows])
-        shifted = np.exp(logits - logits.max(1, keepdims=True))
-        return shifted / shifted.sum(1, keepdims=True)
+        return softmax(np.stack([self._logits(row) for row in rows]))
 
     def _logits(self, row: Tokens) -> NDArray[np.float64]:
         words = words_of(row, self.k)
@@ -54,32 +54,36 @@ def words_of(row: Tokens, k: int) -> NDArray[np.int64]:
     return windows[(windows < N).all(1)] @ (4 ** np.arange(k - 1, -1, -1, dtype=np.int64))
 
 
-def fit_words(settings: GenomicsFit, train: Sequences, valid: Sequences) -> tuple[WordClassifier, dict[str, Any]]:
+def fit_counted(
+    settings: GenomicsFit, train: Sequences, valid: Sequences
+) -> tuple[WordClassifier | LengthClassifier, dict[str, Any]]:
     """Fit the baseline that settings name, and say how its strength was chosen.
 
     It needs no steps to be chosen among, so in the end it learns from both parts: what it says of the validation part
     is then no measure of it (`fit_part` on the training part has one). Naive Bayes adds 1 to the count of every word.
-    Logistic regression takes shares of words, each divided by its standard deviation, and the strength of its penalty
-    that is best on the validation part. With `reverse_complement` the other strand of every sequence is learned too.
-    ValueError where scikit-learn is not installed.
+    Logistic regression takes shares of words, each divided by its standard deviation, or features of the length, and
+    the strength of its penalty that is best on the validation part. With `reverse_complement` the other strand of
+    every sequence is learned too. ValueError where scikit-learn is not installed.
     """
     told = {} if settings.baseline == "kmer-nb" else _strongest(settings, train, valid)
     return fit_part(settings, _joined(train, valid), told), told
 
 
-def fit_part(settings: GenomicsFit, data: Sequences, told: dict[str, Any]) -> WordClassifier:
-    """Fit the baseline on one part, with the strength that `fit_words` has told."""
-    return (
-        _naive_bayes(settings, data) if settings.baseline == "kmer-nb" else _logistic(settings, data, told["strength"])
-    )
+def fit_part(settings: GenomicsFit, data: Sequences, told: dict[str, Any]) -> WordClassifier | LengthClassifier:
+    """Fit the baseline on one part, with the strength that `fit_counted` has told."""
+    if settings.baseline == "kmer-nb":
+        return _naive_bayes(settings, data)
+    if settings.baseline == "length":
+        return fit_lengths(data, told["strength"])
+    return _logistic(settings, data, told["strength"])
 
 
 def _strongest(settings: GenomicsFit, train: Sequences, valid: Sequences) -> dict[str, Any]:
     """Choose the strength of the penalty on the validation part, by fits on the training part alone."""
     tried = {}
     labels = valid.with_labels()
-    for strength in STRENGTHS:
-        found = _logistic(settings, train, strength).probabilities(valid.tokens)
+    for strength in lengths.STRENGTHS if settings.baseline == "length" else STRENGTHS:
+        found = fit_part(settings, train, {"strength": strength}).probabilities(valid.tokens)
         tried[strength] = (
             float((found.argmax(1) == labels).mean()),
             -float(-np.log(found[range(len(labels)), labels]).mean()),
@@ -104,9 +108,7 @@ def _logistic(settings: GenomicsFit, data: Sequences, strength: float) -> WordCl
     scale = needed("sklearn.preprocessing").StandardScaler(with_mean=False).fit(table)
     logistic = needed("sklearn.linear_model").LogisticRegression
     found = logistic(C=strength, max_iter=5000).fit(scale.transform(table), labels)
-    weight, bias = found.coef_.T / scale.scale_[:, None], found.intercept_
-    if weight.shape[1] == 1:  # of two classes the second alone has a logit
-        weight, bias = np.hstack([np.zeros_like(weight), weight]), np.concatenate([np.zeros(1), bias])
+    weight, bias = weights_of_all(found.coef_.T / scale.scale_[:, None], found.intercept_)
     return WordClassifier(settings.k, weight, bias, shares=True)
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.genomics.lengths import FEATURES, length_features
 from titans_lm.genomics.nucleotides import VOCAB_SIZE, N
 from titans_lm.genomics.settings import GenomicsFit, Pooling
 from titans_lm.layers import RMSNorm
@@ -22,20 +23,53 @@ Mask = Bool[Tensor, "B T"]
 Hidden = Float[Tensor, "B T E"]
 
 
-class Encoder(nn.Module):
-    """Nucleotides in, hidden states out: embedding, an optional stem, dropout, backbone.
+class WordEmbedding(nn.Module):
+    """Embeddings of all the words that end at a nucleotide, added up: Σ_k E_k[s_{t−k+1} … s_t], k from 2 to size.
 
-        x_t = e_t + Σ_j W_j e_{t−j}     j from 0 to stem_size − 1
+    A word that begins before the sequence, or has an N in it, has no embedding. E_k has 4^k rows. All of them are zero
+    at the start, so a network begins as it would without them; a long word that is rare leans on the shorter ones in
+    it. Words that overlap are how DNABERT reads (Ji et al. 2021); sums over their sizes are fastText's (Bojanowski et
+    al. 2017).
+    """
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.sizes = range(2, size + 1)
+        self.table = nn.Embedding(1 + sum(4**k for k in self.sizes), width, padding_idx=0)
+        nn.init.zeros_(self.table.weight)
+
+    def forward(self, tokens: Ids) -> Hidden:
+        numbers = self.numbers(tokens)
+        found = F.embedding_bag(numbers.flatten(0, 1), self.table.weight, mode="sum", padding_idx=0)
+        return found.view(*tokens.shape, -1)
+
+    def numbers(self, tokens: Ids) -> Int[Tensor, "B T W"]:
+        """Give the rows of the table, one for each size of word; 0 is no word."""
+        found, first = [], 1
+        word, real = tokens, tokens < N
+        for size in self.sizes:
+            before = F.pad(tokens, (size - 1, 0), value=N)[:, : tokens.shape[1]]
+            word, real = word + 4 ** (size - 1) * before, real & (before < N)
+            found.append(torch.where(real, first + word, 0))
+            first += 4**size
+        return torch.stack(found, -1)
+
+
+class Encoder(nn.Module):
+    """Nucleotides in, hidden states out: embedding, an optional stem, optional words, dropout, backbone.
+
+        x_t = e_t + Σ_j W_j e_{t−j} + words_t     j from 0 to stem_size − 1, words of up to word_size nucleotides
 
     All of it is causal, so the same weights predict the next nucleotide and classify the sequence. Padding stands on
     the right: nothing that is real comes after it, and the backbone is told where it begins.
     """
 
-    def __init__(self, config: BackboneConfig, stem_size: int = 1, dropout: float = 0.0) -> None:
+    def __init__(self, config: BackboneConfig, stem_size: int = 1, word_size: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
-        self.stem_size = stem_size
+        self.stem_size, self.word_size = stem_size, word_size
         self.embedding = nn.Embedding(VOCAB_SIZE, config.hidden_size)
         self.stem = nn.Conv1d(config.hidden_size, config.hidden_size, stem_size, bias=False) if stem_size > 1 else None
+        self.words = WordEmbedding(word_size, config.hidden_size) if word_size > 1 else None
         self.dropout = nn.Dropout(dropout)
         self.backbone = Backbone(config)
         self.backbone.init_weights(self.embedding)
@@ -44,6 +78,8 @@ class Encoder(nn.Module):
         x = self.embedding(tokens)
         if self.stem is not None:
             x = x + self.stem(F.pad(x.transpose(1, 2), (self.stem_size - 1, 0))).transpose(1, 2)
+        if self.words is not None:
+            x = x + self.words(tokens)
         return self.backbone(self.dropout(x), valid=valid)[0]
 
 
@@ -52,19 +88,27 @@ class SequenceClassifier(nn.Module):
 
     mean     p = Σ_t m_t h_t / Σ_t m_t      m_t is 1 where there is a nucleotide and 0 on padding
     last     p = h_T                        T the last nucleotide
-    logits   W p + b
+    logits   W p + b                        + U f(T) with see_length, f the waves of `lengths`, U zero at the start
     """
 
     def __init__(self, settings: GenomicsFit, classes: int) -> None:
         super().__init__()
         self.pooling: Pooling = settings.pooling
-        self.encoder = Encoder(settings.model, settings.stem_size, settings.embed_dropout)
+        self.encoder = Encoder(settings.model, settings.stem_size, settings.word_size, settings.embed_dropout)
         self.dropout = nn.Dropout(settings.embed_dropout)
         self.head = nn.Linear(settings.model.hidden_size, classes)
         self.encoder.backbone.init_weights(self.head)
+        self.length = None
+        if settings.see_length:
+            self.length = nn.Linear(FEATURES, classes, bias=False)
+            nn.init.zeros_(self.length.weight)
 
     def forward(self, tokens: Ids, valid: Mask) -> Float[Tensor, "B K"]:
-        return self.head(self.dropout(pooled(self.encoder(tokens, valid), valid, self.pooling)))
+        logits = self.head(self.dropout(pooled(self.encoder(tokens, valid), valid, self.pooling)))
+        if self.length is None:
+            return logits
+        waves = torch.from_numpy(length_features(valid.sum(1).cpu().numpy()))
+        return logits + self.length(waves.to(logits))
 
 
 def pooled(x: Hidden, valid: Mask, pooling: Pooling) -> Float[Tensor, "B E"]:
@@ -108,9 +152,9 @@ class ConvolutionalClassifier(nn.Module):
 class NucleotideModel(nn.Module):
     """What nucleotide comes next, by the encoder that a classifier then starts from: logits of A, C, G and T."""
 
-    def __init__(self, config: BackboneConfig, stem_size: int = 1, dropout: float = 0.0) -> None:
+    def __init__(self, config: BackboneConfig, stem_size: int = 1, word_size: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
-        self.encoder = Encoder(config, stem_size, dropout)
+        self.encoder = Encoder(config, stem_size, word_size, dropout)
         self.head = nn.Linear(config.hidden_size, N)
         self.encoder.backbone.init_weights(self.head)
 

@@ -85,7 +85,7 @@ def pretrain_rows(
         world.share(settings.batch_size)
         world.first(lambda: _begin(settings, path))
         torch.manual_seed(settings.seed)
-        model = NucleotideModel(settings.model, settings.stem_size, settings.embed_dropout)
+        model = NucleotideModel(settings.model, settings.stem_size, settings.word_size, settings.embed_dropout)
         size, seed, strands = settings.batch_size, settings.seed, settings.reverse_complement
         batches = NucleotideBatches(train, batch_size=size, seed=seed, strands=strands)
         progress.say(f"pre-training on {len(train):,} pieces, {len(test):,} held out; run folder {path}")

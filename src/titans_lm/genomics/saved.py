@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from titans_lm.config import BackboneConfig
 from titans_lm.genomics.batches import padded
 from titans_lm.genomics.kmers import WordClassifier
+from titans_lm.genomics.lengths import LengthClassifier
 from titans_lm.genomics.model import NucleotideModel, evaluating, make_network
 from titans_lm.genomics.nucleotides import Tokens, reverse_complement
 from titans_lm.genomics.settings import COUNTED, GenomicsFit
@@ -37,11 +38,11 @@ Probabilities = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Classifier:
-    """A trained classifier: what it is made of, the names of its classes, and the network or the table of words."""
+    """A trained classifier: what it is made of, the names of its classes, and the network or what was counted."""
 
     settings: GenomicsFit
     classes: tuple[str, ...]
-    core: nn.Module | WordClassifier
+    core: nn.Module | WordClassifier | LengthClassifier
 
     def probabilities(
         self, rows: Sequence[Tokens], *, batch_size: int = 64, both_strands: bool | None = None
@@ -60,13 +61,13 @@ class Classifier:
         return 0.5 * (found + self._one_strand([reverse_complement(row) for row in rows], batch_size))
 
     def _one_strand(self, rows: Sequence[Tokens], batch_size: int) -> Probabilities:
-        if isinstance(self.core, WordClassifier):
+        if not isinstance(self.core, nn.Module):
             return self.core.probabilities(rows)
         return network_probabilities(self.core, rows, batch_size)
 
     def parameters(self) -> int:
         """Count the numbers that were fitted."""
-        if isinstance(self.core, WordClassifier):
+        if not isinstance(self.core, nn.Module):
             return self.core.weight.size + self.core.bias.size
         return sum(parameter.numel() for parameter in self.core.parameters())
 
@@ -92,11 +93,11 @@ def network_probabilities(network: nn.Module, rows: Sequence[Tokens], batch_size
 def save_classifier(folder: Path, classifier: Classifier) -> Path:
     """Save a classifier; the folder appears as a whole, in place of an older one."""
     core = classifier.core
-    if isinstance(core, WordClassifier):
-        weights = {"weight": torch.from_numpy(core.weight), "bias": torch.from_numpy(core.bias)}
-        config: dict[str, Any] = {"k": core.k, "shares": core.shares}
+    config: dict[str, Any] = {"k": core.k, "shares": core.shares} if isinstance(core, WordClassifier) else {}
+    if isinstance(core, nn.Module):
+        weights = core.state_dict()
     else:
-        weights, config = core.state_dict(), {}
+        weights = {"weight": torch.from_numpy(core.weight), "bias": torch.from_numpy(core.bias)}
     config |= {"classes": list(classifier.classes), "settings": plain_settings(classifier.settings)}
     return _save(folder, CLASSIFIER, config, weights)
 
@@ -104,7 +105,8 @@ def save_classifier(folder: Path, classifier: Classifier) -> Path:
 def save_nucleotides(folder: Path, model: NucleotideModel) -> Path:
     """Save a model of nucleotides, for classifiers to start from."""
     encoder = model.encoder
-    config = {"model": plain_settings(encoder.backbone.config), "stem_size": encoder.stem_size}
+    sizes = {"stem_size": encoder.stem_size, "word_size": encoder.word_size}
+    config = {"model": plain_settings(encoder.backbone.config), **sizes}
     return _save(folder, NUCLEOTIDES, config, model.state_dict())
 
 
@@ -122,17 +124,26 @@ def load_classifier(path: Path, device: str = "auto") -> Classifier:
     settings = merge_settings(GenomicsFit(), config["settings"])
     weights = _weights(folder)
     if settings.baseline in COUNTED:
-        core = WordClassifier(config["k"], weights["weight"].numpy(), weights["bias"].numpy(), config["shares"])
-        return Classifier(settings, tuple(config["classes"]), core)
+        return Classifier(settings, tuple(config["classes"]), _counted(settings, config, weights))
     network = make_network(settings, len(config["classes"]))
     _fill(network, weights, folder)
     return Classifier(settings, tuple(config["classes"]), network.eval().to(choose_device(device)))
 
 
+def _counted(
+    settings: GenomicsFit, config: dict[str, Any], weights: dict[str, Tensor]
+) -> WordClassifier | LengthClassifier:
+    weight, bias = weights["weight"].numpy(), weights["bias"].numpy()
+    if settings.baseline == "length":
+        return LengthClassifier(weight, bias)
+    return WordClassifier(config["k"], weight, bias, config["shares"])
+
+
 def load_nucleotides(path: Path) -> NucleotideModel:
     """Load a model of nucleotides from its run or its folder; ValueError where there is none."""
     folder, config = _config(path, NUCLEOTIDES)
-    model = NucleotideModel(merge_settings(BackboneConfig(), config["model"]), config["stem_size"])
+    sizes = config["stem_size"], config.get("word_size", 1)
+    model = NucleotideModel(merge_settings(BackboneConfig(), config["model"]), *sizes)
     _fill(model, _weights(folder), folder)
     return model
 

@@ -11,8 +11,8 @@ from titans_lm.train.settings import FitSettings
 Unknown = Literal["iupac", "error", "n"]
 Crop = Literal["center", "start", "end"]
 Pooling = Literal["mean", "last"]
-Baseline = Literal["cnn", "kmer-nb", "kmer-lr"]
-COUNTED = ("kmer-nb", "kmer-lr")
+Baseline = Literal["cnn", "kmer-nb", "kmer-lr", "length"]
+COUNTED = ("kmer-nb", "kmer-lr", "length")
 """Baselines that are no networks."""
 
 
@@ -61,7 +61,8 @@ class GenomicsFit(FitSettings):
     model: BackboneConfig = field(default_factory=small_model)
     """The backbone."""
     baseline: Baseline | None = None
-    """Another classifier instead: cnn (convolutions), kmer-nb (naive Bayes), kmer-lr (logistic regression)."""
+    """Another classifier instead: cnn (convolutions), kmer-nb (naive Bayes of words), kmer-lr (logistic regression of
+    words), length (logistic regression of the number of nucleotides)."""
     parameters: int | None = None
     """Parameters that the backbone's language model would have, to the nearest that the width of its MLP allows."""
     pretrained: Path | None = None
@@ -82,8 +83,12 @@ class GenomicsFit(FitSettings):
     """What the classifier reads: the mean over the nucleotides of a sequence, or the last of them."""
     stem_size: int = 1
     """Taps of a causal convolution on the embedding, which reads short words of nucleotides; 1 is none."""
+    word_size: int = 1
+    """Nucleotides of the longest words that have an embedding of their own, beside all shorter ones; 1 is none."""
     embed_dropout: float = 0.1
     """Share of the embedding's channels that is dropped while training, and of what is pooled."""
+    see_length: bool = False
+    """Whether the length of a sequence is an input of its own: in some sets it says most of the class."""
     reverse_complement: bool = False
     """Whether every second sequence, drawn anew each time, is read from the other strand while training."""
     both_strands: bool = False
@@ -99,11 +104,11 @@ class GenomicsFit(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("batch_size", "stem_size", "cnn_channels", "cnn_layers", "cnn_kernel", "k"):
+        for name in ("batch_size", "stem_size", "word_size", "cnn_channels", "cnn_layers", "cnn_kernel", "k"):
             check_at_least(name, getattr(self, name), 1)
         for name in ("max_length", "patience", "pretrain_steps"):
             check_at_least(name, getattr(self, name), 0)
-        for name in ("reverse_complement", "both_strands"):
+        for name in ("see_length", "reverse_complement", "both_strands"):
             check_switch(name, getattr(self, name))
         check_choice("crop", self.crop, get_args(Crop))
         check_choice("pooling", self.pooling, get_args(Pooling))
@@ -113,8 +118,8 @@ class GenomicsFit(FitSettings):
             check_at_least("parameters", self.parameters, 1)
         check_between("held_out", self.held_out, 0.001, 0.5)
         check_between("embed_dropout", self.embed_dropout, 0.0, 0.9)
-        if self.k > 8:
-            raise ValueError(f"got k={self.k}; expected 1 to 8: there are 4^k words to count")
+        _check_words("k", self.k)
+        _check_words("word_size", self.word_size)
         if not self.cnn_kernel % 2:
             raise ValueError(f"got cnn_kernel={self.cnn_kernel}; expected an odd number: as many taps on either side")
         self._check_together()
@@ -170,6 +175,8 @@ class PretrainSettings(FitSettings):
     """Share of the sequences that bits per nucleotide are measured on; at most 1,024 pieces."""
     stem_size: int = 1
     """Taps of a causal convolution on the embedding; 1 is none."""
+    word_size: int = 1
+    """Nucleotides of the longest words that have an embedding of their own; 1 is none."""
     embed_dropout: float = 0.0
     """Share of the embedding's channels that is dropped while training."""
     reverse_complement: bool = True
@@ -177,8 +184,9 @@ class PretrainSettings(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("batch_size", "stem_size"):
+        for name in ("batch_size", "stem_size", "word_size"):
             check_at_least(name, getattr(self, name), 1)
+        _check_words("word_size", self.word_size)
         check_at_least("max_length", self.max_length, 2)
         check_between("held_out", self.held_out, 0.001, 0.5)
         check_between("embed_dropout", self.embed_dropout, 0.0, 0.9)
@@ -198,7 +206,7 @@ class EvaluateSettings:
     out: Path = Path("runs/genomics")
     """Folder of the runs and of the results; the same command goes on where it was stopped."""
     models: tuple[str, ...] = ("lmm", "attention", "cnn", "kmer-nb", "kmer-lr")
-    """Architectures of ours, and the baselines cnn, kmer-nb, kmer-lr; the first is compared with each of the others.
+    """Architectures of ours, and the baselines cnn, kmer-nb, kmer-lr, length; the first is compared with the others.
 
     Each may be varied, as in lmm:memory_depth=2,pooling=last or kmer-nb:k=6."""
     folds: int = 5
@@ -262,6 +270,11 @@ class PredictSettings:
 
     def __post_init__(self) -> None:
         check_at_least("batch_size", self.batch_size, 1)
+
+
+def _check_words(name: str, size: int) -> None:
+    if size > 8:
+        raise ValueError(f"got {name}={size}; expected 1 to 8: there are 4^{size} words")
 
 
 def fit_settings(settings: GenomicsFit) -> GenomicsFit:

@@ -12,7 +12,7 @@ from torch import nn
 from titans_lm.genomics.batches import ClassBatches
 from titans_lm.genomics.best import Best
 from titans_lm.genomics.figures import CONFUSION, PANEL, title, write_confusion
-from titans_lm.genomics.kmers import fit_part, fit_words
+from titans_lm.genomics.kmers import fit_counted, fit_part
 from titans_lm.genomics.model import SequenceClassifier, class_loss, make_network
 from titans_lm.genomics.nucleotides import VOCAB_SIZE
 from titans_lm.genomics.pretrain import pretrain_rows
@@ -122,8 +122,8 @@ def train_classifier(
     shown = ProgressReport(quiet=True) if progress is None else progress
     with joined_world(settings.device) as world:
         if settings.baseline in COUNTED:
-            words, told = fit_words(settings, train, valid)
-            classifier = Classifier(settings, train.classes, words)
+            fitted, told = fit_counted(settings, train, valid)
+            classifier = Classifier(settings, train.classes, fitted)
             world.first(lambda: save_classifier(path / MODEL, classifier))
             return classifier, told
         return _train_network(settings, train, valid, path, shown, world)
@@ -191,13 +191,14 @@ def _settled(settings: GenomicsFit) -> tuple[GenomicsFit, dict[str, Any] | None]
     if settings.pretrained is None:
         return settings, None
     encoder = load_nucleotides(settings.pretrained).encoder
-    config, stem = encoder.backbone.config, encoder.stem_size
-    if settings.model not in (config, small_model()) or settings.stem_size not in (stem, 1):
+    config, stem, words = encoder.backbone.config, encoder.stem_size, encoder.word_size
+    own = settings.stem_size not in (stem, 1) or settings.word_size not in (words, 1)
+    if settings.model not in (config, small_model()) or own:
         raise ValueError(
             f"got settings of the model beside pretrained={str(settings.pretrained)!r}, which has its own; expected "
             "none, or those that it was pre-trained with"
         )
-    return dataclasses.replace(settings, model=config, stem_size=stem), encoder.state_dict()
+    return dataclasses.replace(settings, model=config, stem_size=stem, word_size=words), encoder.state_dict()
 
 
 def _pretraining(settings: GenomicsFit, max_length: int) -> PretrainSettings:
