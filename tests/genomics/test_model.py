@@ -29,6 +29,7 @@ CASES = {
     "words": {"word_size": 3},
     "length": {"see_length": True},
     "cnn": {"baseline": "cnn", "cnn_layers": 3},
+    "bag": {"baseline": "words", "word_size": 3},
 }
 
 
@@ -58,7 +59,7 @@ def test_a_batch_is_what_its_sequences_are_alone(case: str) -> None:
         torch.testing.assert_close(alone, all_at_once, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", ["lmm", "stem", "words", "length", "cnn"])
+@pytest.mark.parametrize("case", ["lmm", "stem", "words", "length", "cnn", "bag"])
 def test_what_stands_on_padding_is_not_looked_at(case: str) -> None:
     model, batch = network(case), padded(ROWS)
     other = batch["tokens"].masked_fill(~batch["valid"], 2)
@@ -127,6 +128,20 @@ def test_words_have_embeddings_of_their_own() -> None:
     assert len({tuple(row) for row in numbers[:, 2].tolist()}) == 64
     assert numbers[:, 2, 0].unique().tolist() == list(range(1, 17))
     assert numbers[:, 2, 1].unique().tolist() == list(range(17, 81))
+
+
+@pytest.mark.parametrize(("baseline", "alike"), [("words", True), (None, False)])
+def test_a_bag_of_words_has_no_order(baseline: str | None, alike: bool) -> None:
+    """ACAGA and AGACA are of the same words of two, and of other words of three."""
+    rows = torch.tensor([[0, 1, 0, 2, 0], [0, 2, 0, 1, 0]])
+    model = make_network(tiny_fit(baseline=baseline, word_size=2, embed_dropout=0.0), 2).double().eval()
+    wake(model)
+    one, other = model(rows, rows < PAD)
+    assert torch.allclose(one, other, atol=1e-9) is alike
+    longer = make_network(tiny_fit(baseline="words", word_size=3, embed_dropout=0.0), 2).double().eval()
+    wake(longer)
+    one, other = longer(rows, rows < PAD)
+    assert not torch.allclose(one, other, atol=1e-6)
 
 
 def test_the_length_is_seen_by_its_waves() -> None:

@@ -15,6 +15,7 @@ SEQUENCES = ("max_length", "crop", "reverse_complement", "both_strands")
 LEARNING = ("lr", "weight_decay", "steps", "embed_dropout")
 VARIED = {
     "cnn": (*SEQUENCES, *LEARNING, "cnn_channels", "cnn_layers", "cnn_kernel"),
+    "words": (*SEQUENCES, *LEARNING, "word_size"),
     "kmer-nb": (*SEQUENCES, "k"),
     "kmer-lr": (*SEQUENCES, "k"),
     "length": ("max_length", "crop"),

@@ -149,6 +149,29 @@ class ConvolutionalClassifier(nn.Module):
         return self.head(self.dropout(x.amax(2)))
 
 
+class BagOfWords(nn.Module):
+    """The baseline without an order: words and nucleotides, embedded, normed, and their mean.
+
+        p = Σ_t m_t RMSNorm(e_t + words_t) / Σ_t m_t     logits W p + b
+
+    What a backbone reads and nothing of what it does with it; fastText's classifier (Joulin et al. 2017) with a norm.
+    """
+
+    def __init__(self, settings: GenomicsFit, classes: int) -> None:
+        super().__init__()
+        width = settings.model.hidden_size
+        self.embedding = nn.Embedding(VOCAB_SIZE, width)
+        self.words = WordEmbedding(max(settings.word_size, 2), width)
+        self.norm = RMSNorm(width, 1e-6)
+        self.dropout = nn.Dropout(settings.embed_dropout)
+        self.head = nn.Linear(width, classes)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def forward(self, tokens: Ids, valid: Mask) -> Float[Tensor, "B K"]:
+        x = self.norm(self.embedding(tokens) + self.words(tokens))
+        return self.head(self.dropout(pooled(x, valid, "mean")))
+
+
 class NucleotideModel(nn.Module):
     """What nucleotide comes next, by the encoder that a classifier then starts from: logits of A, C, G and T."""
 
@@ -164,11 +187,8 @@ class NucleotideModel(nn.Module):
 
 def make_network(settings: GenomicsFit, classes: int) -> nn.Module:
     """Build the network that settings describe, with fresh weights."""
-    return (
-        ConvolutionalClassifier(settings, classes)
-        if settings.baseline == "cnn"
-        else SequenceClassifier(settings, classes)
-    )
+    made = {"cnn": ConvolutionalClassifier, "words": BagOfWords}
+    return made.get(settings.baseline or "", SequenceClassifier)(settings, classes)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from titans_lm.train.settings import FitSettings
 Unknown = Literal["iupac", "error", "n"]
 Crop = Literal["center", "start", "end"]
 Pooling = Literal["mean", "last"]
-Baseline = Literal["cnn", "kmer-nb", "kmer-lr", "length"]
+Baseline = Literal["cnn", "words", "kmer-nb", "kmer-lr", "length"]
 COUNTED = ("kmer-nb", "kmer-lr", "length")
 """Baselines that are no networks."""
 
@@ -61,8 +61,8 @@ class GenomicsFit(FitSettings):
     model: BackboneConfig = field(default_factory=small_model)
     """The backbone."""
     baseline: Baseline | None = None
-    """Another classifier instead: cnn (convolutions), kmer-nb (naive Bayes of words), kmer-lr (logistic regression of
-    words), length (logistic regression of the number of nucleotides)."""
+    """Another classifier instead: cnn (convolutions), words (the mean of embedded words), kmer-nb (naive Bayes of
+    words, counted), kmer-lr (logistic regression of words), length (that of the number of nucleotides)."""
     parameters: int | None = None
     """Parameters that the backbone's language model would have, to the nearest that the width of its MLP allows."""
     pretrained: Path | None = None
@@ -206,7 +206,7 @@ class EvaluateSettings:
     out: Path = Path("runs/genomics")
     """Folder of the runs and of the results; the same command goes on where it was stopped."""
     models: tuple[str, ...] = ("lmm", "attention", "cnn", "kmer-nb", "kmer-lr")
-    """Architectures of ours, and the baselines cnn, kmer-nb, kmer-lr, length; the first is compared with the others.
+    """Architectures of ours, and the baselines cnn, words, kmer-nb, kmer-lr, length; the first is compared with others.
 
     Each may be varied, as in lmm:memory_depth=2,pooling=last or kmer-nb:k=6."""
     folds: int = 5
