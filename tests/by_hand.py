@@ -136,7 +136,8 @@ class MemoryByHand:
         """o (T, E) and the state after the last token."""
         c, widths = self.config, self.config.memory_widths
         q, k, v = (self.stream(i, x) for i in range(3))
-        steps = [c.theta_max / (1 if i == 0 or not c.theta_fan_in else widths[i]) for i in range(c.memory_depth)]
+        by_fan_in = c.memory_norm is False if c.theta_fan_in is None else c.theta_fan_in
+        steps = [c.theta_max / (widths[i] if by_fan_in and i else 1) for i in range(c.memory_depth)]
         theta = gate_by_hand(x, k, self.layer.theta_proj, c, steps)
         eta = gate_by_hand(x, k, self.layer.eta_proj, c, [c.eta_max] * c.memory_depth)
         alpha = gate_by_hand(x, k, self.layer.alpha_proj, c, [c.alpha_max] * c.memory_depth)

@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no residual": {"memory_residual": False},
     "linear with norm and residual": {"memory_depth": 1, "memory_norm": True, "memory_residual": True},
     "dot product": {"memory_objective": "dot"},
-    "other scales": {"memory_targets": "unit", "theta_fan_in": False, "memory_init_scale": 2.0},
+    "other scales": {"memory_targets": "unit", "theta_fan_in": True, "memory_init_scale": 2.0},
     "values as they are": {"memory_targets": "none"},
     "silu": {"memory_activation": "silu"},
     "all turned": {"rotary_fraction": 1.0},

@@ -117,8 +117,9 @@ class MemoryConfig:
     """What v is brought to before the memory learns it: unit RMS per head, norm 1, or nothing (D15)."""
     memory_init_scale: float = 1.0
     """How many times its usual size M_init starts at (D14); a linear memory starts at zero anyway."""
-    theta_fan_in: bool = True
-    """Whether the bound on θ of the second and later layers of a memory carries 1 / fan-in (D14)."""
+    theta_fan_in: bool | None = None
+    """Whether the bound on θ of the second and later layers of a memory carries 1 / fan-in; by default where there is
+    no LayerNorm, which else sees to it that a step cannot be too large (D14)."""
     conv_size: int = 4
     """Kernel of the causal depthwise convolution on the memory's q, k, v; 1 switches it off."""
     induction_init: bool = True
@@ -145,9 +146,9 @@ class MemoryConfig:
         check_choice("gates", self.gates, get_args(Gates))
         check_choice("memory_targets", self.memory_targets, get_args(Targets))
         check_choice("memory_backend", self.memory_backend, get_args(Backend))
-        for name in ("momentum", "decay", "induction_init", "theta_fan_in", "gates_see_keys"):
+        for name in ("momentum", "decay", "induction_init", "gates_see_keys"):
             check_switch(name, getattr(self, name))
-        for name in ("memory_residual", "memory_norm"):
+        for name in ("memory_residual", "memory_norm", "theta_fan_in"):
             check_switch(name, getattr(self, name) or False)
         check_positive("norm_eps", self.norm_eps)
         check_positive("memory_init_scale", self.memory_init_scale)
@@ -186,6 +187,12 @@ class MemoryConfig:
     @property
     def use_norm(self) -> bool:
         return self.memory_depth > 1 if self.memory_norm is None else self.memory_norm
+
+    @property
+    def theta_scales(self) -> list[float]:
+        """What the bound on θ is multiplied by in each layer (D14)."""
+        by_fan_in = not self.use_norm if self.theta_fan_in is None else self.theta_fan_in
+        return [1.0] + [1.0 / width if by_fan_in else 1.0 for width in self.memory_widths[1:-1]]
 
     @property
     def theta_max(self) -> float:

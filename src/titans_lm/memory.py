@@ -131,9 +131,8 @@ class NeuralMemory(nn.Module):
         self.gate_proj.start_std = 0.02  # the gate starts half open for every token, and learns whom to let through
         self.o_proj = Linear(E, E, bias=False)
         self.convs = streams_of(self.q_proj, self.k_proj, config.conv_size, config.induction_init)
-        # θ_l carries 1 / fan-in for l ≥ 2: a step on W_l acts with ‖h_{l−1}‖², which grows with the width (D14).
-        scales = [1.0] + [1.0 / width if config.theta_fan_in else 1.0 for width in config.memory_widths[1:-1]]
-        self.theta_proj = GateProjection(config, [config.theta_max * s for s in scales], 0.5, config.theta_stretch)
+        bounds = [config.theta_max * scale for scale in config.theta_scales]
+        self.theta_proj = GateProjection(config, bounds, 0.5, config.theta_stretch)
         self.eta_proj = GateProjection(config, [config.eta_max] * L, 0.5) if config.momentum else None
         start = config.alpha_init / config.alpha_max if config.decay else 0.5
         forget = GateProjection(config, [config.alpha_max] * L, start, config.alpha_stretch) if config.decay else None
