@@ -26,9 +26,12 @@ FORECASTERS = (
 CLASSIFIED = (
     Row("LMM", "Neural memory", "lmm"),
     Row("Transformer++, short convolution", "Transformer++", "attention"),
+    Row("the same words, their mean", None, "words"),
     Row("CNN", "CNN", "cnn"),
     Row("5-mers, naive Bayes", None, "kmer-nb"),
     Row("6-mers, logistic regression", None, "kmer-lr:k=6"),
+    Row("8-mers, logistic regression", None, "kmer-lr:k=8"),
+    Row("length alone", None, "length:max_length=0"),
 )
 MEASURES = {"MSE": "mse", "MAE": "mae"}
 SENTINELS: dict[str, TableSettings] = {"Weather": TableSettings(sentinel="keep")}
@@ -245,16 +248,16 @@ def _dna_differs(d: Dna, found: dict[str, Path], given: Given) -> tuple[str, ...
         f"NOT COMPARABLE with the paper's table: accuracy by {d.folds}-fold cross-validation on the files given "
         f"({files}), where the paper trains on all of the official training sets and tests on the official test sets; "
         "parts of these sets give other numbers than the whole",
-        f"width {model.hidden_size}, blocks: {model.num_hidden_layers}, a convolution of {fit.stem_size} nucleotides "
-        f"in front, a memory of depth {model.memory_depth}, fresh weights; sizes and pre-training of the paper's "
+        f"width {model.hidden_size}, blocks: {model.num_hidden_layers}, embedded words of up to {fit.word_size} "
+        f"nucleotides, a memory of depth {model.memory_depth}, fresh weights; sizes and pre-training of the paper's "
         "models are not verified",
         f"{fit.steps:,} steps of {fit.batch_size} sequences, {seeds_told(d.seeds)}, lr {rates}; at most "
         f"{fit.max_length:,} nucleotides, of longer ones the center; the best step is chosen on a tenth of what is "
         "trained on",
         "± is the deviation over seeds of the accuracy on all sequences; results.json of each step has the folds and "
         "paired tests",
-        "counted words of nucleotides (k-mers) are not in the paper; DNABERT, GPT, HyenaDNA, Mamba and Based are not "
-        "run",
+        "counted words of nucleotides (k-mers), the mean of embedded ones and the length are not in the paper; "
+        "DNABERT, GPT, HyenaDNA, Mamba and Based are not run",
         *_missing(missing, given.data),
     )
 

@@ -116,7 +116,7 @@ class Effort:
     device: str = "auto"
 
 
-CLASSIFIERS = ("lmm", "attention", "cnn", "kmer-nb", "kmer-lr:k=6")
+CLASSIFIERS = ("lmm", "attention", "words", "cnn", "kmer-nb", "kmer-lr:k=6", "kmer-lr:k=8", "length:max_length=0")
 """Models that are compared on DNA, the first with each of the others."""
 
 
@@ -155,7 +155,7 @@ def tiny() -> Effort:
         forecasts=_few_forecasts(),
         dna=Dna(
             models=CLASSIFIERS,
-            train=GenomicsFit(steps=400, max_length=512, stem_size=9, device="cpu"),
+            train=GenomicsFit(steps=400, max_length=512, word_size=8, device="cpu"),
             folds=3,
             seeds=(0,),
             rates=(3e-3,),
@@ -241,7 +241,7 @@ def small() -> Effort:
             models=CLASSIFIERS,
             train=GenomicsFit(
                 model=replace(small_classifier(), hidden_size=128, num_attention_heads=4, intermediate_size=512),
-                steps=5000, warmup_steps=100, batch_size=64, eval_every=250, stem_size=9, device="cuda",
+                steps=5000, warmup_steps=100, batch_size=64, eval_every=250, word_size=8, device="cuda",
             ),
             folds=5, seeds=(0, 1, 2), rates=(1e-3, 3e-3), tune_steps=500,
         ),
