@@ -205,7 +205,8 @@ class Gate(nn.Module):
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.mutual = config.gating == "mutual"
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        # What attention makes at first is noise of the memory's own size, and hides what the memory recalls (D9).
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, start=0.3 if self.mutual else 1.0)
         self.memory_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.o_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
 

@@ -166,16 +166,16 @@ def joint(x: Float[Tensor, "B T E"], *projs: nn.Module) -> tuple[Tensor, ...]:
 
 
 class RMSNorm(nn.Module):
-    """x / √(mean(x²) + ε) · weight, computed in at least float32."""
+    """x / √(mean(x²) + ε) · weight, computed in at least float32; the weight is `start` at first."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, start: float = 1.0) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.start = eps, start
         self.weight = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
+        nn.init.constant_(self.weight, self.start)
 
     def forward(self, x: Float[Tensor, "*s E"]) -> Float[Tensor, "*s E"]:
         precise = state_dtype(x.dtype)
