@@ -6,13 +6,13 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from genomics.genomics_cases import letters, tiny_fit, write_table
-from titans_lm.bench.classified import lines, named, short
+from titans_lm.bench.classified import BASELINES, lines, named, short
 from titans_lm.bench.render import render_results
 from titans_lm.compare.jobs import run_job
 from titans_lm.genomics.contenders import contender, folder_name, shared_size
@@ -20,7 +20,7 @@ from titans_lm.genomics.evaluate import FILE, PREDICTIONS, finals, run_evaluatio
 from titans_lm.genomics.kmers import fit_counted
 from titans_lm.genomics.paired import corrected_t, mcnemar
 from titans_lm.genomics.records import Sequences, read_sequences
-from titans_lm.genomics.settings import EvaluateSettings, ReadSettings
+from titans_lm.genomics.settings import Baseline, EvaluateSettings, ReadSettings
 from titans_lm.genomics.split import folds, held_out
 from titans_lm.train.match import count_parameters
 
@@ -255,6 +255,7 @@ def test_the_page_of_results_has_a_section(done, tmp_path: Path) -> None:
 
 def test_names_for_readers() -> None:
     assert named("cnn") == "CNN"
+    assert set(BASELINES) == set(get_args(Baseline)), "every one has a name"
     assert named("kmer-nb:k=6") == "k-mer naive Bayes, k 6"
     assert named("lmm:pooling=last") == "LMM, pooling last"
     assert short("attention") == "Transformer++"

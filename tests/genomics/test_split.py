@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from genomics.genomics_cases import letters, sequences
+from titans_lm.genomics.nucleotides import reverse_complement
 from titans_lm.genomics.records import Sequences
 from titans_lm.genomics.split import copies, folds, held_out
 
@@ -53,6 +54,27 @@ def test_copies_stay_on_one_side() -> None:
     assert all(len(set(parts[groups == group])) == 1 for group in range(30))
     _, valid = held_out(data, 0.2, 0)
     assert all(len(set((groups == group)[valid].nonzero()[0])) in (0, (groups == group).sum()) for group in range(30))
+
+
+def test_what_overlaps_stays_on_one_side() -> None:
+    """A genome cut into windows of 40 every 15: each shares 25 nucleotides with the next, and 10 with the one after."""
+    rng = np.random.default_rng(0)
+    genomes = [rng.integers(0, 4, 100).astype(np.uint8) for _ in range(12)]
+    rows = [genome[start : start + 40] for genome in genomes for start in (0, 15, 30)]
+    rows[1] = reverse_complement(rows[1])
+    whose = np.repeat(np.arange(12), 3)
+    tokens, labels = tuple(rows), whose % 2
+    data = Sequences(tuple(map(str, range(36))), tokens, labels, ("a", "b"))
+    assert len(set(copies(tokens))) == 36
+    assert copies(tokens, overlap=25).tolist() == whose.tolist()
+    assert len(set(copies(tokens, overlap=26))) == 36
+    parts = folds(data, 4, 0, overlap=20)
+    assert sorted(np.bincount(parts)) == [9, 9, 9, 9]
+    assert all(len(set(parts[whose == number])) == 1 for number in range(12))
+    train, valid = held_out(data, 0.25, 0, 20)
+    assert not set(whose[train]) & set(whose[valid])
+    unknown = tuple(np.where(np.arange(40) % 20 == 10, np.uint8(4), row) for row in rows)
+    assert len(set(copies(unknown, overlap=20))) == 36, "an N is like nothing"
 
 
 def test_classes_that_are_too_small() -> None:

@@ -12,6 +12,7 @@ from titans_lm.report.table import aligned
 
 BASELINES = {
     "cnn": "CNN",
+    "words": "mean of embedded words",
     "kmer-nb": "k-mer naive Bayes",
     "kmer-lr": "k-mer logistic regression",
     "length": "length alone",
@@ -55,6 +56,8 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
         f"{train['batch_size']} sequences. {tried}{stacks}"
         f"The largest class is {100 * result['majority']:.1f} % of all. "
         f"Accuracy and macro F1 in %, Matthews' correlation times 100, mean ± standard deviation over seeds."
+        " Published numbers of GenomicBenchmarks are from all of its training sets, on its official test sets: not "
+        "comparable with folds of one file."
         + (f" {cut:,} sequences were cut to {train['max_length']:,} nucleotides." if cut else "")
     )
     head = ["model", "parameters", "learning rates", "accuracy", "MCC", "F1", "minutes a run"]

@@ -75,8 +75,8 @@ class FoldJob:
         if not self.begun():
             RunFolder.create(self.folder, self.asked())
         started = time.perf_counter()
-        rest = self.data.take(np.flatnonzero(self.parts != self.fold))
-        train, valid = (rest.take(part) for part in held_out(rest, self.settings.held_out, self.settings.seed))
+        rest, fit = self.data.take(np.flatnonzero(self.parts != self.fold)), self.settings
+        train, valid = (rest.take(part) for part in held_out(rest, fit.held_out, fit.seed, fit.overlap))
         classifier, told = train_classifier(self.settings, train, valid, self.folder)
         kept = {"seconds": time.perf_counter() - started, **told, "parameters": classifier.parameters()}
         if not self.counts:
@@ -110,7 +110,8 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> dict[s
     data = read_sequences(settings.data, settings.read)
     size = shared_size(settings.train, settings.models)
     fits = {name: contender(settings.train, name, size) for name in settings.models}
-    parts = folds(data, settings.folds, settings.fold_seed, *_as_read(data, fits))
+    read = _as_read(data, fits)
+    parts = folds(data, settings.folds, settings.fold_seed, *read, overlap=settings.train.overlap)
     for fit in fits.values():
         check_network(fit, len(data.classes))
     cut = data.longer_than(settings.train.max_length)

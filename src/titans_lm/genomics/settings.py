@@ -77,6 +77,9 @@ class GenomicsFit(FitSettings):
     """Which of them, where a sequence has more."""
     held_out: float = 0.1
     """Share of each class that is not trained on, and that the best step is chosen by."""
+    overlap: int = 0
+    """Sequences that share a stretch of so many nucleotides, on either strand, stay on one side of every split; 0 keeps
+    equal ones together only."""
     patience: int = 0
     """Looks at the validation part without a new best after which training ends; 0 takes all steps."""
     pooling: Pooling = "mean"
@@ -110,6 +113,8 @@ class GenomicsFit(FitSettings):
             check_at_least(name, getattr(self, name), 0)
         for name in ("see_length", "reverse_complement", "both_strands"):
             check_switch(name, getattr(self, name))
+        if self.overlap:
+            check_at_least("overlap", self.overlap, 8)
         check_choice("crop", self.crop, get_args(Crop))
         check_choice("pooling", self.pooling, get_args(Pooling))
         if self.baseline is not None:

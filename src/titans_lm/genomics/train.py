@@ -50,7 +50,7 @@ def train_on_file(
     data = read_sequences(settings.data, settings.read)
     cut = data.longer_than(settings.max_length)
     data = data.cropped(settings.max_length, settings.crop)
-    train, valid = (data.take(part) for part in held_out(data, settings.held_out, settings.seed))
+    train, valid = (data.take(part) for part in held_out(data, settings.held_out, settings.seed, settings.overlap))
     shown.say(
         f"{len(train):,} sequences to train on, {len(valid):,} to choose by: {counted(data)}{cut_told(cut, settings)}"
     )
