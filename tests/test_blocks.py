@@ -8,6 +8,7 @@ from torch import Tensor
 
 from by_hand import rms
 from model_cases import ARCHITECTURES, MEMORIES, VARIANTS, assert_close, named_tensors, small_config, wake
+from titans_lm.backbone import Backbone
 from titans_lm.blocks import BLOCKS, Block, Gate, MACBlock
 from titans_lm.config import BackboneConfig
 from titans_lm.layers import Call, rope_angles
@@ -59,6 +60,14 @@ def test_the_gate_is_its_formula(gating: str) -> None:
     assert_close(gate(y, m), passed @ gate.o_proj.weight.T)
     with torch.no_grad():
         assert_close(gate(y, m), passed @ gate.o_proj.weight.T)
+
+
+@pytest.mark.parametrize(("gating", "start"), [("mutual", 0.3), ("memory", 1.0)])
+def test_the_memory_is_heard_over_attention_at_the_start(gating: str, start: float) -> None:
+    """In a whole model, whose weights are drawn anew."""
+    gate = Backbone(small_config("mag", gating=gating)).layers[0].gate
+    assert_close(gate.attention_norm.weight, torch.full_like(gate.attention_norm.weight, start))
+    assert_close(gate.memory_norm.weight, torch.ones_like(gate.memory_norm.weight))
 
 
 @pytest.mark.parametrize(("gating", "passes"), [("mutual", True), ("memory", False)])

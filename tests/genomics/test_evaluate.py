@@ -270,6 +270,7 @@ def test_variants() -> None:
     words = contender(shared, "kmer-nb:k=6")
     assert (words.baseline, words.k) == ("kmer-nb", 6)
     assert contender(shared, "cnn:cnn_channels=4").cnn_channels == 4
+    assert contender(shared, "words:word_size=3").word_size == 3
     assert shared_size(shared, ("cnn", "kmer-nb")) is None
     assert shared_size(dataclasses.replace(shared, parameters=9000), ("lmm",)) == 9000
 
@@ -284,6 +285,8 @@ def test_variants() -> None:
         ("cnn:k", "got the model 'cnn:k'; expected NAME:SETTING=VALUE"),
         ("lmm:lr=1,lr=2", "every setting once"),
         ("kmer-lr:k=nine", "got k='nine'; expected int"),
+        ("words", "got baseline='words' with word_size=1; expected 2 to 8 nucleotides"),
+        ("words:word_size=9", "got word_size=9; expected 1 to 8"),
     ],
 )
 def test_names_that_are_none(name: str, said: str) -> None:

@@ -60,7 +60,7 @@ def contender(shared: GenomicsFit, name: str, parameters: int | None = None) -> 
     own = {changed: value for changed, value in changes.items() if changed not in backbone}
     if not ours:
         kept = {"baseline": base, "pretrain_steps": 0, "pretrained": None}
-        return merge_settings(dataclasses.replace(shared, **kept), own)
+        return dataclasses.replace(merge_settings(shared, own), **kept)
     model = dataclasses.replace(shared.model, architecture=base)
     if not model.has_memory:
         model = dataclasses.replace(model, attention_conv_size=model.conv_size)

@@ -161,7 +161,7 @@ class BagOfWords(nn.Module):
         super().__init__()
         width = settings.model.hidden_size
         self.embedding = nn.Embedding(VOCAB_SIZE, width)
-        self.words = WordEmbedding(max(settings.word_size, 2), width)
+        self.words = WordEmbedding(settings.word_size, width)
         self.norm = RMSNorm(width, 1e-6)
         self.dropout = nn.Dropout(settings.embed_dropout)
         self.head = nn.Linear(width, classes)

@@ -130,6 +130,8 @@ class GenomicsFit(FitSettings):
         self._check_together()
 
     def _check_together(self) -> None:
+        if self.baseline == "words" and self.word_size < 2:
+            raise ValueError(f"got baseline='words' with word_size={self.word_size}; expected 2 to 8 nucleotides")
         if self.parallel == "fsdp":
             raise ValueError("got parallel='fsdp' for a classifier, which is small; expected auto or ddp")
         if self.patience and not self.eval_every:
