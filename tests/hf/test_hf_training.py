@@ -101,5 +101,6 @@ def test_lora_trains_generates_and_survives_a_trip_to_disk(architecture: str, tm
     assert torch.equal(written, model.generate(input_ids=ids, max_new_tokens=5, use_cache=False, **GREEDY))
     for name, p in small_model(architecture).named_parameters():
         assert torch.equal(p, frozen[name])
-    merged = model.merge_and_unload()
-    assert_close(merged(ids).logits, loaded(input_ids=ids).logits, 1e-5)
+    # merging rounds otherwise than adding does, and a memory may blow that up: in float64 there is little of it
+    merged, precise = model.double().merge_and_unload(), loaded.double()
+    assert_close(merged(ids).logits, precise(input_ids=ids).logits, 1e-9)

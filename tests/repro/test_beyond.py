@@ -261,10 +261,10 @@ def test_minutes_are_windows_and_nucleotides_over_speed(tmp_path: Path) -> None:
     place.write_text("x" * 3000)
     (step,) = make_plan("table4", "tiny", data=str(place)).steps
     only = replace(step.settings, models=("lmm", "kmer-nb"))
-    nucleotides = 400 * 3 * 32 * 500 + 3000 / 3
+    nucleotides = 360 * 3 * 32 * 500 + 3000 / 3
     assert step_minutes(replace(step, settings=only)) == pytest.approx(nucleotides / 24_000 / 2 / 60)
     tried = replace(only, rates=(1e-2, 1e-3), tune_steps=50, seeds=(0, 1), jobs=1)
-    nucleotides = (2 * 50 * 3 + 2 * 400 * 3) * 32 * 500 + 2 * 3000 / 3
+    nucleotides = (2 * 50 * 3 + 2 * 360 * 3) * 32 * 500 + 2 * 3000 / 3
     assert step_minutes(replace(step, settings=tried)) == pytest.approx(nucleotides / 24_000 / 60)
 
 

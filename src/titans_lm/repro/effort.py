@@ -155,7 +155,7 @@ def tiny() -> Effort:
         forecasts=_few_forecasts(),
         dna=Dna(
             models=CLASSIFIERS,
-            train=GenomicsFit(steps=400, max_length=512, word_size=8, device="cpu"),
+            train=GenomicsFit(steps=360, max_length=512, word_size=8, device="cpu"),
             folds=3,
             seeds=(0,),
             rates=(3e-3,),
