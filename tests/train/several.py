@@ -37,8 +37,8 @@ def make_model(case: dict, tokenizer) -> torch.nn.Module:
             )
         )  # fmt: skip
     # With heads of 8 channels SiLU shuts all of one now and then; what is left has a direction that rounding decides,
-    # and norms of gradients differ by 1e-3 after 14 steps. θ of a memory's later layers is bounded by fan-in for the same
-    # reason: large steps blow rounding up, and norms differ by 2e-4 after 18.
+    # and norms of gradients differ by 1e-3 after 14 steps. θ of a memory's later layers is bounded by fan-in for the
+    # same reason: large steps blow rounding up, and norms differ by 2e-4 after 18.
     config = BackboneConfig(
         architecture=case["model"], hidden_size=32, num_attention_heads=2, num_hidden_layers=2, memory_expansion=2,
         intermediate_size=32, chunk_size=4, segment_len=8, window=8, num_persistent=2, memory_reads_persistent=True,
