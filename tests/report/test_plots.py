@@ -4,13 +4,15 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
-from titans_lm.report.plots import Line, Plot, draw, draw_panels, inline_svg, png, save_png, smoothed
+from titans_lm.report.plots import HeatMaps, Line, Plot, draw, draw_panels, inline_svg, png, save_png, smoothed
 
 LINES = [
     Line(label="one & only", x=[1, 2, 3], y=[0.1, 0.5, 0.4], faint=[0.0, 0.6, 0.5], colour="#3451c6"),
@@ -89,3 +91,22 @@ def test_a_running_mean_starts_without_bias() -> None:
     assert smoothed([1.0, 0.0], weight=0.5) == pytest.approx([1.0, 1 / 3])
     assert smoothed([]) == []
     assert np.std(smoothed(np.random.default_rng(0).normal(size=500).tolist())[50:]) < 0.4
+
+
+def test_titles_of_panels_do_not_run_into_each_other() -> None:
+    """As they are drawn: each ends before the next panel's begins, whatever the names are."""
+    names = ["length alone", "mean of embedded words word_size=6", "CNN", "Transformer++ word_size=6,see_length=true"]
+    for labels in ("ab", "abc"):
+        share = [[50.0] * len(labels)] * len(labels)
+        maps = HeatMaps(
+            title="title", x_label="told", y_label="true", x_labels=labels, y_labels=labels,
+            panels=dict.fromkeys(names, share),
+        )  # fmt: skip
+        figure = draw(maps)
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(renderer)
+        for place, following in pairwise(figure.axes):
+            whole, beside = place.get_tightbbox(renderer), following.get_window_extent(renderer)
+            assert whole is not None
+            assert whole.x1 < beside.x0, "with its title"
+            assert whole.y1 < figure.bbox.y1

@@ -1,6 +1,7 @@
 """Line plots and heat maps, drawn once and given as a PNG file and as SVG to put into a page."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO, StringIO
@@ -95,16 +96,20 @@ def draw_heat(maps: HeatMaps) -> Figure:
     """Draw panels of numbers side by side, four in a row, each cell with its number."""
     across = min(len(maps.panels), 4)
     down = -(-len(maps.panels) // across)
+    wide = 0.35 + 0.52 * len(maps.x_labels)
+    # A letter of a title is some 0.085 inches wide: longer ones would run into the next panel's.
+    titles = [textwrap.fill(name, max(int(wide / 0.085), 8)) for name in maps.panels]
+    lines = 1 + max(title.count("\n") for title in titles)
     with matplotlib.rc_context({**STYLE, "axes.grid": False, "axes.titlesize": 9.5}):
-        size = (0.7 + across * (0.35 + 0.52 * len(maps.x_labels)), 0.9 + down * (0.75 + 0.3 * len(maps.y_labels)))
+        size = (0.7 + across * wide, 0.9 + down * (0.6 + 0.15 * lines + 0.3 * len(maps.y_labels)))
         figure = Figure(figsize=size, layout="constrained")
         figure.suptitle(maps.title, color=INK, fontsize=11, fontweight="bold", parse_math=False)
         axes = figure.subplots(down, across, squeeze=False)
         for place in axes.flat[len(maps.panels) :]:
             place.set_visible(False)
-        for place, (name, values) in zip(axes.flat, maps.panels.items(), strict=False):
+        for place, title, values in zip(axes.flat, titles, maps.panels.values(), strict=False):
             place.imshow(np.asarray(values, float), cmap="Blues", vmin=0.0, vmax=125.0, aspect="auto")
-            place.set_title(name)
+            place.set_title(title)
             place.set_xticks(range(len(maps.x_labels)), maps.x_labels)
             place.set_yticks(range(len(maps.y_labels)), maps.y_labels)
             place.spines[:].set_visible(False)
