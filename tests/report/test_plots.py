@@ -93,6 +93,19 @@ def test_a_running_mean_starts_without_bias() -> None:
     assert np.std(smoothed(np.random.default_rng(0).normal(size=500).tolist())[50:]) < 0.4
 
 
+def test_the_title_of_one_panel_is_not_cut_off() -> None:
+    maps = HeatMaps(
+        title="Needle in a haystack: tokenizer words: right answers, %", x_label="told", y_label="true",
+        x_labels=["a", "b"], y_labels=["a", "b"], panels={"one": [[1.0, 2.0], [3.0, 4.0]]},
+    )  # fmt: skip
+    figure = draw(maps)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    heading = next(text for text in figure.texts if text.get_text().startswith("Needle")).get_window_extent(renderer)
+    assert heading.x0 >= 0.0
+    assert heading.x1 <= figure.bbox.x1
+
+
 def test_titles_of_panels_do_not_run_into_each_other() -> None:
     """As they are drawn: each ends before the next panel's begins, whatever the names are."""
     names = ["length alone", "mean of embedded words word_size=6", "CNN", "Transformer++ word_size=6,see_length=true"]

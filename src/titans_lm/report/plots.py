@@ -101,9 +101,11 @@ def draw_heat(maps: HeatMaps) -> Figure:
     titles = [textwrap.fill(name, max(int(wide / 0.085), 8)) for name in maps.panels]
     lines = 1 + max(title.count("\n") for title in titles)
     with matplotlib.rc_context({**STYLE, "axes.grid": False, "axes.titlesize": 9.5}):
-        size = (0.7 + across * wide, 0.9 + down * (0.6 + 0.15 * lines + 0.3 * len(maps.y_labels)))
-        figure = Figure(figsize=size, layout="constrained")
-        figure.suptitle(maps.title, color=INK, fontsize=11, fontweight="bold", parse_math=False)
+        across_all = 0.7 + across * wide
+        heading = textwrap.fill(maps.title, max(int(across_all / 0.105), 12))
+        high = 0.9 + 0.17 * heading.count("\n") + down * (0.6 + 0.15 * lines + 0.3 * len(maps.y_labels))
+        figure = Figure(figsize=(across_all, high), layout="constrained")
+        figure.suptitle(heading, color=INK, fontsize=11, fontweight="bold", parse_math=False)
         axes = figure.subplots(down, across, squeeze=False)
         for place in axes.flat[len(maps.panels) :]:
             place.set_visible(False)
