@@ -24,8 +24,8 @@ from titans_lm.genomics.paired import corrected_t, mcnemar, share_tested
 from titans_lm.genomics.records import Sequences, read_sequences
 from titans_lm.genomics.scores import confusion, scores
 from titans_lm.genomics.settings import EvaluateSettings, GenomicsFit
-from titans_lm.genomics.split import folds, held_out
-from titans_lm.genomics.train import check_network, counted, cut_told, train_classifier
+from titans_lm.genomics.split import folds
+from titans_lm.genomics.train import check_network, counted, cut_told, parted, train_classifier
 from titans_lm.train.files import write_atomically, write_json
 from titans_lm.train.run import RunFolder, begun_with
 from titans_lm.train.settings import plain_settings
@@ -75,8 +75,7 @@ class FoldJob:
         if not self.begun():
             RunFolder.create(self.folder, self.asked())
         started = time.perf_counter()
-        rest, fit = self.data.take(np.flatnonzero(self.parts != self.fold)), self.settings
-        train, valid = (rest.take(part) for part in held_out(rest, fit.held_out, fit.seed, fit.overlap))
+        train, valid = parted(self.data.take(np.flatnonzero(self.parts != self.fold)), self.settings)
         classifier, told = train_classifier(self.settings, train, valid, self.folder)
         kept = {"seconds": time.perf_counter() - started, **told, "parameters": classifier.parameters()}
         if not self.counts:

@@ -26,10 +26,11 @@ def copies(tokens: Sequence[Tokens], *cut: Sequence[Tokens], overlap: int = 0) -
             place = before[place]
         return place
 
-    for form in (tokens, *cut):
+    # What is cut out of sequences shares no stretch that the sequences do not.
+    for form, shared in ((tokens, overlap), *((form, 0) for form in cut)):
         known: dict[bytes, int] = {}
         for place, ids in enumerate(form):
-            for stretch in _stretches(ids, overlap):
+            for stretch in _stretches(ids, shared):
                 other = known.setdefault(stretch, place)
                 low, high = sorted((first(other), first(place)))
                 before[high] = low

@@ -50,7 +50,7 @@ def train_on_file(
     data = read_sequences(settings.data, settings.read)
     cut = data.longer_than(settings.max_length)
     data = data.cropped(settings.max_length, settings.crop)
-    train, valid = (data.take(part) for part in held_out(data, settings.held_out, settings.seed, settings.overlap))
+    train, valid = parted(data, chosen)
     shown.say(
         f"{len(train):,} sequences to train on, {len(valid):,} to choose by: {counted(data)}{cut_told(cut, settings)}"
     )
@@ -81,6 +81,12 @@ def train_on_file(
     write_confusion(settings.run / CONFUSION, title(found), classifier.classes, {PANEL: found["confusion"]})
     write_json(settings.run / RESULT, result)
     return result
+
+
+def parted(data: Sequences, settings: GenomicsFit) -> tuple[Sequences, Sequences]:
+    """Part sequences into those to train on and those to choose the best step by."""
+    train, valid = held_out(data, settings.held_out, settings.seed, settings.overlap)
+    return data.take(train), data.take(valid)
 
 
 def counted(data: Sequences) -> str:
