@@ -9,6 +9,8 @@ import torch
 
 from cli_cases import titans
 from forecast.forecast_cases import SMALL, write_csv
+from titans_lm.bench.forecasted import plot
+from titans_lm.bench.render import render_results
 from titans_lm.forecast.jobs import ForecastJob
 from titans_lm.forecast.saved import load_forecaster
 from titans_lm.forecast.settings import TableSettings
@@ -174,6 +176,41 @@ def test_models_side_by_side(fitted, capsys, tmp_path):
     row = next(line for line in out.splitlines() if line.startswith("3 "))
     assert f"{seasonal['test']['mse']['3']['mean']:.3f}  {seasonal['test']['mae']['3']['mean']:.3f}" in row
     assert out.count("\nmean ") == 2
+
+
+def test_the_page_of_results_has_forecasts(fitted, capsys, tmp_path):
+    _, table = fitted
+    other = write_csv(tmp_path / "more.csv", 140, 3)
+    models = ["lmm", "lmm:theta_bound=0,decay=false", "mamba", "patchtst:lr=0.002", "nlinear"]
+    args = ["forecast", "evaluate", "--models", *models, "--horizons", 3, 6, "--seeds", 0, 1, "--quiet", *QUICK]
+    for name, tables in {"one": [table], "two": [table, other]}.items():
+        told = [*args, "--out", tmp_path / name, "--json", tmp_path / "json" / f"{name}.json"]
+        assert titans(capsys, *told[:2], *tables, *told[2:], *(["--streaming"] if name == "one" else [])) == (0, "", "")
+    render_results(tmp_path / "json", tmp_path / "page.md")
+    result = json.loads((tmp_path / "json" / "one.json").read_text())
+    page = (tmp_path / "page.md").read_text()
+    alone, both = page.index("## Forecasts: waves\n"), page.index("## Forecasts: waves, more\n")
+    shown = {line.split(" | ")[0]: line for line in page[alone:both].splitlines() if line.startswith("| ")}
+    for name, kind, label in (
+        ("lmm", "test", "**LMM**"),
+        ("lmm", "carried", "**LMM, carried from window to window**"),
+        ("lmm", "still", "**LMM, held still**"),
+        (models[1], "test", "**LMM, theta bound 0, decay false**"),
+        ("mamba", "test", "Mamba in the memory's place"),
+        ("patchtst:lr=0.002", "test", "PatchTST, lr 0.002"),
+        ("nlinear", "test", "NLinear, closed form"),
+    ):
+        found = next(one for one in result["tables"][0]["contenders"] if one["name"] == name)
+        cells = shown[f"| {label}"].split(" | ")
+        assert cells[1] == f"{max(run['parameters'] for run in found['runs']):,}"
+        mse, mae = found[kind]["mse"]["mean"], found[kind]["mae"]["mean"]
+        spread = [f" ± {one['sd']:.3f}" if name != "nlinear" else "" for one in (mse, mae)]
+        assert cells[4] == f"{mse['mean']:.3f}{spread[0]} / {mae['mean']:.3f}{spread[1]}"
+    assert page[both:].count("| waves | ") == page[both:].count("| more | ") == len(models)
+    by_table = plot(json.loads((tmp_path / "json" / "two.json").read_text()))
+    assert (by_table.x_label, by_table.x_labels) == ("table", ["waves", "more"])
+    assert [line.dashed for line in by_table.lines] == [False, False, True, True, True]
+    assert {path.name for path in (tmp_path / "json").glob("*.png")} == {"one.png", "two.png"}
 
 
 def test_a_learning_rate_is_chosen_on_validation_by_the_first_seed(fitted, capsys, tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from titans_lm.bench import classified, compared, positions, scored
+from titans_lm.bench import classified, compared, forecasted, positions, scored
 from titans_lm.report.plots import HeatMaps, Line, Plot
 
 OURS, SECOND = "#3451c6", "#e07a1f"
@@ -18,6 +18,7 @@ def plots(found: Results) -> dict[str, Plot | HeatMaps]:
     }
     drawn |= {Path(result["file"]).stem: scored.plot(result) for result in found.get("task", [])}
     drawn |= {Path(result["file"]).stem: positions.plot(result) for result in found.get("perplexity", [])}
+    drawn |= {Path(result["file"]).stem: forecasted.plot(result) for result in found.get("forecast", [])}
     drawn |= {Path(result["file"]).stem: classified.plot(result) for result in found.get("genomics", [])}
     for result in found.get("task", []):
         if (heat := scored.heat(result)) is not None:

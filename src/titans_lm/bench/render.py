@@ -15,7 +15,7 @@ from titans_lm.train.files import write_atomically
 KINDS = ("peers", "ops", "model", "scaling")
 KERNELS = {"ops-triton": "The kernels beside others", "kernels": "The kernels beside the chunked backend"}
 """Kinds that are on the page only where somebody has measured them: they need a GPU."""
-LEARNED = ("compare", "perplexity", "task", "genomics", "lm-eval")
+LEARNED = ("compare", "perplexity", "task", "forecast", "genomics", "lm-eval")
 """Kinds of results about what models have learned."""
 REPEATED = "repro"
 """Kind of results that are tables of the paper."""
@@ -85,11 +85,12 @@ def page(found: Results, link: str) -> str:
 
 
 def learned(result: Result, link: str) -> list[str]:
-    """Lay out models compared on text, books by position, a task, DNA or by questions; the last has no plot."""
-    from titans_lm.bench import answered, classified, compared, positions, scored
+    """Lay out models compared on text, books by position, a task, series, DNA or by questions; the last has no plot."""
+    from titans_lm.bench import answered, classified, compared, forecasted, positions, scored
 
     sections = {
-        "compare": compared, "perplexity": positions, "task": scored, "genomics": classified, "lm-eval": answered,
+        "compare": compared, "perplexity": positions, "task": scored, "forecast": forecasted, "genomics": classified,
+        "lm-eval": answered,
     }  # fmt: skip
     section: Any = sections[result["what"]]
     said, head, body = section.rows(result)
@@ -116,14 +117,14 @@ def further(said: str, head: list[str], body: list[list[str]]) -> list[str]:
     return ["", said, *(["", *table(head, body)] if body else [])]
 
 
-INTRODUCTION = """Every number on this page was written by `titans bench`, `titans compare`, `titans evaluate` or
-`titans repro`; the guides to [benchmarks](guides/bench.md) and [evaluation](guides/evaluate.md) say what each command
-measures and how, and [findings](findings.md) what follows. "% of matmul" is the share of the floating point operations
-per second that a large square matrix product of torch's reaches in the same process, right before and after; where
-torch gives it to MKL and our products go to oneDNN, which is faster on some CPUs, the share of oneDNN's is in
-brackets. Peak memory is the growth of the process above what it had after its imports (on a GPU: of the device's
-memory), "max/min" the slowest run over the fastest. Where sides are compared they took turns; "× name" is our
-speed over that side's, the median of the rounds."""
+INTRODUCTION = """Every number on this page was written by `titans bench`, `titans compare`, `titans evaluate`,
+`titans forecast evaluate`, `titans genomics evaluate` or `titans repro`; the guides to [benchmarks](guides/bench.md)
+and [evaluation](guides/evaluate.md) say what each command measures and how, and [findings](findings.md) what follows.
+"% of matmul" is the share of the floating point operations per second that a large square matrix product of torch's
+reaches in the same process, right before and after; where torch gives it to MKL and our products go to oneDNN, which
+is faster on some CPUs, the share of oneDNN's is in brackets. Peak memory is the growth of the process above what it
+had after its imports (on a GPU: of the device's memory), "max/min" the slowest run over the fastest. Where sides are
+compared they took turns; "× name" is our speed over that side's, the median of the rounds."""
 
 TITLES = {
     "peers": "Beside peers",

@@ -1,0 +1,95 @@
+"""Forecasters of time series on the page of results: errors by horizon, table by table."""
+
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from titans_lm.bench.compared import COLOURS, remembers, title
+from titans_lm.report.plots import Line, Plot
+
+BASES = {
+    "attention": "attention in the memory's place", "sliding": "sliding window in the memory's place",
+    "segment": "segments in the memory's place", "mamba": "Mamba in the memory's place", "patchtst": "PatchTST",
+    "dlinear": "DLinear", "nlinear": "NLinear, closed form", "seasonal": "last season again",
+    "repeat": "last value again",
+}  # fmt: skip
+KINDS = {"test": "", "carried": ", carried from window to window", "still": ", held still"}
+"""Ways to read the test part: each window from a fresh start, and the two of --streaming."""
+
+
+def named(name: str) -> str:
+    """Name a contender for a reader, a varied one by what was varied."""
+    base, colon, changes = name.partition(":")
+    if base not in BASES:
+        return title(name)
+    return BASES[base] + (f", {changes.replace(',', ', ').replace('=', ' ').replace('_', ' ')}" if colon else "")
+
+
+def heading(result: dict[str, Any]) -> str:
+    """Name the tables."""
+    return f"Forecasts: {', '.join(_table(one) for one in result['tables'])}"
+
+
+def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Say what was equal, and give the head and the rows of a table, in the order of the settings."""
+    settings, train = result["settings"], result["settings"]["train"]
+    horizons = [str(H) for H in settings["horizons"]]
+    several = len(result["tables"]) > 1
+    seeds = len(settings["seeds"])
+    rates = ", ".join(f"{rate:g}" for rate in settings["rates"]) or f"{train['lr']:g}"
+    said = (
+        f"MSE and MAE on values scaled by the training part, over all windows of the test part, with "
+        f"{settings['lookback']} rows to forecast from; mean ± standard deviation over "
+        f"{seeds} seed{'s' * (seeds > 1)} where a model is trained. Batches of {train['batch_size']}, learning rate "
+        f"{rates}{' (the best on validation)' * (len(settings['rates']) > 1)}, at most {train['epochs']} "
+        f"epoch{'s' * (train['epochs'] > 1)}; the step is the best on validation, and the test part is read once. "
+        "Parameters are those of the longest horizon. "
+        f"{' '.join(note for one in result['tables'] for note in one['notes'])}"
+    ).strip()
+    columns = [*horizons, *(["mean"] if len(horizons) > 1 else [])]
+    head = [*(["table"] if several else []), "model", "parameters", *columns, "minutes a run"]
+    body = []
+    for table in result["tables"]:
+        for one in table["contenders"]:
+            largest = max(run["parameters"] for run in one["runs"])
+            minutes = mean(run["seconds"] for run in one["runs"]) / 60
+            for kind, what in KINDS.items():
+                if kind not in one:
+                    continue
+                name = f"{named(one['name'])}{what}"
+                row = [*([_table(table)] if several else []), f"**{name}**" if remembers(one["name"]) else name]
+                row += [f"{largest:,}", *(_cell(one[kind], H) for H in columns), f"{minutes:.1f}"]
+                body.append(row)
+    return said, head, body
+
+
+def plot(result: dict[str, Any]) -> Plot:
+    """MSE by horizon, or its mean by table where there are several; models without a memory are dashed."""
+    tables = result["tables"]
+    horizons = [str(H) for H in result["settings"]["horizons"]]
+    lines = []
+    for index, one in enumerate(tables[0]["contenders"]):
+        y = [one["test"]["mse"][H]["mean"] for H in horizons]
+        if len(tables) > 1:
+            y = [table["contenders"][index]["test"]["mse"]["mean"]["mean"] for table in tables]
+        lines.append(
+            Line(
+                label=named(one["name"]), x=list(range(len(y))), y=y, colour=COLOURS[index % len(COLOURS)],
+                dashed=not remembers(one["name"]), marker=True,
+            )
+        )  # fmt: skip
+    by = ("table", [_table(table) for table in tables]) if len(tables) > 1 else ("horizon, rows", horizons)
+    return Plot(title=f"{heading(result)}: MSE", x_label=by[0], y_label="MSE", lines=lines, x_labels=by[1])
+
+
+def _table(table: dict[str, Any]) -> str:
+    return Path(table["table"]).stem
+
+
+def _cell(errors: dict[str, Any], horizon: str) -> str:
+    """Write MSE and MAE of a horizon, or of their mean."""
+    shown = []
+    for measure in ("mse", "mae"):
+        found = errors[measure][horizon]
+        shown.append(f"{found['mean']:.3f}" + ("" if found["sd"] is None else f" ± {found['sd']:.3f}"))
+    return " / ".join(shown)
