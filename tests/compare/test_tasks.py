@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import shlex
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +34,7 @@ from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.copying import LookupSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import resized
-from titans_lm.evaluate.tasks import task_score
+from titans_lm.evaluate.tasks import TaskScore, task_score
 from titans_lm.train.match import sized_for
 from titans_lm.train.run import RunFolder
 
@@ -97,7 +99,7 @@ def test_what_is_said_is_what_the_models_do(done) -> None:
         fit = contender(settings.train, one["name"], result["parameters_asked_for"])
         model = sized_for(fit, settings.taught[0].vocab_size).model
         load_weights(settings.out / "runs" / f"{one['name']}-seed1" / "model", model)
-        score = task_score(model, resized(settings.task, "32:3"), examples=8, batch_size=4, seed=1 + FRESH)
+        score = task_score(model, resized(settings.task, "32:3"), examples=8, batch_size=4, seed=1 + 2 * FRESH)
         told = one["runs"][1]["tests"]["32:3"]
         assert (told["hits"], told["right"], told["exact"]) == (score.hits, score.right, score.exact)
         mean = sum(run["tests"]["32:3"]["exact"] for run in one["runs"]) / 2
@@ -198,8 +200,15 @@ def test_every_task_as_a_command(kind: type[TaskSettings], tmp_path: Path, capsy
     assert f"by guessing {100 * max(result['chance'].values()):.3g} % of " in out
 
 
-def test_needles_are_tested_at_every_depth(tmp_path: Path) -> None:
+def test_needles_are_tested_at_every_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of lengths, means over depths, and a heat map of both; trials are tested on what is taught."""
+    seeds: list[int] = []
+
+    def scored_with(*args: Any, seed: int, **kwargs: Any) -> TaskScore:
+        seeds.append(seed)
+        return task_score(*args, seed=seed, **kwargs)
+
+    monkeypatch.setattr("titans_lm.compare.tasks.task_score", scored_with)
     settings = NeedleTask(
         models=("lmm", "sliding"), seeds=(0, 1), rates=(1e-3, 3e-3), tune_steps=1, examples=4, sizes=("300", "400x2"),
         test_sizes=("300", "350"), depths=(0.0, 0.5, 1.0), train=dataclasses.replace(small(tmp_path).train, steps=2),
@@ -207,6 +216,9 @@ def test_needles_are_tested_at_every_depth(tmp_path: Path) -> None:
     )  # fmt: skip
     assert [task.depth for task in settings.tested.values()] == [0.0, 0.5, 1.0] * 2
     result = run_task(settings, "titans evaluate needle", lambda _: None)
+    asked = Counter(seeds[-2 * 2 * 6 :])
+    assert len(asked) == 2 * 6, "each depth of each length and seed has needles of its own"
+    assert set(asked.values()) == {2}, "both models are asked for the same needles"
     for one in result["contenders"]:
         assert list(one["exact"]) == ["300", "350"]
         assert list(one["by_test"]) == [f"{size}@{depth}" for size in (300, 350) for depth in ("0", "0.5", "1")]

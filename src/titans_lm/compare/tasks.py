@@ -36,7 +36,8 @@ RIGHT = "right"
 TOKENS_AT_ONCE = 1 << 24
 """Tokens of a batch that is tested: what is drawn is in memory as a whole."""
 FRESH = 1_000_003
-"""What is added to the seed of a run for the rows that it is tested on."""
+"""What is added to the seed of a run for the rows of the first size that it is tested on, of the second twice: needles
+at two depths, say, are not the same needles."""
 
 
 def run_task(settings: TaskSettings, command: str, say: Say) -> dict[str, Any]:
@@ -136,12 +137,13 @@ class TaskJob:
         }
 
     def _test(self, model: "PreTrainedModel", examples: int) -> Result:
-        seed, tests = self.settings.seed + FRESH, {}
-        for size, task in self.tested.items():
+        tests = {}
+        for place, (size, task) in enumerate(self.tested.items(), 1):
             length = max(1, task.length)
             asked = min(examples, max(1, self.test_tokens // length)) if self.test_tokens else examples
             batches = -(-asked // max(1, min(self.settings.batch_size, TOKENS_AT_ONCE // length)))
             rows = -(-asked // batches)
+            seed = self.settings.seed + place * FRESH
             score = task_score(model, task, examples=asked, batch_size=rows, seed=seed)
             count = batches * rows  # as many as asked for, or a few more so that all batches are alike
             tests[size] = {**asdict(score), "accuracy": score.accuracy, "exact": score.exact, "rows": count}
