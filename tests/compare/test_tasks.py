@@ -1,5 +1,6 @@
 """Models on a synthetic task: equal rows, equal sizes, an honest table, and nothing done twice."""
 
+import copy
 import dataclasses
 import json
 import shlex
@@ -35,6 +36,7 @@ from titans_lm.data.tasks.copying import LookupSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import resized
 from titans_lm.evaluate.tasks import TaskScore, task_score
+from titans_lm.report.plots import draw
 from titans_lm.train.match import sized_for
 from titans_lm.train.run import RunFolder
 
@@ -104,6 +106,29 @@ def test_what_is_said_is_what_the_models_do(done) -> None:
         assert (told["hits"], told["right"], told["exact"]) == (score.hits, score.right, score.exact)
         mean = sum(run["tests"]["32:3"]["exact"] for run in one["runs"]) / 2
         assert one["exact"]["32:3"]["mean"] == pytest.approx(mean)
+
+
+def test_more_models_than_lines_can_tell_apart_are_ranked(done) -> None:
+    """By the last size, the best at the top; the one without changes is what the others are compared with."""
+    result = copy.deepcopy(done[1])
+    assert scored.ranking(result) is None
+    first = result["contenders"][0]
+    names = ["lmm", *(f"lmm:chunk_size={size}" for size in range(2, 12))]
+    shares = [0.5, *(place / 20 for place in range(10))]
+    exact = [{"16:2": {"mean": 1.0, "sd": 0.1}, "32:3": {"mean": share, "sd": share / 10}} for share in shares]
+    result["contenders"] = [{**first, "name": name, "exact": one} for name, one in zip(names, exact, strict=True)]
+    found = scored.ranking(result)
+    assert found is not None
+    assert found.values["LMM, chunk size 11"] == (pytest.approx(45.0), pytest.approx(4.5))
+    assert (found.marked, len(found.values)) == ("LMM", 11)
+    axes = draw(found).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        *(f"LMM, chunk size {size}" for size in range(2, 12)),
+        "LMM",
+    ]
+    assert axes.get_xlabel() == "right answers, %"
+    result["contenders"][0]["exact"]["32:3"] = {"mean": 0.0, "sd": None}
+    assert scored.ranking(result).values["LMM"] == (0.0, None)
 
 
 def test_it_does_nothing_twice(done, monkeypatch: pytest.MonkeyPatch) -> None:

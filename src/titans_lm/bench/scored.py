@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from titans_lm.bench.compared import contender_lines, remembers, title
+from titans_lm.bench.compared import COLOURS, contender_lines, remembers, title
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.tracking import TrackingSettings
-from titans_lm.report.plots import SOFT, HeatMaps, Line, Plot
+from titans_lm.report.plots import SOFT, HeatMaps, Line, Plot, Ranking
 from titans_lm.report.table import aligned
 from titans_lm.train.settings import plain_settings
 
@@ -107,6 +107,20 @@ def plot(result: dict[str, Any]) -> Plot:
     return Plot(
         title=heading(result), x_label="size", y_label="right answers, %", lines=drawn, y_range=(0.0, 102.0),
         x_labels=[size or "as set" for size in sizes],
+    )  # fmt: skip
+
+
+def ranking(result: dict[str, Any]) -> Ranking | None:
+    """Accuracy on the last size, for more contenders than lines can tell apart; None for fewer."""
+    if len(result["contenders"]) <= len(COLOURS):
+        return None
+    size = list(result["contenders"][0]["exact"])[-1]
+    found = {title(one["name"]): one["exact"][size] for one in result["contenders"]}
+    values = {name: (100 * one["mean"], None if one["sd"] is None else 100 * one["sd"]) for name, one in found.items()}
+    plain = {title(one["name"]) for one in result["contenders"] if ":" not in one["name"]}
+    return Ranking(
+        title=f"{heading(result)}, {size or 'as set'}", x_label="model", y_label="right answers, %", values=values,
+        marked=plain.pop() if len(plain) == 1 else None,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Line plots and heat maps, drawn once and given as a PNG file and as SVG to put into a page."""
+"""Line plots, heat maps and rankings, drawn once and given as a PNG file and as SVG to put into a page."""
 
 import re
 import textwrap
@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from titans_lm.report.html import Markup, escaped
 from titans_lm.train.files import write_atomically
 
-INK, SOFT, LINE = "#1b1f27", "#5b6472", "#e3e6eb"
+INK, SOFT, LINE, ACCENT = "#1b1f27", "#5b6472", "#e3e6eb", "#3451c6"
 DOTS = 180
 """Dots per inch of a PNG."""
 CROWD = 4
@@ -92,6 +92,38 @@ class HeatMaps:
     """By name, the rows of numbers from the first of `y_labels` (at the top) to the last."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """A number for each of many things, the largest at the top."""
+
+    title: str
+    x_label: str
+    """What the things are."""
+    y_label: str
+    """What the numbers are."""
+    values: dict[str, tuple[float, float | None]]
+    """By name, the number and its spread where there is one."""
+    marked: str | None = None
+    """The one that all others are compared with."""
+
+
+def draw_ranking(ranking: Ranking) -> Figure:
+    """Draw a point with its spread for each name, and a line through the one that is marked."""
+    found = sorted(ranking.values.items(), key=lambda one: one[1][0])
+    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x"}):
+        figure = Figure(figsize=(8.2, 0.9 + 0.24 * len(found)), layout="constrained")
+        axes = figure.add_subplot()
+        for place, (name, (value, spread)) in enumerate(found):
+            colour = ACCENT if name == ranking.marked else SOFT
+            axes.errorbar(value, place, xerr=spread, fmt="o", color=colour, markersize=5, elinewidth=1.6)
+        if ranking.marked is not None:
+            axes.axvline(ranking.values[ranking.marked][0], color=ACCENT, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.set_yticks(range(len(found)), [name for name, _ in found], fontsize=8.5)
+        axes.set_ylim(-0.7, len(found) - 0.3)
+        axes.set(title=ranking.title, xlabel=ranking.y_label)
+    return figure
+
+
 def draw_heat(maps: HeatMaps) -> Figure:
     """Draw panels of numbers side by side, four in a row, each cell with its number."""
     across = min(len(maps.panels), 4)
@@ -133,10 +165,12 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
     return means
 
 
-def draw(plot: Plot | HeatMaps) -> Figure:
+def draw(plot: Plot | HeatMaps | Ranking) -> Figure:
     """Draw a plot."""
     if isinstance(plot, HeatMaps):
         return draw_heat(plot)
+    if isinstance(plot, Ranking):
+        return draw_ranking(plot)
     with matplotlib.rc_context(STYLE):
         width = (8.2 if plot.wide else 5.4) + 3.0 * (len(plot.lines) > CROWD)
         figure = Figure(figsize=(width, 3.5), layout="constrained")
