@@ -181,7 +181,7 @@ def test_models_side_by_side(fitted, capsys, tmp_path):
 def test_the_page_of_results_has_forecasts(fitted, capsys, tmp_path):
     _, table = fitted
     other = write_csv(tmp_path / "more.csv", 140, 3)
-    models = ["lmm", "lmm:theta_bound=0,decay=false", "mamba", "patchtst:lr=0.002", "nlinear"]
+    models = ["lmm", "lmm:theta_bound=0,decay=false", "mamba", "patchtst:lr=0.002", "nlinear", "repeat"]
     args = ["forecast", "evaluate", "--models", *models, "--horizons", 3, 6, "--seeds", 0, 1, "--quiet", *QUICK]
     for name, tables in {"one": [table], "two": [table, other]}.items():
         told = [*args, "--out", tmp_path / name, "--json", tmp_path / "json" / f"{name}.json"]
@@ -199,17 +199,18 @@ def test_the_page_of_results_has_forecasts(fitted, capsys, tmp_path):
         ("mamba", "test", "Mamba in the memory's place"),
         ("patchtst:lr=0.002", "test", "PatchTST, lr 0.002"),
         ("nlinear", "test", "NLinear, closed form"),
+        ("repeat", "test", "last value again"),
     ):
         found = next(one for one in result["tables"][0]["contenders"] if one["name"] == name)
         cells = shown[f"| {label}"].split(" | ")
         assert cells[1] == f"{max(run['parameters'] for run in found['runs']):,}"
         mse, mae = found[kind]["mse"]["mean"], found[kind]["mae"]["mean"]
-        spread = [f" ± {one['sd']:.3f}" if name != "nlinear" else "" for one in (mse, mae)]
+        spread = [f" ± {one['sd']:.3f}" if name not in ("nlinear", "repeat") else "" for one in (mse, mae)]
         assert cells[4] == f"{mse['mean']:.3f}{spread[0]} / {mae['mean']:.3f}{spread[1]}"
     assert page[both:].count("| waves | ") == page[both:].count("| more | ") == len(models)
     by_table = plot(json.loads((tmp_path / "json" / "two.json").read_text()))
     assert (by_table.x_label, by_table.x_labels) == ("table", ["waves", "more"])
-    assert [line.dashed for line in by_table.lines] == [False, False, True, True, True]
+    assert [line.dashed for line in by_table.lines] == [False, False, True, True, True], "naive ones are not drawn"
     assert {path.name for path in (tmp_path / "json").glob("*.png")} == {"one.png", "two.png"}
 
 

@@ -13,6 +13,8 @@ BASES = {
     "dlinear": "DLinear", "nlinear": "NLinear, closed form", "seasonal": "last season again",
     "repeat": "last value again",
 }  # fmt: skip
+NAIVE = ("seasonal", "repeat")
+"""Baselines so far off that a plot with them would show nothing of the others; they are in the table."""
 KINDS = {"test": "", "carried": ", carried from window to window", "still": ", held still"}
 """Ways to read the test part: each window from a fresh start, and the two of --streaming."""
 
@@ -64,11 +66,16 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
 
 
 def plot(result: dict[str, Any]) -> Plot:
-    """MSE by horizon, or its mean by table where there are several; models without a memory are dashed."""
+    """MSE by horizon, or its mean by table where there are several, of all but naive baselines.
+
+    Models without a memory are dashed.
+    """
     tables = result["tables"]
     horizons = [str(H) for H in result["settings"]["horizons"]]
     lines = []
     for index, one in enumerate(tables[0]["contenders"]):
+        if one["name"] in NAIVE:
+            continue
         y = [one["test"]["mse"][H]["mean"] for H in horizons]
         if len(tables) > 1:
             y = [table["contenders"][index]["test"]["mse"]["mean"]["mean"] for table in tables]
