@@ -129,6 +129,12 @@ def test_more_models_than_lines_can_tell_apart_are_ranked(done) -> None:
     assert axes.get_xlabel() == "right answers, %"
     result["contenders"][0]["exact"]["32:3"] = {"mean": 0.0, "sd": None}
     assert scored.ranking(result).values["LMM"] == (0.0, None)
+    family = "lmm:chunk_size=1,momentum=false,forget_to=zero,theta_bound=0.5"
+    for one, name in zip(result["contenders"][1:3], (family, f"{family},theta_stretch=0"), strict=True):
+        one["name"] = name
+    assert len(scored.ranking(result).values) == 11, "two that have one title are told apart"
+    result["contenders"] = result["contenders"][:1]
+    assert scored.heading(result).endswith(", LMM")
 
 
 def test_it_does_nothing_twice(done, monkeypatch: pytest.MonkeyPatch) -> None:

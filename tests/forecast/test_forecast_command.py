@@ -206,7 +206,8 @@ def test_the_page_of_results_has_forecasts(fitted, capsys, tmp_path):
         assert cells[1] == f"{max(run['parameters'] for run in found['runs']):,}"
         mse, mae = found[kind]["mse"]["mean"], found[kind]["mae"]["mean"]
         spread = [f" ± {one['sd']:.3f}" if name not in ("nlinear", "repeat") else "" for one in (mse, mae)]
-        assert cells[4] == f"{mse['mean']:.3f}{spread[0]} / {mae['mean']:.3f}{spread[1]}"
+        assert cells[2] == {"nlinear": "–", "repeat": "–", "patchtst:lr=0.002": "0.002"}.get(name, "0.001")
+        assert cells[5] == f"{mse['mean']:.3f}{spread[0]} / {mae['mean']:.3f}{spread[1]}"
     assert page[both:].count("| waves | ") == page[both:].count("| more | ") == len(models)
     by_table = plot(json.loads((tmp_path / "json" / "two.json").read_text()))
     assert (by_table.x_label, by_table.x_labels) == ("table", ["waves", "more"])

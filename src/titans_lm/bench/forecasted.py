@@ -46,21 +46,23 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
         f"{rates}{' (the best on validation)' * (len(settings['rates']) > 1)}, at most {train['epochs']} "
         f"epoch{'s' * (train['epochs'] > 1)}; the step is the best on validation, and the test part is read once. "
         "Parameters are those of the longest horizon. "
-        f"{' '.join(note for one in result['tables'] for note in one['notes'])}"
+        f"{' '.join(f'{_table(one)}: {note}.' for one in result['tables'] for note in one['notes'])}"
     ).strip()
     columns = [*horizons, *(["mean"] if len(horizons) > 1 else [])]
-    head = [*(["table"] if several else []), "model", "parameters", *columns, "minutes a run"]
+    head = [*(["table"] if several else []), "model", "parameters", "learning rates", *columns, "minutes a run"]
     body = []
     for table in result["tables"]:
         for one in table["contenders"]:
             largest = max(run["parameters"] for run in one["runs"])
             minutes = mean(run["seconds"] for run in one["runs"]) / 60
+            chosen = sorted({run["rate"] for run in one["runs"]} - {None})
+            shown = ", ".join(f"{rate:g}" for rate in chosen) or "–"
             for kind, what in KINDS.items():
                 if kind not in one:
                     continue
                 name = f"{named(one['name'])}{what}"
                 row = [*([_table(table)] if several else []), f"**{name}**" if remembers(one["name"]) else name]
-                row += [f"{largest:,}", *(_cell(one[kind], H) for H in columns), f"{minutes:.1f}"]
+                row += [f"{largest:,}", shown, *(_cell(one[kind], H) for H in columns), f"{minutes:.1f}"]
                 body.append(row)
     return said, head, body
 
@@ -86,7 +88,7 @@ def plot(result: dict[str, Any]) -> Plot:
             )
         )  # fmt: skip
     by = ("table", [_table(table) for table in tables]) if len(tables) > 1 else ("horizon, rows", horizons)
-    return Plot(title=f"{heading(result)}: MSE", x_label=by[0], y_label="MSE", lines=lines, x_labels=by[1])
+    return Plot(title=heading(result), x_label=by[0], y_label="MSE", lines=lines, x_labels=by[1])
 
 
 def _table(table: dict[str, Any]) -> str:

@@ -31,6 +31,8 @@ def heading(result: dict[str, Any]) -> str:
     task, default = result["settings"]["task"], plain_settings(usual)
     changed = {name: value for name, value in task.items() if name not in sizes and value != default[name]}
     told = [f"{name.replace('_', ' ')} {value}" for name, value in changed.items()]
+    if len(result["contenders"]) == 1:  # so that files of other models have other headings
+        told.append(title(result["contenders"][0]["name"]))
     return f"{called}{': ' * bool(told)}{', '.join(told)}"
 
 
@@ -115,9 +117,15 @@ def ranking(result: dict[str, Any]) -> Ranking | None:
     if len(result["contenders"]) <= len(COLOURS):
         return None
     size = list(result["contenders"][0]["exact"])[-1]
-    found = {title(one["name"]): one["exact"][size] for one in result["contenders"]}
-    values = {name: (100 * one["mean"], None if one["sd"] is None else 100 * one["sd"]) for name, one in found.items()}
-    plain = {title(one["name"]) for one in result["contenders"] if ":" not in one["name"]}
+    found = [one["exact"][size] for one in result["contenders"]]
+    titles = [title(one["name"]) for one in result["contenders"]]
+    if len(set(titles)) < len(titles):  # two spellings of one model of the family
+        titles = [one["name"] for one in result["contenders"]]
+    values = {
+        name: (100 * one["mean"], None if one["sd"] is None else 100 * one["sd"])
+        for name, one in zip(titles, found, strict=True)
+    }
+    plain = {shown for shown, one in zip(titles, result["contenders"], strict=True) if ":" not in one["name"]}
     return Ranking(
         title=f"{heading(result)}, {size or 'as set'}", x_label="model", y_label="right answers, %", values=values,
         marked=plain.pop() if len(plain) == 1 else None,

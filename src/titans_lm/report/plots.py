@@ -120,7 +120,9 @@ def draw_ranking(ranking: Ranking) -> Figure:
             axes.axvline(ranking.values[ranking.marked][0], color=ACCENT, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_yticks(range(len(found)), [name for name, _ in found], fontsize=8.5)
         axes.set_ylim(-0.7, len(found) - 0.3)
-        axes.set(title=ranking.title, xlabel=ranking.y_label)
+        axes.set_xlabel(ranking.y_label)
+        # A letter is some 0.105 inches wide, as in the heading of heat maps.
+        axes.set_title(textwrap.fill(ranking.title, 60), parse_math=False)
     return figure
 
 
