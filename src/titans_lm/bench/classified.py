@@ -5,7 +5,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from titans_lm.bench.compared import TITLES, contender_lines, remembers, title
+from titans_lm.bench import compared
+from titans_lm.bench.compared import TITLES, contender_lines, remembers
 from titans_lm.bench.scored import percent
 from titans_lm.report.plots import Plot
 from titans_lm.report.table import aligned
@@ -21,10 +22,7 @@ BASELINES = {
 
 def named(name: str) -> str:
     """Name a contender for a reader, a varied one by what was varied."""
-    base, colon, changes = name.partition(":")
-    if base not in BASELINES:
-        return title(name)
-    return BASELINES[base] + (f", {changes.replace(',', ', ').replace('=', ' ').replace('_', ' ')}" if colon else "")
+    return compared.named(name, BASELINES)
 
 
 def short(name: str) -> str:

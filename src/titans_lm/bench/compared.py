@@ -1,6 +1,6 @@
 """A comparison for the page of results: a table, a plot by position, and what was equal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any
 
@@ -45,7 +45,20 @@ def parts(name: str) -> tuple[str, str]:
         return name, ""
     if changes in FAMILY:
         return base, FAMILY[changes]
-    return base, changes.replace(",", ", ").replace("=", " ").replace("_", " ")
+    return base, changes_told(changes)
+
+
+def changes_told(changes: str) -> str:
+    """Write what is varied for a reader."""
+    return changes.replace(",", ", ").replace("=", " ").replace("_", " ")
+
+
+def named(name: str, own: Mapping[str, str]) -> str:
+    """Name a contender for a reader, by a table's own names where it has one."""
+    base, colon, changes = name.partition(":")
+    if base not in own:
+        return title(name)
+    return own[base] + (f", {changes_told(changes)}" if colon else "")
 
 
 def remembers(name: str) -> bool:

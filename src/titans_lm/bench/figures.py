@@ -5,9 +5,9 @@ from statistics import median
 from typing import Any
 
 from titans_lm.bench import classified, compared, forecasted, positions, scored
-from titans_lm.report.plots import HeatMaps, Line, Plot, Ranking
+from titans_lm.report.plots import ACCENT, HeatMaps, Line, Plot, Ranking
 
-OURS, SECOND = "#3451c6", "#e07a1f"
+OURS, SECOND = ACCENT, "#e07a1f"
 Results = dict[str, list[dict[str, Any]]]
 
 
@@ -16,9 +16,7 @@ def plots(found: Results) -> dict[str, Plot | HeatMaps | Ranking]:
     drawn: dict[str, Plot | HeatMaps | Ranking] = {
         Path(result["file"]).stem: compared.plot(result) for result in found.get("compare", [])
     }
-    drawn |= {
-        Path(result["file"]).stem: scored.ranking(result) or scored.plot(result) for result in found.get("task", [])
-    }
+    drawn |= {Path(result["file"]).stem: scored.plot(result) for result in found.get("task", [])}
     drawn |= {Path(result["file"]).stem: positions.plot(result) for result in found.get("perplexity", [])}
     drawn |= {Path(result["file"]).stem: forecasted.plot(result) for result in found.get("forecast", [])}
     drawn |= {Path(result["file"]).stem: classified.plot(result) for result in found.get("genomics", [])}

@@ -4,7 +4,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from titans_lm.bench.compared import COLOURS, remembers, title
+from titans_lm.bench import compared
+from titans_lm.bench.compared import COLOURS, remembers
 from titans_lm.report.plots import Line, Plot
 
 BASES = {
@@ -21,10 +22,7 @@ KINDS = {"test": "", "carried": ", carried from window to window", "still": ", h
 
 def named(name: str) -> str:
     """Name a contender for a reader, a varied one by what was varied."""
-    base, colon, changes = name.partition(":")
-    if base not in BASES:
-        return title(name)
-    return BASES[base] + (f", {changes.replace(',', ', ').replace('=', ' ').replace('_', ' ')}" if colon else "")
+    return compared.named(name, BASES)
 
 
 def heading(result: dict[str, Any]) -> str:

@@ -104,7 +104,7 @@ def learned(result: Result, link: str) -> list[str]:
     lines += further(*section.more(result)) if hasattr(section, "more") else []
     name = Path(result["file"]).stem
     if hasattr(section, "plot"):
-        drawn = (section.ranking(result) if hasattr(section, "ranking") else None) or section.plot(result)
+        drawn = section.plot(result)
         lines += ["", f"![{drawn.title}: {drawn.y_label} by {drawn.x_label}]({link}/{name}.png)"]
     heat = section.heat(result) if hasattr(section, "heat") else None
     if heat is not None:

@@ -98,8 +98,10 @@ def guessed(result: dict[str, Any]) -> str:
     return f"by guessing {100 * max(result['chance'].values()):.3g} % of {what} are right"
 
 
-def plot(result: dict[str, Any]) -> Plot:
-    """Accuracy by size, a line for each contender; those without a memory are dashed."""
+def plot(result: dict[str, Any]) -> Plot | Ranking:
+    """Accuracy by size, a line for each contender, those without a memory dashed; a ranking where they are many."""
+    if (ranked := ranking(result)) is not None:
+        return ranked
     sizes = list(result["contenders"][0]["exact"])
     drawn = contender_lines(result, lambda one: [100 * one["exact"][size]["mean"] for size in sizes])
     if of_text(result):
