@@ -12,6 +12,8 @@ import jaxtyping
 import pytest
 import torch
 
+import typecheck
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Before anything imports huggingface_hub or matplotlib, and inherited by the processes that tests start.
@@ -27,7 +29,7 @@ torch.set_num_threads(1)
 # trace through that: a test that compiles starts a process of its own, where nothing is checked.
 # TITANS_TYPECHECK=0 runs the whole suite as users run the package.
 if os.environ.get("TITANS_TYPECHECK", "1") != "0":
-    HOOK = jaxtyping.install_import_hook("titans_lm", "typecheck.checked").hook
+    HOOK = typecheck.install("titans_lm")
     EVERYTHING = HOOK.should_instrument
     # A kernel is compiled from its own source: nothing may stand around it.
     HOOK.should_instrument = lambda name: EVERYTHING(name) and not name.startswith("titans_lm.ops.triton.kernels")

@@ -1,17 +1,68 @@
-"""The check that jaxtyping puts around every annotated function of the package while tests run."""
+"""The check of shapes and types that stands around every annotated function of the package while tests run.
 
+jaxtyping's import hook puts its decorator there. The one it would take checks every argument twice and binds the
+arguments of every call in Python, which was more than half of the time of tests of small models; this one asks
+beartype once, and opens a scope for the sizes of dimensions only where an annotation has some.
+"""
+
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import beartype
+import jaxtyping
 
 _CHECK: Callable[[Any], Any] = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
 
-def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Check arguments and result against the annotations; an int passes as a float.
+def install(package: str) -> Any:
+    """Check every function of `package` that is imported from here on; the finder that does it is returned."""
+    jaxtyping.jaxtyped = _decorator  # what the hook writes above a function is looked up in jaxtyping by this name
+    return jaxtyping.install_import_hook(package, "typecheck.checked").hook
+
+
+def checked(target: Any) -> Any:
+    """Check arguments and result of a function against its annotations; an int passes as a float.
 
     Constructors are left alone: settings arrive there, and a test of a wrong one wants the package's own
-    ValueError.
+    ValueError. So are classes, of which only the constructor would be checked.
     """
-    return function if function.__name__ == "__init__" else _CHECK(function)
+    if not inspect.isfunction(target) or target.__name__ == "__init__":
+        return target
+    checking, scoped = _CHECK(target), _has_shapes(target)
+
+    @functools.wraps(target)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if jaxtyping.config.jaxtyping_disable:
+            return target(*args, **kwargs)
+        if not scoped:
+            return checking(*args, **kwargs)
+        with _SCOPE("context"):
+            return checking(*args, **kwargs)
+
+    return called
+
+
+_SCOPE = jaxtyping.jaxtyped
+
+
+def _decorator(target: Any = None, *, typechecker: Any = None) -> Any:
+    if isinstance(target, str):
+        return _SCOPE(target)
+    return typechecker if target is None else typechecker(target)
+
+
+def _has_shapes(function: Callable[..., Any]) -> bool:
+    """Whether an annotation names dimensions; one that cannot be read here (a name of a checker's) may."""
+    try:
+        hints = get_type_hints(function)
+    except NameError:
+        return True
+    return any(map(_names_dimensions, hints.values()))
+
+
+def _names_dimensions(hint: Any) -> bool:
+    if inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray):
+        return True
+    return any(map(_names_dimensions, get_args(hint)))
