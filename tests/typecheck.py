@@ -8,6 +8,7 @@ beartype once, and opens a scope for the sizes of dimensions only where an annot
 import functools
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import beartype
@@ -30,7 +31,9 @@ def checked(target: Any) -> Any:
     """
     if not inspect.isfunction(target) or target.__name__ == "__init__":
         return target
-    checking, scoped = _CHECK(target), _has_shapes(target)
+    written, target.__annotations__ = target.__annotations__, _hints(target)
+    checking, scoped = _CHECK(target), any(map(_names_dimensions, target.__annotations__.values()))
+    target.__annotations__ = written
 
     @functools.wraps(target)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -53,13 +56,16 @@ def _decorator(target: Any = None, *, typechecker: Any = None) -> Any:
     return typechecker if target is None else typechecker(target)
 
 
-def _has_shapes(function: Callable[..., Any]) -> bool:
-    """Whether an annotation names dimensions; one that cannot be read here (a name of a checker's) may."""
-    try:
-        hints = get_type_hints(function)
-    except NameError:
-        return True
-    return any(map(_names_dimensions, hints.values()))
+def _hints(function: Any) -> dict[str, Any]:
+    """Read annotations; one with a name that only a type checker has is any type."""
+    found: dict[str, Any] = {}
+    for name, written in function.__annotations__.items():
+        try:
+            alone = SimpleNamespace(__annotations__={name: written})
+            found |= get_type_hints(alone, function.__globals__, include_extras=True)
+        except NameError:
+            found[name] = Any
+    return found
 
 
 def _names_dimensions(hint: Any) -> bool:
