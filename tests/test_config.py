@@ -42,6 +42,8 @@ WRONG = [
     ("theta_bound", 1.5, "from 0.0 to 1.0"),
     ("theta_bound", math.nan, "theta_bound=nan"),
     ("theta_stretch", -0.1, "from 0.0 to 1.0"),
+    ("theta_init", 1.0, "above 0 and below 1"),
+    ("theta_later_init", 0.0, "above 0 and below 1"),
     ("alpha_stretch", 1.1, "from 0.0 to 1.0"),
     ("eta_max", 1.0, "from 0.0 to 0.999"),
     ("alpha_max", -0.1, "from 0.0 to 1.0"),

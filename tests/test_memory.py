@@ -163,6 +163,18 @@ def test_gates_start_where_the_settings_say(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["head", "layer", "channel"])
+def test_theta_starts_at_its_share_of_the_bound_of_each_layer(kind: str) -> None:
+    """Layers after the first have a start of their own, where there is a gate for each (D14)."""
+    config = MemoryConfig(gates=kind, memory_depth=3, theta_init=0.7, theta_later_init=0.2, theta_fan_in=True)  # type: ignore[arg-type]
+    layer = NeuralMemory(config)
+    found = layer.theta_proj(torch.zeros(1, 2, config.hidden_size), no_keys(config, 2))
+    shares = [0.7, 0.7, 0.7] if kind == "head" else [0.7, 0.2, 0.2]
+    parts = found if kind == "channel" else found.unbind(-1)
+    for part, share, scale in zip(parts, shares, config.theta_scales, strict=True):
+        assert_close(part, torch.full_like(part, share * scale * config.theta_max), 1e-7)
+
+
+@pytest.mark.parametrize("kind", ["head", "layer", "channel"])
 @pytest.mark.parametrize("name", ["theta", "alpha"])
 def test_a_token_can_write_or_forget_nothing_and_learn_to(kind: str, name: str) -> None:
     """θ and α are exactly zero and exactly their bounds well before a sigmoid is, and have a gradient there (D33)."""

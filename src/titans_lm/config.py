@@ -49,6 +49,11 @@ def check_between(what: str, got: Any, low: float, high: float) -> None:
         raise ValueError(f"got {what}={got!r}; expected a number from {low} to {high}")
 
 
+def check_share(what: str, got: Any) -> None:
+    if not isinstance(got, (int, float)) or isinstance(got, bool) or not 0.0 < got < 1.0:
+        raise ValueError(f"got {what}={got!r}; expected a number above 0 and below 1")
+
+
 def check_positive(what: str, got: Any) -> None:
     if not isinstance(got, (int, float)) or isinstance(got, bool) or not 0.0 < got < math.inf:
         raise ValueError(f"got {what}={got!r}; expected a finite number above 0")
@@ -105,6 +110,10 @@ class MemoryConfig:
     """c in the bound on θ that keeps repeated keys stable (D10)."""
     theta_stretch: float = 0.2
     """How far θ's gate reaches beyond zero and its bound before it is cut: above 0 a token can write nothing (D33)."""
+    theta_init: float = 0.5
+    """Share of its bound at which θ of the first layer of a memory starts, for every token (D2)."""
+    theta_later_init: float = 0.5
+    """The same of the second and later layers of a memory, where layers have gates of their own (D14)."""
     eta_max: float = 0.6
     """Largest share of past surprise that a token may keep (D10)."""
     alpha_max: float = 1.0
@@ -154,6 +163,8 @@ class MemoryConfig:
         check_positive("memory_init_scale", self.memory_init_scale)
         check_between("theta_bound", self.theta_bound, 0.0, 1.0)
         check_between("theta_stretch", self.theta_stretch, 0.0, 1.0)
+        check_share("theta_init", self.theta_init)
+        check_share("theta_later_init", self.theta_later_init)
         check_between("alpha_stretch", self.alpha_stretch, 0.0, 1.0)
         check_between("eta_max", self.eta_max, 0.0, 0.999)
         check_between("alpha_max", self.alpha_max, 0.0, 1.0)
@@ -193,6 +204,11 @@ class MemoryConfig:
         """What the bound on θ is multiplied by in each layer (D14)."""
         by_fan_in = not self.use_norm if self.theta_fan_in is None else self.theta_fan_in
         return [1.0] + [1.0 / width if by_fan_in else 1.0 for width in self.memory_widths[1:-1]]
+
+    @property
+    def theta_starts(self) -> list[float]:
+        """Share of its bound at which θ of each layer starts (D2, D14); one gate for all layers starts as the first."""
+        return [self.theta_init] + [self.theta_later_init] * (self.memory_depth - 1)
 
     @property
     def theta_max(self) -> float:

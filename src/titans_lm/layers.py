@@ -86,7 +86,9 @@ def start_linear(module: nn.Linear) -> None:
     else:
         start_as(module.weight, like[0].weight)
     if module.bias is not None:
-        nn.init.constant_(module.bias, getattr(module, "start_bias", 0.0))
+        start = torch.tensor(getattr(module, "start_bias", 0.0), dtype=module.bias.dtype)
+        with torch.no_grad():
+            module.bias.copy_(start.expand_as(module.bias))
 
 
 def start_as(parameter: nn.Parameter, value: Tensor) -> None:

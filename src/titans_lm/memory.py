@@ -43,7 +43,7 @@ class GateProjection(nn.Module):
     x W + √D k U + b: a key has gone through the convolution and knows the tokens before its own (D35).
     """
 
-    def __init__(self, config: MemoryConfig, limits: list[float], start: float, stretch: float = 0.0) -> None:
+    def __init__(self, config: MemoryConfig, limits: list[float], starts: list[float], stretch: float = 0.0) -> None:
         super().__init__()
         self.kind, self.heads, self.limits = config.gates, config.num_attention_heads, limits
         self.stretch = stretch
@@ -54,8 +54,11 @@ class GateProjection(nn.Module):
         self.key_scale = math.sqrt(config.head_dim)  # keys have norm 1: with it their entries have unit size, as x has
         seen = self.proj.in_features if self.kind == "channel" else out
         self.key_proj = Linear(E, seen, bias=False) if config.gates_see_keys else None
-        start = (start + stretch) / (1.0 + 2.0 * stretch)  # of the sigmoid, so that the gate is at `start`
-        self.proj.start_std, self.proj.start_bias = 0.02, math.log(start / (1.0 - start))
+        at = [(start + stretch) / (1.0 + 2.0 * stretch) for start in starts]  # of the sigmoid: the gate is at `start`
+        logits = [math.log(share / (1.0 - share)) for share in at]
+        of_layer = {"head": [1] + [0] * (len(at) - 1), "layer": [1] * len(at), "channel": self.widths}[self.kind]
+        of_head = [logit for logit, count in zip(logits, of_layer, strict=True) for _ in range(count)]
+        self.proj.start_std, self.proj.start_bias = 0.02, of_head * self.heads
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -132,11 +135,12 @@ class NeuralMemory(nn.Module):
         self.o_proj = Linear(E, E, bias=False)
         self.convs = streams_of(self.q_proj, self.k_proj, config.conv_size, config.induction_init)
         bounds = [config.theta_max * scale for scale in config.theta_scales]
-        self.theta_proj = GateProjection(config, bounds, 0.5, config.theta_stretch)
-        self.eta_proj = GateProjection(config, [config.eta_max] * L, 0.5) if config.momentum else None
-        start = config.alpha_init / config.alpha_max if config.decay else 0.5
-        forget = GateProjection(config, [config.alpha_max] * L, start, config.alpha_stretch) if config.decay else None
-        self.alpha_proj = forget
+        self.theta_proj = GateProjection(config, bounds, config.theta_starts, config.theta_stretch)
+        self.eta_proj = GateProjection(config, [config.eta_max] * L, [0.5] * L) if config.momentum else None
+        self.alpha_proj = None
+        if config.decay:
+            starts = [config.alpha_init / config.alpha_max] * L
+            self.alpha_proj = GateProjection(config, [config.alpha_max] * L, starts, config.alpha_stretch)
         self.initial = InitialWeights(H, config.memory_widths, self.starts_empty)
         self.norm_weight = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
         self.norm_bias = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
