@@ -133,7 +133,11 @@ def read_questions(name: str, folder: Path, limit: int | None = None) -> list[Qu
     return found
 
 
-def _question(task: LocalTask, item: dict[str, Any]) -> Question:
+def _question(task: LocalTask, item: Any) -> Question:
+    if not isinstance(item, dict):
+        raise ValueError(
+            f'it is of type {type(item).__name__}, expected an object such as {{"query": …, "choices": […]}}'
+        )
     if "choices" in item:
         context, choices = task.prompt(item["query"]), item["choices"]
         pairs = tuple((context, f" {choice}") for choice in choices)
