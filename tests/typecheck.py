@@ -15,11 +15,14 @@ import beartype
 import jaxtyping
 
 _CHECK: Callable[[Any], Any] = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
+_SCOPE = jaxtyping.jaxtyped
+"""jaxtyping's own, which `install` puts something else in the place of."""
 
 
 def install(package: str) -> Any:
     """Check every function of `package` that is imported from here on; the finder that does it is returned."""
-    jaxtyping.jaxtyped = _decorator  # what the hook writes above a function is looked up in jaxtyping by this name
+    # The hook writes `@jaxtyping.jaxtyped(typechecker=…)` above a function, and looks it up by this name.
+    jaxtyping.jaxtyped = lambda typechecker: typechecker
     return jaxtyping.install_import_hook(package, "typecheck.checked").hook
 
 
@@ -45,15 +48,6 @@ def checked(target: Any) -> Any:
             return checking(*args, **kwargs)
 
     return called
-
-
-_SCOPE = jaxtyping.jaxtyped
-
-
-def _decorator(target: Any = None, *, typechecker: Any = None) -> Any:
-    if isinstance(target, str):
-        return _SCOPE(target)
-    return typechecker if target is None else typechecker(target)
 
 
 def _hints(function: Any) -> dict[str, Any]:

@@ -86,9 +86,7 @@ def start_linear(module: nn.Linear) -> None:
     else:
         start_as(module.weight, like[0].weight)
     if module.bias is not None:
-        start = torch.tensor(getattr(module, "start_bias", 0.0), dtype=module.bias.dtype)
-        with torch.no_grad():
-            module.bias.copy_(start.expand_as(module.bias))
+        start_as(module.bias, torch.tensor(getattr(module, "start_bias", 0.0), dtype=module.bias.dtype))
 
 
 def start_as(parameter: nn.Parameter, value: Tensor) -> None:

@@ -56,9 +56,9 @@ class GateProjection(nn.Module):
         self.key_proj = Linear(E, seen, bias=False) if config.gates_see_keys else None
         at = [(start + stretch) / (1.0 + 2.0 * stretch) for start in starts]  # of the sigmoid: the gate is at `start`
         logits = [math.log(share / (1.0 - share)) for share in at]
-        of_layer = {"head": [1] + [0] * (len(at) - 1), "layer": [1] * len(at), "channel": self.widths}[self.kind]
-        of_head = [logit for logit, count in zip(logits, of_layer, strict=True) for _ in range(count)]
-        self.proj.start_std, self.proj.start_bias = 0.02, of_head * self.heads
+        counts = self.widths if self.kind == "channel" else [1] * len(logits)
+        of_head = [logit for logit, count in zip(logits, counts, strict=True) for _ in range(count)]
+        self.proj.start_std, self.proj.start_bias = 0.02, of_head[: config.gates_per_head] * self.heads
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
