@@ -80,6 +80,15 @@ def test_labels_of_places() -> None:
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["a", "b", "c", "d"]
 
 
+def test_a_spread_is_drawn_to_both_sides_of_its_line() -> None:
+    line = replace(LINES[1], spread=[0.5] * len(LINES[1].y))
+    figure = draw(Plot(title="", x_label="", y_label="", lines=[line]))
+    (band,) = figure.axes[0].collections
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
+    assert {(x, y + side) for x, y in zip(line.x, line.y, strict=True) for side in (-0.5, 0.5)} <= corners
+    assert not draw(Plot(title="", x_label="", y_label="", lines=[LINES[1]])).axes[0].collections
+
+
 def test_percent_counts_shares() -> None:
     figure = draw(PLOT)
     png(figure)

@@ -1,6 +1,5 @@
 """Classifiers of sequences on the page of results: accuracy by cross-validation, and paired tests."""
 
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -106,8 +105,9 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 def plot(result: dict[str, Any]) -> Plot:
     """Accuracy by fold, a line for each contender; those without a memory are dashed."""
-    drawn = contender_lines(result, lambda one: [100 * value for value in one["by_fold"]])
-    drawn = [replace(line, label=short(one["name"])) for line, one in zip(drawn, result["contenders"], strict=True)]
+    drawn = contender_lines(
+        result["contenders"], lambda one: [{"mean": 100 * value, "sd": None} for value in one["by_fold"]], short
+    )
     return Plot(
         title=f"{heading(result)}: accuracy by fold", x_label="fold", y_label="accuracy, %", lines=drawn,
         x_labels=[str(fold + 1) for fold in range(result["settings"]["folds"])],

@@ -1,7 +1,7 @@
 """A comparison for the page of results: a table, a plot by position, and what was equal."""
 
 from collections.abc import Callable, Mapping
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from titans_lm.config import MEMORY_ARCHITECTURES
@@ -101,7 +101,7 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
         row = [f"**{name}**" if remembers(one["name"]) else name]
         row += [f"{one['parameters']:,}", f"{one['rate']:g}", written(one["test_bits_per_byte"])]
         row.append(f"{mean(run['held_out_bits_per_byte'] for run in runs):.4f}")
-        row += [f"{value:.3f}" for value in by_position(one)]
+        row += [f"{place['mean']:.3f}" for place in by_position(one)]
         row.append(f"{mean(run['tokens_per_second'] for run in runs):,.0f}")
         row.append(f"{mean(run['seconds'] for run in runs) / 60:.1f}")
         body.append(row)
@@ -136,32 +136,46 @@ def verdict(found: list[dict[str, Any]]) -> str:
     )
 
 
-def by_position(contender: dict[str, Any]) -> list[float]:
-    """Bits per byte in each bucket, mean over seeds."""
+def by_position(contender: dict[str, Any]) -> list[dict[str, Any]]:
+    """Bits per byte in each bucket, mean and standard deviation over seeds."""
     runs = [[b["bits_per_byte"] for b in run["test"]["by_position"]] for run in contender["runs"]]
-    return [mean(values) for values in zip(*runs, strict=True)]
-
-
-def contender_lines(result: dict[str, Any], values: Callable[[dict[str, Any]], list[float]]) -> list[Line]:
-    """Give every contender a line through its values, one at each place; those without a memory are dashed."""
     return [
-        Line(
-            label=title(one["name"]).replace(" (ours, no memory)", ""),
-            x=list(range(len(y))),
-            y=y,
+        {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None} for values in zip(*runs, strict=True)
+    ]
+
+
+def short_title(name: str) -> str:
+    """Name a contender where there is little room."""
+    return title(name).replace(" (ours, no memory)", "")
+
+
+def contender_lines(
+    contenders: list[dict[str, Any]],
+    values: Callable[[dict[str, Any]], list[dict[str, Any]]],
+    label: Callable[[str], str] = short_title,
+) -> list[Line]:
+    """Give every contender a line through its means, with their spread; those without a memory are dashed."""
+    drawn = []
+    for index, one in enumerate(contenders):
+        places = values(one)
+        sds = [place["sd"] for place in places]
+        line = Line(
+            label=label(one["name"]),
+            x=list(range(len(places))),
+            y=[place["mean"] for place in places],
+            spread=None if None in sds else sds,
             colour=COLOURS[index % len(COLOURS)],
             dashed=not remembers(one["name"]),
             marker=True,
         )
-        for index, one in enumerate(result["contenders"])
-        for y in [values(one)]
-    ]
+        drawn.append(line)
+    return drawn
 
 
 def plot(result: dict[str, Any]) -> Plot:
     """Bits per byte by position, a line for each contender; those without a memory are dashed."""
     buckets = result["contenders"][0]["runs"][0]["test"]["by_position"]
-    drawn = contender_lines(result, by_position)
+    drawn = contender_lines(result["contenders"], by_position)
     return Plot(
         title="Bits per byte by position", x_label="position in the stretch, tokens", y_label="bits per byte",
         lines=drawn, x_labels=[f"{b['start']:,}–{b['stop']:,}" for b in buckets],

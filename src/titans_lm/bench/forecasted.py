@@ -5,8 +5,8 @@ from statistics import mean
 from typing import Any
 
 from titans_lm.bench import compared
-from titans_lm.bench.compared import COLOURS, remembers
-from titans_lm.report.plots import Line, Plot
+from titans_lm.bench.compared import contender_lines, remembers
+from titans_lm.report.plots import Plot
 
 BASES = {
     "attention": "attention in the memory's place", "sliding": "sliding window in the memory's place",
@@ -72,21 +72,19 @@ def plot(result: dict[str, Any]) -> Plot:
     """
     tables = result["tables"]
     horizons = [str(H) for H in result["settings"]["horizons"]]
-    lines = []
-    for index, one in enumerate(tables[0]["contenders"]):
-        if one["name"] in NAIVE:
-            continue
-        y = [one["test"]["mse"][H]["mean"] for H in horizons]
-        if len(tables) > 1:
-            y = [table["contenders"][index]["test"]["mse"]["mean"]["mean"] for table in tables]
-        lines.append(
-            Line(
-                label=named(one["name"]), x=list(range(len(y))), y=y, colour=COLOURS[index % len(COLOURS)],
-                dashed=not remembers(one["name"]), marker=True,
-            )
-        )  # fmt: skip
-    by = ("table", [_table(table) for table in tables]) if len(tables) > 1 else ("horizon, rows", horizons)
-    return Plot(title=heading(result), x_label=by[0], y_label="MSE", lines=lines, x_labels=by[1])
+    shown = [one for one in tables[0]["contenders"] if one["name"] not in NAIVE]
+    if len(tables) > 1:
+        drawn = contender_lines(shown, lambda one: [_errors(table, one["name"])["mean"] for table in tables], named)
+        axis, places = "table", [_table(table) for table in tables]
+    else:
+        drawn = contender_lines(shown, lambda one: [one["test"]["mse"][H] for H in horizons], named)
+        axis, places = "horizon, rows", horizons
+    return Plot(title=heading(result), x_label=axis, y_label="MSE", lines=drawn, x_labels=places)
+
+
+def _errors(table: dict[str, Any], name: str) -> dict[str, Any]:
+    """Find the MSE of a contender by horizon."""
+    return next(one["test"]["mse"] for one in table["contenders"] if one["name"] == name)
 
 
 def _table(table: dict[str, Any]) -> str:

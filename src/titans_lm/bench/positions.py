@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from titans_lm.bench.compared import COLOURS, title, written
+from titans_lm.bench.compared import COLOURS, short_title, title, written
 from titans_lm.report.plots import Line, Plot
 from titans_lm.report.table import aligned
 
@@ -172,7 +172,7 @@ def plot(result: Result) -> Plot:
     most = max((reading["by_position"] for _, reading in readings(result)), key=lambda parts: len(parts))
     drawn = [
         Line(
-            label=f"{title(model['name']).replace(' (ours, no memory)', '')}, {mode(reading)}",
+            label=f"{short_title(model['name'])}, {mode(reading)}",
             x=list(range(len(reading["by_position"]))),
             y=[part["bits_per_byte"]["mean"] for part in reading["by_position"]],
             colour=COLOURS[index % len(COLOURS)],

@@ -124,7 +124,8 @@ and [evaluation](guides/evaluate.md) say what each command measures and how, and
 reaches in the same process, right before and after; where torch gives it to MKL and our products go to oneDNN, which
 is faster on some CPUs, the share of oneDNN's is in brackets. Peak memory is the growth of the process above what it
 had after its imports (on a GPU: of the device's memory), "max/min" the slowest run over the fastest. Where sides are
-compared they took turns; "× name" is our speed over that side's, the median of the rounds."""
+compared they took turns; "× name" is our speed over that side's, the median of the rounds. In plots a shade around a
+line is one standard deviation over seeds to either side."""
 
 TITLES = {
     "peers": "Beside peers",

@@ -78,7 +78,13 @@ def learned(told: dict[str, Any]) -> str:
 
 def percent(found: dict[str, Any]) -> str:
     """Write a mean with its standard deviation in per cent."""
-    return f"{100 * found['mean']:.1f}" + ("" if found["sd"] is None else f" ± {100 * found['sd']:.1f}")
+    told = in_percent(found)
+    return f"{told['mean']:.1f}" + ("" if told["sd"] is None else f" ± {told['sd']:.1f}")
+
+
+def in_percent(found: dict[str, Any]) -> dict[str, Any]:
+    """Give a mean of shares and its standard deviation in per cent."""
+    return {"mean": 100 * found["mean"], "sd": None if found["sd"] is None else 100 * found["sd"]}
 
 
 def lines(result: dict[str, Any]) -> list[str]:
@@ -103,7 +109,7 @@ def plot(result: dict[str, Any]) -> Plot | Ranking:
     if (ranked := ranking(result)) is not None:
         return ranked
     sizes = list(result["contenders"][0]["exact"])
-    drawn = contender_lines(result, lambda one: [100 * one["exact"][size]["mean"] for size in sizes])
+    drawn = contender_lines(result["contenders"], lambda one: [in_percent(one["exact"][size]) for size in sizes])
     if of_text(result):
         by_size = {test.split(AT)[0]: 100 * share for test, share in result["chance"].items()}
         guess = [by_size[size] for size in sizes]
@@ -123,10 +129,7 @@ def ranking(result: dict[str, Any]) -> Ranking | None:
     titles = [title(one["name"]) for one in result["contenders"]]
     if len(set(titles)) < len(titles):  # two spellings of one model of the family
         titles = [one["name"] for one in result["contenders"]]
-    values = {
-        name: (100 * one["mean"], None if one["sd"] is None else 100 * one["sd"])
-        for name, one in zip(titles, found, strict=True)
-    }
+    values = {name: (one["mean"], one["sd"]) for name, one in zip(titles, map(in_percent, found), strict=True)}
     plain = {shown for shown, one in zip(titles, result["contenders"], strict=True) if ":" not in one["name"]}
     return Ranking(
         title=f"{heading(result)}, {size or 'as set'}", x_label="model", y_label="right answers, %", values=values,

@@ -51,13 +51,14 @@ STYLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a plot; `faint` are the single values behind a smoothed one."""
+    """One line of a plot; `faint` are the single values behind a smoothed one, `spread` lies on both of its sides."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     colour: str
     faint: Sequence[float] | None = None
+    spread: Sequence[float] | None = None
     dashed: bool = False
     dotted: bool = False
     marker: bool = False
@@ -243,6 +244,9 @@ def save_png(figure: Figure, path: Path) -> Path:
 def _draw_line(axes: Axes, line: Line) -> None:
     if line.faint is not None:
         axes.plot(line.x, line.faint, color=line.colour, linewidth=0.8, alpha=0.25)
+    if line.spread is not None:
+        middle, spread = np.asarray(line.y, float), np.asarray(line.spread, float)
+        axes.fill_between(line.x, middle - spread, middle + spread, color=line.colour, alpha=0.14, linewidth=0.0)
     axes.plot(
         np.asarray(line.x),
         np.asarray(line.y, float),
