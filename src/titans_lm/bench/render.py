@@ -61,7 +61,7 @@ def page(found: Results, link: str) -> str:
     from titans_lm.bench.figures import plots
 
     drawn = plots(found)
-    parts = [MARK, "", "# Time and memory", "", INTRODUCTION, *target_lines({kind: found[kind] for kind in KINDS})]
+    parts = [MARK, "", "# Results", "", INTRODUCTION, *target_lines({kind: found[kind] for kind in KINDS})]
     for kind in KINDS:
         parts += ["", f"## {TITLES[kind]}", ""]
         if not found[kind]:
