@@ -7,9 +7,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import mean, stdev
+from threading import Thread
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from titans_lm.compare.settings import CompareSettings, variant
@@ -137,9 +139,7 @@ def _one_by_one(jobs: Sequence[Job], say: Say) -> Iterator[Result]:
 
 def _side_by_side(jobs: Sequence[Job], at_once: int, say: Say) -> Iterator[Result]:
     threads = max(1, (os.cpu_count() or 1) // at_once)
-    with ProcessPoolExecutor(
-        at_once, mp_context=get_context("spawn"), initializer=_use_threads, initargs=(threads,)
-    ) as pool:
+    with ProcessPoolExecutor(at_once, mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
         waiting = [pool.submit(_run_in_pool, job) for job in jobs]
         try:
             for job, future in zip(jobs, waiting, strict=True):
@@ -164,10 +164,20 @@ def _run_in_pool(job: Job) -> Result:
         raise
 
 
-def _use_threads(threads: int) -> None:
+def _begin(threads: int) -> None:
+    """Prepare a process of a pool, which ends with the one that began it, however that ends."""
     import torch
 
     torch.set_num_threads(threads)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # A process that was killed tells its pool nothing, and a pool that is told nothing waits for ever.
+    above = parent_process()
+    assert above is not None
+    wait([above.sentinel])
+    os._exit(1)
 
 
 def _tell(job: Job, result: Result, say: Say) -> Result:
