@@ -9,12 +9,13 @@ import torch
 
 from cli_cases import titans
 from forecast.forecast_cases import SMALL, write_csv
-from titans_lm.bench.forecasted import plot
+from titans_lm.bench.forecasted import heading, plot
 from titans_lm.bench.render import render_results
 from titans_lm.forecast.jobs import ForecastJob
 from titans_lm.forecast.saved import load_forecaster
 from titans_lm.forecast.settings import TableSettings
 from titans_lm.forecast.table import read_table
+from titans_lm.report.plots import Ranking
 
 SIZES = [f"--net.backbone.{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
 QUICK = [
@@ -189,7 +190,7 @@ def test_the_page_of_results_has_forecasts(fitted, capsys, tmp_path):
     render_results(tmp_path / "json", tmp_path / "page.md")
     result = json.loads((tmp_path / "json" / "one.json").read_text())
     page = (tmp_path / "page.md").read_text()
-    alone, both = page.index("## Forecasts: waves\n"), page.index("## Forecasts: waves, more\n")
+    alone, both = (page.index(f"## Forecasts: {tables}, variants\n") for tables in ("waves", "waves, more"))
     shown = {line.split(" | ")[0]: line for line in page[alone:both].splitlines() if line.startswith("| ")}
     for name, kind, label in (
         ("lmm", "test", "**LMM**"),
@@ -212,7 +213,16 @@ def test_the_page_of_results_has_forecasts(fitted, capsys, tmp_path):
     by_table = plot(json.loads((tmp_path / "json" / "two.json").read_text()))
     assert (by_table.x_label, by_table.x_labels) == ("table", ["waves", "more"])
     assert [line.dashed for line in by_table.lines] == [False, False, True, True, True], "naive ones are not drawn"
+    assert all(line.spread is not None for line in by_table.lines[:-1])
+    assert by_table.lines[-1].spread is None, "a closed form has one value"
     assert {path.name for path in (tmp_path / "json").glob("*.png")} == {"one.png", "two.png"}
+    result["settings"]["horizons"] = [3]
+    result["tables"][0]["contenders"] = [one for one in result["tables"][0]["contenders"] if ":" not in one["name"]]
+    assert heading(result) == "Forecasts: waves, 3 rows ahead"
+    ranked = plot(result)
+    assert isinstance(ranked, Ranking)
+    assert ranked.values["LMM"][0] == result["tables"][0]["contenders"][0]["test"]["mse"]["3"]["mean"]
+    assert ranked.values["NLinear, closed form"][1] is None
 
 
 def test_a_learning_rate_is_chosen_on_validation_by_the_first_seed(fitted, capsys, tmp_path):

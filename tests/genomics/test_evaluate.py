@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from genomics.genomics_cases import letters, tiny_fit, write_table
-from titans_lm.bench.classified import BASELINES, lines, named, short
+from titans_lm.bench.classified import BASELINES, heading, lines, named, short
 from titans_lm.bench.render import render_results
 from titans_lm.compare.jobs import run_job
 from titans_lm.genomics.contenders import contender, folder_name, shared_size
@@ -248,6 +248,8 @@ def test_the_page_of_results_has_a_section(done, tmp_path: Path) -> None:
     older = {**result["contenders"][0], "rate": 0.5}
     del older["rates"]
     assert "0.5" in lines({**result, "contenders": [older, *result["contenders"][1:]]})[1].split()
+    apart = {**result["settings"], "train": {**result["settings"]["train"], "overlap": 50}}
+    assert heading({**result, "settings": apart}) == f"{heading(result)}, folds apart by 50 shared nucleotides"
     shown = lines(result)
     assert shown[0].split()[:2] == ["model", "parameters"]
     assert any(line.startswith("k-mer naive Bayes") and "–" in line for line in shown)

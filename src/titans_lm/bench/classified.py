@@ -32,8 +32,10 @@ def short(name: str) -> str:
 
 
 def heading(result: dict[str, Any]) -> str:
-    """Name the file."""
-    return f"DNA: {Path(result['settings']['data']).name.partition('.')[0].replace('_', ' ')}"
+    """Name the file, and how its folds are made where that is not the usual way."""
+    overlap = result["settings"]["train"].get("overlap")  # older files do not say
+    apart = f", folds apart by {overlap} shared nucleotides" if overlap else ""
+    return f"DNA: {Path(result['settings']['data']).name.partition('.')[0].replace('_', ' ')}{apart}"
 
 
 def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from titans_lm.bench import compared
 from titans_lm.bench.compared import contender_lines, remembers
-from titans_lm.report.plots import Plot
+from titans_lm.report.plots import Plot, Ranking
 
 BASES = {
     "attention": "attention in the memory's place", "sliding": "sliding window in the memory's place",
@@ -26,8 +26,13 @@ def named(name: str) -> str:
 
 
 def heading(result: dict[str, Any]) -> str:
-    """Name the tables."""
-    return f"Forecasts: {', '.join(_table(one) for one in result['tables'])}"
+    """Name the tables, and what sets a comparison of variants apart from that of models."""
+    told = [_table(one) for one in result["tables"]]
+    if any(":" in one["name"] for one in result["tables"][0]["contenders"]):
+        told.append("variants")
+    if len(result["settings"]["horizons"]) == 1:
+        told.append(f"{result['settings']['horizons'][0]} rows ahead")
+    return f"Forecasts: {', '.join(told)}"
 
 
 def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
@@ -65,10 +70,10 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     return said, head, body
 
 
-def plot(result: dict[str, Any]) -> Plot:
+def plot(result: dict[str, Any]) -> Plot | Ranking:
     """MSE by horizon, or its mean by table where there are several, of all but naive baselines.
 
-    Models without a memory are dashed.
+    Models without a memory are dashed. A single horizon of a single table is a ranking.
     """
     tables = result["tables"]
     horizons = [str(H) for H in result["settings"]["horizons"]]
@@ -79,6 +84,9 @@ def plot(result: dict[str, Any]) -> Plot:
     else:
         drawn = contender_lines(shown, lambda one: [one["test"]["mse"][H] for H in horizons], named)
         axis, places = "horizon, rows", horizons
+    if len(places) == 1:
+        values = {line.label: (line.y[0], line.spread[0] if line.spread else None) for line in drawn}
+        return Ranking(title=heading(result), x_label="model", y_label="MSE", values=values)
     return Plot(title=heading(result), x_label=axis, y_label="MSE", lines=drawn, x_labels=places)
 
 
