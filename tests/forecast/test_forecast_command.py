@@ -114,6 +114,8 @@ def test_a_forecast_behind_the_last_row(fitted, capsys, tmp_path):
     assert (told["origin"], told["rows"]) == (120, 4)
     assert "mse" not in told
     assert f"plot: {tmp_path / 'out' / 'forecast.png'}" in out
+    assert told["notes"] == []
+    assert "notes" not in out
 
 
 @pytest.mark.parametrize("origin", ["118", "2020-01-05 22:00"])

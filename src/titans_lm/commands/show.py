@@ -6,13 +6,13 @@ from typing import Any
 
 
 def lines_of(value: dict[str, Any], indent: str = "") -> list[str]:
-    """Lay out a result for reading."""
+    """Lay out a result for reading; what is None or an empty list is left out."""
     lines = []
     for name, part in value.items():
         label = f"{indent}{name.replace('_', ' ') if name.isidentifier() else name}"  # a file's name stays as it is
         if isinstance(part, dict):
             lines += [label, *lines_of(part, f"{indent}  ")]
-        elif part is not None:
+        elif part is not None and part != []:
             if isinstance(part, bool):
                 part = "yes" if part else "no"
             shown = f"{part:,}" if isinstance(part, int) else part
