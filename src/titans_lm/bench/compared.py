@@ -1,11 +1,12 @@
 """A comparison for the page of results: a table, a plot by position, and what was equal."""
 
 from collections.abc import Callable, Mapping
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from titans_lm.config import MEMORY_ARCHITECTURES
 from titans_lm.report.plots import Line, Plot
+from titans_lm.report.spread import mean_with_spread, written
 
 COLOURS = ("#3451c6", "#0f9d8a", "#8a4fd3", "#c2417c", "#e07a1f", "#9a6a00", "#5b6472", "#2f7d32", "#b3261e", "#00788a")
 TITLES = {
@@ -71,11 +72,6 @@ def heading(result: dict[str, Any]) -> str:
     return f"{'Settings of models' if varied else 'Language models'} of equal size on the same text"
 
 
-def written(bits: dict[str, Any]) -> str:
-    """Write a mean with its standard deviation, where there are several seeds."""
-    return f"{bits['mean']:.4f}" + ("" if bits["sd"] is None else f" ± {bits['sd']:.4f}")
-
-
 def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     """Say what was equal, and give the head and the rows of a table: best on the test text first."""
     told, train = result["settings"], result["settings"]["train"]
@@ -99,7 +95,7 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     for one in found:
         runs, name = one["runs"], title(one["name"])
         row = [f"**{name}**" if remembers(one["name"]) else name]
-        row += [f"{one['parameters']:,}", f"{one['rate']:g}", written(one["test_bits_per_byte"])]
+        row += [f"{one['parameters']:,}", f"{one['rate']:g}", written(one["test_bits_per_byte"], ".4f")]
         row.append(f"{mean(run['held_out_bits_per_byte'] for run in runs):.4f}")
         row += [f"{place['mean']:.3f}" for place in by_position(one)]
         row.append(f"{mean(run['tokens_per_second'] for run in runs):,.0f}")
@@ -139,9 +135,7 @@ def verdict(found: list[dict[str, Any]]) -> str:
 def by_position(contender: dict[str, Any]) -> list[dict[str, Any]]:
     """Bits per byte in each bucket, mean and standard deviation over seeds."""
     runs = [[b["bits_per_byte"] for b in run["test"]["by_position"]] for run in contender["runs"]]
-    return [
-        {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None} for values in zip(*runs, strict=True)
-    ]
+    return [mean_with_spread(values) for values in zip(*runs, strict=True)]
 
 
 def short_title(name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from titans_lm.bench import compared
 from titans_lm.bench.compared import contender_lines, remembers
 from titans_lm.report.plots import Plot, Ranking
+from titans_lm.report.spread import written
 
 BASES = {
     "attention": "attention in the memory's place", "sliding": "sliding window in the memory's place",
@@ -101,8 +102,4 @@ def _table(table: dict[str, Any]) -> str:
 
 def _cell(errors: dict[str, Any], horizon: str) -> str:
     """Write MSE and MAE of a horizon, or of their mean."""
-    shown = []
-    for measure in ("mse", "mae"):
-        found = errors[measure][horizon]
-        shown.append(f"{found['mean']:.3f}" + ("" if found["sd"] is None else f" ± {found['sd']:.3f}"))
-    return " / ".join(shown)
+    return " / ".join(written(errors[measure][horizon], ".3f") for measure in ("mse", "mae"))

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from titans_lm.bench.compared import COLOURS, short_title, title, written
+from titans_lm.bench.compared import COLOURS, short_title, title
 from titans_lm.report.plots import Line, Plot
+from titans_lm.report.spread import written
 from titans_lm.report.table import aligned
 
 EARLY = 1024
@@ -21,7 +22,7 @@ def heading(result: Result) -> str:
 def rows(result: Result) -> tuple[str, list[str], list[list[str]]]:
     """Say what was read and how, and give the head and the rows of a table: models and modes as they were given."""
     body = [
-        [shown(model), mode(reading), str(reading["bits_per_byte"]["seeds"]), written(reading["bits_per_byte"])]
+        [shown(model), mode(reading), str(reading["bits_per_byte"]["seeds"]), written(reading["bits_per_byte"], ".4f")]
         + [f"{value:.3f}" for _, value in columns(reading)]
         + [f"{reading['tokens_per_second']:,.0f}"]
         for model, reading in readings(result)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from titans_lm.report.spread import written
+
 Result = dict[str, Any]
 FORMAT = "titans-lm repro 1"
 NOT_MEASURED, NOT_THERE = "not measured", "–"
@@ -40,10 +42,7 @@ def rows(table: Result, digits: int) -> tuple[list[str], list[list[str]]]:
 
 def ours(found: Result | None, digits: int) -> str:
     """Write a number of ours, with its spread where there are several seeds."""
-    if found is None:
-        return NOT_MEASURED
-    spread = "" if found["sd"] is None else f" ± {found['sd']:,.{digits}f}"
-    return f"{found['mean']:,.{digits}f}{spread}"
+    return NOT_MEASURED if found is None else written(found, f",.{digits}f")
 
 
 def number(value: float | None, digits: int) -> str:

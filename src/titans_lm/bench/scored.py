@@ -10,6 +10,7 @@ from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.tracking import TrackingSettings
 from titans_lm.report.plots import SOFT, HeatMaps, Line, Plot, Ranking
+from titans_lm.report.spread import in_percent, written
 from titans_lm.report.table import aligned
 from titans_lm.train.settings import plain_settings
 
@@ -78,13 +79,7 @@ def learned(told: dict[str, Any]) -> str:
 
 def percent(found: dict[str, Any]) -> str:
     """Write a mean with its standard deviation in per cent."""
-    told = in_percent(found)
-    return f"{told['mean']:.1f}" + ("" if told["sd"] is None else f" ± {told['sd']:.1f}")
-
-
-def in_percent(found: dict[str, Any]) -> dict[str, Any]:
-    """Give a mean of shares and its standard deviation in per cent."""
-    return {"mean": 100 * found["mean"], "sd": None if found["sd"] is None else 100 * found["sd"]}
+    return written(in_percent(found), ".1f")
 
 
 def lines(result: dict[str, Any]) -> list[str]:

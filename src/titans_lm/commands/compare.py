@@ -28,8 +28,9 @@ class Compare(CompareSettings):
 
 
 def run_compare_command(command: Compare) -> None:
-    from titans_lm.bench.compared import title, written
+    from titans_lm.bench.compared import title
     from titans_lm.compare.run import FILE, run_compare
+    from titans_lm.report.spread import written
 
     names = [field.name for field in dataclasses.fields(CompareSettings)]
     settings = CompareSettings(**{name: getattr(command, name) for name in names})
@@ -38,5 +39,5 @@ def run_compare_command(command: Compare) -> None:
     if command.quiet:
         return
     for one in sorted(result["contenders"], key=lambda one: one["test_bits_per_byte"]["mean"]):
-        say(f"{title(one['name'])}: {written(one['test_bits_per_byte'])} bits per byte of the test text")
+        say(f"{title(one['name'])}: {written(one['test_bits_per_byte'], '.4f')} bits per byte of the test text")
     say(f"numbers in {settings.out / FILE}")

@@ -10,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
-from statistics import mean, stdev
 from threading import Thread
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -219,11 +218,6 @@ def _check_same(job: Job, before: Result, asked: Result) -> None:
         raise ValueError(
             f"{job.folder} holds a run of other settings; give another --out, or those that it was begun with"
         )
-
-
-def mean_with_spread(values: list[float]) -> Result:
-    """Give the mean over seeds and the standard deviation, None for a single one."""
-    return {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None, "seeds": len(values)}
 
 
 def tune(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from titans_lm.bench.hardware import commit, hardware
 from titans_lm.bench.run import FORMAT
-from titans_lm.compare.jobs import Result, Say, mean_with_spread
+from titans_lm.compare.jobs import Result, Say
 from titans_lm.compare.perplexity_settings import Mode, NamedModel, PerplexitySettings
 from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.evaluate.carried import choose_reading, remembers
@@ -19,6 +19,7 @@ from titans_lm.evaluate.intervals import Estimate, complete, did_change, differe
 from titans_lm.evaluate.positions import PositionBits, StretchScore, by_position, overall, score_stretches
 from titans_lm.evaluate.texts import Book, Encoder, books, stretches
 from titans_lm.memory import held_still
+from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_json
 from titans_lm.train.log import Report
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model

@@ -4,10 +4,11 @@ from typing import Any
 
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
-from titans_lm.compare.jobs import Say, mean_with_spread, tune, work
+from titans_lm.compare.jobs import Say, tune, work
 from titans_lm.compare.runs import contender_of, finals, trials
 from titans_lm.compare.score import read_texts
 from titans_lm.compare.settings import CompareSettings
+from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.corpus import language_data
 from titans_lm.train.files import write_json
 from titans_lm.train.match import count_parameters, sized_model

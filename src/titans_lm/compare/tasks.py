@@ -12,7 +12,7 @@ import torch
 
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
-from titans_lm.compare.jobs import Attempt, Result, Say, final_attempts, mean_with_spread, trial_attempts, tune, work
+from titans_lm.compare.jobs import Attempt, Result, Say, final_attempts, trial_attempts, tune, work
 from titans_lm.compare.settings import contender
 from titans_lm.compare.task_settings import TaskFit, TaskSettings
 from titans_lm.data.tasks.batches import TaskBatches
@@ -20,6 +20,7 @@ from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.text import read_documents
 from titans_lm.evaluate.tasks import bytes_of_state, task_score
+from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_json
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import TaskLoss

@@ -5,8 +5,9 @@ from typing import Any
 
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
-from titans_lm.compare.jobs import Result, mean_with_spread
+from titans_lm.compare.jobs import Result
 from titans_lm.forecast.settings import EvaluateForecasters
+from titans_lm.report.spread import mean_with_spread
 from titans_lm.report.table import aligned
 from titans_lm.train.settings import plain_settings
 

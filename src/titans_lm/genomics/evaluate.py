@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
-from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, mean_with_spread, work
+from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, work
 from titans_lm.data.batches import fingerprint
 from titans_lm.genomics.contenders import contender, folder_name, is_network, own_rate, shared_size
 from titans_lm.genomics.figures import write_plots
@@ -26,6 +26,7 @@ from titans_lm.genomics.scores import confusion, scores
 from titans_lm.genomics.settings import EvaluateSettings, GenomicsFit
 from titans_lm.genomics.split import folds
 from titans_lm.genomics.train import check_network, counted, cut_told, parted, train_classifier
+from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_atomically, write_json
 from titans_lm.train.run import RunFolder, begun_with
 from titans_lm.train.settings import plain_settings

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
+from titans_lm.report.spread import in_percent, mean_with_spread
 from titans_lm.repro.steps import Found, Read, Result
 
 
@@ -53,9 +54,7 @@ def classified() -> Read:
 
 def over_seeds(values: Sequence[float]) -> Found | None:
     """Give the mean and, of several, the standard deviation."""
-    from titans_lm.compare.jobs import mean_with_spread  # loads torch, which showing a plan need not
-
-    return Found(**mean_with_spread(list(values))) if values else None
+    return Found(**mean_with_spread(values)) if values else None
 
 
 def _contender(result: Result, name: str) -> Result | None:
@@ -102,7 +101,7 @@ def _classified(result: Result, name: str) -> Found | None:
 
 
 def _percent(found: Result) -> Found:
-    return Found(100 * found["mean"], None if found["sd"] is None else 100 * found["sd"], found["seeds"])
+    return Found(**in_percent(found))
 
 
 def _speed(rows: list[Result]) -> Found | None:

@@ -1,0 +1,23 @@
+"""Numbers over seeds: their mean, how far they lie apart, and how both are written."""
+
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import Any
+
+Spread = dict[str, Any]
+"""mean, sd (None for a single seed) and seeds, as results hold them."""
+
+
+def mean_with_spread(values: Sequence[float]) -> Spread:
+    """Give the mean over seeds and the standard deviation, None for a single one."""
+    return {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None, "seeds": len(values)}
+
+
+def in_percent(found: Spread) -> Spread:
+    """Give shares in per cent."""
+    return {**found, "mean": 100 * found["mean"], "sd": None if found["sd"] is None else 100 * found["sd"]}
+
+
+def written(found: Spread, form: str) -> str:
+    """Write a mean, and its standard deviation where there is one, each by a format such as .3f."""
+    return f"{found['mean']:{form}}" + ("" if found["sd"] is None else f" ± {found['sd']:{form}}")
