@@ -112,7 +112,7 @@ class MemoryConfig:
     """How far θ's gate reaches beyond zero and its bound before it is cut: above 0 a token can write nothing (D33)."""
     theta_init: float = 0.5
     """Share of its bound at which θ of the first layer of a memory starts, for every token (D2)."""
-    theta_later_init: float = 0.5
+    theta_later_init: float = 0.1
     """The same of the second and later layers of a memory, where layers have gates of their own (D14)."""
     eta_max: float = 0.6
     """Largest share of past surprise that a token may keep (D10)."""
