@@ -56,7 +56,7 @@ class CommonWordsSettings:
     rarely: int = 3
     """How many times each of the others comes."""
     word: Word = "letters"
-    """What words are: six letters in three syllables, or an adjective with a noun."""
+    """What words are: six letters in three syllables (a million), or an adjective with a noun (4,096: shorter rows)."""
     tokenizer: str = BYTES
     """Tokens: bytes, words (those of the task, and bytes for the rest), or the folder of a tokenizer."""
     length: int = 4096
@@ -107,7 +107,7 @@ class CommonWordsSettings:
             if len(words) == WORDS[self.word]:
                 raise ValueError(
                     f"got length={self.length}, for which the {len(words)} words of word={self.word!r} are too few "
-                    f"with rarely={self.rarely}; expected {ends[-1]} or less, or more of rarely"
+                    f"with rarely={self.rarely}; expected about {ends[-1]} or less, or more of rarely"
                 )
             count += count // 2 + 1
         rare = rare[ends <= self.length]

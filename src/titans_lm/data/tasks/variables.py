@@ -49,7 +49,7 @@ class VariablesSettings:
 
     The answer has the order of the text. RULER counts the names that are in an answer, in any order; here an answer is
     read with the right tokens before each, so that there must be one right answer. The order of the text is that of the
-    chain itself: each variable of the answer is the one that is told next by the variable before it.
+    chain itself: each variable of the answer has its number from the one before it.
 
     RULER's own setting is one chain of four hops, in which case every variable of the text is in the answer.
     Source: RULER (arXiv 2404.06654).
