@@ -23,8 +23,8 @@ class VariablesTask(HiddenTask):
     command: ClassVar[str] = "variables"
     task: VariablesSettings = field(default_factory=VariablesSettings)
     """The task; sizes go over what is set here."""
-    sizes: tuple[str, ...] = ("0x1", "0x2", "0x4", "1024")
-    """Sizes to train on, one a batch: short chains without a haystack first."""
+    sizes: tuple[str, ...] = ("0x0", "0x1", "0x2", "0x4", "1024")
+    """Sizes to train on, one a batch: a number and its variable first, then longer chains, then a haystack."""
     test_sizes: tuple[str, ...] = ("1024", "4096", "16384", "65536")
     """Sizes to test on."""
     examples: int = 128
