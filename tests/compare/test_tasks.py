@@ -18,6 +18,7 @@ from titans_lm.bench.scored import lines
 from titans_lm.cli import parse
 from titans_lm.commands.evaluate import command_line
 from titans_lm.compare.jobs import best_rate, run_job
+from titans_lm.compare.ruler_settings import CommonWordsTask, VariablesTask
 from titans_lm.compare.settings import contender
 from titans_lm.compare.task_settings import (
     BabiLongTask,
@@ -42,9 +43,20 @@ from titans_lm.train.run import RunFolder
 
 SIZE = {
     "mqar": "16:2", "copy": "2-3", "lookup": "6", "phonebook": "3", "tracking": "6", "needle": "300", "babilong": "0",
+    "variables": "0x1", "common-words": "200x2",
 }  # fmt: skip
 """A small size of each task."""
-KINDS = [RecallTask, CopyTask, LookupTask, PhoneBookTask, TrackingTask, NeedleTask, BabiLongTask]
+KINDS = [
+    RecallTask,
+    CopyTask,
+    LookupTask,
+    PhoneBookTask,
+    TrackingTask,
+    NeedleTask,
+    VariablesTask,
+    CommonWordsTask,
+    BabiLongTask,
+]
 
 
 def small(out: Path, **changes) -> RecallTask:
@@ -200,7 +212,7 @@ def test_the_command_line_gives_the_same_settings(kind: type[TaskSettings]) -> N
     plain = kind()
     assert parse(shlex.split(command_line(plain))[1:]).what == plain
     # rows without anything to hide in, as long as they are
-    taught, tested = {"babilong": (1, 1), "needle": (1, 0)}.get(kind.command, (0, 0))
+    taught, tested = {"babilong": (1, 1), "needle": (1, 0), "variables": (4, 0)}.get(kind.command, (0, 0))
     assert sum(task.length == 0 for task in plain.taught) == taught
     assert sum(task.length == 0 for task in plain.tested.values()) == tested
 

@@ -4,11 +4,13 @@ from typing import Any
 
 from titans_lm.bench.compared import COLOURS, contender_lines, remembers, title
 from titans_lm.data.tasks.babilong import BabiLongSettings
+from titans_lm.data.tasks.common_words import CommonWordsSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.tracking import TrackingSettings
+from titans_lm.data.tasks.variables import VariablesSettings
 from titans_lm.report.plots import SOFT, HeatMaps, Line, Plot, Ranking
 from titans_lm.report.spread import in_percent, written
 from titans_lm.report.table import aligned
@@ -21,6 +23,8 @@ KINDS = {
     "PhoneBook": ("A phone book", PhoneBookSettings(), ("entries",)),
     "Tracking": ("State tracking", TrackingSettings(), ("length",)),
     "Needle": ("Needles in a haystack", NeedleSettings(), ("length", "depth")),
+    "Variables": ("Variable tracking", VariablesSettings(), ("length", "hops")),
+    "CommonWords": ("Common words", CommonWordsSettings(often=6, rarely=1), ("length", "common")),
     "BabiLong": ("Facts in books (BABILong)", BabiLongSettings(), ("length",)),
 }
 """Tasks by name: what they are called here, their usual settings, and which of these are sizes."""

@@ -9,6 +9,7 @@ import tyro
 from titans_lm.commands.show import say, write_result
 from titans_lm.compare.perplexity_settings import PerplexitySettings
 from titans_lm.compare.question_settings import QuestionSettings
+from titans_lm.compare.ruler_settings import CommonWordsTask, VariablesTask
 from titans_lm.compare.task_settings import (
     BabiLongTask,
     CopyTask,
@@ -29,6 +30,8 @@ Evaluated = (
     | Annotated[PhoneBookTask, tyro.conf.subcommand("phonebook", default=PhoneBookTask())]
     | Annotated[TrackingTask, tyro.conf.subcommand("tracking", default=TrackingTask())]
     | Annotated[NeedleTask, tyro.conf.subcommand("needle", default=NeedleTask())]
+    | Annotated[VariablesTask, tyro.conf.subcommand("variables", default=VariablesTask())]
+    | Annotated[CommonWordsTask, tyro.conf.subcommand("common-words", default=CommonWordsTask())]
     | Annotated[BabiLongTask, tyro.conf.subcommand("babilong", default=BabiLongTask())]
     | Annotated[QuestionSettings, tyro.conf.subcommand("lm-eval", default=QuestionSettings())]
 )
@@ -36,7 +39,7 @@ Evaluated = (
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Measure what models can do: books by position, recall, tracking, needles, facts in books, lm-eval's tasks."""
+    """Measure what models can do: books by position, recall, tracking, needles, variables, lm-eval's tasks."""
 
     what: Annotated[tyro.conf.OmitSubcommandPrefixes[Evaluated], tyro.conf.arg(name="")] = tyro.MISSING
 

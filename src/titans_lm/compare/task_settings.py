@@ -13,6 +13,7 @@ from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import AT, resized
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.tasks.tracking import TrackingSettings
+from titans_lm.data.tasks.variables import VariablesSettings
 from titans_lm.train.settings import ModelSettings
 
 
@@ -219,9 +220,9 @@ class TrackingTask(TaskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenTask(TaskSettings):
-    """What needles and stories share: facts that are hidden in text, and another text to test in."""
+    """What needles, variables and stories share: facts that are hidden in text, and another text to test in."""
 
-    task: NeedleSettings | BabiLongSettings = field(default_factory=NeedleSettings)
+    task: NeedleSettings | VariablesSettings | BabiLongSettings = field(default_factory=NeedleSettings)
     """The task; sizes go over what is set here."""
     curriculum: bool = True
     """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""

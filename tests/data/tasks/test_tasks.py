@@ -8,6 +8,7 @@ import torch
 
 from titans_lm.data.batches import IGNORED, Batch
 from titans_lm.data.tasks.batches import TaskBatches
+from titans_lm.data.tasks.common_words import CommonWordsSettings
 from titans_lm.data.tasks.copying import (
     FIRST_NAMES,
     LAST_NAMES,
@@ -18,6 +19,7 @@ from titans_lm.data.tasks.copying import (
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.tasks.tracking import TrackingSettings, elements, products
+from titans_lm.data.tasks.variables import VariablesSettings
 
 TASKS: list[Task] = [
     RecallSettings(),
@@ -27,6 +29,10 @@ TASKS: list[Task] = [
     LookupSettings(asked="before"),
     PhoneBookSettings(entries=5),
     *(TrackingSettings(group=group, length=12) for group in ("parity", "s3", "a5", "s5")),
+    VariablesSettings(chains=3, hops=1, length=700),
+    VariablesSettings(name="words", tokenizer="words", length=300),
+    CommonWordsSettings(common=2, often=3, rarely=1, length=200),
+    CommonWordsSettings(common=3, often=5, rarely=2, word="words", tokenizer="words", length=300),
 ]
 NAMES = [f"{type(task).__name__}-{number}" for number, task in enumerate(TASKS)]
 

@@ -25,6 +25,8 @@ def test_any_text_comes_back(text: str) -> None:
 
 def test_words_of_the_tasks_are_one_token() -> None:
     assert len(encode_words("The secret number of brave otter is 4821937.")) == 7 + 4 + 1
+    assert len(encode_words("The number of quiet ocean is the number of grand copper.")) == 11 + 1
+    assert len(encode_words("What has the number 48213?")) == 4 + 3 + 1
     for word in (*NOUNS, *ROOMS):
         assert encode_words(f" {word}").tolist() == [vocabulary()[f" {word}"]]
     assert encode_words("zebra").tolist() == list(b"zebra")

@@ -83,23 +83,34 @@ def text_batch(
     keep their order, and may follow each other. All tokens of an answer are asked for, as one. Parts are turned into
     tokens one by one: no token spans the border of a fact. ValueError where facts and questions leave no room.
     """
+    made = []
+    for told in rows:
+        before, facts = encode(told.before, tokenizer), [encode(fact, tokenizer) for fact in told.facts]
+        asked = [(encode(question, tokenizer), encode(answer, tokenizer)) for question, answer in told.questions]
+        if hay is not None and length is not None:
+            taken = len(before) + sum(map(len, [*facts, *(part for pair in asked for part in pair)]))
+            if taken >= length:
+                raise ValueError(f"got length={length}; expected more than the {taken} tokens of facts and questions")
+            facts = _hide(rng, facts, hay, length - taken, depth)
+        made.append(([before, *facts], asked))
+    return asked_batch(made)
+
+
+def asked_batch(rows: "Sequence[tuple[Sequence[np.ndarray], Sequence[tuple[np.ndarray, np.ndarray]]]]") -> "Batch":
+    """Make a batch of rows of tokens: what is told, then every question with its answer; 0s fill the shorter rows.
+
+    All tokens of an answer are asked for, as one, each at the token before it.
+    """
     import numpy as np
 
     from titans_lm.data.batches import IGNORED
     from titans_lm.data.tasks.batches import as_batch
 
     made = []
-    for told in rows:
-        before, facts = encode(told.before, tokenizer), [encode(fact, tokenizer) for fact in told.facts]
-        asked = [(encode(question, tokenizer), encode(answer, tokenizer)) for question, answer in told.questions]
+    for told, asked in rows:
         after = [part for pair in asked for part in pair]
-        if hay is not None and length is not None:
-            taken = len(before) + sum(map(len, [*facts, *after]))
-            if taken >= length:
-                raise ValueError(f"got length={length}; expected more than the {taken} tokens of facts and questions")
-            facts = _hide(rng, facts, hay, length - taken, depth)
         said = [np.full(len(part), -1 if i % 2 == 0 else i // 2) for i, part in enumerate(after)]
-        ids = np.concatenate([before, *facts, *after])
+        ids = np.concatenate([*told, *after])
         made.append((ids, np.concatenate([np.full(len(ids) - sum(map(len, after)), -1), *said])))
     inputs = np.zeros((len(made), max(len(ids) for ids, _ in made)), np.int64)
     targets, answers = np.full_like(inputs, IGNORED), np.full_like(inputs, IGNORED)
@@ -187,7 +198,7 @@ def books(source: Path, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -
         kept = [f"{one} " for one in sentences if one and not (named and named.search(one))]
         if not kept:
             continue
-        pieces = _encode_all(kept, tokenizer)
+        pieces = encode_all(kept, tokenizer)
         texts.append(np.concatenate(pieces))
         places.append(np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])[:-1]]))
     if not texts:
@@ -197,7 +208,8 @@ def books(source: Path, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -
     return Hay(tuple(texts), tuple(places))
 
 
-def _encode_all(sentences: list[str], tokenizer: str) -> "list[np.ndarray]":
+def encode_all(sentences: list[str], tokenizer: str) -> "list[np.ndarray]":
+    """Turn pieces of text into tokens, each on its own."""
     import numpy as np
 
     if tokenizer in (BYTES, WORDS):

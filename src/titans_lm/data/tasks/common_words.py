@@ -1,0 +1,142 @@
+"""Common words: which words of a long list come more often than the others?
+
+The form of RULER's common-word extraction; all words are ours, so that results are RULER-style, not RULER's own (those
+are reached through lm-eval).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, get_args
+
+from titans_lm.config import check_at_least, check_choice
+from titans_lm.data.tasks.hay import BYTES, asked_batch, encode, encode_all, vocabulary
+from titans_lm.data.tasks.needle import ADJECTIVES, NOUNS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from titans_lm.data.batches import Batch
+
+Word = Literal["letters", "words"]
+SYLLABLES = tuple(consonant + vowel for consonant in "bcdfghjklmnpqrstvwxz" for vowel in "aeiou")
+PARTS = 3
+"""Syllables of a word of letters."""
+WORDS = {"letters": len(SYLLABLES) ** PARTS, "words": len(ADJECTIVES) * len(NOUNS)}
+"""Words of each kind that there are."""
+INTRODUCTION = "Keep the words in mind."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonWordsSettings:
+    """Settings of the common words. Rows are text in the tokens of a tokenizer; as many words as fit into `length`.
+
+    With `common=2, often=4, rarely=1, length=184`:
+
+        Keep the words in mind. qareho. finiqu. berahi. nedegu. berahi. nedegu. berahi. nedegu. hisoma. xehili.
+        nedegu. nakega. berahi.
+        What are the 2 common words? Answer: berahi, nedegu.
+
+    The answer is what follows "Answer:": the common words, and the full stop that ends it; it counts where all of it is
+    right. Common words come `often` times each, all others `rarely` times (the last perhaps fewer, as it fits), in an
+    order drawn at random. A row ends where another word would not fit into `length`; 0s fill the shorter ones.
+
+    The answer is in the order of the alphabet. RULER counts the words that are in an answer, in any order; here an
+    answer is read with the right tokens before each, so that there must be one right answer. The alphabet's order
+    depends on nothing but which words are common: how often each came is all that a reader must know, not where.
+
+    RULER's own counts are 30 and 3 of ten words, and in rows shorter than 4,096 tokens 6 and 1.
+    Source: RULER (arXiv 2404.06654).
+    """
+
+    common: int = 10
+    """Words that come often."""
+    often: int = 30
+    """How many times each of them comes."""
+    rarely: int = 3
+    """How many times each of the others comes."""
+    word: Word = "letters"
+    """What words are: six letters in three syllables (a million), or an adjective with a noun (4,096: shorter rows)."""
+    tokenizer: str = BYTES
+    """Tokens: bytes, words (those of the task, and bytes for the rest), or the folder of a tokenizer."""
+    length: int = 4096
+    """Most tokens of a row, with its answer."""
+
+    def __post_init__(self) -> None:
+        check_choice("word", self.word, get_args(Word))
+        for name in ("common", "rarely", "length"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("often", self.often, self.rarely + 1)
+        if self.common >= WORDS[self.word]:
+            raise ValueError(
+                f"got common={self.common}; expected fewer than the {WORDS[self.word]} words that there are"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return vocabulary(self.tokenizer)
+
+    @property
+    def chance(self) -> float:
+        """Share of answers that are right as a whole by saying any words in their order."""
+        return 1 / math.comb(WORDS[self.word], self.common)
+
+    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
+        """Draw rows; ValueError where they are too short for the common words, or too long for those that there are."""
+        return asked_batch([self._row(rng) for _ in range(rows)])
+
+    def _row(self, rng: "np.random.Generator") -> "tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]":
+        """Draw what a row says, and its question with the answer."""
+        import numpy as np
+
+        count = int(self.length / (self.rarely * _tokens_of_one(self.word, self.tokenizer))) + 1
+        while True:
+            count = min(count, WORDS[self.word] - self.common)
+            words = [
+                _spelled(self.word, int(pick))
+                for pick in rng.choice(WORDS[self.word], self.common + count, replace=False)
+            ]
+            said = encode_all([f" {word}." for word in words], self.tokenizer)
+            sizes = np.array([len(one) for one in said])
+            before, asked = encode(INTRODUCTION, self.tokenizer), self._asked(words[: self.common])
+            taken = len(before) + sum(map(len, asked)) + self.often * int(sizes[: self.common].sum())
+            rare = np.repeat(np.arange(self.common, len(words)), self.rarely)
+            ends = taken + np.cumsum(sizes[rare])
+            if ends[-1] >= self.length:
+                break
+            if len(words) == WORDS[self.word]:
+                raise ValueError(
+                    f"got length={self.length}, for which the {len(words)} words of word={self.word!r} are too few "
+                    f"with rarely={self.rarely}; expected about {ends[-1]} or less, or more of rarely"
+                )
+            count += count // 2 + 1
+        rare = rare[ends <= self.length]
+        if not len(rare):
+            raise ValueError(
+                f"got length={self.length}; expected {ends[0]} or more: common words and question take {taken}, and "
+                "another word must fit in"
+            )
+        order = rng.permutation(np.concatenate([np.repeat(np.arange(self.common), self.often), rare]))
+        return [before, *(said[one] for one in order.tolist())], [asked]
+
+    def _asked(self, common: list[str]) -> "tuple[np.ndarray, np.ndarray]":
+        """Ask for words."""
+        what = "is the common word" if len(common) == 1 else f"are the {len(common)} common words"
+        answer = f" {', '.join(sorted(common))}."
+        return encode(f"\nWhat {what}? Answer:", self.tokenizer), encode(answer, self.tokenizer)
+
+
+def _spelled(kind: Word, which: int) -> str:
+    """Write a word by its number."""
+    if kind == "words":
+        adjective, noun = divmod(which, len(NOUNS))
+        return f"{ADJECTIVES[adjective]} {NOUNS[noun]}"
+    places = (which // len(SYLLABLES) ** power for power in reversed(range(PARTS)))
+    return "".join(SYLLABLES[place % len(SYLLABLES)] for place in places)
+
+
+@lru_cache(maxsize=8)
+def _tokens_of_one(kind: Word, tokenizer: str) -> float:
+    """Measure the tokens of a word on 64 of them, the mean."""
+    some = range(0, WORDS[kind], WORDS[kind] // 64)
+    return sum(len(encode(f" {_spelled(kind, which)}.", tokenizer)) for which in some) / len(some)

@@ -1,0 +1,120 @@
+"""Variable tracking: numbers that are handed from variable to variable, in sentences that are hidden in text.
+
+The form of RULER's variable tracking; all words are ours, so that results are RULER-style, not RULER's own (those are
+reached through lm-eval).
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_uppercase
+from typing import TYPE_CHECKING, Literal, get_args
+
+from titans_lm.config import check_at_least, check_choice
+from titans_lm.data.tasks.hay import BYTES, Told, haystack, text_batch, vocabulary
+from titans_lm.data.tasks.needle import ADJECTIVES, NOUNS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from titans_lm.data.batches import Batch
+
+Name = Literal["letters", "words"]
+LETTERS = 5
+"""Letters of a name."""
+NAMES = {"letters": len(ascii_uppercase) ** LETTERS, "words": len(ADJECTIVES) * len(NOUNS)}
+"""Names of each kind that there are."""
+LEAST, MOST = 10_000, 99_999
+"""Numbers: all of five digits."""
+INTRODUCTION = "Keep the numbers in mind.\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariablesSettings:
+    """Settings of variable tracking. Rows are text in the tokens of a tokenizer, as long as `length` to the token.
+
+    With `chains=2, hops=2, name="words", length=540`, in the noise haystack:
+
+        Keep the numbers in mind.
+        The number of hollow mirror is 55326. The number of grand copper is 92147. The number of quiet ocean is
+        the number of grand copper. A cart stands in the yard. Bread is baked before it is light. The clock in
+        the hall is slow. The number of modest mirror is the number of quiet ocean. The number of brave lemon is
+        the number of hollow mirror. Nobody has come down the road. The number of solid falcon is the number of
+        brave lemon. The rive
+        What has the number 92147? Answer: grand copper, quiet ocean, modest mirror.
+
+    The answer is what follows "Answer:": every variable of one chain, and the full stop that ends it; it counts where
+    all of it is right. A chain begins with a number, and each hop hands that on from the variable before. A variable is
+    told once, after the one that it takes its number from; sentences of other chains stand between.
+
+    The answer has the order of the text. RULER counts the names that are in an answer, in any order; here an answer is
+    read with the right tokens before each, so that there must be one right answer. The order of the text is that of the
+    chain itself: each variable of the answer has its number from the one before it.
+
+    RULER's own setting is one chain of four hops, in which case every variable of the text is in the answer.
+    Source: RULER (arXiv 2404.06654).
+    """
+
+    chains: int = 2
+    """Numbers that are handed on; one of them is asked for."""
+    hops: int = 4
+    """How often each is handed on: a chain has one variable more than hops."""
+    name: Name = "letters"
+    """What variables are called: five capital letters, or two words."""
+    books: Path | None = None
+    """A text or a folder of texts to hide the chains in; five dull sentences over and over where none is given."""
+    tokenizer: str = BYTES
+    """Tokens: bytes, words (those of the task, and bytes for the rest), or the folder of a tokenizer."""
+    length: int = 1024
+    """Tokens of a row, with its answer; 0 is without a haystack, as long as it takes."""
+
+    def __post_init__(self) -> None:
+        check_choice("name", self.name, get_args(Name))
+        check_at_least("chains", self.chains, 1)
+        check_at_least("hops", self.hops, 0)
+        check_at_least("length", self.length, 0)
+        if self.chains > MOST - LEAST + 1:
+            raise ValueError(f"got chains={self.chains}; expected {MOST - LEAST + 1} or fewer")
+        if self.chains * (self.hops + 1) > NAMES[self.name]:
+            raise ValueError(
+                f"got chains={self.chains} of hops={self.hops}, which need {self.chains * (self.hops + 1)} names; "
+                f"expected {NAMES[self.name]} or fewer of name={self.name!r}"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return vocabulary(self.tokenizer)
+
+    @property
+    def chance(self) -> float:
+        """Share of answers that are right as a whole by saying any names."""
+        return 1 / math.perm(NAMES[self.name], self.hops + 1)
+
+    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
+        """Draw rows; ValueError where chains and question leave no room for a haystack."""
+        hay = haystack(self.books, self.tokenizer) if self.length else None
+        told = [self._told(rng) for _ in range(rows)]
+        return text_batch(rng, told, hay, tokenizer=self.tokenizer, length=self.length)
+
+    def _told(self, rng: "np.random.Generator") -> Told:
+        """Draw what a row says."""
+        size = self.hops + 1
+        picks = rng.choice(NAMES[self.name], self.chains * size, replace=False).tolist()
+        names = [self._called(pick) for pick in picks]
+        values = (LEAST + rng.choice(MOST - LEAST + 1, self.chains, replace=False)).tolist()
+        facts, said = [], [0] * self.chains
+        for place in rng.permutation(self.chains * size).tolist():  # chains take turns, each in its own order
+            chain = place // size
+            at = chain * size + said[chain]
+            held = f"the number of {names[at - 1]}" if said[chain] else str(values[chain])
+            facts.append(f"The number of {names[at]} is {held}. ")
+            said[chain] += 1
+        question = f"\nWhat has the number {values[0]}? Answer:"
+        return Told(INTRODUCTION, tuple(facts), ((question, f" {', '.join(names[:size])}."),))
+
+    def _called(self, which: int) -> str:
+        if self.name == "words":
+            adjective, noun = divmod(which, len(NOUNS))
+            return f"{ADJECTIVES[adjective]} {NOUNS[noun]}"
+        places = (which // len(ascii_uppercase) ** power for power in reversed(range(LETTERS)))
+        return "".join(ascii_uppercase[place % len(ascii_uppercase)] for place in places)
