@@ -294,15 +294,23 @@ class BabiLongTask(HiddenTask):
     test_sizes: tuple[str, ...] = ("0", "1K", "4K", "16K", "64K")
     """Sizes to test on."""
     test_source: Path | None = None
-    """A file of bAbI with the questions to test on; those of the task where none is given."""
+    """A file of bAbI with the questions to test on, not those of task.source; drawn stories where none is given."""
     examples: int = 128
     """Rows that are tested of every size."""
     out: Path = Path("runs/babilong")
     """Folder of the runs and of the results; the same command goes on where it was stopped."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task.source is not None and self.test_source in (None, self.task.source):
+            raise ValueError(
+                f"got task.source={str(self.task.source)!r} and {'no' if self.test_source is None else 'the same'} "
+                "test_source, which would test on the questions that are taught; expected test_source with another "
+                "file: bAbI has one to train on and one to test on"
+            )
+
     @property
     def tested(self) -> dict[str, Task]:
         """Tasks to test on, by their sizes."""
-        source, books = self.test_source or self.task.source, self.test_books or self.task.books
-        task = replace(self.task, source=source, books=books)
+        task = replace(self.task, source=self.test_source, books=self.test_books or self.task.books)
         return {size: resized(task, size) for size in self.test_sizes or self.sizes} or {"": task}

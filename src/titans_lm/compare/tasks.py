@@ -48,8 +48,7 @@ def run_task(settings: TaskSettings, command: str, say: Say) -> dict[str, Any]:
     learning rates for as many steps (where there are several rates). `command` is what the file says it came from.
     Raises ValueError for a model that will not do, before anything is trained.
     """
-    for task in [*settings.taught, *settings.tested.values()]:  # one that cannot be drawn is told before training
-        task.draw(np.random.default_rng(0), 64)
+    try_rows(settings)
     settings.out.mkdir(parents=True, exist_ok=True)
     parameters = _size(settings, say)
     tuning, rates = tune(settings, trials(settings, parameters), say, RIGHT, most=True)
@@ -67,6 +66,13 @@ def run_task(settings: TaskSettings, command: str, say: Say) -> dict[str, Any]:
     }
     write_json(settings.out / FILE, result)
     return result
+
+
+def try_rows(settings: TaskSettings) -> None:
+    """Draw some rows of every size, of long ones few: a task that cannot be drawn is told before training."""
+    for task in [*settings.taught, *settings.tested.values()]:
+        rows = max(1, min(64, TOKENS_AT_ONCE // max(1, task.length)))
+        task.draw(np.random.default_rng(0), rows)
 
 
 @dataclass(frozen=True)
