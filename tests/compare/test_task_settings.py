@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from titans_lm.cli import parse
 from titans_lm.compare.task_settings import BabiLongTask, HiddenTask, NeedleTask
 from titans_lm.compare.tasks import TOKENS_AT_ONCE, try_rows
+from titans_lm.data.batches import Batch
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.task import Task
@@ -73,8 +75,13 @@ def test_questions_to_teach_and_questions_to_test_are_apart(tmp_path: Path) -> N
 def test_few_long_rows_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is trained; a row of ten million tokens takes 400 MB while it is drawn."""
     drawn: dict[int, int] = {}
-    monkeypatch.setattr(NeedleSettings, "draw", lambda task, rng, rows: drawn.__setitem__(task.length, rows))
+
+    def draw(task: NeedleSettings, rng: np.random.Generator, rows: int) -> Batch:
+        drawn[task.length] = rows
+        return {"input_ids": torch.zeros(rows, task.length or 70, dtype=torch.int8)}
+
+    monkeypatch.setattr(NeedleSettings, "draw", draw)
     settings = NeedleTask(sizes=("0x8", "1024"), test_sizes=("256K", "1M", "10M", "32M"))
-    try_rows(settings)
+    assert try_rows(settings) == 32 << 20, "the longest"
     assert drawn == {0: 64, 1024: 64, 1 << 18: 64, 1 << 20: 16, 10 << 20: 1, 32 << 20: 1}
     assert all(rows * length <= TOKENS_AT_ONCE for length, rows in drawn.items() if rows > 1)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from titans_lm.compare.settings import check_contest
+from titans_lm.compare.settings import check_contest, check_trained
 from titans_lm.config import BackboneConfig, check_at_least, check_positive
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
@@ -28,8 +28,10 @@ def small_model() -> BackboneConfig:
 class TaskFit(ModelSettings):
     """Settings of training one model on a task."""
 
+    least_steps: ClassVar[int] = 0
+    """Steps that there must be."""
     steps: int = 1000
-    """Steps of the optimiser."""
+    """Steps of the optimiser; 0 tests trained models as they are."""
     eval_every: int = 0
     """Steps between two tests of 128 rows of each size; 0 tests at the end only, and only the rows that count."""
     save_every: int = 500
@@ -75,9 +77,10 @@ class TaskSettings:
     out: Path = Path("runs/task")
     """Folder of the runs and of the results; the same command goes on where it was stopped."""
     models: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "attention", "sliding")
-    """Architectures of ours, and baselines as titans train --baseline takes them; the first sets the size.
+    """Architectures of ours, baselines as titans train --baseline takes them, trained models; the first sets the size.
 
-    One of ours may be varied, as in lmm:memory_depth=2,chunk_size=8."""
+    One of ours may be varied, as in lmm:memory_depth=2,chunk_size=8. NAME=PATH is a trained model, a run folder or a
+    saved model, ours or any causal LM of Hugging Face: it keeps its size, and is trained further from its weights."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the runs that count."""
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
@@ -104,6 +107,7 @@ class TaskSettings:
             check_at_least(name, getattr(self, name), 1)
         check_at_least("test_tokens", self.test_tokens, 0)
         check_contest(self.models, self.seeds, self.rates)
+        check_trained(self.models, self.train.steps)
         for name in ("sizes", "test_sizes"):
             sizes = getattr(self, name)
             if len(set(sizes)) != len(sizes):

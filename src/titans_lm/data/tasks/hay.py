@@ -129,7 +129,7 @@ def _hide(
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
+def tokenizer_in(name: str) -> "PreTrainedTokenizerBase":
     """Load a tokenizer from a folder; ValueError where there is none."""
     from transformers import AutoTokenizer
 
@@ -142,7 +142,7 @@ def vocabulary(tokenizer: str) -> int:
     """Count the ids that a tokenizer makes."""
     if tokenizer == WORDS:
         return 256 + len(words.vocabulary())
-    return 256 if tokenizer == BYTES else len(_tokenizer(tokenizer))
+    return 256 if tokenizer == BYTES else len(tokenizer_in(tokenizer))
 
 
 def encode(text: str, tokenizer: str = BYTES) -> "np.ndarray":
@@ -153,7 +153,7 @@ def encode(text: str, tokenizer: str = BYTES) -> "np.ndarray":
         return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
     if tokenizer == WORDS:
         return words.encode_words(text)
-    return np.asarray(_tokenizer(tokenizer)(text, add_special_tokens=False).input_ids, np.int64)
+    return np.asarray(tokenizer_in(tokenizer)(text, add_special_tokens=False).input_ids, np.int64)
 
 
 def haystack(source: Path | None, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -> Hay:
@@ -202,5 +202,5 @@ def _encode_all(sentences: list[str], tokenizer: str) -> "list[np.ndarray]":
 
     if tokenizer in (BYTES, WORDS):
         return [encode(sentence, tokenizer) for sentence in sentences]
-    found = _tokenizer(tokenizer)(sentences, add_special_tokens=False).input_ids
+    found = tokenizer_in(tokenizer)(sentences, add_special_tokens=False).input_ids
     return [np.asarray(ids, np.int64) for ids in found]
