@@ -19,7 +19,7 @@ from titans_lm.bench import scored
 from titans_lm.compare.jobs import folder_name
 from titans_lm.compare.settings import trained_model
 from titans_lm.compare.task_settings import NeedleTask, RecallTask, TaskFit
-from titans_lm.compare.tasks import FILE, FRESH, run_task
+from titans_lm.compare.tasks import FILE, FRESH, finals, run_task
 from titans_lm.compare.trained import Start
 from titans_lm.data.batches import IGNORED
 from titans_lm.data.tasks.needle import NeedleSettings
@@ -250,6 +250,31 @@ def test_what_is_trained_is_told_by_its_name() -> None:
         assert trained_model(other) is None
     assert folder_name("a b=runs/x").startswith("a-b-")
     assert folder_name("a=runs/x") != folder_name("a=runs/y")
+
+
+def test_progress_is_shown_unless_it_is_quiet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps while training, tokens while testing, trials too; several jobs at once would write over each other."""
+    monkeypatch.setattr("titans_lm.train.log.QUIET_SECONDS", 0.0)
+    settings = recall(
+        tmp_path / "out", ("sliding",), sizes=("24:2",), test_sizes=("5000:2",), steps=2, tune_steps=1, examples=6,
+        rates=(1e-3, 1e-2), quiet=False,
+    )  # fmt: skip
+    run(settings)
+    shown = [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()]
+    trial = ["{0} 1/1", "{0}, test 24:2: 72 of 144 tokens", "{0}, test 24:2: 144 of 144 tokens"]
+    # Two batches of three rows in pieces of 2,048 tokens, up to the last query; then what nobody reads.
+    read = [6_144, 15_000, 21_144, 30_000]
+    assert shown[:6] == [line.format(f"sliding-{rate}") for rate in ("0.001", "0.01") for line in trial]
+    assert shown[6:8] == ["sliding-seed0 1/2", "sliding-seed0 2/2"]
+    assert shown[8:] == [f"sliding-seed0, test 5000:2: {done:,} of 30,000 tokens" for done in read]
+    run(dataclasses.replace(settings, out=tmp_path / "quiet", quiet=True, rates=(1e-3,)))
+    assert capsys.readouterr().err == ""
+    shows = {
+        jobs: finals(dataclasses.replace(settings, jobs=jobs), 9_000, {"sliding": 1e-3})[0].shown for jobs in (1, 2)
+    }
+    assert shows == {1: True, 2: False}
 
 
 def refused(said: str, settings: Any) -> None:

@@ -244,9 +244,7 @@ def _size(settings: TaskSettings, longest: int, say: Say) -> int | None:
     vocab, kept = task.vocab_size, {}
     for name in settings.models:
         if (start := Start.of(name)) is not None:
-            model = start.model("cpu")
-            start.check(model, task, longest)
-            kept[name] = Sized.given(model).parameters
+            kept[name] = start.check(task, longest)
             say(f"{name}: {kept[name]:,} parameters, trained already ({start.kind})")
     if len(kept) == len(settings.models):
         return None

@@ -14,6 +14,7 @@ from titans_lm.data.tasks.hay import BYTES, WORDS, tokenizer_in
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.evaluate.carried import learned_positions
+from titans_lm.train.match import Sized
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
 
 if TYPE_CHECKING:
@@ -72,11 +73,12 @@ class Start:
         folder = resolve_model(self.path)
         return load_tokenizer(folder) if any((folder / file).is_file() for file in TOKENIZER) else None
 
-    def check(self, model: nn.Module, task: Task, longest: int) -> None:
-        """Refuse a task whose ids the model does not have or means otherwise, and rows that it has no positions for.
+    def check(self, task: Task, longest: int) -> int:
+        """Check that the model has the ids of a task, in its own tokens, and positions for rows of `longest` tokens.
 
-        `longest` are the tokens of the longest row. ValueError, saying what to do.
+        Gives the number of its parameters. ValueError, saying what to do, and for weights that cannot be loaded.
         """
+        model = self.model("cpu")
         if hasattr(task, "tokenizer"):
             self._check_tokens(model, task, task.tokenizer)
         if vocab_size(model) < task.vocab_size:
@@ -90,6 +92,7 @@ class Start:
                 f"got {self.name}={self.path}, which has learned {positions:,} positions, and rows of {longest:,} "
                 f"tokens; expected --sizes and --test-sizes of {positions:,} tokens or fewer"
             )
+        return Sized.given(model).parameters
 
     def _check_tokens(self, model: nn.Module, task: Task, chosen: str) -> None:
         own = self.tokenizer()
