@@ -82,7 +82,9 @@ def recall(out: Path, models: tuple[str, ...], **changes: Any) -> RecallTask:
         model=small_config("lmm", hidden_size=16, num_hidden_layers=1), steps=3, warmup_steps=1, batch_size=4,
         save_every=2,
     )  # fmt: skip
-    train = dataclasses.replace(train, **{name: changes.pop(name) for name in ("steps", "lr") if name in changes})
+    train = dataclasses.replace(
+        train, **{name: changes.pop(name) for name in ("steps", "lr", "parameters") if name in changes}
+    )
     settings = {
         "task": RecallSettings(symbols=16, answers=False), "sizes": ("16:2",), "test_sizes": ("16:2", "32:3"),
         "seeds": (0,), "rates": (1e-3,), "examples": 4, "train": train, "quiet": True, **changes,
@@ -292,6 +294,10 @@ def test_mistakes_are_told_before_anything_is_trained(ours: Any, tmp_path: Path)
     refused(
         "got several trained models called 'a'; expected a name for each",
         lambda: recall(out, (f"a={folder}", "a=other")),
+    )
+    refused(
+        "got train.parameters=9000 with trained models alone, which keep their sizes; expected none",
+        lambda: recall(out, (f"a={folder}",), parameters=9000),
     )
     refused("got the model 'a='; expected PATH or NAME=PATH", lambda: recall(out, ("a=",)))
     refused("got the model 'nowhere', which does not exist", recall(out, ("a=nowhere",)))

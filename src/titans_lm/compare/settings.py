@@ -92,8 +92,8 @@ def trained_model(contender: str) -> NamedModel | None:
     return None if ":" in contender.partition("=")[0] else named_model(contender)
 
 
-def check_trained(models: tuple[str, ...], steps: int) -> None:
-    """Check that trained contenders have names of their own, and that without steps there are no others."""
+def check_trained(models: tuple[str, ...], steps: int, parameters: int | None) -> None:
+    """Check that trained contenders have names of their own, and what is asked of contenders that are all trained."""
     trained = [one for one in map(trained_model, models) if one is not None]
     names = [one.name for one in trained]
     for name in names:
@@ -104,6 +104,10 @@ def check_trained(models: tuple[str, ...], steps: int) -> None:
         raise ValueError(
             f"got train.steps=0 with {', '.join(fresh)}, which would be tested with fresh weights; expected trained "
             "models, written as NAME=PATH, or steps to train for"
+        )
+    if parameters is not None and not fresh:
+        raise ValueError(
+            f"got train.parameters={parameters} with trained models alone, which keep their sizes; expected none"
         )
 
 

@@ -107,7 +107,7 @@ class TaskSettings:
             check_at_least(name, getattr(self, name), 1)
         check_at_least("test_tokens", self.test_tokens, 0)
         check_contest(self.models, self.seeds, self.rates)
-        check_trained(self.models, self.train.steps)
+        check_trained(self.models, self.train.steps, self.train.parameters)
         for name in ("sizes", "test_sizes"):
             sizes = getattr(self, name)
             if len(set(sizes)) != len(sizes):

@@ -10,7 +10,7 @@ from torch import nn
 
 from titans_lm.compare.settings import trained_model
 from titans_lm.data.prepared import tokenizer_fingerprint
-from titans_lm.data.tasks.hay import BYTES, WORDS, tokenizer_in
+from titans_lm.data.tasks.hay import BYTES, WORDS, holds_tokenizer, tokenizer_in
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.evaluate.carried import learned_positions
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("*.safetensors", "*.bin", "config.json", "tokenizer.json")
 """Files that what a model does depends on."""
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""Files of which a tokenizer has one at least."""
 
 
 def weights_sum(folder: Path) -> str:
@@ -71,7 +69,7 @@ class Start:
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """Load the tokenizer that lies beside the model; None where there is none."""
         folder = resolve_model(self.path)
-        return load_tokenizer(folder) if any((folder / file).is_file() for file in TOKENIZER) else None
+        return load_tokenizer(folder) if holds_tokenizer(folder) else None
 
     def check(self, task: Task, longest: int) -> int:
         """Check that the model has the ids of a task, in its own tokens, and positions for rows of `longest` tokens.

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 BYTES, WORDS = "bytes", "words"
 """Names of the tokenizers whose ids are the bytes of the text, or words of the tasks (`data/tasks/words.py`)."""
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
+)  # fmt: skip
+"""Files of which the folder of a tokenizer has one at least."""
 NOISE = (
     "The river runs past the mill.", "A cart stands in the yard.", "Bread is baked before it is light.",
     "The clock in the hall is slow.", "Nobody has come down the road.",
@@ -135,7 +139,17 @@ def tokenizer_in(name: str) -> "PreTrainedTokenizerBase":
 
     if not Path(name).is_dir():
         raise ValueError(f"got tokenizer={name!r}; {nearest(name, [BYTES, WORDS])}, or give the folder of a tokenizer")
+    if not holds_tokenizer(Path(name)):  # of a model's folder without one, transformers makes one that knows no word
+        raise ValueError(
+            f"got tokenizer={name!r}, a folder without a tokenizer; expected one with a tokenizer.json, which of a run "
+            "is RUN/model"
+        )
     return AutoTokenizer.from_pretrained(name, local_files_only=True)
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a file that a tokenizer is made of."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def vocabulary(tokenizer: str) -> int:
