@@ -234,7 +234,10 @@ def test_every_task_as_a_command(kind: type[TaskSettings], tmp_path: Path, capsy
     )
     args = shlex.split(command_line(settings))[1:]
     code, out, err = titans(capsys, *args, "--json", tmp_path / "copy.json")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert [line.split("  ")[0] for line in err.splitlines()] == ["sliding-seed0 2/2"], (
+        "as titans train where no bar is"
+    )
     result = json.loads((tmp_path / FILE).read_text())
     assert json.loads((tmp_path / "copy.json").read_text()) == result
     assert size in out

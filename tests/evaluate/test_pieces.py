@@ -37,6 +37,16 @@ def test_pieces_are_one_pass(name: str, columns: list[int]) -> None:
     assert carries(model) == (name != "mamba2")
 
 
+def test_every_piece_is_told_and_then_what_nobody_reads() -> None:
+    model, ids = made("sliding"), torch.zeros(2, 50, dtype=torch.int64)
+    for columns, pieces in (([49], [32, 32, 32, 4]), ([0, 17], [32, 32, 36]), ([15], [32, 68])):
+        told: list[int] = []
+        logits_at(model, ids, torch.tensor(columns), piece_len=16, on_piece=told.append)
+        assert told == pieces
+    logits_at(model, ids, torch.tensor([49]), piece_len=100, on_piece=(whole := []).append)
+    assert whole == [100]
+
+
 @pytest.mark.parametrize("name", ["mac", "sliding", "llama", "mistral"])
 def test_a_cache_is_filled_in_pieces(name: str) -> None:
     """What is carried after all pieces predicts what one pass does, and nothing more is kept than afterwards needed."""

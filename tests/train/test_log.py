@@ -1,9 +1,10 @@
 import io
 import json
+import re
 
 from rich.console import Console
 
-from titans_lm.train.log import JsonLines, ProgressReport
+from titans_lm.train.log import JsonLines, ProgressReport, TokenReport
 
 RECORD = {"step": 3, "loss": 1.25, "bits_per_token": 1.8, "tokens_per_second": 1234.0}
 
@@ -49,6 +50,20 @@ def test_a_file_gets_lines_and_the_last_one_surely():
         progress.update(RECORD | {"step": 1})
         progress.update(RECORD)
     assert screen.getvalue() == "training 3/3  loss 1.250  bits_per_token 1.800  1,234 tokens/s\n"
+
+
+def test_tokens_are_counted_up_to_what_is_known(monkeypatch):
+    monkeypatch.setattr("titans_lm.train.log.QUIET_SECONDS", 0.0)
+    screen = io.StringIO()
+    for total in (4_000, None):
+        with TokenReport(title="book", console=Console(file=screen, width=200)).start(total) as progress:
+            progress.read(1_500)
+            progress.read(500)
+    known, half, unknown, more = screen.getvalue().splitlines()
+    assert known.startswith("book: 1,500 of 4,000 tokens  ")
+    assert re.fullmatch(r"book: 2,000 of 4,000 tokens  [\d,]+ tokens/s  0\.0 minutes left", half)
+    assert re.fullmatch(r"book: 1,500 tokens  [\d,]+ tokens/s", unknown)
+    assert more.startswith("book: 2,000 tokens  ")
 
 
 def test_quiet_is_quiet(capsys):

@@ -18,6 +18,8 @@ TITLES = {
     "qwen3-next": "Gated DeltaNet + attention (Qwen3-Next)",
 }  # fmt: skip
 
+UNSAID = " (ours, no memory)"
+"""What titles leave out where there is little room."""
 DELTA = "chunk_size=1,momentum=false,forget_to=zero,theta_bound=0.5"
 TTT = "momentum=false,decay=false,memory_norm=true,memory_residual=true"
 SIGMOIDS = (",theta_stretch=0,alpha_stretch=0", ",theta_stretch=0", "")
@@ -37,6 +39,18 @@ def title(name: str) -> str:
     base, changes = parts(name)
     shown = TITLES.get(base, base)
     return f"{shown}, {changes}" if changes else shown
+
+
+def title_of(one: Mapping[str, Any]) -> str:
+    """Name a contender of a result for a reader, a trained one by its own name and what it is."""
+    start = one.get("start")
+    return title(one["name"]) if start is None else f"{start['name']}, trained {title(start['kind'])}"
+
+
+def has_memory(one: Mapping[str, Any]) -> bool:
+    """Tell whether a contender of a result has a neural memory."""
+    start = one.get("start")
+    return remembers(one["name"] if start is None else start["kind"])
 
 
 def parts(name: str) -> tuple[str, str]:
@@ -140,7 +154,7 @@ def by_position(contender: dict[str, Any]) -> list[dict[str, Any]]:
 
 def short_title(name: str) -> str:
     """Name a contender where there is little room."""
-    return title(name).replace(" (ours, no memory)", "")
+    return title(name).replace(UNSAID, "")
 
 
 def contender_lines(
@@ -154,12 +168,12 @@ def contender_lines(
         places = values(one)
         sds = [place["sd"] for place in places]
         line = Line(
-            label=label(one["name"]),
+            label=label(one["name"]) if one.get("start") is None else title_of(one).replace(UNSAID, ""),
             x=list(range(len(places))),
             y=[place["mean"] for place in places],
             spread=None if None in sds else sds,
             colour=COLOURS[index % len(COLOURS)],
-            dashed=not remembers(one["name"]),
+            dashed=not has_memory(one),
             marker=True,
         )
         drawn.append(line)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from titans_lm.bench.compared import COLOURS, contender_lines, remembers, title
+from titans_lm.bench.compared import COLOURS, contender_lines, has_memory, title_of
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.common_words import CommonWordsSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
@@ -37,25 +37,21 @@ def heading(result: dict[str, Any]) -> str:
     changed = {name: value for name, value in task.items() if name not in sizes and value != default[name]}
     told = [f"{name.replace('_', ' ')} {value}" for name, value in changed.items()]
     if len(result["contenders"]) == 1:  # so that files of other models have other headings
-        told.append(title(result["contenders"][0]["name"]))
+        told.append(title_of(result["contenders"][0]))
     return f"{called}{': ' * bool(told)}{', '.join(told)}"
 
 
 def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     """Say what was equal, and give the head and the rows of a table, in the order of the settings."""
-    told, train = result["settings"], result["settings"]["train"]
+    told = result["settings"]
     runs = result["contenders"][0]["runs"]
     chance, what = max(result["chance"].values()), "answers" if of_text(result) else "single tokens"
     depths = f" at each of {len(told['depths'])} depths" if told.get("depths") else ""
     counted = {size: test.get("rows", told["examples"]) for size, test in runs[0]["tests"].items()}
     fewer = ", ".join(f"{count:,} of {size}" for size, count in counted.items() if count < told["examples"])
     few = f" ({fewer})" if fewer else ""
-    often = f" (in the shares {', '.join(f'{share:g}' for share in told['shares'])})" if told.get("shares") else ""
-    price = f", a price of {train['gate_price']:g} on open gates" if train.get("gate_price") else ""
     said = (
-        f"{result['parameters_asked_for']:,} parameters each, {runs[0]['steps']:,} steps of {train['batch_size']} "
-        f"rows, sizes {', '.join(told['sizes']) or 'as set'} taught{often}{price}; {learned(told)} "
-        f"{len(told['seeds'])} seed{'s' * (len(told['seeds']) > 1)}. "
+        f"{equal(result)} {len(told['seeds'])} seed{'s' * (len(told['seeds']) > 1)}. "
         f"Numbers are % of answers that are right in all of their tokens, on {told['examples']:,} fresh rows of each "
         f"size{depths}{few}, mean ± standard deviation over seeds; {what} are right by chance in {100 * chance:.2g} % "
         f"at most. State is what one row carries after {result['contenders'][0]['state_bytes']['length']:,} tokens, in "
@@ -65,12 +61,28 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     head = ["model", "parameters", "state, bytes", "learning rate", *(size or "as set" for size in sizes)]
     body = []
     for one in result["contenders"]:
-        name, state = title(one["name"]), one["state_bytes"]
+        name, state = title_of(one), one["state_bytes"]
         alone = "" if state["memory"] is None else f" ({state['memory']:,})"
-        row = [f"**{name}**" if remembers(one["name"]) else name, f"{one['parameters']:,}"]
-        row += [f"{state['total']:,}{alone}", f"{one['rate']:g}", *(percent(one["exact"][size]) for size in sizes)]
+        row = [f"**{name}**" if has_memory(one) else name, f"{one['parameters']:,}"]
+        rate = "–" if one["rate"] is None else f"{one['rate']:g}"
+        row += [f"{state['total']:,}{alone}", rate, *(percent(one["exact"][size]) for size in sizes)]
         body.append(row)
     return said, head, body
+
+
+def equal(result: dict[str, Any]) -> str:
+    """Say what was equal: the number of parameters, and what was learned, up to from how many seeds."""
+    told, train, asked = result["settings"], result["settings"]["train"], result["parameters_asked_for"]
+    trained = sum("start" in one for one in result["contenders"])
+    size = "trained models, each with parameters of its own" if asked is None else f"{asked:,} parameters each"
+    size += ", but for trained models, which keep theirs" if asked is not None and trained else ""
+    if not train["steps"]:
+        return f"{size}, tested as they are;"
+    often = f" (in the shares {', '.join(f'{share:g}' for share in told['shares'])})" if told.get("shares") else ""
+    price = f", a price of {train['gate_price']:g} on open gates" if train.get("gate_price") else ""
+    steps = f"{result['contenders'][0]['runs'][0]['steps']:,} {'more ' * (asked is None)}steps"
+    sizes = f"sizes {', '.join(told['sizes']) or 'as set'} taught{often}{price}"
+    return f"{size}, {steps} of {train['batch_size']} rows, {sizes}; {learned(told)}"
 
 
 def learned(told: dict[str, Any]) -> str:
@@ -125,7 +137,7 @@ def ranking(result: dict[str, Any]) -> Ranking | None:
         return None
     size = list(result["contenders"][0]["exact"])[-1]
     found = [one["exact"][size] for one in result["contenders"]]
-    titles = [title(one["name"]) for one in result["contenders"]]
+    titles = [title_of(one) for one in result["contenders"]]
     if len(set(titles)) < len(titles):  # two spellings of one model of the family
         titles = [one["name"] for one in result["contenders"]]
     values = {name: (one["mean"], one["sd"]) for name, one in zip(titles, map(in_percent, found), strict=True)}
@@ -143,7 +155,7 @@ def heat(result: dict[str, Any]) -> HeatMaps | None:
         return None
     sizes, depths = list(dict.fromkeys(size for size, _ in tests)), list(dict.fromkeys(depth for _, depth in tests))
     panels = {
-        title(one["name"]).partition(" with ")[0].partition(" (")[0]: [
+        title_of(one).partition(" with ")[0].partition(" (")[0]: [
             [100 * one["by_test"][f"{size}{AT}{depth}"]["mean"] for size in sizes] for depth in depths
         ]
         for one in result["contenders"]

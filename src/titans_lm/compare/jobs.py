@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from titans_lm.compare.settings import CompareSettings, variant
+from titans_lm.compare.settings import CompareSettings, trained_model, variant
 from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.train.baselines import baseline_names
 from titans_lm.train.files import write_json
@@ -93,8 +93,8 @@ class Attempt:
 
 
 def trial_attempts(contest: Contest) -> list[Attempt]:
-    """List short runs, one for each contender and learning rate; none where there is no choice."""
-    if len(contest.rates) == 1:
+    """List short runs, one for each contender and learning rate; none where there is no choice or no step."""
+    if len(contest.rates) == 1 or not contest.train.steps:
         return []
     return [
         Attempt(
@@ -116,6 +116,10 @@ def final_attempts(contest: Contest, rates: dict[str, float]) -> list[Attempt]:
 
 def folder_name(name: str) -> str:
     """Name a folder by a contender; one that is a path gets letters of its own, as others may end alike."""
+    trained = trained_model(name)
+    if trained is not None:
+        plain = re.sub(r"[^\w.,-]", "-", trained.name)
+        return f"{plain}-{_path_sum(trained.path.resolve())}"
     named = variant(name)
     if named.changes:
         return re.sub(r"[^\w.=,-]", "-", name)
@@ -123,7 +127,11 @@ def folder_name(name: str) -> str:
         return name
     path = Path(name).resolve()
     shown = path.parent.name if path.suffix else path.name
-    return f"{shown}-{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    return f"{shown}-{_path_sum(path)}"
+
+
+def _path_sum(path: Path) -> str:
+    return hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
 
 
 def work(jobs: Sequence[Job], at_once: int, say: Say) -> list[Result]:
@@ -232,7 +240,8 @@ def tune(
         tried.setdefault(job.name, []).append({"rate": job.rate, key: result.get(key)})
     rates = dict.fromkeys(contest.models, contest.rates[0])
     rates |= {name: best_rate(name, found, key, most=most) for name, found in tried.items()}
-    say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
+    if contest.train.steps:
+        say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
     return tried, rates
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from titans_lm.bench.hardware import commit, hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Result, Say
-from titans_lm.compare.perplexity_settings import Mode, NamedModel, PerplexitySettings
+from titans_lm.compare.perplexity_settings import Mode, PerplexitySettings
+from titans_lm.compare.settings import NamedModel
+from titans_lm.compare.trained import kind_of, weights_sum
 from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.evaluate.carried import choose_reading, remembers
 from titans_lm.evaluate.intervals import Estimate, complete, did_change, difference, far_minus_near
@@ -21,7 +23,7 @@ from titans_lm.evaluate.texts import Book, Encoder, books, stretches
 from titans_lm.memory import held_still
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_json
-from titans_lm.train.log import Report
+from titans_lm.train.log import TokenReport
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
 from titans_lm.train.settings import plain_settings, written_command
 
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 FILE = "perplexity.json"
 PIECES = "readings"
 """Folder of the readings that are done, a file each."""
-WEIGHTS = ("*.safetensors", "*.bin", "config.json", "tokenizer.json")
-"""Files that a reading depends on."""
 INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 """Entries of a config.json in which seeds of one model may differ."""
 
@@ -127,7 +127,7 @@ def _run(
     survey, model = surveys[mark], load_model(named.path, settings.device)
     sizes = {"piece_len": settings.piece_len, "window": settings.window, "window_step": settings.window_step}
     carries = choose_reading(model, **sizes).constant
-    weights = _weights_sum(resolve_model(named.path))
+    weights = weights_sum(resolve_model(named.path))
     reads = []
     for mode in settings.modes(carries=carries, remembers=remembers(model)):
         asked = {"weights": weights, "tokenizer": mark, "text": survey.sum, **_told(mode, settings)}
@@ -138,9 +138,8 @@ def _run(
             f"bytes, {read.tokens / max(read.seconds, 1e-9):,.0f} tokens/s"
         )
         reads.append(read)
-    kind = getattr(model.config, "architecture", None) or model.config.model_type
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Run(named, str(kind), remembers(model), carries, parameters, survey, reads)
+    return Run(named, kind_of(resolve_model(named.path)), remembers(model), carries, parameters, survey, reads)
 
 
 def _told(mode: Mode, settings: PerplexitySettings) -> Result:
@@ -168,23 +167,13 @@ def _read(
         kept = json.loads(file.read_bytes())
         return Read(mode, reading.constant, kept["seconds"], [_score(one) for one in kept["stretches"]])
     cut = stretches(found, encoder, **_cut(settings))
-    began, done = time.monotonic(), 0
-    with Report(quiet=settings.quiet, title=f"{named.name} {mode.name}") as report:
-        report.begin(total=survey.tokens)
-
-        def show(count: int) -> None:
-            nonlocal done
-            done += count
-            rate = done / max(time.monotonic() - began, 1e-9)
-            note = f"{done:,} of {survey.tokens:,} tokens  {rate:,.0f} tokens/s"
-            left = (survey.tokens - done) / max(rate, 1e-9) / 60.0
-            report.show(done, note, f"{report.title}: {note}  {left:.1f} minutes left")
-
-        with held_still(model) if mode.kind == "off" else nullcontext():
-            every = mode.every if mode.kind == "reset" else None
-            scores = score_stretches(
-                model, cut, reading, reset_every=every, batch_size=settings.batch_size, on_piece=show
-            )
+    began = time.monotonic()
+    still = held_still(model) if mode.kind == "off" else nullcontext()
+    with TokenReport(quiet=settings.quiet, title=f"{named.name} {mode.name}").start(survey.tokens) as report, still:
+        every = mode.every if mode.kind == "reset" else None
+        scores = score_stretches(
+            model, cut, reading, reset_every=every, batch_size=settings.batch_size, on_piece=report.read
+        )
     read = Read(mode, reading.constant, time.monotonic() - began, scores)
     told = {"asked": asked, "model": str(named.path), "seconds": read.seconds, "tokens": read.tokens}
     told["commit"] = commit()  # a reading may be older than the results that it ends up in
@@ -306,16 +295,6 @@ def _books(scores: Sequence[StretchScore], settings: PerplexitySettings) -> Iter
             "near": near[:2],
             "far": far[:2],
         }
-
-
-def _weights_sum(folder: Path) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}):
-        digest.update(path.name.encode())
-        with path.open("rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def _sum(parts: Sequence[bytes]) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
+from titans_lm.compare.settings import NamedModel, named_model
 from titans_lm.config import check_at_least
 
 MemoryKind = Literal["on", "reset", "off"]
@@ -24,13 +25,6 @@ class Mode(NamedTuple):
     @property
     def name(self) -> str:
         return self.kind if self.every is None else f"{self.kind}-{self.every}"
-
-
-class NamedModel(NamedTuple):
-    """A model to measure: several of one name are seeds of one model."""
-
-    name: str
-    path: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +111,11 @@ class PerplexitySettings:
             )
         found, unnamed = [], []
         for given in self.models:
-            name, equals, path = given.partition("=")
-            if not equals or "/" in name or Path(given).exists():
-                name, path = Path(given).resolve().name, given
-                unnamed.append(name)
-            if not name or not path:
-                raise ValueError(f"got the model {given!r}; expected PATH or NAME=PATH")
-            found.append(NamedModel(name, Path(path)))
+            model = named_model(given)
+            if model is None:
+                model = NamedModel(Path(given).resolve().name, Path(given))
+                unnamed.append(model.name)
+            found.append(model)
         names = [model.name for model in found]
         for name in unnamed:
             if names.count(name) > 1:

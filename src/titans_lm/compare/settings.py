@@ -70,6 +70,47 @@ def check_contest(models: tuple[str, ...], seeds: tuple[int, ...], rates: tuple[
         check_positive("rates", rate)
 
 
+class NamedModel(NamedTuple):
+    """A trained model by a name: NAME=PATH."""
+
+    name: str
+    path: Path
+
+
+def named_model(given: str) -> NamedModel | None:
+    """Part NAME=PATH; None for what is a path itself. ValueError where one of the two is missing."""
+    name, equals, path = given.partition("=")
+    if not equals or "/" in name or Path(given).exists():
+        return None
+    if not name or not path:
+        raise ValueError(f"got the model {given!r}; expected PATH or NAME=PATH")
+    return NamedModel(name, Path(path))
+
+
+def trained_model(contender: str) -> NamedModel | None:
+    """Part a contender that is trained already, NAME=PATH; None for any other, such as lmm:memory_depth=2."""
+    return None if ":" in contender.partition("=")[0] else named_model(contender)
+
+
+def check_trained(models: tuple[str, ...], steps: int, parameters: int | None) -> None:
+    """Check that trained contenders have names of their own, and what is asked of contenders that are all trained."""
+    trained = [one for one in map(trained_model, models) if one is not None]
+    names = [one.name for one in trained]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"got several trained models called {name!r}; expected a name for each: NAME=PATH")
+    fresh = [name for name in models if trained_model(name) is None]
+    if not steps and fresh:
+        raise ValueError(
+            f"got train.steps=0 with {', '.join(fresh)}, which would be tested with fresh weights; expected trained "
+            "models, written as NAME=PATH, or steps to train for"
+        )
+    if parameters is not None and not fresh:
+        raise ValueError(
+            f"got train.parameters={parameters} with trained models alone, which keep their sizes; expected none"
+        )
+
+
 class Variant(NamedTuple):
     """A contender by its name: what it is, and the settings in which it differs from what all share."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from titans_lm.compare.settings import check_contest
+from titans_lm.compare.settings import check_contest, check_trained
 from titans_lm.config import BackboneConfig, check_at_least, check_positive
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
@@ -29,8 +29,10 @@ def small_model() -> BackboneConfig:
 class TaskFit(ModelSettings):
     """Settings of training one model on a task."""
 
+    least_steps: ClassVar[int] = 0
+    """Steps that there must be."""
     steps: int = 1000
-    """Steps of the optimiser."""
+    """Steps of the optimiser; 0 tests trained models as they are."""
     eval_every: int = 0
     """Steps between two tests of 128 rows of each size; 0 tests at the end only, and only the rows that count."""
     save_every: int = 500
@@ -76,9 +78,10 @@ class TaskSettings:
     out: Path = Path("runs/task")
     """Folder of the runs and of the results; the same command goes on where it was stopped."""
     models: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "attention", "sliding")
-    """Architectures of ours, and baselines as titans train --baseline takes them; the first sets the size.
+    """Architectures of ours, baselines as titans train --baseline takes them, trained models; the first sets the size.
 
-    One of ours may be varied, as in lmm:memory_depth=2,chunk_size=8."""
+    One of ours may be varied, as in lmm:memory_depth=2,chunk_size=8. NAME=PATH is a trained model, a run folder or a
+    saved model, ours or any causal LM of Hugging Face: it keeps its size, and is trained further from its weights."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the runs that count."""
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
@@ -105,6 +108,7 @@ class TaskSettings:
             check_at_least(name, getattr(self, name), 1)
         check_at_least("test_tokens", self.test_tokens, 0)
         check_contest(self.models, self.seeds, self.rates)
+        check_trained(self.models, self.train.steps, self.train.parameters)
         for name in ("sizes", "test_sizes"):
             sizes = getattr(self, name)
             if len(set(sizes)) != len(sizes):
@@ -295,15 +299,23 @@ class BabiLongTask(HiddenTask):
     test_sizes: tuple[str, ...] = ("0", "1K", "4K", "16K", "64K")
     """Sizes to test on."""
     test_source: Path | None = None
-    """A file of bAbI with the questions to test on; those of the task where none is given."""
+    """A file of bAbI with the questions to test on, not those of task.source; drawn stories where none is given."""
     examples: int = 128
     """Rows that are tested of every size."""
     out: Path = Path("runs/babilong")
     """Folder of the runs and of the results; the same command goes on where it was stopped."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task.source is not None and self.test_source in (None, self.task.source):
+            raise ValueError(
+                f"got task.source={str(self.task.source)!r} and {'no' if self.test_source is None else 'the same'} "
+                "test_source, which would test on the questions that are taught; expected test_source with another "
+                "file: bAbI has one to train on and one to test on"
+            )
+
     @property
     def tested(self) -> dict[str, Task]:
         """Tasks to test on, by their sizes."""
-        source, books = self.test_source or self.task.source, self.test_books or self.task.books
-        task = replace(self.task, source=source, books=books)
+        task = replace(self.task, source=self.test_source, books=self.test_books or self.task.books)
         return {size: resized(task, size) for size in self.test_sizes or self.sizes} or {"": task}

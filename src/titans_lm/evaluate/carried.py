@@ -124,12 +124,17 @@ def choose_reading(model: nn.Module, *, piece_len: int, window: int, window_step
     return ByWindows(model, window, window_step)
 
 
-def _check_positions(model: nn.Module, window: int) -> None:
-    """Refuse windows that a table of learned positions does not reach; rotary angles have no end."""
+def learned_positions(model: nn.Module) -> int | None:
+    """Tell how far a model's table of learned positions reaches; None where it has none: rotary angles have no end."""
     owner: Any = model
     if hasattr(owner.config, "rope_parameters") or hasattr(owner.config, "rope_theta"):
-        return
-    most = getattr(owner.config, "max_position_embeddings", None)
+        return None
+    return getattr(owner.config, "max_position_embeddings", None)
+
+
+def _check_positions(model: nn.Module, window: int) -> None:
+    """Refuse windows that a table of learned positions does not reach."""
+    most = learned_positions(model)
     if most is not None and window > most:
         raise ValueError(
             f"got a window or reset of {window} tokens for a {type(model).__name__}, which has {most} positions; "

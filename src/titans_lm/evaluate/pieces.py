@@ -1,6 +1,7 @@
 """Read rows of any length in pieces, and keep the logits of the few places that are asked for."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,12 +15,20 @@ PIECE = 2048
 
 
 @torch.no_grad()
-def logits_at(model: nn.Module, input_ids: Tensor, columns: Tensor, *, piece_len: int = PIECE) -> Tensor:
+def logits_at(
+    model: nn.Module,
+    input_ids: Tensor,
+    columns: Tensor,
+    *,
+    piece_len: int = PIECE,
+    on_piece: Callable[[int], None] | None = None,
+) -> Tensor:
     """Return the logits (B, columns, V) of ascending columns of rows (B, T), read in pieces of `piece_len` tokens.
 
     Models with a state of ours or a cache of transformers' carry it from piece to piece, so that the memory needed does
     not grow with T beyond what the model itself keeps; the result is that of one pass. Whether a cache does that is
-    tried on some tokens first: some models take a prompt only at once, and read whole rows.
+    tried on some tokens first: some models take a prompt only at once, and read whole rows. `on_piece` is told the
+    tokens of every piece, and at last of what lies behind the last column, which nobody reads.
     """
     check_at_least("piece_len", piece_len, 1)
     if input_ids.shape[1] > piece_len and not carries(model):
@@ -33,6 +42,10 @@ def logits_at(model: nn.Module, input_ids: Tensor, columns: Tensor, *, piece_len
         logits = pieces.read(piece, here if len(here) else torch.zeros_like(columns[:1]))
         if len(here):
             kept.append(logits)
+        if on_piece is not None:
+            on_piece(piece.numel())
+    if on_piece is not None and (rest := input_ids[:, -(-last // piece_len) * piece_len :].numel()):
+        on_piece(rest)
     return torch.cat(kept, dim=1)
 
 

@@ -1,6 +1,6 @@
 """How well a model does a synthetic task, and the bytes of state with which it does it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,12 +43,20 @@ class TaskScore:
 
 
 @torch.no_grad()
-def task_score(model: nn.Module, task: Task, *, examples: int = 1024, batch_size: int = 64, seed: int = 1) -> TaskScore:
+def task_score(
+    model: nn.Module,
+    task: Task,
+    *,
+    examples: int = 1024,
+    batch_size: int = 64,
+    seed: int = 1,
+    on_piece: Callable[[int], None] | None = None,
+) -> TaskScore:
     """Ask a model for everything that fresh rows of a task ask for; the likeliest token is its answer.
 
     The right tokens before a target are given, as in training, so an answer is right where greedy writing would write
-    it. Long rows are read in pieces. Whole batches are asked, so `examples` is rounded up.
-    The seed must differ from the one that the model was trained with.
+    it. Long rows are read in pieces, and `on_piece` is told the tokens of each. Whole batches are asked, so `examples`
+    is rounded up. The seed must differ from the one that the model was trained with.
     """
     check_at_least("examples", examples, 1)
     device = next(model.parameters()).device
@@ -59,7 +67,7 @@ def task_score(model: nn.Module, task: Task, *, examples: int = 1024, batch_size
         for step in range(-(-examples // batch_size)):
             batch = to_device(batches(step), device)
             columns = (batch["targets"] != IGNORED).any(0).nonzero()[:, 0]
-            logits = logits_at(model, batch["input_ids"], columns)
+            logits = logits_at(model, batch["input_ids"], columns, on_piece=on_piece)
             score += score_batch(logits, {name: batch[name][:, columns] for name in batch if name != "input_ids"})
     finally:
         model.train(was_training)

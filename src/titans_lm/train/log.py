@@ -86,6 +86,27 @@ class Report:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+class TokenReport(Report):
+    """How many tokens have been read."""
+
+    def start(self, total: int | None) -> "TokenReport":
+        """Begin to count up to `total`, if that is known. Used as a context manager, it ends by itself."""
+        self.total, self.done, self.began = total, 0, time.monotonic()
+        self.begin(total=total)
+        return self
+
+    def read(self, count: int) -> None:
+        """Count tokens that have been read since the last time."""
+        self.done += count
+        rate = self.done / max(time.monotonic() - self.began, 1e-9)
+        of, left = "", ""
+        if self.total is not None:
+            of = f" of {self.total:,}"
+            left = f"  {(self.total - self.done) / max(rate, 1e-9) / 60.0:.1f} minutes left"
+        note = f"{self.done:,}{of} tokens  {rate:,.0f} tokens/s"
+        self.show(self.done, note, f"{self.title}: {note}{left}")
+
+
 class ProgressReport(Report):
     """How far a run is."""
 

@@ -11,7 +11,7 @@ import tomllib
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_known
 
@@ -26,6 +26,8 @@ Settings = TypeVar("Settings")
 class FitSettings:
     """Settings of the training loop, whatever the task."""
 
+    least_steps: ClassVar[int] = 1
+    """Steps that there must be."""
     steps: int = 600
     """Steps of the optimiser."""
     lr: float = 3e-3
@@ -78,7 +80,8 @@ class FitSettings:
     """Where numbers go beside metrics.jsonl: tensorboard, wandb, trackio."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "accumulate", "log_every", "keep", "max_skipped"):
+        check_at_least("steps", self.steps, self.least_steps)
+        for name in ("accumulate", "log_every", "keep", "max_skipped"):
             check_at_least(name, getattr(self, name), 1)
         for name in ("warmup_steps", "eval_every", "save_every", "seed", "workers"):
             check_at_least(name, getattr(self, name), 0)

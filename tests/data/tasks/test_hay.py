@@ -93,6 +93,9 @@ def test_a_tokenizer_is_a_folder(tmp_path: Path, shelf: Path) -> None:
     assert (noise(saved).places[0] == noise().places[0]).all()
     with pytest.raises(ValueError, match="got tokenizer='byte'; did you mean 'bytes'"):
         encode("a", "byte")
+    (shelf / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match=r"a folder without a tokenizer; expected one with a tokenizer\.json, which"):
+        encode("a", str(shelf))
 
 
 def test_what_is_told_stands_between_sentences_and_answers_are_asked_for() -> None:

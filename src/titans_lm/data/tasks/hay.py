@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 BYTES, WORDS = "bytes", "words"
 """Names of the tokenizers whose ids are the bytes of the text, or words of the tasks (`data/tasks/words.py`)."""
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
+)  # fmt: skip
+"""Files of which the folder of a tokenizer has one at least."""
 NOISE = (
     "The river runs past the mill.", "A cart stands in the yard.", "Bread is baked before it is light.",
     "The clock in the hall is slow.", "Nobody has come down the road.",
@@ -140,20 +144,30 @@ def _hide(
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
+def tokenizer_in(name: str) -> "PreTrainedTokenizerBase":
     """Load a tokenizer from a folder; ValueError where there is none."""
     from transformers import AutoTokenizer
 
     if not Path(name).is_dir():
         raise ValueError(f"got tokenizer={name!r}; {nearest(name, [BYTES, WORDS])}, or give the folder of a tokenizer")
+    if not holds_tokenizer(Path(name)):  # of a model's folder without one, transformers makes one that knows no word
+        raise ValueError(
+            f"got tokenizer={name!r}, a folder without a tokenizer; expected one with a tokenizer.json, which of a run "
+            "is RUN/model"
+        )
     return AutoTokenizer.from_pretrained(name, local_files_only=True)
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a file that a tokenizer is made of."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def vocabulary(tokenizer: str) -> int:
     """Count the ids that a tokenizer makes."""
     if tokenizer == WORDS:
         return 256 + len(words.vocabulary())
-    return 256 if tokenizer == BYTES else len(_tokenizer(tokenizer))
+    return 256 if tokenizer == BYTES else len(tokenizer_in(tokenizer))
 
 
 def encode(text: str, tokenizer: str = BYTES) -> "np.ndarray":
@@ -164,7 +178,7 @@ def encode(text: str, tokenizer: str = BYTES) -> "np.ndarray":
         return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
     if tokenizer == WORDS:
         return words.encode_words(text)
-    return np.asarray(_tokenizer(tokenizer)(text, add_special_tokens=False).input_ids, np.int64)
+    return np.asarray(tokenizer_in(tokenizer)(text, add_special_tokens=False).input_ids, np.int64)
 
 
 def haystack(source: Path | None, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -> Hay:
@@ -214,5 +228,5 @@ def encode_all(sentences: list[str], tokenizer: str) -> "list[np.ndarray]":
 
     if tokenizer in (BYTES, WORDS):
         return [encode(sentence, tokenizer) for sentence in sentences]
-    found = _tokenizer(tokenizer)(sentences, add_special_tokens=False).input_ids
+    found = tokenizer_in(tokenizer)(sentences, add_special_tokens=False).input_ids
     return [np.asarray(ids, np.int64) for ids in found]
