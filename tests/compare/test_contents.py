@@ -53,7 +53,7 @@ def test_a_comparison_of_other_texts_is_refused(tmp_path: Path) -> None:
     before = settings.test.read_text()
     more = replace(settings, seeds=(0, 1))
     settings.test.write_text(before.replace("what", "that"))
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError, match="held something else") as told:
         run_compare(more, quiet)
     assert str(told.value) == (
         f"{settings.out / 'runs' / 'lmm-seed0'} holds a run that was begun when {settings.test} held something else; "

@@ -106,8 +106,8 @@ def test_needles_stand_beside_the_lengths_they_are_to(tmp_path: Path) -> None:
 
 
 def test_facts_in_a_text(tmp_path: Path) -> None:
-    data, _ = texts(tmp_path)
-    facts = cut(make_plan("figure6", "tiny", out=tmp_path / "6", data=data, effort=micro()), ("lmm",))
+    data, test = texts(tmp_path)
+    facts = cut(make_plan("figure6", "tiny", out=tmp_path / "6", data=data, test=test, effort=micro()), ("lmm",))
     table, paper = run_plan(facts, quiet)["tables"]
     row = next(row for row in table["rows"] if row["title"] == "LMM")
     assert [cell["ours"]["seeds"] for cell in row["cells"]] == [1, 1]

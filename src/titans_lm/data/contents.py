@@ -57,7 +57,9 @@ def contents_of(tasks: Iterable[Any]) -> dict[str, str]:
     tasks = list(tasks)
     texts = {path for task in tasks for name in ("books", "source") if (path := getattr(task, name, None)) is not None}
     folders = {name for task in tasks if (name := getattr(task, "tokenizer", None)) is not None} - {*CODES}
-    return {str(path): text_sum(path) for path in sorted(texts)} | {name: tokenizer_sum(name) for name in sorted(folders)}
+    return {str(path): text_sum(path) for path in sorted(texts)} | {
+        name: tokenizer_sum(name) for name in sorted(folders)
+    }
 
 
 def unnoted(before: dict[str, str] | None, now: dict[str, str]) -> list[str]:
