@@ -14,8 +14,8 @@ from titans_lm.compare.settings import CompareSettings
 from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics.settings import EvaluateSettings
-from titans_lm.repro.cost import step_hours
 from titans_lm.repro.files import plan_contents
+from titans_lm.repro.hours import Cost, step_cost
 from titans_lm.repro.published import SOURCE, published
 from titans_lm.repro.steps import Found, Plan, Result, Step, Table
 from titans_lm.train.settings import plain_settings
@@ -60,9 +60,19 @@ def plain_plan(plan: Plan) -> Result:
         "format": FORMAT, "what": "repro plan", "table": plan.table, "scale": plan.scale, "source": SOURCE,
         "title": paper.title, "differs": plan.differs,
         "steps": [
-            {"name": step.name, "measures": step.what, "command": command_of(step), "gpu_hours": step_hours(step)}
+            {"name": step.name, "measures": step.what, "command": command_of(step), **_plain_cost(step_cost(step))}
             for step in plan.steps
         ],
+    }  # fmt: skip
+
+
+def _plain_cost(cost: Cost | None) -> Result:
+    """Give what a step takes as JSON holds it; None is what is not counted."""
+    if cost is None:
+        return {"gpu_hours": None}
+    return {
+        "gpu_hours": cost.hours, "upper_bound": cost.measured > 0, "parameters": cost.parameters,
+        "unit": cost.unit, "trained_on": cost.trained, "tested_on": cost.tested, "counted_by": cost.basis,
     }  # fmt: skip
 
 
