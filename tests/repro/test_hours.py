@@ -60,6 +60,7 @@ def test_baselines_are_six_flops_for_each_parameter_and_token() -> None:
     assert f"{size:,} parameters; 1,200 tokens; 10 steps of 120; at least 0 GB on one GPU" in cost_told(cost)
 
 
+@pytest.mark.slow
 def test_every_training_step_of_the_paper_says_what_it_takes() -> None:
     """Of all tables: parameters, tokens, GPU-hours, which add up to the sum; nothing else is left out than is said."""
     for table in TABLES:
@@ -79,6 +80,17 @@ def test_every_training_step_of_the_paper_says_what_it_takes() -> None:
         assert any(f"{total} GPU-hours in all" in line for line in lines)
         assert sum(line.startswith("not counted") for line in lines) == bool(free)
         assert not any("not estimated" in line for line in lines)
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+@pytest.mark.parametrize("table", ["table1", "table2", "table5", "figure6", "figure7"])
+def test_all_models_of_a_step_can_be_of_one_size(table: str, scale: str) -> None:
+    """Whatever the first of them is, the others can have as many parameters: within 1 %."""
+    for step in make_plan(table, scale).steps:
+        cost = step_cost(step)
+        assert cost is not None
+        assert len(cost.parameters) == len(step.settings.models)
+        assert max(cost.parameters) / min(cost.parameters) < 1.01
 
 
 def test_stories_count_what_is_tested_too() -> None:

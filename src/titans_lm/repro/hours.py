@@ -128,6 +128,7 @@ def _count(model: "nn.Module") -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+@cache
 def _contest(s: CompareSettings | TaskSettings) -> Cost:
     """A comparison or a task: all models are as large as the first, and read as much."""
     from titans_lm.bench.flops import model_flops
@@ -176,6 +177,7 @@ def _test_lengths(s: CompareSettings | TaskSettings) -> Iterator[tuple[int, int]
     yield from tokens.items()
 
 
+@cache
 def _forecasts(s: EvaluateForecasters) -> Cost:
     """Forecasters on tables of the paper: by their parameters for each patch, and no run ends before its last epoch."""
     import torch
@@ -205,6 +207,7 @@ def _forecasts(s: EvaluateForecasters) -> Cost:
     )  # fmt: skip
 
 
+@cache
 def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Cost:
     """Classifiers of DNA that learn by steps: ours by their equations, others by their weights but the embeddings."""
     import torch
