@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.repro_cases import micro, named_sets, texts
+from repro.repro_cases import named_sets, texts
 from titans_lm.cli import parse
 from titans_lm.compare.jobs import folder_name
 from titans_lm.compare.run import FILE as COMPARE_FILE
@@ -14,9 +14,9 @@ from titans_lm.compare.tasks import FILE as TASK_FILE
 from titans_lm.evaluate.questions import TASKS
 from titans_lm.recipes.find import recipe_names
 from titans_lm.repro import local, paper
-from titans_lm.repro.cost import plan_minutes, step_hours, step_minutes
+from titans_lm.repro.cost import plan_minutes, step_minutes
 from titans_lm.repro.effort import tiny
-from titans_lm.repro.plans import PRINTED, RUN, TABLES, list_tables, make_plan, table_name
+from titans_lm.repro.plans import PRINTED, RUN, TABLES, default_test, list_tables, make_plan, table_name
 from titans_lm.repro.published import published
 from titans_lm.repro.run import command_of
 from titans_lm.repro.steps import COMPARED, SCORED, Plan
@@ -110,21 +110,6 @@ def test_minutes_are_tokens_over_speed() -> None:
     assert step_minutes(step) == pytest.approx(seconds / 2 / 60)
 
 
-def test_gpu_hours_are_those_of_a_dry_run() -> None:
-    from titans_lm.recipes.estimate import estimate_training
-
-    plan = make_plan("table5", "paper", data="tokens")
-    assert plan.steps[0].name == "400m-lmm", "tokens that are there are not prepared"
-    linear = next(step for step in plan.steps if step.name == "400m-linear")
-    command = parse(["train", "400m-lmm", "--dry-run", "--model.memory-depth", "1"])
-    names = plain_settings(linear.settings)
-    assert plain_settings(command)["model"] == names["model"]
-    assert step_hours(linear) == pytest.approx(estimate_training(linear.settings)["gpu_hours"])
-    assert step_hours(plan.steps[-1]) is None
-    mamba = next(step for step in make_plan("figure7", "paper").steps if step.name == "170m-mamba")
-    assert step_hours(mamba) is None
-
-
 def test_the_paper_s_switches_are_ours() -> None:
     """Table 5 takes one thing away from LMM at a time, at every scale the same."""
     told = [dict(part.split("=") for part in row.contender.partition(":")[2].split(",") if part)
@@ -144,6 +129,14 @@ MISTAKES = {
     "no sequences": ("table4", {}, "got no folder of data for table4; .* human_nontata_promoters, .*genomic_bench"),
     "text for tables": ("table3", {"test": Path("x")}, "got --test x, which table3 .* expected --data"),
     "no test": ("table1", {"data": "x"}, "got --data x without --test"),
+    "no test in books": ("figure6", {"data": "x"}, "got --data x without --test"),
+    "the same text": ("table2", {"data": __file__, "test": Path(__file__)}, "one in the other; expected a text that"),
+    "test in data": (
+        "table1",
+        {"data": str(Path(__file__).parent), "test": Path(__file__)},
+        "got --data .* and --test .*, one in the other; expected a text that is not taught",
+    ),
+    "data in test": ("figure6", {"data": __file__, "test": Path(__file__).parents[1]}, "one in the other"),
     "no such data": ("table1", {"data": "nowhere", "test": Path("x")}, "got --data nowhere, which does not exist"),
     "no such test": ("table1", {"test": Path("nowhere")}, "got --test nowhere, which does not exist"),
     "text for speed": ("figure8", {"data": "x"}, "got --data x, which figure8 .* does not read; expected no text"),
@@ -170,15 +163,41 @@ def test_names_of_tables() -> None:
     assert set(TABLES) == set(RUN) == set(PRINTED)
 
 
-def test_facts_are_hidden_in_the_data_where_it_is_text(tmp_path: Path) -> None:
-    data, _ = texts(tmp_path)
+def hidden_in(table: str, **given: object) -> list[tuple[Path | None, Path | None]]:
+    """Give the texts that each step teaches in and tests in, in the tasks that rows are drawn from."""
+    plan: Plan = make_plan(table, "tiny", **given)  # type: ignore[arg-type]
+    found = []
+    for step in plan.steps:
+        (taught,) = {task.books for task in step.settings.taught}
+        (tested,) = {task.books for task in step.settings.tested.values()}
+        found.append((taught, tested))
+    return found
 
-    def hay(**given: object) -> Path | None:
-        plan: Plan = make_plan("figure6", "tiny", effort=micro(), **given)  # type: ignore[arg-type]
-        return plan.steps[0].settings.task.books
 
-    assert hay(data=data) == Path(data)
-    assert hay().name == "topics.py"
+@pytest.mark.parametrize("table", ["table2", "figure6"])
+def test_facts_are_hidden_in_the_data_and_tested_in_the_test(table: str, tmp_path: Path) -> None:
+    """What is tested in is not taught in; by default Python's help is taught, and a file of torch held out."""
+    data, test = texts(tmp_path)
+    assert hidden_in(table, data=data, test=test)[-1] == (Path(data), test)
+    taught, tested = hidden_in(table)[-1]
+    assert taught is not None
+    assert (taught.name, tested) == ("topics.py", default_test())
+    assert hidden_in(table, test=test)[-1] == (taught, test)
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "tokens.json").write_text("{}")
-    assert hay(data=str(tmp_path / "tokens")).name == "topics.py"
+    assert hidden_in(table, data=str(tmp_path / "tokens"), test=test)[-1] == (taught, test)
+    plan = make_plan(table, "tiny", data=data, test=test)
+    assert f"--test-books {test}" in command_of(plan.steps[-1])
+    assert any(f"taught in {data} and tested in {test}, which is not taught" in line for line in plan.differs)
+
+
+def test_the_pass_key_has_no_text_to_hold_out() -> None:
+    plan = make_plan("table2", "small")
+    assert [step.name for step in plan.steps] == ["needle-PK", "needle-N", "needle-W"]
+    assert [step.settings.test_books for step in plan.steps] == [None, default_test(), default_test()]
+    assert "PK: taught and tested in the same five sentences, over and over" in plan.differs
+
+
+def test_without_python_s_help_another_text_is_taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
+    assert hidden_in("figure6") == [(tmp_path / "argparse.py", default_test())]

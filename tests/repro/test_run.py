@@ -106,8 +106,8 @@ def test_needles_stand_beside_the_lengths_they_are_to(tmp_path: Path) -> None:
 
 
 def test_facts_in_a_text(tmp_path: Path) -> None:
-    data, _ = texts(tmp_path)
-    facts = cut(make_plan("figure6", "tiny", out=tmp_path / "6", data=data, effort=micro()), ("lmm",))
+    data, test = texts(tmp_path)
+    facts = cut(make_plan("figure6", "tiny", out=tmp_path / "6", data=data, test=test, effort=micro()), ("lmm",))
     table, paper = run_plan(facts, quiet)["tables"]
     row = next(row for row in table["rows"] if row["title"] == "LMM")
     assert [cell["ours"]["seeds"] for cell in row["cells"]] == [1, 1]
@@ -190,7 +190,7 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert (code, err) == (0, "")
     assert "paper: figure 8 prints no numbers" in out
     found = json.loads((tmp_path / "out" / "repro.json").read_text())["tables"][0]["rows"][0]["cells"][0]["ours"]
-    assert f"memory of 2 layers  ours  {found['mean']:,.0f}" in out
+    assert f"memory of 2 layers ours {found['mean']:,.0f}" in " ".join(out.split())
     rows = json.loads((tmp_path / "out" / "op-24.json").read_text())["rows"]
     assert found["mean"] in [row["tokens_per_second"] for row in rows if row["case"]["depth"] == 2]
     assert f"numbers in {tmp_path / 'out' / 'repro.json'}" in out

@@ -25,7 +25,7 @@ class Repro:
     """What to train on, as titans train takes it; the Python library's source if not set. For paper, tokens. For table3
     and table4 the folder of their data sets, which are not fetched."""
     test: Path | None = None
-    """Text that decides, not in the data; a file of torch if not set."""
+    """Text that decides, or that facts are hidden in to decide; not in the data. A file of torch if not set."""
     local: Path | None = None
     """Folder of questions (titans evaluate lm-eval --local) that the models of table 1 are asked."""
     out: Path | None = None
@@ -55,7 +55,8 @@ def run_repro(command: Repro) -> None:
         command.table, command.scale, out=command.out, data=command.data, test=command.test, questions=command.local
     )
     if command.dry_run or not plan.runs:
-        write_result(command.json, plain_plan(plan))
+        if command.json is not None:  # what it takes on GPUs is counted on models, which takes seconds
+            write_result(command.json, plain_plan(plan))
         if not command.quiet:
             tell("\n".join(plan_lines(plan)))
         return

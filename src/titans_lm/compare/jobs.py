@@ -15,12 +15,15 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from titans_lm.compare.settings import CompareSettings, trained_model, variant
 from titans_lm.compare.task_settings import TaskSettings
+from titans_lm.data.contents import check_contents, unnoted
 from titans_lm.train.baselines import baseline_names
 from titans_lm.train.files import write_json
 from titans_lm.train.settings import ModelSettings
 from titans_lm.train.trainer import Diverged
 
 RESULT = "result.json"
+CONTENTS, UNNOTED = "contents", "contents_unnoted"
+"""Of what a run was asked for, the sums of its texts by path; and those of which it did not note them."""
 TRIAL_SEED = 1_000
 """Seed of the trials: none of those that count."""
 Result = dict[str, Any]
@@ -191,23 +194,25 @@ def _tell(job: Job, result: Result, say: Say) -> Result:
     if result.get("diverged"):
         say(f"{job.folder.name}: {result['diverged']}")
         return result
-    say(f"{job.folder.name}: {job.told(result)}")
+    unknown = result.get(UNNOTED)
+    note = f"; begun by an earlier version, which did not note what {', '.join(unknown)} held" if unknown else ""
+    say(f"{job.folder.name}: {job.told(result)}{note}")
     return result
 
 
 def run_job(job: Job) -> Result:
     """Do a run, from where it stopped if it did; a trial that diverges says so, and that is all.
 
-    Raises ValueError for a folder of other settings; KeyboardInterrupt where it is stopped.
+    Raises ValueError for a folder of other settings, or of texts that held something else; KeyboardInterrupt where it
+    is stopped. A run of an earlier version that did not note what its texts held is taken by its settings alone, and
+    the result says so.
     """
     done, asked = job.folder / RESULT, job.asked()
     if done.is_file():
         result = json.loads(done.read_bytes())
-        _check_same(job, result["asked"], asked)
-        return result
+        return {**result, **_check_same(job, result["asked"], asked)}
     begun = job.begun()
-    if begun is not None:
-        _check_same(job, begun, asked)
+    noted = {} if begun is None else _check_same(job, begun, asked)
     try:
         kept = job.train()
     except Diverged as error:
@@ -216,16 +221,27 @@ def run_job(job: Job) -> Result:
         kept = {"diverged": str(error)}
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command goes on") from None
-    kept = {"name": job.name, "asked": asked, **kept}
+    kept = {"name": job.name, "asked": asked, **kept, **noted}
     write_json(done, kept)
     return kept
 
 
-def _check_same(job: Job, before: Result, asked: Result) -> None:
-    if before != json.loads(json.dumps(asked)):
+def _check_same(job: Job, before: Result, asked: Result) -> Result:
+    """Refuse another run; give the paths of which it was not noted what they held, if any, as a part of a result."""
+    now = json.loads(json.dumps(asked))
+    parts = before, now
+    by_path = isinstance(now.get(CONTENTS), dict)
+    if by_path:
+        parts = tuple({key: value for key, value in part.items() if key != CONTENTS} for part in parts)
+    if parts[0] != parts[1]:
         raise ValueError(
             f"{job.folder} holds a run of other settings; give another --out, or those that it was begun with"
         )
+    if not by_path:
+        return {}
+    check_contents(job.folder, "a run", before.get(CONTENTS), now[CONTENTS])
+    unknown = unnoted(before.get(CONTENTS), now[CONTENTS])
+    return {UNNOTED: unknown} if unknown else {}
 
 
 def tune(

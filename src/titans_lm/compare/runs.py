@@ -1,13 +1,16 @@
 """The runs of `titans compare`: language models on the same text."""
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from titans_lm.compare.jobs import Attempt, Result, final_attempts, trial_attempts
 from titans_lm.compare.score import score_run
 from titans_lm.compare.settings import CompareSettings, contender
-from titans_lm.train.run import SETTINGS, begun_with
+from titans_lm.data.contents import files_sum, text_sum
+from titans_lm.train.files import write_json
+from titans_lm.train.run import CONTENTS, SETTINGS, begun_with
 from titans_lm.train.settings import LanguageSettings, plain_settings
 
 
@@ -35,20 +38,35 @@ class TextJob:
         return self.test is not None
 
     def asked(self) -> Result:
-        """Tell what the result depends on: all but where it is kept."""
+        """Tell what the result depends on: all but where it is kept, and what its texts hold."""
         told = plain_settings(self)
-        return {**told, "settings": _without_run(told["settings"])}
+        return {**told, "settings": _without_run(told["settings"]), "contents": self.contents()}
+
+    def contents(self) -> dict[str, str]:
+        """Sum up what the run reads, by path: its texts, and the config of a baseline that is a folder."""
+        texts = {str(text) for text in (self.settings.data, self.settings.valid, self.test) if text is not None}
+        found = {text: text_sum(text) for text in sorted(texts)}
+        baseline = Path(self.settings.baseline or "")
+        config = baseline / "config.json" if baseline.is_dir() else baseline
+        return {**found, str(config): files_sum(config)} if self.settings.baseline and config.is_file() else found
 
     def begun(self) -> Result | None:
-        """Tell what a run that is not done was begun with."""
-        settings = begun_with(self.folder)
-        return None if settings is None else {**self.asked(), "settings": _without_run(settings)}
+        """Tell what a run that is not done was begun with; one of an earlier version does not tell what texts held."""
+        settings, noted = begun_with(self.folder), self.folder / CONTENTS
+        if settings is None:
+            return None
+        asked = {**self.asked(), "settings": _without_run(settings)}
+        del asked["contents"]
+        return {**asked, "contents": json.loads(noted.read_bytes())} if noted.is_file() else asked
 
     def train(self) -> Result:
         """Train it, from where it stopped if it did, and score it."""
         from titans_lm.train.language import train_language_model
 
-        result = train_language_model(self.settings, resume=(self.folder / SETTINGS).is_file())
+        begun = (self.folder / SETTINGS).is_file()
+        if not begun:
+            write_json(self.folder / CONTENTS, self.contents())
+        result = train_language_model(self.settings, resume=begun)
         kept = {name: value for name, value in result.items() if name not in ("run", "model", "settings")}
         if self.test is not None:
             sizes = {"positions": self.positions, "most_bytes": self.test_bytes}

@@ -1,7 +1,5 @@
 """Models of equal size on a synthetic task: what `titans evaluate mqar` and its sisters run."""
 
-import hashlib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -16,10 +14,10 @@ from titans_lm.compare.jobs import Attempt, Result, Say, final_attempts, trial_a
 from titans_lm.compare.settings import contender
 from titans_lm.compare.task_settings import TaskFit, TaskSettings
 from titans_lm.compare.trained import Start
+from titans_lm.data.contents import contents_of
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.task import Task
-from titans_lm.data.text import read_documents
 from titans_lm.evaluate.tasks import bytes_of_state, task_score
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_json
@@ -192,18 +190,6 @@ class TaskJob:
         """Phrase what came out."""
         tests = ", ".join(f"{size} {100 * test['exact']:.1f} %" for size, test in result["tests"].items())
         return f"{tests}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
-
-
-def contents_of(tasks: Iterable[Task]) -> dict[str, str]:
-    """Sum up the files that tasks draw from, by their paths: what a path holds may change between two runs."""
-    paths = {path for task in tasks for name in ("books", "source") if (path := getattr(task, name, None)) is not None}
-    found = {}
-    for path in sorted(paths):
-        digest = hashlib.blake2b(digest_size=8)
-        for document in read_documents(path)[0]:
-            digest.update(f"{document.name}\0{len(document.data)}\0".encode() + document.data)
-        found[str(path)] = digest.hexdigest()
-    return found
 
 
 def trials(settings: TaskSettings, parameters: int | None) -> list[TaskJob]:

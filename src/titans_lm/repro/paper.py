@@ -98,6 +98,7 @@ def table5(at: Places) -> Plan:
 def figure6(at: Places) -> Plan:
     """MAC of 170M on qa1 to qa5 with a curriculum, tested to ten million tokens."""
     recipe = from_recipe("170m-mac")
+    model = replace(recipe.model, conv_size=8)  # a place is named up to five tokens behind its person
     steps = [
         Step(
             name=story, what=f"{story} by tokens of a row",
@@ -107,7 +108,7 @@ def figure6(at: Places) -> Plan:
                 test_sizes=("2K", "4K", "8K", "16K", "32K", "64K", "128K", "512K", "1M", "10M"), models=("mac",),
                 seeds=(0,), rates=(3e-4,), examples=100, out=at.out / story, test_books=Path(f"{at.books}-test"),
                 train=TaskFit(
-                    model=recipe.model, steps=20_000, batch_size=32, warmup_steps=500, precision="bfloat16",
+                    model=model, steps=20_000, batch_size=32, warmup_steps=500, precision="bfloat16",
                     text_weight=0.3,
                 ),
             ),
@@ -122,6 +123,7 @@ def figure6(at: Places) -> Plan:
         (
             *OURS, "the size of the models is not stated; 170M, the smallest",
             "pg19 and pg19-test are folders with the books of PG-19's train and test splits, which are yours to fetch",
+            "a short convolution of 8 tokens in qa1 to qa5, the recipe's 4 before; the paper does not give its own",
             "lengths are in words of the task and bytes; the paper's are in tokens of GPT-2",
             "the steps of fine-tuning are not stated, and ours begin with fresh weights instead of pretrained ones",
             "models of others are not asked",

@@ -22,8 +22,8 @@ RUN = local.PLANS | beyond.PLANS
 PRINTED = paper.PLANS | beyond.PAPER
 """Each as it is printed, at the paper's size."""
 TAKEN = {
-    "table1": ("data", "test", "local"), "table2": ("data",), "table3": ("data",), "table4": ("data",),
-    "table5": ("data", "test"), "figure6": ("data",), "figure7": ("data", "test"), "figure8": (), "figure9": (),
+    "table1": ("data", "test", "local"), "table2": ("data", "test"), "table3": ("data",), "table4": ("data",),
+    "table5": ("data", "test"), "figure6": ("data", "test"), "figure7": ("data", "test"), "figure8": (), "figure9": (),
 }  # fmt: skip
 """Texts and folders that a table is made of, where it is run."""
 PREPARED = "tokens.json"
@@ -86,13 +86,22 @@ def given(table: str, data: str | None, test: Path | None, questions: Path | Non
     """Check what a user gives, and fill in the rest; ValueError for what is not there."""
     if data is not None and data != STDLIB and test is None and "test" in TAKEN[table]:
         raise ValueError(f"got --data {data} without --test; expected a text to test on, which is not in the data")
-    for name, path in (("data", None if data in (None, STDLIB) else Path(str(data))), ("test", test)):
+    source = None if data in (None, STDLIB) else Path(str(data))
+    for name, path in (("data", source), ("test", test)):
         if path is not None and not path.exists():
             raise ValueError(f"got --{name} {path}, which does not exist; expected a file or a folder")
+    if source is not None and test is not None and overlap(source, test):
+        raise ValueError(f"got --data {data} and --test {test}, one in the other; expected a text that is not taught")
     if questions is not None and not questions.is_dir():
         raise ValueError(f"got --local {questions}, which is no folder; expected one of files of questions")
     test = default_test() if test is None else test
-    return local.Given(data=data or STDLIB, test=test, hay=_hay(data, test), local=questions, out=out)
+    return local.Given(data=data or STDLIB, test=test, hay=_hay(source), local=questions, out=out)
+
+
+def overlap(one: Path, other: Path) -> bool:
+    """Tell whether two paths are the same, or one is a folder with the other in it."""
+    one, other = one.resolve(), other.resolve()
+    return one == other or one in other.parents or other in one.parents
 
 
 def default_test() -> Path:
@@ -105,9 +114,10 @@ def default_test() -> Path:
     return path
 
 
-def _hay(data: str | None, test: Path) -> Path:
-    """Choose text to hide facts in: the data where it is text, or Python's help, or what is tested on."""
-    if data not in (None, STDLIB) and not (Path(str(data)) / PREPARED).is_file():
-        return Path(str(data))
-    topics = Path(sysconfig.get_paths()["stdlib"]) / "pydoc_data" / "topics.py"
-    return topics if topics.is_file() else test
+def _hay(source: Path | None) -> Path:
+    """Choose text to hide facts in: the data where it is text, or Python's help, or the longest prose beside it."""
+    if source is not None and not (source / PREPARED).is_file():
+        return source
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    topics = folder / "pydoc_data" / "topics.py"
+    return topics if topics.is_file() else folder / "argparse.py"

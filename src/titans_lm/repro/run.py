@@ -14,7 +14,8 @@ from titans_lm.compare.settings import CompareSettings
 from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics.settings import EvaluateSettings
-from titans_lm.repro.cost import step_hours
+from titans_lm.repro.files import plan_contents
+from titans_lm.repro.hours import Cost, step_cost
 from titans_lm.repro.published import SOURCE, published
 from titans_lm.repro.steps import Found, Plan, Result, Step, Table
 from titans_lm.train.settings import plain_settings
@@ -26,10 +27,10 @@ Say = Callable[[str], None]
 def run_plan(plan: Plan, say: Say, *, quiet: bool = False) -> Result:
     """Run every step that has not been, and write OUT/repro.json: our numbers beside the paper's.
 
-    A step is done when its file is there. ValueError for a folder that holds another plan; KeyboardInterrupt where it
-    is stopped, after which the same call goes on.
+    A step is done when its file is there. ValueError for a folder that holds another plan, or whose plan was begun
+    with files that held something else; KeyboardInterrupt where it is stopped, after which the same call goes on.
     """
-    _begin(plan)
+    _begin(plan, say)
     results: dict[str, Result] = {}
     for number, step in enumerate(plan.steps, 1):
         command = command_of(step)
@@ -59,9 +60,19 @@ def plain_plan(plan: Plan) -> Result:
         "format": FORMAT, "what": "repro plan", "table": plan.table, "scale": plan.scale, "source": SOURCE,
         "title": paper.title, "differs": plan.differs,
         "steps": [
-            {"name": step.name, "measures": step.what, "command": command_of(step), "gpu_hours": step_hours(step)}
+            {"name": step.name, "measures": step.what, "command": command_of(step), **_plain_cost(step_cost(step))}
             for step in plan.steps
         ],
+    }  # fmt: skip
+
+
+def _plain_cost(cost: Cost | None) -> Result:
+    """Give what a step takes as JSON holds it; None is what is not counted."""
+    if cost is None:
+        return {"gpu_hours": None}
+    return {
+        "gpu_hours": cost.hours, "upper_bound": cost.measured > 0, "parameters": cost.parameters,
+        "unit": cost.unit, "trained_on": cost.trained, "tested_on": cost.tested, "counted_by": cost.basis,
     }  # fmt: skip
 
 
@@ -107,19 +118,30 @@ def _plain(found: Found | None) -> dict[str, Any] | None:
     return None if found is None else {"mean": found.mean, "sd": found.sd, "seeds": found.seeds}
 
 
-def _begin(plan: Plan) -> None:
-    """Write what is asked for into the folder, or compare it with what is there."""
+def _begin(plan: Plan, say: Say) -> None:
+    """Write what is asked for into the folder, or compare it with what is there.
+
+    A plan of an earlier version did not note what its files held: it is taken by its settings alone, which is said.
+    """
+    from titans_lm.data.contents import check_contents, unnoted
+
     steps = [{"argv": step.argv, "settings": plain_settings(step.settings)} for step in plan.steps]
     path, asked = plan.out / PLAN, json.loads(json.dumps({"version": __version__, "steps": steps}))
     if not path.is_file() and any(step.file.is_file() for step in plan.steps):
         raise ValueError(f"{plan.out} holds results of no plan; give another --out, so that they are not mixed")
-    if path.is_file():
-        if json.loads(path.read_bytes()) != asked:
-            raise ValueError(
-                f"{plan.out} holds a plan of other settings; give another --out, or those that it was begun with"
-            )
+    now = plan_contents(plan)
+    if not path.is_file():
+        _write(path, {**asked, "contents": now})
         return
-    _write(path, asked)
+    begun = json.loads(path.read_bytes())
+    before = begun.pop("contents", None)
+    if begun != asked:
+        raise ValueError(
+            f"{plan.out} holds a plan of other settings; give another --out, or those that it was begun with"
+        )
+    check_contents(plan.out, "a plan", before, now)
+    if unknown := unnoted(before, now):
+        say(f"{path} is of an earlier version, which did not note what {', '.join(unknown)} held")
 
 
 def _do(step: Step, command: str, say: Say, quiet: bool) -> None:

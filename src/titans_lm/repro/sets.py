@@ -32,12 +32,16 @@ class DataSet:
         return self.column.lower().replace(" ", "-")
 
     def is_it(self, path: Path) -> bool:
-        """Tell whether a path has the name of the set."""
-        if path.name.partition(".")[0].lower() not in (self.file.partition(".")[0].lower(), *self.also):
+        """Tell whether a path is the set, by its name and kind."""
+        if not self.is_named(path):
             return False
         if path.is_dir():
             return self.folders
         return path.name.lower().removesuffix(PACKED).endswith(self.suffixes)
+
+    def is_named(self, path: Path) -> bool:
+        """Tell whether a path has the name of the set, up to its first point."""
+        return path.name.partition(".")[0].lower() in (self.file.partition(".")[0].lower(), *self.also)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,7 @@ class Classes(DataSet):
     """Sequences of the official training set."""
     longest: int
     """Nucleotides of the longest sequence."""
+    classes: int = 2
 
     suffixes: ClassVar[tuple[str, ...]] = (".tsv", ".csv", ".txt", ".fa", ".fasta", ".fna", ".ffn")
     folders: ClassVar[bool] = True
@@ -108,7 +113,8 @@ DNA = (
         column="Enhancer Ens", file="human_enhancers_ensembl", source=BENCHMARKS, sequences=123_872, longest=573
     ),
     Classes(
-        column="Human Reg", file="human_ensembl_regulatory", source=BENCHMARKS, sequences=231_348, longest=802
+        column="Human Reg", file="human_ensembl_regulatory", source=BENCHMARKS, sequences=231_348, longest=802,
+        classes=3,
     ),
     Classes(column="Non-TATA", file="human_nontata_promoters", source=BENCHMARKS, sequences=27_097, longest=251),
     Classes(column="Human OCR", file="human_ocr_ensembl", source=BENCHMARKS, sequences=139_804, longest=593),
@@ -141,8 +147,8 @@ def told(sets: Sequence[DataSet]) -> str:
 
 
 def set_of(path: Path, sets: Sequence[DataSet]) -> DataSet:
-    """Find the set that a path which `find_sets` gave is one of."""
-    return next(one for one in sets if one.is_it(path) or one.is_it(path.parent))
+    """Find the set that a path is one of, which `find_sets` gave or which is to be there; or a part of it."""
+    return next(one for place in (path, path.parent) for one in sets if one.is_named(place))
 
 
 def _size(path: Path) -> tuple[int, int]:

@@ -4,16 +4,20 @@ from pathlib import Path
 
 from titans_lm.bench.repeated import NOT_MEASURED, number, rows
 from titans_lm.report.table import aligned
-from titans_lm.repro.cost import plan_minutes, step_hours, step_minutes, training
+from titans_lm.repro.cost import plan_minutes, step_minutes
+from titans_lm.repro.hours import Cost, step_cost
 from titans_lm.repro.published import SOURCE, Published, published
 from titans_lm.repro.run import command_of
 from titans_lm.repro.steps import Plan, Result, Step
-from titans_lm.train.settings import LanguageSettings
 
 ASSUMED = (
-    "GPU-hours count matrix products, on a GPU that reaches 5 % of 989 TFLOP/s (assumed, not measured: "
+    "GPU-hours count matrix products, on a GPU that reaches 5 % of 989 TFLOP/s (assumed for all models, not measured: "
     "titans train RECIPE --dry-run has --peak-tflops and --utilisation)"
 )
+LIMITED = "an upper bound by the seconds after which a measurement is stopped, and not an estimate"
+SMALL, IDLE = 100_000_000, "it takes longer, as small models leave a GPU idle"
+"""Parameters of a model below which that is said."""
+UNCOUNTED = "not counted, as what they read is not known here"
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -45,42 +49,50 @@ def _taken(plan: Plan) -> str:
             f"about {plan_minutes(plan):.0f} minutes on two CPU cores, from the speed of single models on an AMD "
             "EPYC or an Intel Xeon; the whole was not timed"
         )
-    hours = [found for found in map(step_hours, plan.steps) if found is not None]
-    if not hours:
-        return "one GPU; not measured on a GPU, and not estimated"
-    return (
-        f"one GPU; not measured on a GPU. At least {sum(hours):.2g} GPU-hours without tests and trials, and more, as "
-        f"small models leave a GPU idle. {ASSUMED}"
-    )
+    costs = [cost for cost in map(step_cost, plan.steps) if cost is not None]
+    return f"one GPU; not measured on a GPU. {_sum(costs)}"
 
 
 def _by_hand(plan: Plan) -> list[str]:
     """Show commands with sizes and GPU-hours, and their sum."""
-    lines, total, uncounted = (
-        ["These commands are printed and not run. Paths and numbers of GPUs are yours to change.", ""],
-        0.0,
-        [],
-    )
+    lines = ["These commands are printed and not run. Paths and numbers of GPUs are yours to change.", ""]
+    costs, uncounted = [], []
     for step in plan.steps:
         lines += [f"{step.name}: {step.what}", f"  {command_of(step)}"]
-        found = training(step.settings) if isinstance(step.settings, LanguageSettings) else None
-        hours = step_hours(step) if found is None else found["gpu_hours"]
-        if found is not None:
-            of = "" if step.settings.baseline is None else ", counted as full attention of ours"
-            lines.append(
-                f"  {found['parameters']:,} parameters{of}; {found['tokens']:,} tokens, {found['steps']:,} steps of "
-                f"{found['tokens_per_step']:,}; {found['memory_bytes']['total'] / 1e9:.0f} GB on one GPU; "
-                f"{hours:,.0f} GPU-hours"
-            )
-        elif hours is not None:
-            lines.append(f"  {hours:,.0f} GPU-hours to train, without tests")
-        else:
+        cost = step_cost(step)
+        if cost is None:
             uncounted.append(step.name)
-        total += hours or 0.0
-    lines += ["", f"{total:,.0f} GPU-hours in all; {ASSUMED}"] if total else [""]
-    if uncounted:
-        lines.append(f"not estimated: {', '.join(uncounted)}")
-    return lines
+        else:
+            costs.append(cost)
+            lines.append(f"  {cost_told(cost)}")
+    lines += ["", _sum(costs)]
+    return lines + ([f"{UNCOUNTED}: {', '.join(uncounted)}"] if uncounted else [])
+
+
+def cost_told(cost: Cost) -> str:
+    """Say what a step takes in a line: models, tokens, GPU-hours, and how they were counted."""
+    if cost.measured:
+        return f"{cost.measured} measurements, {cost.note}: at most {_readable(cost.hours)} GPU-hours"
+    least, most = min(cost.parameters), max(cost.parameters)
+    sizes = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    each = " for each model" if len(cost.parameters) > 1 else ""
+    tested = f" to train on and {cost.tested:,.0f} to test on" if cost.tested else ""
+    parts = (f"{sizes} parameters", f"{cost.trained:,.0f} {cost.unit}{tested}{each}", cost.note)
+    counted = f" ({cost.basis})" if cost.basis else ""
+    return "; ".join([*filter(None, parts), f"{_readable(cost.hours)} GPU-hours{counted}"])
+
+
+def _sum(costs: list[Cost]) -> str:
+    """Add up the GPU-hours, bounds of what is timed too, and say what they rest on."""
+    told = f"{_readable(sum(cost.hours for cost in costs))} GPU-hours in all"
+    if all(cost.measured for cost in costs):
+        return f"at most {told}: {LIMITED}"
+    small = any(0 < max(cost.parameters, default=0) < SMALL for cost in costs)
+    return f"{told}; {ASSUMED}{f'; {IDLE}' if small else ''}"
+
+
+def _readable(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
 
 
 def printed(paper: Published) -> list[str]:

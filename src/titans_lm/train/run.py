@@ -3,6 +3,7 @@
 runs/NAME/
   settings.json       the settings as they were resolved; `--config` reads it
   environment.json    machine and versions
+  contents.json       of a run of titans compare, the sums of the texts that it began with
   metrics.jsonl       a line per step
   checkpoints/
     step-000250/      a checkpoint: a saved model, and what training needs to go on
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SETTINGS, ENVIRONMENT, METRICS, MODEL = "settings.json", "environment.json", "metrics.jsonl", "model"
-CHECKPOINTS, LATEST, STEP = "checkpoints", "LATEST", "step"
+CHECKPOINTS, LATEST, STEP, CONTENTS = "checkpoints", "LATEST", "step", "contents.json"
 
 
 class RunFolder:
@@ -45,7 +46,7 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise ValueError(f"got the run folder {path}, which is a file; expected a folder to make")
         found = {entry.name for entry in path.iterdir()} if path.exists() else set()
-        if found - {SETTINGS, ENVIRONMENT}:
+        if found - {SETTINGS, ENVIRONMENT, CONTENTS}:
             raise ValueError(
                 f"got the run folder {path}, which holds {sorted(found)[0]!r} already; "
                 "choose another folder, or resume the run"

@@ -1,0 +1,80 @@
+"""What files and folders hold, as a sum: a path may hold something else when a command is given again."""
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from titans_lm.data.prepared import INDEX, is_token_folder, tokenizer_fingerprint
+from titans_lm.data.text import files_below, read_documents
+
+BLOCK = 1 << 22
+CODES = ("bytes", "words")
+"""Names of tokenizers that are no folders (`data/tasks/hay.py`)."""
+
+
+def text_sum(source: str | Path) -> str:
+    """Sum up a text as it is read to train or to test on: names and bytes of its documents.
+
+    Of a folder of titans prepare it is the sum of its index, which has the sums of all of its files: a file that was
+    changed behind the index's back is found where its sums are checked (`verify_data`). ValueError where there is no
+    text.
+    """
+    if is_token_folder(source):
+        return files_sum(Path(source) / INDEX)
+    digest = blake2b(digest_size=8)
+    for document in read_documents(source)[0]:
+        digest.update(f"{document.name}\0{len(document.data)}\0".encode("utf-8", "surrogateescape") + document.data)
+    return digest.hexdigest()
+
+
+def files_sum(path: Path) -> str:
+    """Sum up a file, or all files below a folder, whatever they hold; those that start with a dot are left out.
+
+    ValueError where there is nothing.
+    """
+    if not path.exists():
+        raise ValueError(f"got {str(path)!r}, which does not exist; expected a file or a folder")
+    digest = blake2b(digest_size=8)
+    for file in files_below(path) if path.is_dir() else [path]:
+        name = file.relative_to(path).as_posix() if file != path else file.name
+        digest.update(f"{name}\0{file.stat().st_size}\0".encode("utf-8", "surrogateescape"))
+        with file.open("rb") as opened:
+            while block := opened.read(BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def tokenizer_sum(folder: str) -> str:
+    """Name what the tokenizer in a folder does, read anew."""
+    from transformers import AutoTokenizer
+
+    return tokenizer_fingerprint(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+
+
+def contents_of(tasks: Iterable[Any]) -> dict[str, str]:
+    """Sum up the texts, questions and tokenizers that tasks draw from, by their paths."""
+    tasks = list(tasks)
+    texts = {path for task in tasks for name in ("books", "source") if (path := getattr(task, name, None)) is not None}
+    folders = {name for task in tasks if (name := getattr(task, "tokenizer", None)) is not None} - {*CODES}
+    return {str(path): text_sum(path) for path in sorted(texts)} | {
+        name: tokenizer_sum(name) for name in sorted(folders)
+    }
+
+
+def unnoted(before: dict[str, str] | None, now: dict[str, str]) -> list[str]:
+    """List the paths of which it was not noted what they held, as earlier versions did not."""
+    return [path for path in now if path not in (before or {})]
+
+
+def check_contents(folder: Path, what: str, before: dict[str, str] | None, now: dict[str, str]) -> None:
+    """Compare what paths held when something in a folder was begun with what they hold now, as far as it was noted.
+
+    ValueError for paths that held something else.
+    """
+    other = [path for path, found in now.items() if (before or {}).get(path, found) != found]
+    if other:
+        raise ValueError(
+            f"{folder} holds {what} that was begun when {', '.join(other)} held something else; give another --out, or "
+            "bring back what it was begun with"
+        )
