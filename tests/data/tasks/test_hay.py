@@ -47,6 +47,21 @@ def test_sentences_that_name_somebody_can_be_left_out(shelf: Path) -> None:
         books(shelf / "lamb.txt", without=("Mary", "Brown"))
 
 
+def test_a_book_that_is_not_utf_8_is_told_with_its_place(shelf: Path) -> None:
+    """As a folder and as a file: nothing is put in place of what cannot be read."""
+    (shelf / "deep").mkdir()
+    (shelf / "deep" / "latin.txt").write_bytes("One. Two caf\xe9s. ".encode("latin-1"))
+    for source in (shelf, shelf / "deep" / "latin.txt"):
+        with pytest.raises(ValueError) as told:
+            books(source)
+        assert str(told.value) == (
+            f"got {shelf / 'deep' / 'latin.txt'}, which is not UTF-8 at byte 12 (invalid continuation byte); "
+            "expected text in UTF-8"
+        )
+    (shelf / "deep" / "latin.txt").write_text("One. Two caf\xe9s. ", encoding="utf-8")
+    assert [text_of(text) for text in books(shelf).texts][1] == "One. Two caf\xe9s. "
+
+
 def goes_on(text: str, whole: list[str]) -> bool:
     """Whether a text is whole books, one after the other; the last may be cut."""
     while text:

@@ -150,6 +150,22 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path, name: str, data: byt
         read_questions(tmp_path / name)
 
 
+def test_a_damaged_archive_is_told_wherever_it_is_damaged(tmp_path: Path) -> None:
+    """Any byte of it: what gzip does not look at changes nothing, and all else is one kind of error."""
+    (tmp_path / "x.txt").write_text(STORY)
+    whole, path = gzip.compress((tmp_path / "x.txt").read_bytes()), tmp_path / "x.txt.gz"
+    expected, refused = read_questions(tmp_path / "x.txt"), 0
+    for place in range(len(whole)):
+        path.write_bytes(bytes([*whole[:place], whole[place] ^ 0xFF, *whole[place + 1 :]]))
+        try:
+            assert read_questions(path) == expected
+        except ValueError as error:
+            assert f"got {path}, which cannot be read (" in str(error)
+            assert str(error).endswith("; expected text in UTF-8, plain or .gz")
+            refused += 1
+    assert refused >= len(whole) - 6, "all but the time, the level and the system that packed it"
+
+
 def text_of(ids) -> str:
     return bytes(ids.tolist()).decode()
 
