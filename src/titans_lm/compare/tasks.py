@@ -15,6 +15,7 @@ from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Attempt, Result, Say, final_attempts, trial_attempts, tune, work
 from titans_lm.compare.settings import contender
 from titans_lm.compare.task_settings import TaskFit, TaskSettings
+from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.task import Task
@@ -61,7 +62,7 @@ def run_task(settings: TaskSettings, command: str, say: Say) -> dict[str, Any]:
         "command": command,
         "hardware": hardware(),
         "settings": plain_settings(settings),
-        "chance": {size: task.chance for size, task in settings.tested.items()},
+        **guessing(settings.tested),
         "parameters_asked_for": parameters,
         "contenders": [_contender(name, rates[name], tuning.get(name, []), ran) for name in settings.models],
     }
@@ -148,12 +149,28 @@ class TaskJob:
             score = task_score(model, task, examples=asked, batch_size=rows, seed=seed)
             count = batches * rows  # as many as asked for, or a few more so that all batches are alike
             tests[size] = {**asdict(score), "accuracy": score.accuracy, "exact": score.exact, "rows": count}
+            tests[size] |= facts_told(task, batches, rows, seed)
         return {"tests": tests}
 
     def told(self, result: Result) -> str:
         """Phrase what came out."""
         tests = ", ".join(f"{size} {100 * test['exact']:.1f} %" for size, test in result["tests"].items())
         return f"{tests}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
+
+
+def guessing(tested: dict[str, Task]) -> Result:
+    """Tell what guessing gives of every size: of whole answers, and of single targets where that is another share."""
+    single = {size: getattr(task, "token_chance", None) for size, task in tested.items()}
+    told = {"token_chance": single} if None not in single.values() else {}
+    return {"chance": {size: task.chance for size, task in tested.items()}, **told}
+
+
+def facts_told(task: Task, batches: int, rows: int, seed: int) -> Result:
+    """Tell how many facts the stories of a test had on average, as short rows have room for short stories alone."""
+    if not isinstance(task, BabiLongSettings):
+        return {}
+    counts = [task.counted(np.random.default_rng([seed, batch]), rows) for batch in range(batches)]
+    return {"facts": mean(count for one in counts for count in one)}
 
 
 def contents_of(tasks: Iterable[Task]) -> dict[str, str]:
