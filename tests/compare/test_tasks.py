@@ -6,7 +6,6 @@ import json
 import shlex
 from collections import Counter
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import pytest
@@ -136,6 +135,27 @@ def test_more_models_than_lines_can_tell_apart_are_ranked(done) -> None:
     assert len(scored.ranking(result).values) == 11, "two that have one title are told apart"
     result["contenders"] = result["contenders"][:1]
     assert scored.heading(result).endswith(", LMM")
+
+
+def test_wall_seconds_and_commits_are_those_of_the_runs(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of trials and of those that count, training and testing; a call that finds all of them done adds nothing."""
+    settings, result = done
+    parts = [part for one in result["contenders"] for part in [*one["tuning"], *one["runs"]]]
+    assert len(parts) == 3 * (2 + 2)
+    assert all(run["wall_seconds"] > run["seconds"] for one in result["contenders"] for run in one["runs"])
+    assert result["wall_seconds"] == pytest.approx(sum(part["wall_seconds"] for part in parts))
+    assert all(part["commits"] == [result["hardware"]["commit"]] for part in parts)
+    assert "commits" not in result
+    for place in ("compare.spent", "bench.hardware"):
+        monkeypatch.setattr(f"titans_lm.{place}.commit", lambda: "later")
+    again = run_task(settings, "again", lambda _: None)
+    assert again["wall_seconds"] == result["wall_seconds"]
+    assert again["commits"] == [result["hardware"]["commit"]]
+    again["commits"] += ["other"]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mqar.json").write_text(json.dumps(again))
+    render_results(tmp_path / "results", tmp_path / "results.md")
+    assert f"; commits {result['hardware']['commit']}, other, 20" in (tmp_path / "results.md").read_text()
 
 
 def test_it_does_nothing_twice(done, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,73 +298,6 @@ def test_needles_are_tested_at_every_depth(tmp_path: Path, monkeypatch: pytest.M
     assert found.panels["LMM"] == [pytest.approx([0, 30]), pytest.approx([10, 40]), pytest.approx([20, 50])]
     assert (found.x_labels, found.y_labels) == (["300", "350"], ["0 %", "50 %", "100 %"])
     assert "answers are right by chance in 1.1e-05 % at most" in page
-
-
-def test_every_model_has_a_panel_of_its_own() -> None:
-    """Two that are called alike in short are called in full; two spellings of one are shown as they are written."""
-    family = "lmm:chunk_size=1,momentum=false,forget_to=zero,theta_bound=0.5"
-    expected = {
-        "lmm": "LMM", "attention": "Transformer++ with short convolution", "llama": "Transformer++ (Llama)",
-        "sliding": "sliding window with short convolution", "mistral": "sliding window (Mistral)", "mamba": "Mamba",
-        "segment": "segments", family: family, f"{family},theta_stretch=0": f"{family},theta_stretch=0",
-    }  # fmt: skip
-    contenders = [
-        {"name": name, "by_test": {f"{size}@0.5": {"mean": (place + more) / 100} for more, size in ((0, 8), (20, 16))}}
-        for place, name in enumerate(expected)
-    ]
-    result = {"task": "Needle", "settings": {"task": {}}, "contenders": contenders}
-    found = scored.heat(result)
-    assert found is not None
-    assert found.panels == {
-        shown: [pytest.approx([place, place + 20])] for place, shown in enumerate(expected.values())
-    }
-    alone = scored.heat({**result, "contenders": [contenders[1]]})
-    assert alone is not None
-    assert list(alone.panels) == ["Transformer++"]
-
-
-def test_chance_is_that_of_the_column_it_stands_beside(tmp_path: Path) -> None:
-    """Whole answers; of copies single tokens too. Files from before had single tokens alone, and say so."""
-    settings = CopyTask(
-        models=("sliding",), seeds=(0,), rates=(1e-3,), examples=4, sizes=("2",), test_sizes=("2", "3"),
-        train=dataclasses.replace(small(tmp_path).train, steps=1), out=tmp_path,
-    )  # fmt: skip
-    result = run_task(settings, "titans evaluate copy", lambda _: None)
-    assert result["chance"] == {"2": pytest.approx(26**-2), "3": pytest.approx(26**-3)}
-    assert result["token_chance"] == {"2": pytest.approx(2 / 3 / 26), "3": pytest.approx(3 / 4 / 26)}
-    assert "answers are right by chance in 0.15 %, single tokens in 2.9 % at most" in scored.rows(result)[0]
-    assert scored.guessed(result) == "by guessing 0.148 % of whole answers are right"
-    old = {**result, "chance": result["token_chance"]}
-    del old["token_chance"]
-    assert "; single tokens are right by chance in 2.9 % at most" in scored.rows(old)[0]
-    assert scored.guessed(old) == "by guessing 2.88 % of single tokens are right"
-
-
-def test_facts_of_stories_are_told_by_size(tmp_path: Path) -> None:
-    """What was drawn for the tests, so that a reader sees that short rows have short stories."""
-    task = BabiLongTask().task
-    settings = BabiLongTask(
-        task=dataclasses.replace(task, story="qa2"), models=("sliding",), seeds=(0, 1), rates=(1e-3,), examples=20,
-        sizes=("0",), test_sizes=("0", "512"), train=dataclasses.replace(small(tmp_path).train, steps=1), out=tmp_path,
-    )  # fmt: skip
-    result = run_task(settings, "titans evaluate babilong", lambda _: None)
-    runs = result["contenders"][0]["runs"]
-    for place, (size, one) in enumerate(settings.tested.items(), 1):
-        batches = TaskBatches(dataclasses.replace(one, books=book(tmp_path)), batch_size=4, seed=place * FRESH)
-        texts = [bytes(ids.tolist()).decode() for step in range(5) for ids in batches(step)["input_ids"]]
-        assert runs[0]["tests"][size]["facts"] == pytest.approx(mean(text.count(". ") for text in texts))
-    means = {size: mean(run["tests"][size]["facts"] for run in runs) for size in ("0", "512")}
-    assert means["512"] < means["0"]
-    assert (
-        f"whose stories have {means['0']:.1f} (size 0), {means['512']:.1f} (size 512) facts on average"
-        in scored.rows(result)[0]
-    )
-
-
-def book(folder: Path) -> Path:
-    """A background without a full stop: those that are counted are of the facts."""
-    (folder / "book.txt").write_text("nothing is told here of anybody! " * 100)
-    return folder / "book.txt"
 
 
 def test_sizes_of_several_needles_or_with_a_depth_have_no_depths_of_their_own() -> None:

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from titans_lm.compare.settings import CompareSettings, variant
+from titans_lm.compare.spent import Clock, spent
 from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.train.baselines import baseline_names
 from titans_lm.train.files import write_json
@@ -200,6 +201,7 @@ def run_job(job: Job) -> Result:
     begun = job.begun()
     if begun is not None:
         _check_same(job, begun, asked)
+    clock = Clock(getattr(job, "run", job.folder))  # the result of a trial may lie beside its run
     try:
         kept = job.train()
     except Diverged as error:
@@ -208,7 +210,7 @@ def run_job(job: Job) -> Result:
         kept = {"diverged": str(error)}
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command goes on") from None
-    kept = {"name": job.name, "asked": asked, **kept}
+    kept = {"name": job.name, "asked": asked, **kept, **clock.read()}
     write_json(done, kept)
     return kept
 
@@ -229,7 +231,7 @@ def tune(
     """
     tried: dict[str, list[Result]] = {}
     for job, result in zip(trials, work(trials, contest.jobs, say), strict=True):
-        tried.setdefault(job.name, []).append({"rate": job.rate, key: result.get(key)})
+        tried.setdefault(job.name, []).append({"rate": job.rate, key: result.get(key), **spent(result)})
     rates = dict.fromkeys(contest.models, contest.rates[0])
     rates |= {name: best_rate(name, found, key, most=most) for name, found in tried.items()}
     say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))

@@ -14,6 +14,7 @@ from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Attempt, Result, Say, final_attempts, trial_attempts, tune, work
 from titans_lm.compare.settings import contender
+from titans_lm.compare.spent import KEPT, spent_on
 from titans_lm.compare.task_settings import TaskFit, TaskSettings
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.batches import TaskBatches
@@ -55,16 +56,18 @@ def run_task(settings: TaskSettings, command: str, say: Say) -> dict[str, Any]:
     parameters = _size(settings, say)
     tuning, rates = tune(settings, trials(settings, parameters), say, RIGHT, most=True)
     ran = work(finals(settings, parameters, rates), settings.jobs, say)
+    contenders = [_contender(name, rates[name], tuning.get(name, []), ran) for name in settings.models]
     result = {
         "format": FORMAT,
         "what": "task",
         "task": type(settings.task).__name__.removesuffix("Settings"),
         "command": command,
         "hardware": hardware(),
+        **spent_on(part for one in contenders for part in [*one["tuning"], *one["runs"]]),
         "settings": plain_settings(settings),
         **guessing(settings.tested),
         "parameters_asked_for": parameters,
-        "contenders": [_contender(name, rates[name], tuning.get(name, []), ran) for name in settings.models],
+        "contenders": contenders,
     }
     write_json(settings.out / FILE, result)
     return result
@@ -216,7 +219,7 @@ def _size(settings: TaskSettings, say: Say) -> int:
 
 
 def _contender(name: str, rate: float, tuning: list[Result], ran: list[Result]) -> Result:
-    kept = ("parameters", "steps", "tokens", "seconds", "skipped_steps", "tests", RIGHT)
+    kept = ("parameters", "steps", "tokens", "seconds", "skipped_steps", "tests", RIGHT, *KEPT)
     mine = [result for result in ran if result["name"] == name]
     runs = [
         {"seed": result["asked"]["settings"]["seed"], **{key: result[key] for key in kept if key in result}}
