@@ -98,6 +98,9 @@ def test_it_trains_nothing_twice(done, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("titans_lm.train.language.train_language_model", fail)
     again = run_compare(settings, lambda _: None)
     assert again["contenders"] == result["contenders"]
+    parts = [part for one in result["contenders"] for part in [*one["tuning"], *one["runs"]]]
+    assert again["wall_seconds"] == result["wall_seconds"] == pytest.approx(sum(part["wall_seconds"] for part in parts))
+    assert all(part["commits"] == [result["hardware"]["commit"]] for part in parts)
     with pytest.raises(ValueError, match="holds a run of other settings"):
         run_compare(dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=7)), lambda _: None)
 

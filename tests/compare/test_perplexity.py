@@ -143,7 +143,11 @@ def test_what_a_number_came_from_is_beside_it(done: Any) -> None:
     assert result["hardware"]["processor"]
     assert result["hardware"]["commit"]
     assert result["seed"] == 0
-    assert result["wall_seconds"] > 0.0
+    seconds = [json.loads(file.read_text())["seconds"] for file in (settings.out / PIECES).glob("*.json")]
+    assert result["wall_seconds"] == pytest.approx(sum(seconds))
+    assert "commits" not in result
+    for one in result["models"]:
+        assert all(reading["commits"] == [result["hardware"]["commit"]] for reading in one["readings"])
     assert json.loads((settings.out / FILE).read_text()) == result
 
 
@@ -163,8 +167,20 @@ def test_nothing_is_read_twice(done: Any, monkeypatch: pytest.MonkeyPatch, shelf
         return score_stretches(*args, reset_every=reset_every, **more)
 
     monkeypatch.setattr(module, "score_stretches", counted)
+    monkeypatch.setattr(module, "commit", lambda: "later")
     again = run_perplexity(settings, "again", lambda _: None)
     assert read == [None]
+    before = result["hardware"]["commit"]
+    assert again["commits"] == [before, "later"], "of the readings that were kept, and of the one that was not"
+    assert [one["commits"] for one in again["models"][1]["readings"]] == [["later"], [before], [before]]
+    assert json.loads(gone.read_text())["commits"] == ["later"]
+    seconds = [json.loads(file.read_text())["seconds"] for file in files]
+    assert again["wall_seconds"] == pytest.approx(sum(seconds)), "of the readings, not of the last call"
+    kept = json.loads(files[0].read_text())
+    del kept["commits"]
+    for old in ({"commit": "earlier"}, {}):  # as they were written before
+        files[0].write_text(json.dumps({**kept, **old}))
+        assert old.get("commit", "unknown") in run_perplexity(settings, "again", lambda _: None)["commits"]
     kept = [[reading["by_position"] for reading in one["readings"]] for one in again["models"]]
     assert kept == [[reading["by_position"] for reading in one["readings"]] for one in result["models"]]
     run_perplexity(dataclasses.replace(settings, near=(0, 64), batch_size=1), "other questions", lambda _: None)

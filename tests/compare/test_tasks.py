@@ -149,6 +149,27 @@ def test_more_models_than_lines_can_tell_apart_are_ranked(done) -> None:
     assert scored.heading(result).endswith(", LMM")
 
 
+def test_wall_seconds_and_commits_are_those_of_the_runs(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of trials and of those that count, training and testing; a call that finds all of them done adds nothing."""
+    settings, result = done
+    parts = [part for one in result["contenders"] for part in [*one["tuning"], *one["runs"]]]
+    assert len(parts) == 3 * (2 + 2)
+    assert all(run["wall_seconds"] > run["seconds"] for one in result["contenders"] for run in one["runs"])
+    assert result["wall_seconds"] == pytest.approx(sum(part["wall_seconds"] for part in parts))
+    assert all(part["commits"] == [result["hardware"]["commit"]] for part in parts)
+    assert "commits" not in result
+    for place in ("compare.spent", "bench.hardware"):
+        monkeypatch.setattr(f"titans_lm.{place}.commit", lambda: "later")
+    again = run_task(settings, "again", lambda _: None)
+    assert again["wall_seconds"] == result["wall_seconds"]
+    assert again["commits"] == [result["hardware"]["commit"]]
+    again["commits"] += ["other"]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mqar.json").write_text(json.dumps(again))
+    render_results(tmp_path / "results", tmp_path / "results.md")
+    assert f"; commits {result['hardware']['commit']}, other, 20" in (tmp_path / "results.md").read_text()
+
+
 def test_it_does_nothing_twice(done, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, result = done
 
@@ -291,6 +312,7 @@ def test_needles_are_tested_at_every_depth(tmp_path: Path, monkeypatch: pytest.M
     assert found is not None
     assert found.panels["LMM"] == [pytest.approx([0, 30]), pytest.approx([10, 40]), pytest.approx([20, 50])]
     assert (found.x_labels, found.y_labels) == (["300", "350"], ["0 %", "50 %", "100 %"])
+    assert "answers are right by chance in 1.1e-05 % at most" in page
 
 
 def test_sizes_of_several_needles_or_with_a_depth_have_no_depths_of_their_own() -> None:

@@ -160,6 +160,9 @@ def test_models_side_by_side(fitted, capsys, tmp_path):
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == result
     assert (result["what"], [one["table"] for one in result["tables"]]) == ("forecast", ["waves", "more"])
     assert {"processor", "commit", "versions"} <= result["hardware"].keys()
+    runs = [run for one in result["tables"] for who in one["contenders"] for run in who["runs"]]
+    assert result["wall_seconds"] == pytest.approx(sum(run["wall_seconds"] for run in runs))
+    assert all(run["commits"] == [result["hardware"]["commit"]] for run in runs)
     lmm, nlinear, seasonal = result["tables"][0]["contenders"]
     assert [(run["horizon"], run["seed"]) for run in lmm["runs"]] == [(3, 0), (3, 1), (6, 0), (6, 1)]
     assert [(run["horizon"], run["seed"]) for run in nlinear["runs"]] == [(3, 0), (6, 0)]

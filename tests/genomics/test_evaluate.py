@@ -69,6 +69,9 @@ def test_the_file_says_where_it_comes_from(done) -> None:
     assert (written["format"], written["what"]) == ("titans-lm bench 1", "genomics")
     assert written["command"] == "titans genomics evaluate"
     assert {"processor", "commit", "versions"} <= written["hardware"].keys()
+    parts = [part for one in written["contenders"] for part in [*one["tuning"], *one["runs"]]]
+    assert written["wall_seconds"] == pytest.approx(sum(part["wall_seconds"] for part in parts))
+    assert all(part["commits"] == [written["hardware"]["commit"]] for part in parts)
     assert (written["sequences"], written["classes"], written["majority"]) == (36, {"box": 18, "plain": 18}, 0.5)
     for name in ("folds.png", "confusion.png"):
         assert (told.out / name).read_bytes().startswith(b"\x89PNG")

@@ -1,7 +1,10 @@
+import re
+import subprocess
+
 import pytest
 import torch
 
-from titans_lm.train.device import choose_device, environment, mixed_precision, to_device
+from titans_lm.train.device import choose_device, commit, environment, mixed_precision, to_device
 
 
 def test_auto_takes_a_gpu_where_there_is_one():
@@ -34,3 +37,29 @@ def test_the_environment_names_what_ran():
     assert found["torch"] == torch.__version__
     assert found["threads"] == torch.get_num_threads()
     assert {"python", "platform", "gpus", "titans-lm", "transformers"} <= found.keys()
+
+
+def test_the_commit_is_that_of_the_sources(tmp_path, monkeypatch):
+    """Of the whole package, with a mark where it differs; a package that a checkout does not hold is not of it."""
+
+    def git(*args):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *args], cwd=tmp_path, check=True, capture_output=True)
+
+    package = tmp_path / "package"
+    for name in ("__init__.py", "train/device.py", "ops/state.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("")
+    monkeypatch.setattr("titans_lm.train.device.__file__", str(package / "train" / "device.py"))
+    assert commit() == "unknown"
+    git("init")
+    git("commit", "--allow-empty", "-m", "first")
+    assert commit() == "unknown", "there is a checkout around it, which does not know it"
+    git("add", ".")
+    git("commit", "-m", "second")
+    clean = commit()
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    (tmp_path / "notes").write_text("beside the package")
+    assert commit() == clean
+    (package / "ops" / "state.py").write_text("changed = True")
+    assert commit() == f"{clean}+"

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from titans_lm.data.tokenizer import byte_tokenizer, is_byte_tokenizer
-from titans_lm.train.run import RunFolder, load_model, load_tokenizer, resolve_model
+from titans_lm.train.run import RunFolder, commits_of, load_model, load_tokenizer, resolve_model
 
 
 @pytest.fixture
@@ -21,6 +21,27 @@ def test_a_run_begins_with_its_settings(run):
     assert json.loads((run.path / "settings.json").read_text()) == {"lr": 0.5}
     assert json.loads((run.path / "environment.json").read_text())["torch"] == torch.__version__
     assert run.latest() is None
+
+
+def test_a_run_names_the_commits_that_it_was_trained_with(tmp_path, titans, monkeypatch):
+    """That of its begin, of every time that it was taken up, and of its end, each where it is another."""
+    monkeypatch.setattr("titans_lm.train.run.commit", lambda: now)
+    now = "aaa"
+    run = RunFolder.create(tmp_path / "run", {})
+    assert commits_of(run.path) == ["aaa"]
+    RunFolder.open(run.path)
+    assert commits_of(run.path) == ["aaa"]
+    now = "bbb"
+    RunFolder.open(run.path)
+    now = "aaa"
+    run.finish(3, titans())
+    assert commits_of(run.path) == ["aaa", "bbb", "aaa"]
+    told = json.loads((run.path / "environment.json").read_text())
+    assert told["torch"] == torch.__version__
+    del told["commits"]
+    (run.path / "environment.json").write_text(json.dumps(told))
+    RunFolder.open(run.path)
+    assert commits_of(run.path) == ["unknown", "aaa"], "a run of before this was kept"
 
 
 def test_nothing_is_overwritten(run, titans):

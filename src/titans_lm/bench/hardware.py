@@ -2,14 +2,12 @@
 
 import os
 import platform
-import subprocess
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from titans_lm.bench.settings import ALLOCATORS
 from titans_lm.demo.run import processor, usable_cores
-from titans_lm.train.device import environment
+from titans_lm.train.device import commit, environment
 
 
 def hardware() -> dict[str, Any]:
@@ -35,16 +33,3 @@ def hardware() -> dict[str, Any]:
 def machine_memory() -> int:
     """Bytes of memory that the machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def commit() -> str:
-    """Name the commit of the sources, "+" behind it where files differ from it; "unknown" outside a checkout."""
-
-    def git(*args: str) -> str:
-        here = Path(__file__).parent
-        return subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"

@@ -97,7 +97,7 @@ def learned(result: Result, link: str) -> list[str]:
     h = result["hardware"]
     source = (
         f"[{result['file']}]({link}/{result['file']}): `{result['command']}` on {h['processor']}, {h['cores']} cores; "
-        f"torch {h['versions']['torch']}, transformers {h['versions']['transformers']}; commit {h['commit']}, "
+        f"torch {h['versions']['torch']}, transformers {h['versions']['transformers']}; {repeated.commits(result, h)}, "
         f"{h['date']}."
     )
     lines = [f"## {section.heading(result)}", "", source, "", said, "", *table(head, body)]

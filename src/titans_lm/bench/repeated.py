@@ -50,8 +50,14 @@ def number(value: float | None, digits: int) -> str:
     return NOT_THERE if value is None else f"{value:.{digits}f}"
 
 
+def commits(result: Result, hardware: Result) -> str:
+    """Name the commit that numbers were made at, or all where their runs are of several."""
+    names = result.get("commits") or [hardware["commit"]]
+    return f"commit{'s' * (len(names) > 1)} {', '.join(names)}"
+
+
 def _step(step: Result) -> str:
     h = step["hardware"]
-    where = f" on {h['processor']}, {h['cores']} cores; commit {h['commit']}, {h['date']}" if h else ""
+    where = f" on {h['processor']}, {h['cores']} cores; {commits(step, h)}, {h['date']}" if h else ""
     size = f"; {step['parameters']:,} parameters each" if step["parameters"] else ""
     return f"{step['measures']}: `{step['command']}`{where}{size}"

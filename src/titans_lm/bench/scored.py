@@ -1,8 +1,10 @@
 """Synthetic tasks on the page of results: accuracy by size, with the bytes of state that it took."""
 
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean
 from typing import Any
 
-from titans_lm.bench.compared import COLOURS, contender_lines, has_memory, title_of
+from titans_lm.bench.compared import COLOURS, UNSAID, contender_lines, has_memory, title_of
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.common_words import CommonWordsSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
@@ -45,7 +47,6 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     """Say what was equal, and give the head and the rows of a table, in the order of the settings."""
     told = result["settings"]
     runs = result["contenders"][0]["runs"]
-    chance, what = max(result["chance"].values()), "answers" if of_text(result) else "single tokens"
     depths = f" at each of {len(told['depths'])} depths" if told.get("depths") else ""
     counted = {size: test.get("rows", told["examples"]) for size, test in runs[0]["tests"].items()}
     fewer = ", ".join(f"{count:,} of {size}" for size, count in counted.items() if count < told["examples"])
@@ -53,7 +54,7 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     said = (
         f"{equal(result)} {len(told['seeds'])} seed{'s' * (len(told['seeds']) > 1)}. "
         f"Numbers are % of answers that are right in all of their tokens, on {told['examples']:,} fresh rows of each "
-        f"size{depths}{few}, mean ± standard deviation over seeds; {what} are right by chance in {100 * chance:.2g} % "
+        f"size{depths}{few}{stories(runs)}, mean ± standard deviation over seeds; {by_chance(result)} "
         f"at most. State is what one row carries after {result['contenders'][0]['state_bytes']['length']:,} tokens, in "
         "brackets the weights of the memories alone."
     )
@@ -85,6 +86,13 @@ def equal(result: dict[str, Any]) -> str:
     return f"{size}, {steps} of {train['batch_size']} rows, {sizes}; {learned(told)}"
 
 
+def stories(runs: list[dict[str, Any]]) -> str:
+    """Say how many facts the stories of each size have, where it was counted: short rows have room for few."""
+    sizes = [size for size, test in runs[0]["tests"].items() if "facts" in test]
+    counts = [f"{mean(run['tests'][size]['facts'] for run in runs):.1f} (size {size or 'as set'})" for size in sizes]
+    return f", whose stories have {', '.join(counts)} facts on average" if counts else ""
+
+
 def learned(told: dict[str, Any]) -> str:
     """Say how learning rates were found."""
     rates = ", ".join(f"{rate:g}" for rate in told["rates"])
@@ -104,14 +112,22 @@ def lines(result: dict[str, Any]) -> list[str]:
     return aligned(head, body)
 
 
-def of_text(result: dict[str, Any]) -> bool:
-    """Whether rows are text, of which whole answers are counted."""
-    return "tokenizer" in result["settings"]["task"]
+def of_single_tokens(result: dict[str, Any]) -> bool:
+    """Whether a file tells the chance of single tokens where its answers have several, as those before did."""
+    return result["task"] in ("Copy", "PhoneBook") and "token_chance" not in result
+
+
+def by_chance(result: dict[str, Any]) -> str:
+    """Say how much of what the table shows is right without knowing anything but the task."""
+    what = "single tokens" if of_single_tokens(result) else "answers"
+    alone = result.get("token_chance")
+    single = f", single tokens in {100 * max(alone.values()):.2g} %" if alone else ""
+    return f"{what} are right by chance in {100 * max(result['chance'].values()):.2g} %{single}"
 
 
 def guessed(result: dict[str, Any]) -> str:
     """Say what is right without knowing anything but the task: of text, what the most frequent answer gives."""
-    what = "whole answers" if of_text(result) else "single tokens"
+    what = "single tokens" if of_single_tokens(result) else "whole answers"
     return f"by guessing {100 * max(result['chance'].values()):.3g} % of {what} are right"
 
 
@@ -121,7 +137,7 @@ def plot(result: dict[str, Any]) -> Plot | Ranking:
         return ranked
     sizes = list(result["contenders"][0]["exact"])
     drawn = contender_lines(result["contenders"], lambda one: [in_percent(one["exact"][size]) for size in sizes])
-    if of_text(result):
+    if "tokenizer" in result["settings"]["task"]:
         by_size = {test.split(AT)[0]: 100 * share for test, share in result["chance"].items()}
         guess = [by_size[size] for size in sizes]
         drawn.append(Line(label="guessing", x=list(range(len(sizes))), y=guess, colour=SOFT, dashed=True))
@@ -137,9 +153,7 @@ def ranking(result: dict[str, Any]) -> Ranking | None:
         return None
     size = list(result["contenders"][0]["exact"])[-1]
     found = [one["exact"][size] for one in result["contenders"]]
-    titles = [title_of(one) for one in result["contenders"]]
-    if len(set(titles)) < len(titles):  # two spellings of one model of the family
-        titles = [one["name"] for one in result["contenders"]]
+    titles = told_apart(result["contenders"], title_of)
     values = {name: (one["mean"], one["sd"]) for name, one in zip(titles, map(in_percent, found), strict=True)}
     plain = {shown for shown, one in zip(titles, result["contenders"], strict=True) if ":" not in one["name"]}
     return Ranking(
@@ -148,17 +162,32 @@ def ranking(result: dict[str, Any]) -> Ranking | None:
     )  # fmt: skip
 
 
+def short_title(one: Mapping[str, Any]) -> str:
+    """Name a contender where there is little room."""
+    return title_of(one).replace(UNSAID, "")
+
+
+def shortest_title(one: Mapping[str, Any]) -> str:
+    """Name a contender without what stands behind its kind."""
+    return title_of(one).partition(" with ")[0].partition(" (")[0]
+
+
+def told_apart(contenders: Sequence[Mapping[str, Any]], *ways: Callable[[Mapping[str, Any]], str]) -> list[str]:
+    """Show every contender in the first of these ways that no other has too; as it is written where none is its own."""
+    shown = [[way(one) for one in contenders] for way in ways]
+    return [next((of[i] for of in shown if of.count(of[i]) == 1), one["name"]) for i, one in enumerate(contenders)]
+
+
 def heat(result: dict[str, Any]) -> HeatMaps | None:
     """Accuracy by length and depth, a panel for each contender; None for a task without depths."""
     tests = [test.split(AT) for test in result["contenders"][0]["by_test"] if AT in test]
     if not tests:
         return None
     sizes, depths = list(dict.fromkeys(size for size, _ in tests)), list(dict.fromkeys(depth for _, depth in tests))
+    names = told_apart(result["contenders"], shortest_title, short_title, title_of)
     panels = {
-        title_of(one).partition(" with ")[0].partition(" (")[0]: [
-            [100 * one["by_test"][f"{size}{AT}{depth}"]["mean"] for size in sizes] for depth in depths
-        ]
-        for one in result["contenders"]
+        name: [[100 * one["by_test"][f"{size}{AT}{depth}"]["mean"] for size in sizes] for depth in depths]
+        for name, one in zip(names, result["contenders"], strict=True)
     }
     return HeatMaps(
         title=f"{heading(result)}: right answers, %", x_label="tokens of a row", y_label="depth of the needle",

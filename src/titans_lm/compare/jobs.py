@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from titans_lm.compare.settings import CompareSettings, trained_model, variant
+from titans_lm.compare.spent import Clock, spent
 from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.data.contents import check_contents, unnoted
 from titans_lm.train.baselines import baseline_names
@@ -213,6 +214,7 @@ def run_job(job: Job) -> Result:
         return {**result, **_check_same(job, result["asked"], asked)}
     begun = job.begun()
     noted = {} if begun is None else _check_same(job, begun, asked)
+    clock = Clock(getattr(job, "run", job.folder))  # the result of a trial may lie beside its run
     try:
         kept = job.train()
     except Diverged as error:
@@ -221,7 +223,7 @@ def run_job(job: Job) -> Result:
         kept = {"diverged": str(error)}
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command goes on") from None
-    kept = {"name": job.name, "asked": asked, **kept, **noted}
+    kept = {"name": job.name, "asked": asked, **kept, **noted, **clock.read()}
     write_json(done, kept)
     return kept
 
@@ -253,7 +255,7 @@ def tune(
     """
     tried: dict[str, list[Result]] = {}
     for job, result in zip(trials, work(trials, contest.jobs, say), strict=True):
-        tried.setdefault(job.name, []).append({"rate": job.rate, key: result.get(key)})
+        tried.setdefault(job.name, []).append({"rate": job.rate, key: result.get(key), **spent(result)})
     rates = dict.fromkeys(contest.models, contest.rates[0])
     rates |= {name: best_rate(name, found, key, most=most) for name, found in tried.items()}
     if contest.train.steps:

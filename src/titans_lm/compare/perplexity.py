@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titans_lm.bench.hardware import commit, hardware
+from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Result, Say
 from titans_lm.compare.perplexity_settings import Mode, PerplexitySettings
 from titans_lm.compare.settings import NamedModel
+from titans_lm.compare.spent import once, spent_on
 from titans_lm.compare.trained import kind_of, weights_sum
 from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.evaluate.carried import choose_reading, remembers
@@ -22,9 +23,10 @@ from titans_lm.evaluate.positions import PositionBits, StretchScore, by_position
 from titans_lm.evaluate.texts import Book, Encoder, books, stretches
 from titans_lm.memory import held_still
 from titans_lm.report.spread import mean_with_spread
+from titans_lm.train.device import commit
 from titans_lm.train.files import write_json
 from titans_lm.train.log import TokenReport
-from titans_lm.train.run import load_model, load_tokenizer, resolve_model
+from titans_lm.train.run import UNKNOWN, load_model, load_tokenizer, resolve_model
 from titans_lm.train.settings import plain_settings, written_command
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class Read:
     mode: Mode
     constant: bool
     seconds: float
+    commits: list[str]
+    """Commits of the sources when it began and when it ended; one where they are the same."""
     scores: list[StretchScore]
 
     @property
@@ -81,7 +85,6 @@ def run_perplexity(settings: PerplexitySettings, command: str, say: Say) -> Resu
     """
     named, found = settings.named(), books(settings.text)
     _check_seeds(named)
-    began = time.monotonic()
     settings.out.mkdir(parents=True, exist_ok=True)
     surveys: dict[str, Survey] = {}
     runs = [_run(model, found, settings, surveys, say) for model in named]
@@ -93,7 +96,7 @@ def run_perplexity(settings: PerplexitySettings, command: str, say: Say) -> Resu
         "hardware": hardware(),
         "settings": plain_settings(settings),
         "seed": settings.seed,
-        "wall_seconds": time.monotonic() - began,
+        **spent_on({"seconds": read.seconds, "commits": read.commits} for run in runs for read in run.reads),
         "models": [_model([run for run in runs if run.named.name == name], settings) for name in names],
     }
     write_json(settings.out / FILE, result)
@@ -165,19 +168,20 @@ def _read(
     reading = choose_reading(model, piece_len=settings.piece_len, window=window, window_step=step)
     if file.is_file():
         kept = json.loads(file.read_bytes())
-        return Read(mode, reading.constant, kept["seconds"], [_score(one) for one in kept["stretches"]])
+        commits = kept.get("commits", [kept.get("commit", UNKNOWN)])
+        return Read(mode, reading.constant, kept["seconds"], commits, [_score(one) for one in kept["stretches"]])
     cut = stretches(found, encoder, **_cut(settings))
-    began = time.monotonic()
+    first, began = commit(), time.monotonic()
     still = held_still(model) if mode.kind == "off" else nullcontext()
     with TokenReport(quiet=settings.quiet, title=f"{named.name} {mode.name}").start(survey.tokens) as report, still:
         every = mode.every if mode.kind == "reset" else None
         scores = score_stretches(
             model, cut, reading, reset_every=every, batch_size=settings.batch_size, on_piece=report.read
         )
-    read = Read(mode, reading.constant, time.monotonic() - began, scores)
+    # A reading may be older than the results that it ends up in.
+    read = Read(mode, reading.constant, time.monotonic() - began, once([first, commit()]), scores)
     told = {"asked": asked, "model": str(named.path), "seconds": read.seconds, "tokens": read.tokens}
-    told["commit"] = commit()  # a reading may be older than the results that it ends up in
-    write_json(file, {**told, "stretches": [asdict(score) for score in scores]})
+    write_json(file, {**told, "commits": read.commits, "stretches": [asdict(score) for score in scores]})
     return read
 
 
@@ -239,6 +243,7 @@ def _reading(seeds: Sequence[Read], settings: PerplexitySettings) -> Result:
         "bits_per_byte": mean_with_spread([one.bits_per_byte for one in alone]),
         "bits_per_token": mean_with_spread([one.bits_per_token for one in alone]),
         "seconds": sum(read.seconds for read in seeds),
+        "commits": once(name for read in seeds for name in read.commits),
         "tokens_per_second": sum(rates) / len(rates),
         "by_position": [_position(part) for part in ranges],
         "far_minus_near": _estimate(far, by_seed),

@@ -8,6 +8,7 @@ from titans_lm.compare.jobs import Say, tune, work
 from titans_lm.compare.runs import contender_of, finals, trials
 from titans_lm.compare.score import read_texts
 from titans_lm.compare.settings import CompareSettings
+from titans_lm.compare.spent import spent, spent_on
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.corpus import language_data
 from titans_lm.train.files import write_json
@@ -33,14 +34,16 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
     parameters = _size(settings, say)
     tuning, rates = tune(settings, trials(settings, parameters), say, HELD_OUT)
     ran = work(finals(settings, parameters, rates), settings.jobs, say)
+    contenders = [_contender(name, rates[name], tuning.get(name, []), ran) for name in settings.models]
     result = {
         "format": FORMAT,
         "what": "compare",
         "command": command_line(settings),
         "hardware": hardware(),
+        **spent_on(part for one in contenders for part in [*one["tuning"], *one["runs"]]),
         "settings": plain_settings(settings),
         "parameters_asked_for": parameters,
-        "contenders": [_contender(name, rates[name], tuning.get(name, []), ran) for name in settings.models],
+        "contenders": contenders,
     }
     write_json(settings.out / FILE, result)
     return result
@@ -69,7 +72,7 @@ def _contender(name: str, rate: float, tuning: list[dict[str, Any]], ran: list[d
     kept = ["parameters", "steps", "tokens", "seconds", "tokens_per_second", "skipped_steps"]
     kept += [HELD_OUT, "test"]
     runs = [
-        {"seed": result["asked"]["settings"]["seed"], **{key: result[key] for key in kept}}
+        {"seed": result["asked"]["settings"]["seed"], **{key: result[key] for key in kept}, **spent(result)}
         for result in ran
         if result["name"] == name
     ]

@@ -12,9 +12,11 @@ from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Attempt, Result, Say, final_attempts, trial_attempts, tune, work
 from titans_lm.compare.settings import contender
+from titans_lm.compare.spent import KEPT, spent_on
 from titans_lm.compare.task_settings import TaskFit, TaskSettings
 from titans_lm.compare.trained import Start
 from titans_lm.data.contents import contents_of
+from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.task import Task
@@ -55,16 +57,18 @@ def run_task(settings: TaskSettings, command: str, say: Say) -> dict[str, Any]:
     parameters = _size(settings, longest, say)
     tuning, rates = tune(settings, trials(settings, parameters), say, RIGHT, most=True)
     ran = work(finals(settings, parameters, rates), settings.jobs, say)
+    contenders = [_contender(name, rates[name], tuning.get(name, []), ran) for name in settings.models]
     result = {
         "format": FORMAT,
         "what": "task",
         "task": type(settings.task).__name__.removesuffix("Settings"),
         "command": command,
         "hardware": hardware(),
+        **spent_on(part for one in contenders for part in [*one["tuning"], *one["runs"]]),
         "settings": plain_settings(settings),
-        "chance": {size: task.chance for size, task in settings.tested.items()},
+        **guessing(settings.tested),
         "parameters_asked_for": parameters,
-        "contenders": [_contender(name, rates[name], tuning.get(name, []), ran) for name in settings.models],
+        "contenders": contenders,
     }
     write_json(settings.out / FILE, result)
     return result
@@ -184,12 +188,28 @@ class TaskJob:
             with TokenReport(quiet=quiet, title=title).start(count * task.length or None) as report:
                 score = task_score(model, task, examples=asked, batch_size=rows, seed=seed, on_piece=report.read)
             tests[size] = {**asdict(score), "accuracy": score.accuracy, "exact": score.exact, "rows": count}
+            tests[size] |= facts_told(task, batches, rows, seed)
         return {"tests": tests}
 
     def told(self, result: Result) -> str:
         """Phrase what came out."""
         tests = ", ".join(f"{size} {100 * test['exact']:.1f} %" for size, test in result["tests"].items())
         return f"{tests}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
+
+
+def guessing(tested: dict[str, Task]) -> Result:
+    """Tell what guessing gives of every size: of whole answers, and of single targets where that is another share."""
+    single = {size: getattr(task, "token_chance", None) for size, task in tested.items()}
+    told = {"token_chance": single} if None not in single.values() else {}
+    return {"chance": {size: task.chance for size, task in tested.items()}, **told}
+
+
+def facts_told(task: Task, batches: int, rows: int, seed: int) -> Result:
+    """Tell how many facts the stories of a test had on average, as short rows have room for short stories alone."""
+    if not isinstance(task, BabiLongSettings):
+        return {}
+    counts = [task.counted(np.random.default_rng([seed, batch]), rows) for batch in range(batches)]
+    return {"facts": mean(count for one in counts for count in one)}
 
 
 def trials(settings: TaskSettings, parameters: int | None) -> list[TaskJob]:
@@ -246,7 +266,7 @@ def _size(settings: TaskSettings, longest: int, say: Say) -> int | None:
 
 
 def _contender(name: str, rate: float, tuning: list[Result], ran: list[Result]) -> Result:
-    kept = ("parameters", "steps", "tokens", "seconds", "skipped_steps", "tests", RIGHT)
+    kept = ("parameters", "steps", "tokens", "seconds", "skipped_steps", "tests", RIGHT, *KEPT)
     mine = [result for result in ran if result["name"] == name]
     runs = [
         {"seed": result["asked"]["settings"]["seed"], **{key: result[key] for key in kept if key in result}}

@@ -20,6 +20,16 @@ class Document:
     name: str
     data: bytes
 
+    def text(self, source: str | Path) -> str:
+        """Decode it; ValueError where it is not UTF-8, with its path (`source` is what it was read from) and place."""
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError as error:
+            path = Path(source) / self.name if Path(source).is_dir() else source
+            raise ValueError(
+                f"got {path}, which is not UTF-8 at byte {error.start:,} ({error.reason}); expected text in UTF-8"
+            ) from error
+
 
 @dataclass(frozen=True)
 class Corpus:

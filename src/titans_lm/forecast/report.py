@@ -6,6 +6,7 @@ from typing import Any
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Result
+from titans_lm.compare.spent import spent, spent_on
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.report.table import aligned
@@ -16,12 +17,16 @@ KEPT = ("parameters", "validation", "test", "streaming", "steps", "best_step", "
 
 
 def collected(settings: EvaluateForecasters, command: str, found: dict[str, list[Result]]) -> Result:
-    """Put the results of runs together, table by table and model by model."""
+    """Put the results of runs together, table by table and model by model.
+
+    The wall time is that of the runs that count, with the trials that they went on from.
+    """
     return {
         "format": FORMAT,
         "what": "forecast",
         "command": command,
         "hardware": hardware(),
+        **spent_on(run for runs in found.values() for run in runs),
         "settings": plain_settings(settings),
         "tables": [_table(settings, runs) for runs in found.values()],
     }
@@ -55,6 +60,7 @@ def _contender(name: str, runs: list[Result]) -> Result:
                 "seed": run["asked"]["seed"],
                 "rate": run["asked"]["train"]["lr"] if run["steps"] else None,
                 **{key: run[key] for key in KEPT if key in run},
+                **spent(run),
             }
             for run in runs
         ],

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, work
+from titans_lm.compare.spent import spent, spent_on
 from titans_lm.data.batches import fingerprint
 from titans_lm.genomics.contenders import contender, folder_name, is_network, own_rate, shared_size
 from titans_lm.genomics.figures import write_plots
@@ -128,6 +129,7 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> dict[s
         "what": "genomics",
         "command": command,
         "hardware": hardware(),
+        **spent_on(part for one in contenders for part in [*one["tuning"], *one["runs"]]),
         "settings": plain_settings(settings),
         "sequences": len(data),
         "classes": data.counts(),
@@ -192,7 +194,7 @@ def _tune(
         jobs.append(_job(name, run, folder, data, parts, fold, counts=False))
     tuning: dict[str, list[Result]] = {name: [] for name in tried}
     for job, result in zip(jobs, work(jobs, settings.jobs, say), strict=True):
-        tuning[job.name].append({"fold": job.fold, "rate": job.rate, CHOSEN: result.get(CHOSEN)})
+        tuning[job.name].append({"fold": job.fold, "rate": job.rate, CHOSEN: result.get(CHOSEN), **spent(result)})
     for name, fold in product(tried, every):
         found = [one for one in tuning[name] if one["fold"] == fold]
         rates[name, fold] = best_rate(f"{name} in fold {fold}", found, CHOSEN, most=True)
@@ -219,6 +221,7 @@ def _contender(name: str, tuning: list[Result], ran: list[Result], data: Sequenc
             "fold": result["asked"]["fold"],
             "rate": result["asked"]["settings"]["lr"] if is_network(name) else None,
             **{key: result[key] for key in KEPT if key in result},
+            **spent(result),
         }
         for result in mine
     ]

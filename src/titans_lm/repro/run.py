@@ -93,6 +93,7 @@ def report(plan: Plan, results: dict[str, Result]) -> Result:
                 "name": step.name, "measures": step.what, "command": command_of(step), "file": str(step.file),
                 "parameters": results[step.name].get("parameters_asked_for"),
                 "hardware": results[step.name].get("hardware"),
+                "commits": results[step.name].get("commits"),
             }
             for step in plan.steps
         ],

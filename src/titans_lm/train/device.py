@@ -1,9 +1,11 @@
 """Where a model runs, in which precision, and what ran it."""
 
 import platform
+import subprocess
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -59,3 +61,17 @@ def environment() -> dict[str, str | int | list[str]]:
         "gpus": gpus,
         **packages,
     }
+
+
+def commit() -> str:
+    """Name the commit of the sources, "+" behind it where files differ from it; "unknown" outside a checkout."""
+
+    def git(*args: str) -> str:
+        package = Path(__file__).parent.parent
+        return subprocess.run(["git", *args], cwd=package, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # installed within somebody's checkout it is no part of that
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

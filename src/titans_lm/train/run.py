@@ -2,7 +2,7 @@
 
 runs/NAME/
   settings.json       the settings as they were resolved; `--config` reads it
-  environment.json    machine and versions
+  environment.json    machine, versions, and the commits that it began with, went on with and ended with
   contents.json       of a run of titans compare, the sums of the texts that it began with
   metrics.jsonl       a line per step
   checkpoints/
@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from titans_lm.train.checkpoint import FILES, quiet_transformers, save_checkpoint, save_model
-from titans_lm.train.device import choose_device, environment
+from titans_lm.train.device import choose_device, commit, environment
 from titans_lm.train.files import new_folder, remove_folder, remove_unfinished, write_atomically, write_json
 from titans_lm.train.log import JsonLines
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SETTINGS, ENVIRONMENT, METRICS, MODEL = "settings.json", "environment.json", "metrics.jsonl", "model"
 CHECKPOINTS, LATEST, STEP, CONTENTS = "checkpoints", "LATEST", "step", "contents.json"
+COMMITS, UNKNOWN = "commits", "unknown"
 
 
 class RunFolder:
@@ -52,7 +53,7 @@ class RunFolder:
                 "choose another folder, or resume the run"
             )
         write_json(path / SETTINGS, settings)
-        write_json(path / ENVIRONMENT, environment())
+        write_json(path / ENVIRONMENT, {**environment(), COMMITS: [commit()]})
         return cls(path, tokenizer)
 
     @classmethod
@@ -60,6 +61,7 @@ class RunFolder:
         """Open the folder of a run that was begun before; ValueError where it is none."""
         if not (path / SETTINGS).is_file():
             raise ValueError(f"got the run folder {path}, which holds no {SETTINGS}; expected the folder of a run")
+        _note_commit(path)
         return cls(path, tokenizer)
 
     def latest(self) -> Path | None:
@@ -104,6 +106,7 @@ class RunFolder:
         with new_folder(self.path / MODEL) as unfinished:
             save_model(unfinished, model, self.tokenizer, weights)
             write_json(unfinished / f"{STEP}.json", {STEP: step})
+        _note_commit(self.path)
         return self.path / MODEL
 
 
@@ -111,6 +114,26 @@ def begun_with(run: Path) -> dict[str, Any] | None:
     """Tell what a run was begun with; None where there is none."""
     path = run / SETTINGS
     return json.loads(path.read_bytes()) if path.is_file() else None
+
+
+def commits_of(run: Path) -> list[str]:
+    """Name the commits that a run was trained with, the first one first; none where there is no run."""
+    path = run / ENVIRONMENT
+    return json.loads(path.read_bytes()).get(COMMITS, [UNKNOWN]) if path.is_file() else []
+
+
+def _note_commit(run: Path) -> None:
+    """Add the commit of now to those of a run, where it is another than the one before."""
+    known, now = commits_of(run), commit()
+    if known and known[-1] != now:
+        told = json.loads((run / ENVIRONMENT).read_bytes())
+        write_json(run / ENVIRONMENT, {**told, COMMITS: [*known, now]})
+
+
+def seconds_of(run: Path) -> float:
+    """Tell for how many seconds a run has trained, as far as it has logged; 0 where there is none."""
+    records = JsonLines(run / METRICS).read()
+    return next((record["seconds"] for record in reversed(records) if "seconds" in record), 0.0)
 
 
 def latest_checkpoint(run: Path) -> Path | None:

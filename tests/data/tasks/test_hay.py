@@ -1,5 +1,6 @@
 """Text of any length, and where in it sentences may be put."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -45,6 +46,18 @@ def test_sentences_that_name_somebody_can_be_left_out(shelf: Path) -> None:
     (shelf / "lamb.txt").write_text("Mary had a lamb.")
     with pytest.raises(ValueError, match="every sentence names one of Mary, Brown"):
         books(shelf / "lamb.txt", without=("Mary", "Brown"))
+
+
+def test_a_book_that_is_not_utf_8_is_told_with_its_place(shelf: Path) -> None:
+    """As a folder and as a file: nothing is put in place of what cannot be read."""
+    (shelf / "deep").mkdir()
+    (shelf / "deep" / "latin.txt").write_bytes("One. Two caf\xe9s. ".encode("latin-1"))
+    for source in (shelf, shelf / "deep" / "latin.txt"):
+        said = f"got {shelf / 'deep' / 'latin.txt'}, which is not UTF-8 at byte 12 (invalid continuation byte); "
+        with pytest.raises(ValueError, match=re.escape(f"{said}expected text in UTF-8")):
+            books(source)
+    (shelf / "deep" / "latin.txt").write_text("One. Two caf\xe9s. ", encoding="utf-8")
+    assert [text_of(text) for text in books(shelf).texts][1] == "One. Two caf\xe9s. "
 
 
 def goes_on(text: str, whole: list[str]) -> bool:

@@ -103,3 +103,20 @@ def test_a_row_that_is_too_short_is_told() -> None:
 
 def test_words_are_different() -> None:
     assert len(set(ADJECTIVES)) == len(ADJECTIVES) == len(set(NOUNS)) == len(NOUNS) == 64
+
+
+def test_chance_is_that_of_all_values_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four words, two values are guessed once in sixteen."""
+    for name, words in (("ADJECTIVES", ("calm", "cold")), ("NOUNS", ("bell", "fern"))):
+        monkeypatch.setattr(f"titans_lm.data.tasks.needle.{name}", words)
+    for values, said in ((1, " calm fern."), (2, " calm fern, cold bell.")):
+        task = NeedleSettings(value="words", values=values, length=0)
+        answers = [answer for _, found in texts(task, 2000) for answer in found]
+        assert task.chance == 0.25**values
+        assert answers.count(said) / 2000 == pytest.approx(task.chance, rel=0.25)
+
+
+def test_chance_of_every_kind_of_value() -> None:
+    """Seven digits of which the first is no 0; 122 bits; two words."""
+    found = {kind: NeedleSettings(value=kind, length=0).chance for kind in ("number", "uuid", "words")}
+    assert found == {"number": 1 / 9_000_000, "uuid": 1 / 2**122, "words": 1 / (len(ADJECTIVES) * len(NOUNS))}

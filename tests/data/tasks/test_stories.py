@@ -150,6 +150,19 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path, name: str, data: byt
         read_questions(tmp_path / name)
 
 
+def test_a_damaged_archive_is_told_wherever_it_is_damaged(tmp_path: Path) -> None:
+    """Any byte of it: four hold the time, two the level and the system that packed it, which change nothing."""
+    (tmp_path / "x.txt").write_text(STORY)
+    whole, path = gzip.compress((tmp_path / "x.txt").read_bytes()), tmp_path / "x.txt.gz"
+    for place in range(len(whole)):
+        path.write_bytes(bytes([*whole[:place], whole[place] ^ 0xFF, *whole[place + 1 :]]))
+        if 4 <= place < 10:
+            assert read_questions(path) == read_questions(tmp_path / "x.txt")
+        else:
+            with pytest.raises(ValueError, match=r"x\.txt\.gz, which cannot be read \(.*; expected text in"):
+                read_questions(path)
+
+
 def text_of(ids) -> str:
     return bytes(ids.tolist()).decode()
 
@@ -180,6 +193,50 @@ def test_questions_come_from_a_file_and_the_most_frequent_answer_is_chance(tmp_p
     assert BabiLongSettings().chance == pytest.approx(1 / 6)
 
 
+def test_chance_counts_the_questions_of_a_file_that_fit_the_row(tmp_path: Path) -> None:
+    """Three long stories end in the office and two short ones in the garden: of short rows the garden is the answer."""
+    short = "1 Mary moved to the garden.\n2 Where is Mary? \tgarden\t1\n"
+    walks = "".join(f"{i} John went to the hallway.\n" for i in range(2, 20))
+    long = f"1 John went to the kitchen.\n{walks}20 John went to the office.\n21 Where is John? \toffice\t20\n"
+    path = tmp_path / "qa1.txt"
+    path.write_text(2 * short + 3 * long)
+    assert BabiLongSettings(source=path, length=4000).chance == BabiLongSettings(source=path, length=0).chance == 0.6
+    for few in ({"length": 200}, {"length": 4000, "facts": 19}):
+        task = BabiLongSettings(source=path, **few)
+        assert task.chance == 1.0
+        texts = [text_of(ids) for ids in task.draw(np.random.default_rng(0), 10)["input_ids"]]
+        assert all(text.endswith(" garden.") for text in texts)
+    assert BabiLongSettings(source=path, length=200, tokenizer="words").chance == 0.6, "its tokens are fewer"
+    with pytest.raises(ValueError, match=r"got length=40; expected more: no question of .*qa1\.txt fits"):
+        _ = BabiLongSettings(source=path, length=40).chance
+
+
+@pytest.mark.parametrize("length", [0, 2000])
+def test_facts_of_the_rows_that_are_drawn_are_counted(length: int) -> None:
+    task = BabiLongSettings(story="qa2", length=length)
+    texts = [text_of(ids) for ids in task.draw(np.random.default_rng(3), 20)["input_ids"]]
+    form = rf"{GO}|{TAKE}|{DROP}"
+    assert task.counted(np.random.default_rng(3), 20) == [len(re.findall(form, text)) for text in texts]
+
+
+def test_short_rows_have_short_stories_unless_facts_are_limited() -> None:
+    """What the description says of qa3 in bytes: 28 % fit 1,024 and 58 % fit 2,048."""
+    rng = np.random.default_rng(0)
+    drawn = [draw_question(rng, "qa3") for _ in range(2000)]
+    sizes = np.array([len(" ".join([*one.facts, "", f"\n{one.question} Answer: {one.answer}."])) for one in drawn])
+    assert [np.mean(sizes <= 0.75 * length) for length in (1024, 2048)] == pytest.approx([0.28, 0.58], abs=0.03)
+    counted = {
+        (length, facts): np.mean(
+            BabiLongSettings(story="qa3", length=length, facts=facts).counted(np.random.default_rng(1), 300)
+        )
+        for length in (1024, 8192)
+        for facts in (0, 12)
+    }
+    assert counted[1024, 0] < 0.6 * counted[8192, 0]
+    assert counted[1024, 12] == pytest.approx(counted[8192, 12])
+    assert max(BabiLongSettings(story="qa3", length=0, facts=12).counted(np.random.default_rng(1), 100)) <= 12
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_chance_is_the_most_frequent_answer_of_drawn_questions(task) -> None:
     rng = np.random.default_rng(0)
@@ -197,7 +254,12 @@ def test_background_may_leave_out_the_people_of_the_story(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"story": "qa6"}, "story='qa6'"), ({"length": -1}, "length=-1"), ({"clean": True}, "clean=True without books")],
+    [
+        ({"story": "qa6"}, "story='qa6'"),
+        ({"length": -1}, "length=-1"),
+        ({"facts": -1}, "facts=-1"),
+        ({"clean": True}, "clean=True without books"),
+    ],
 )
 def test_mistakes_are_told(change: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said):
@@ -205,5 +267,7 @@ def test_mistakes_are_told(change: dict, said: str) -> None:
 
 
 def test_stories_that_do_not_fit_are_told() -> None:
-    with pytest.raises(ValueError, match="200 stories of qa1 did not fit"):
+    with pytest.raises(ValueError, match="got length=80; expected more: 200 stories of qa1 did not fit"):
         BabiLongSettings(length=80).draw(np.random.default_rng(0), 1)
+    with pytest.raises(ValueError, match="got length=0 and facts=1; expected more: 200 stories of qa4 did not fit"):
+        BabiLongSettings(story="qa4", length=0, facts=1).draw(np.random.default_rng(0), 1)

@@ -153,6 +153,55 @@ def test_the_number_in_the_phone_book_is_asked_for() -> None:
     assert len(set(FIRST_NAMES)) == len(set(LAST_NAMES)) == 40
 
 
+def guessed(task: Task, whole: list[int], single: int) -> tuple[float, float]:
+    """Say the same to everything that is asked: the shares of answers and of single targets that are right."""
+    right, hits = [], []
+    for batch in rows_of(task, steps=40, rows=100):
+        hits += (batch["targets"][batch["targets"] != IGNORED] == single).tolist()
+        for targets, answers in zip(batch["targets"], batch.get("answers", batch["targets"]), strict=True):
+            if "answers" in batch:
+                right += [targets[answers == i].tolist() == whole for i in range(int(answers.max()) + 1)]
+            else:
+                right += (targets[targets != IGNORED] == whole[0]).tolist()
+    return sum(right) / len(right), sum(hits) / len(hits)
+
+
+GUESSES = [
+    (RecallSettings(pairs=2, symbols=8, length=12), [6], 6),
+    (RecallSettings(pairs=2, symbols=8, length=24, updates=1, key_tokens=2), [6], 6),
+    (CopySettings(shortest=1, longest=3, letters=2, length=14), [1, 5], 1),
+    (CopySettings(shortest=2, longest=2, letters=3, length=7), [1, 1, 6], 1),
+    (LookupSettings(size=5, n=2, letters=3), [2], 2),
+    (TrackingSettings(group="s3", length=4), [4], 4),
+]
+
+
+@pytest.mark.parametrize(("task", "whole", "single"), GUESSES)
+def test_chance_is_what_guessing_gives(task: Task, whole: list[int], single: int) -> None:
+    """Of whole answers, which the tables show, and of single targets where those are several."""
+    answers, targets = guessed(task, whole, single)
+    assert answers == pytest.approx(task.chance, rel=0.1)
+    assert targets == pytest.approx(getattr(task, "token_chance", task.chance), rel=0.1)
+
+
+def test_a_number_of_two_digits_is_guessed_as_often_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = PhoneBookSettings(entries=3)
+    assert task.chance == pytest.approx(2.5e-10)
+    assert task.token_chance == pytest.approx(0.115)
+    monkeypatch.setattr("titans_lm.data.tasks.copying.DIGITS", 2)
+    answers, targets = guessed(task, [*b"70"], ord("7"))
+    assert answers == pytest.approx(task.chance, rel=0.25)
+    assert targets == pytest.approx(task.token_chance, rel=0.1)
+
+
+def test_strings_of_a_row_are_counted_by_hand() -> None:
+    """Sizes 1 and 2 take 5 and 7 tokens; 12 hold 1 1, 1 2 and 2 1, and of 2 2 the first alone."""
+    task = CopySettings(shortest=1, longest=2, letters=4, length=12)
+    ones, twos = (2 + 1 + 1 + 0) / 4, (0 + 1 + 1 + 1) / 4
+    assert task.chance == pytest.approx(ones / (ones + twos) / 4)
+    assert task.token_chance == pytest.approx((ones + 2 * twos) / (2 * ones + 3 * twos) / 4)
+
+
 def shown(doc: str) -> list[tuple[list[int], list[int]]]:
     """Read the examples of a docstring: inputs and targets."""
     lines = [line.split() for line in doc.splitlines() if line.strip().startswith(("input_ids", "targets"))]

@@ -51,9 +51,28 @@ class CopySettings:
 
     @property
     def chance(self) -> float:
+        """Share of strings that are right, with their end, by saying any of the shortest: P(shortest) / letters^n."""
+        strings = self._expected()
+        return strings[self.shortest] / sum(strings.values()) / self.letters**self.shortest
+
+    @property
+    def token_chance(self) -> float:
         """Share of letters and ends that are right by saying any letter."""
-        mean = (self.shortest + self.longest) / 2
-        return mean / (mean + 1) / self.letters
+        strings = self._expected()
+        said = sum(size * count for size, count in strings.items())
+        return said / (said + sum(strings.values())) / self.letters
+
+    def _expected(self) -> dict[int, float]:
+        """Count the strings of each size that a row has on average: short ones are more, as the last must fit."""
+        sizes = range(self.shortest, self.longest + 1)
+        starts = [1.0] + [0.0] * self.length  # how often a string would begin at each place, were there room for it
+        found = dict.fromkeys(sizes, 0.0)
+        for at, often in enumerate(starts):
+            for size in sizes:
+                if often and at + 2 * size + 3 <= self.length:
+                    found[size] += often / len(sizes)
+                    starts[at + 2 * size + 3] += often / len(sizes)
+        return found
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; the next token is asked for from the sign "again" on, up to the end of the string."""
@@ -198,7 +217,12 @@ class PhoneBookSettings:
 
     @property
     def chance(self) -> float:
-        """Share of digits that are right by saying any digit; the first is 6 to 9."""
+        """Share of numbers that are right by saying any; the first digit is 6 to 9."""
+        return 0.25 * 0.1 ** (DIGITS - 1)
+
+    @property
+    def token_chance(self) -> float:
+        """Share of digits that are right by saying any digit, of the first any of its four."""
         return (1 / 4 + (DIGITS - 1) / 10) / DIGITS
 
     @property

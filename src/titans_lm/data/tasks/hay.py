@@ -200,7 +200,10 @@ def noise(tokenizer: str = BYTES) -> Hay:
 
 @lru_cache(maxsize=4)
 def books(source: Path, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -> Hay:
-    """Make hay of the texts of a file or a folder: white space becomes one space, marks part the sentences."""
+    """Make hay of the texts of a file or a folder: white space becomes one space, marks part the sentences.
+
+    ValueError for a text that is not UTF-8, and where no sentence is left.
+    """
     import numpy as np
 
     from titans_lm.data.text import read_documents
@@ -208,7 +211,7 @@ def books(source: Path, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -
     texts, places = [], []
     named = re.compile(rf"\b({'|'.join(without)})\b") if without else None
     for document in read_documents(source)[0]:
-        sentences = SENTENCE.split(" ".join(document.data.decode("utf-8", "replace").split()))
+        sentences = SENTENCE.split(" ".join(document.text(source).split()))
         kept = [f"{one} " for one in sentences if one and not (named and named.search(one))]
         if not kept:
             continue

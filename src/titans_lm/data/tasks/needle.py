@@ -99,8 +99,9 @@ class NeedleSettings:
 
     @property
     def chance(self) -> float:
-        """Share of values that are right as a whole by saying any."""
-        return {"number": 1 / 9_000_000, "uuid": 2.0**-122, "words": 1 / (len(ADJECTIVES) * len(NOUNS))}[self.value]
+        """Share of answers that are right as a whole by saying any values, with several of a key all of them."""
+        one = {"number": 1 / 9_000_000, "uuid": 2.0**-122, "words": 1 / (len(ADJECTIVES) * len(NOUNS))}[self.value]
+        return one**self.values
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; ValueError where needles and question leave no room for a haystack."""

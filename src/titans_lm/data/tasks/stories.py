@@ -6,6 +6,7 @@ stories and tested on the published ones. How stories are drawn is ours.
 
 import gzip
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -50,7 +51,7 @@ def read_questions(path: Path) -> list[Question]:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = data.decode()
-    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError) as error:
         raise ValueError(f"got {path}, which cannot be read ({error}); expected text in UTF-8, plain or .gz") from error
     facts: list[str] = []
     found = []

@@ -29,7 +29,11 @@ class Task(Protocol):
 
     @property
     def chance(self) -> float:
-        """Share of single targets that are right without knowing anything but the task; in text, of whole answers."""
+        """Share of answers that are right as a whole without knowing anything but the task.
+
+        Where an answer has several targets that can be guessed one by one, `token_chance` is their share, if the task
+        has it.
+        """
         ...
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
