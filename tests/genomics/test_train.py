@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from titans_lm.train.settings import plain_settings
 
 def settings(folder: Path, **changes: Any) -> TrainSettings:
     fit = tiny_fit(**changes)
-    shared = {name: getattr(fit, name) for name in GenomicsFit.__dataclass_fields__}
+    shared = {one.name: getattr(fit, one.name) for one in fields(GenomicsFit)}
     return TrainSettings(data=write_table(folder / "dna.tsv", letters()), run=folder / "run", **shared)
 
 

@@ -1,7 +1,7 @@
 """How well a model does a synthetic task, and the bytes of state with which it does it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class TaskScore:
         return self.right / self.answers
 
     def __add__(self, other: "TaskScore") -> "TaskScore":
-        return TaskScore(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+        return TaskScore(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
 
 @torch.no_grad()
