@@ -67,6 +67,10 @@ def test_a_run_that_is_done_is_read_and_one_of_other_settings_refused(fitted, ca
     assert "holds a run of other settings; give another --out" in err
 
 
+def contiguous(_module, given):
+    assert given[0].is_contiguous()
+
+
 def test_a_saved_model_is_the_model(fitted):
     folder, table = fitted
     model = load_forecaster(folder / "run")
@@ -76,6 +80,10 @@ def test_a_saved_model_is_the_model(fitted):
     values = read_table(table, TableSettings()).values
     found = model.forecast(values)
     np.testing.assert_array_equal(found, again.forecast(values))
+    by_column, reading = np.asfortranarray(values), model.model.register_forward_pre_hook(contiguous)
+    np.testing.assert_array_equal(found, model.forecast(by_column))  # torch sums up what has another layout otherwise
+    np.testing.assert_array_equal(model.forecast(values, memory="carried"), model.forecast(by_column, memory="carried"))
+    reading.remove()
     np.testing.assert_array_equal(found, model.forecast(values[-12:]))  # a fresh memory has read the window alone
     scaled = torch.from_numpy((values[-12:] - values[:84].mean(0)) / values[:84].std(0)).float()[None]
     with torch.no_grad():

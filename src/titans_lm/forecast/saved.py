@@ -61,7 +61,8 @@ class FittedForecaster:
             raise ValueError("got values that are not finite; expected numbers in every cell")
         device = device or torch.device("cpu")
         model = self.model.to(device).eval()
-        scaled = torch.from_numpy(self.scaler.scaled(values)).float()
+        # a table whose columns were picked lies by columns, which torch would sum up in another order
+        scaled = torch.from_numpy(np.ascontiguousarray(self.scaler.scaled(values))).float()
         if memory == "fresh":
             with torch.no_grad():
                 found = model(scaled[None, -L:].to(device))
