@@ -63,6 +63,15 @@ def test_plots_of_the_committed_numbers_are_there():
     assert {f"{name}.png" for name in plots(read_results(folder))} == {path.name for path in folder.glob("*.png")}
 
 
+def test_no_two_sections_have_one_heading():
+    """A heading that several files would have names the file, others do not."""
+    text = page(read_results(ROOT / "docs" / "results" / "bench"), "results/bench")
+    heads = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert len(set(heads)) == len(heads)
+    assert "Associative recall (MQAR): symbols 512 (mqar-128)" in heads
+    assert "Associative recall (MQAR): updates 48" in heads
+
+
 def test_nothing_measured_is_said():
     text = page(found(), "x")
     assert text.startswith(MARK)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import re
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -40,6 +41,7 @@ from titans_lm.evaluate.tasks import TaskScore, task_score
 from titans_lm.report.plots import draw
 from titans_lm.train.match import sized_for
 from titans_lm.train.run import RunFolder
+from titans_lm.train.settings import plain_settings
 
 SIZE = {
     "mqar": "16:2", "copy": "2-3", "lookup": "6", "phonebook": "3", "tracking": "6", "needle": "300", "babilong": "0",
@@ -147,6 +149,24 @@ def test_more_models_than_lines_can_tell_apart_are_ranked(done) -> None:
     assert len(scored.ranking(result).values) == 11, "two that have one title are told apart"
     result["contenders"] = result["contenders"][:1]
     assert scored.heading(result).endswith(", LMM")
+
+
+def test_what_models_and_sizes_have_that_is_not_usual_is_said(done) -> None:
+    result = copy.deepcopy(done[1])
+    told = plain_settings(RecallTask())
+    result["settings"]["train"]["model"] = {**told["train"]["model"], "theta_later_init": 0.7, "of_old": 3}
+    assert "parameters each, 6 steps of 4 rows, sizes 16:2, 24:2 taught;" in scored.rows(result)[0]
+    result["settings"]["train"]["model"] |= {"memory_depth": 2, "theta_fan_in": True, "hidden_size": 128}
+    result["settings"]["curriculum"] = True
+    said = scored.rows(result)[0]
+    told = re.search(r"parameters each \((.+?)\), 6 steps of 4 rows, sizes 16:2, 24:2 taught, joining one after", said)
+    assert told is not None
+    assert set(told[1].split(", ")) == {
+        "memory depth 2",
+        "theta fan in true",
+        "hidden size 128",
+        "theta later init 0.7",
+    }
 
 
 def test_wall_seconds_and_commits_are_those_of_the_runs(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_a_text_is_its_documents(tmp_path: Path) -> None:
 
 
 def test_long_files_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("titans_lm.data.contents.BLOCK", 3)
+    monkeypatch.setattr("titans_lm.data.text.BLOCK", 3)
     (tmp_path / "a").write_bytes(b"seven!!")
     assert files_sum(tmp_path / "a") == by_hand(("a", b"seven!!"))
 

@@ -108,7 +108,9 @@ def lines(result: dict[str, Any]) -> list[str]:
 def plot(result: dict[str, Any]) -> Plot:
     """Accuracy by fold, a line for each contender; those without a memory are dashed."""
     drawn = contender_lines(
-        result["contenders"], lambda one: [{"mean": 100 * value, "sd": None} for value in one["by_fold"]], short
+        result["contenders"],
+        lambda one: [{"mean": 100 * value, "sd": None} for value in one["by_fold"]],
+        lambda one: short(one["name"]),
     )
     return Plot(
         title=f"{heading(result)}: accuracy by fold", x_label="fold", y_label="accuracy, %", lines=drawn,

@@ -152,15 +152,15 @@ def by_position(contender: dict[str, Any]) -> list[dict[str, Any]]:
     return [mean_with_spread(values) for values in zip(*runs, strict=True)]
 
 
-def short_title(name: str) -> str:
-    """Name a contender where there is little room."""
-    return title(name).replace(UNSAID, "")
+def short_title(one: Mapping[str, Any]) -> str:
+    """Name a contender of a result where there is little room."""
+    return title_of(one).replace(UNSAID, "")
 
 
 def contender_lines(
     contenders: list[dict[str, Any]],
     values: Callable[[dict[str, Any]], list[dict[str, Any]]],
-    label: Callable[[str], str] = short_title,
+    label: Callable[[dict[str, Any]], str] = short_title,
 ) -> list[Line]:
     """Give every contender a line through its means, with their spread; those without a memory are dashed."""
     drawn = []
@@ -168,7 +168,7 @@ def contender_lines(
         places = values(one)
         sds = [place["sd"] for place in places]
         line = Line(
-            label=label(one["name"]) if one.get("start") is None else title_of(one).replace(UNSAID, ""),
+            label=label(one),
             x=list(range(len(places))),
             y=[place["mean"] for place in places],
             spread=None if None in sds else sds,

@@ -79,11 +79,15 @@ def plot(result: dict[str, Any]) -> Plot | Ranking:
     tables = result["tables"]
     horizons = [str(H) for H in result["settings"]["horizons"]]
     shown = [one for one in tables[0]["contenders"] if one["name"] not in NAIVE]
+
+    def label(one: dict[str, Any]) -> str:
+        return named(one["name"])
+
     if len(tables) > 1:
-        drawn = contender_lines(shown, lambda one: [_errors(table, one["name"])["mean"] for table in tables], named)
+        drawn = contender_lines(shown, lambda one: [_errors(table, one["name"])["mean"] for table in tables], label)
         axis, places = "table", [_table(table) for table in tables]
     else:
-        drawn = contender_lines(shown, lambda one: [one["test"]["mse"][H] for H in horizons], named)
+        drawn = contender_lines(shown, lambda one: [one["test"]["mse"][H] for H in horizons], label)
         axis, places = "horizon, rows", horizons
     if len(places) == 1:
         values = {line.label: (line.y[0], line.spread[0] if line.spread else None) for line in drawn}

@@ -173,7 +173,7 @@ def plot(result: Result) -> Plot:
     most = max((reading["by_position"] for _, reading in readings(result)), key=lambda parts: len(parts))
     drawn = [
         Line(
-            label=f"{short_title(model['name'])}, {mode(reading)}",
+            label=f"{short_title(model)}, {mode(reading)}",
             x=list(range(len(reading["by_position"]))),
             y=[part["bits_per_byte"]["mean"] for part in reading["by_position"]],
             colour=COLOURS[index % len(COLOURS)],

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -76,12 +77,22 @@ def page(found: Results, link: str) -> str:
     for kind, title in KERNELS.items():
         for result in found.get(kind, []):
             parts += ["", f"## {title}", "", origin(result, link), "", *kernels_table(result)]
-    for kind in LEARNED:
-        for result in found.get(kind, []):
-            parts += ["", *learned(result, link)]
+    for lines in sections(found, link):
+        parts += ["", *lines]
     for result in found.get(REPEATED, []):
         parts += ["", *repeated.section(result, link, table)]
     return "\n".join(parts) + "\n"
+
+
+def sections(found: Results, link: str) -> list[list[str]]:
+    """Lay out what models have learned; a heading that several would have names the file."""
+    results = [result for kind in LEARNED for result in found.get(kind, [])]
+    laid = [learned(result, link) for result in results]
+    often = Counter(lines[0] for lines in laid)
+    return [
+        [f"{head} ({Path(result['file']).stem})" if often[head] > 1 else head, *lines]
+        for result, (head, *lines) in zip(results, laid, strict=True)
+    ]
 
 
 def learned(result: Result, link: str) -> list[str]:

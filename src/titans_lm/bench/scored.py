@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from titans_lm.bench.compared import COLOURS, UNSAID, contender_lines, has_memory, title_of
+from titans_lm.bench.compared import COLOURS, contender_lines, has_memory, short_title, title_of
+from titans_lm.compare.task_settings import small_model
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.common_words import CommonWordsSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
@@ -30,6 +31,8 @@ KINDS = {
     "BabiLong": ("Facts in books (BABILong)", BabiLongSettings(), ("length",)),
 }
 """Tasks by name: what they are called here, their usual settings, and which of these are sizes."""
+LATER = ("memory_expansion", "theta_fan_in", "theta_later_init")
+"""Settings of memories of several layers, which say nothing of one."""
 
 
 def heading(result: dict[str, Any]) -> str:
@@ -75,15 +78,28 @@ def equal(result: dict[str, Any]) -> str:
     """Say what was equal: the number of parameters, and what was learned, up to from how many seeds."""
     told, train, asked = result["settings"], result["settings"]["train"], result["parameters_asked_for"]
     trained = sum("start" in one for one in result["contenders"])
-    size = "trained models, each with parameters of its own" if asked is None else f"{asked:,} parameters each"
+    own = "trained models, each with parameters of its own"
+    size = own if asked is None else f"{asked:,} parameters each{shape(train['model'])}"
     size += ", but for trained models, which keep theirs" if asked is not None and trained else ""
     if not train["steps"]:
         return f"{size}, tested as they are;"
     often = f" (in the shares {', '.join(f'{share:g}' for share in told['shares'])})" if told.get("shares") else ""
     price = f", a price of {train['gate_price']:g} on open gates" if train.get("gate_price") else ""
     steps = f"{result['contenders'][0]['runs'][0]['steps']:,} {'more ' * (asked is None)}steps"
-    sizes = f"sizes {', '.join(told['sizes']) or 'as set'} taught{often}{price}"
+    joining = ", joining one after the other" if told.get("curriculum") else ""
+    sizes = f"sizes {', '.join(told['sizes']) or 'as set'} taught{often}{joining}{price}"
     return f"{size}, {steps} of {train['batch_size']} rows, {sizes}; {learned(told)}"
+
+
+def shape(model: Mapping[str, Any]) -> str:
+    """Say what sets the models apart from those that the command trains today."""
+    usual = plain_settings(small_model())
+    told = [
+        f"{name.replace('_', ' ')} {str(value).lower()}"
+        for name, value in model.items()
+        if name in usual and value != usual[name] and (model["memory_depth"] > 1 or name not in LATER)
+    ]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def stories(runs: list[dict[str, Any]]) -> str:
@@ -160,11 +176,6 @@ def ranking(result: dict[str, Any]) -> Ranking | None:
         title=f"{heading(result)}, {size or 'as set'}", x_label="model", y_label="right answers, %", values=values,
         marked=plain.pop() if len(plain) == 1 else None,
     )  # fmt: skip
-
-
-def short_title(one: Mapping[str, Any]) -> str:
-    """Name a contender where there is little room."""
-    return title_of(one).replace(UNSAID, "")
 
 
 def shortest_title(one: Mapping[str, Any]) -> str:

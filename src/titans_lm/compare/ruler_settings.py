@@ -1,13 +1,11 @@
 """Settings of `titans evaluate variables` and `common-words`: what RULER asks beside its needles."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from titans_lm.compare.task_settings import HiddenTask, TaskSettings
 from titans_lm.data.tasks.common_words import CommonWordsSettings
-from titans_lm.data.tasks.sizes import resized
-from titans_lm.data.tasks.task import Task
 from titans_lm.data.tasks.variables import VariablesSettings
 
 
@@ -31,12 +29,6 @@ class VariablesTask(HiddenTask):
     """Rows that are tested of every size."""
     out: Path = Path("runs/variables")
     """Folder of the runs and of the results; the same command goes on where it was stopped."""
-
-    @property
-    def tested(self) -> dict[str, Task]:
-        """Tasks to test on, by their sizes."""
-        task = self.task if self.test_books is None else replace(self.task, books=self.test_books)
-        return {size: resized(task, size) for size in self.test_sizes or self.sizes} or {"": task}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,12 @@ class TextJob:
 
     def asked(self) -> Result:
         """Tell what the result depends on: all but where it is kept, and what its texts hold."""
+        return {**self._told(), "contents": self.contents()}
+
+    def _told(self) -> Result:
+        """Tell what it was asked for, without what its texts hold."""
         told = plain_settings(self)
-        return {**told, "settings": _without_run(told["settings"]), "contents": self.contents()}
+        return {**told, "settings": _without_run(told["settings"])}
 
     def contents(self) -> dict[str, str]:
         """Sum up what the run reads, by path: its texts, and the config of a baseline that is a folder."""
@@ -55,8 +59,7 @@ class TextJob:
         settings, noted = begun_with(self.folder), self.folder / CONTENTS
         if settings is None:
             return None
-        asked = {**self.asked(), "settings": _without_run(settings)}
-        del asked["contents"]
+        asked = {**self._told(), "settings": _without_run(settings)}
         return {**asked, "contents": json.loads(noted.read_bytes())} if noted.is_file() else asked
 
     def train(self) -> Result:

@@ -130,7 +130,13 @@ class TaskSettings:
     @property
     def tested(self) -> dict[str, Task]:
         """Tasks to test on, by their sizes."""
-        return {size: resized(self.task, size) for size in self.test_sizes or self.sizes} or {"": self.task}
+        task = self.test_task
+        return {size: resized(task, size) for size in self.test_sizes or self.sizes} or {"": task}
+
+    @property
+    def test_task(self) -> Task:
+        """The task as it is tested; sizes go over it."""
+        return self.task
 
     @property
     def tried(self) -> dict[str, Task]:
@@ -238,6 +244,11 @@ class HiddenTask(TaskSettings):
         if self.test_books is not None and self.task.books is None:
             raise ValueError("got test_books without task.books; expected books to train in as well")
 
+    @property
+    def test_task(self) -> NeedleSettings | VariablesSettings | BabiLongSettings:
+        """The task as it is tested, in a text of its own where one is given; sizes go over it."""
+        return self.task if self.test_books is None else replace(self.task, books=self.test_books)
+
 
 @dataclass(frozen=True, kw_only=True)
 class NeedleTask(HiddenTask):
@@ -270,7 +281,7 @@ class NeedleTask(HiddenTask):
     @property
     def tested(self) -> dict[str, Task]:
         """Tasks to test on, by their sizes and depths."""
-        task = self.task if self.test_books is None else replace(self.task, books=self.test_books)
+        task = self.test_task
         sizes = self.test_sizes or self.sizes or (str(task.length),)
         found: dict[str, Task] = {}
         for size in sizes:
@@ -315,7 +326,6 @@ class BabiLongTask(HiddenTask):
             )
 
     @property
-    def tested(self) -> dict[str, Task]:
-        """Tasks to test on, by their sizes."""
-        task = replace(self.task, source=self.test_source, books=self.test_books or self.task.books)
-        return {size: resized(task, size) for size in self.test_sizes or self.sizes} or {"": task}
+    def test_task(self) -> BabiLongSettings:
+        """The task as it is tested, in a text and by a file of questions of its own; sizes go over it."""
+        return replace(self.task, source=self.test_source, books=self.test_books or self.task.books)

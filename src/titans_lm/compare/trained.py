@@ -12,6 +12,7 @@ from titans_lm.compare.settings import trained_model
 from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.data.tasks.hay import BYTES, WORDS, holds_tokenizer, tokenizer_in
 from titans_lm.data.tasks.task import Task
+from titans_lm.data.text import blocks
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.evaluate.carried import learned_positions
 from titans_lm.train.match import Sized
@@ -29,9 +30,8 @@ def weights_sum(folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}):
         digest.update(path.name.encode())
-        with path.open("rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
+        for block in blocks(path):
+            digest.update(block)
     return digest.hexdigest()
 
 

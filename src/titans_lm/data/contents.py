@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm.data.prepared import INDEX, is_token_folder, tokenizer_fingerprint
-from titans_lm.data.text import files_below, read_documents
-
-BLOCK = 1 << 22
-CODES = ("bytes", "words")
-"""Names of tokenizers that are no folders (`data/tasks/hay.py`)."""
+from titans_lm.data.tasks.hay import BYTES, WORDS
+from titans_lm.data.text import blocks, files_below, read_documents
 
 
 def text_sum(source: str | Path) -> str:
@@ -39,9 +36,8 @@ def files_sum(path: Path) -> str:
     for file in files_below(path) if path.is_dir() else [path]:
         name = file.relative_to(path).as_posix() if file != path else file.name
         digest.update(f"{name}\0{file.stat().st_size}\0".encode("utf-8", "surrogateescape"))
-        with file.open("rb") as opened:
-            while block := opened.read(BLOCK):
-                digest.update(block)
+        for block in blocks(file):
+            digest.update(block)
     return digest.hexdigest()
 
 
@@ -56,7 +52,7 @@ def contents_of(tasks: Iterable[Any]) -> dict[str, str]:
     """Sum up the texts, questions and tokenizers that tasks draw from, by their paths."""
     tasks = list(tasks)
     texts = {path for task in tasks for name in ("books", "source") if (path := getattr(task, name, None)) is not None}
-    folders = {name for task in tasks if (name := getattr(task, "tokenizer", None)) is not None} - {*CODES}
+    folders = {name for task in tasks if (name := getattr(task, "tokenizer", None)) is not None} - {BYTES, WORDS}
     return {str(path): text_sum(path) for path in sorted(texts)} | {
         name: tokenizer_sum(name) for name in sorted(folders)
     }

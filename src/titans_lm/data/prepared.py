@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from titans_lm.data.text import blocks
 from titans_lm.data.tokenizer import TokenIds
 
 if TYPE_CHECKING:
@@ -54,9 +55,8 @@ def is_token_folder(path: str | Path) -> bool:
 def file_sum(path: Path) -> str:
     """BLAKE2b of a file's bytes."""
     digest = blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
+    for block in blocks(path):
+        digest.update(block)
     return digest.hexdigest()
 
 

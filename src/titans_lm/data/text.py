@@ -11,6 +11,8 @@ STDLIB = "stdlib"
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 SNIFFED = 8192
 """Bytes at the start of a file in which a zero byte says: not text."""
+BLOCK = 1 << 22
+"""Bytes that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,13 @@ class Corpus:
             "skipped_files": len(self.skipped),
             "split": self.split,
         }
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """Read a file that need not fit into memory."""
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            yield block
 
 
 def load_corpus(source: str | Path, *, held_out: float = 0.05, valid: str | Path | None = None) -> Corpus:

@@ -51,12 +51,6 @@ class Cost:
     """Measurements of a benchmark, none of which may take longer than its limit: the hours are an upper bound."""
 
 
-def step_hours(step: Step) -> float | None:
-    """Estimate the GPU-hours of a step; None for what is not counted."""
-    cost = step_cost(step)
-    return None if cost is None else cost.hours
-
-
 def step_cost(step: Step) -> Cost | None:
     """Estimate what a step takes on a GPU; None for preparing text, questions and predictions of a trained model."""
     s = step.settings

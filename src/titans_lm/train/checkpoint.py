@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from titans_lm.data.text import blocks
 from titans_lm.train.files import new_folder, write_json
 
 if TYPE_CHECKING:
@@ -214,7 +215,6 @@ def _advice(folder: Path) -> str:
 
 def _sum(path: Path) -> tuple[int, int]:
     size, crc = 0, 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            size, crc = size + len(block), zlib.crc32(block, crc)
+    for block in blocks(path):
+        size, crc = size + len(block), zlib.crc32(block, crc)
     return size, crc

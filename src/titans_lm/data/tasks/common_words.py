@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.hay import BYTES, asked_batch, encode, encode_all, vocabulary
-from titans_lm.data.tasks.needle import ADJECTIVES, NOUNS
+from titans_lm.data.tasks.needle import spelled, two_words, two_words_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ Word = Literal["letters", "words"]
 SYLLABLES = tuple(consonant + vowel for consonant in "bcdfghjklmnpqrstvwxz" for vowel in "aeiou")
 PARTS = 3
 """Syllables of a word of letters."""
-WORDS = {"letters": len(SYLLABLES) ** PARTS, "words": len(ADJECTIVES) * len(NOUNS)}
+WORDS = {"letters": len(SYLLABLES) ** PARTS, "words": two_words_count()}
 """Words of each kind that there are."""
 INTRODUCTION = "Keep the words in mind."
 
@@ -93,7 +93,7 @@ class CommonWordsSettings:
         while True:
             count = min(count, WORDS[self.word] - self.common)
             words = [
-                _spelled(self.word, int(pick))
+                _written(self.word, int(pick))
                 for pick in rng.choice(WORDS[self.word], self.common + count, replace=False)
             ]
             said = encode_all([f" {word}." for word in words], self.tokenizer)
@@ -126,17 +126,13 @@ class CommonWordsSettings:
         return encode(f"\nWhat {what}? Answer:", self.tokenizer), encode(answer, self.tokenizer)
 
 
-def _spelled(kind: Word, which: int) -> str:
+def _written(kind: Word, which: int) -> str:
     """Write a word by its number."""
-    if kind == "words":
-        adjective, noun = divmod(which, len(NOUNS))
-        return f"{ADJECTIVES[adjective]} {NOUNS[noun]}"
-    places = (which // len(SYLLABLES) ** power for power in reversed(range(PARTS)))
-    return "".join(SYLLABLES[place % len(SYLLABLES)] for place in places)
+    return two_words(which) if kind == "words" else spelled(which, [SYLLABLES] * PARTS)
 
 
 @lru_cache(maxsize=8)
 def _tokens_of_one(kind: Word, tokenizer: str) -> float:
     """Measure the tokens of a word on 64 of them, the mean."""
     some = range(0, WORDS[kind], WORDS[kind] // 64)
-    return sum(len(encode(f" {_spelled(kind, which)}.", tokenizer)) for which in some) / len(some)
+    return sum(len(encode(f" {_written(kind, which)}.", tokenizer)) for which in some) / len(some)

@@ -4,6 +4,7 @@ The form of RULER's S-NIAH and its siblings with several keys, values and questi
 are RULER-style, not RULER's own (those are reached through lm-eval).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -36,6 +37,25 @@ NOUNS = (
     "ocean", "orchard", "otter", "paper", "pebble", "pillow", "quarry", "raven", "ribbon", "saddle", "shadow",
     "shepherd", "spoon", "thistle", "tower", "tunnel", "violin", "willow",
 )  # fmt: skip
+
+
+def spelled(which: int, places: Sequence[Sequence[str]], between: str = "") -> str:
+    """Write a name by its number: one part for every place, and the last place changes with every number."""
+    parts = []
+    for choices in reversed(places):
+        which, at = divmod(which, len(choices))
+        parts.append(choices[at])
+    return between.join(reversed(parts))
+
+
+def two_words(which: int) -> str:
+    """Write an adjective and a noun by their number."""
+    return spelled(which, (ADJECTIVES, NOUNS), " ")
+
+
+def two_words_count() -> int:
+    """Count the pairs of an adjective and a noun."""
+    return len(ADJECTIVES) * len(NOUNS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +101,8 @@ class NeedleSettings:
         check_at_least("length", self.length, 0)
         for name in ("keys", "values", "queries"):
             check_at_least(name, getattr(self, name), 1)
-        if self.keys > len(ADJECTIVES) * len(NOUNS):
-            raise ValueError(f"got keys={self.keys}; expected {len(ADJECTIVES) * len(NOUNS)} or fewer")
+        if self.keys > two_words_count():
+            raise ValueError(f"got keys={self.keys}; expected {two_words_count()} or fewer")
         if self.queries > self.keys:
             raise ValueError(f"got queries={self.queries} and keys={self.keys}; expected no more queries than keys")
         if self.depth is not None and not 0.0 <= self.depth <= 1.0:
@@ -100,7 +120,7 @@ class NeedleSettings:
     @property
     def chance(self) -> float:
         """Share of answers that are right as a whole by saying any values, with several of a key all of them."""
-        one = {"number": 1 / 9_000_000, "uuid": 2.0**-122, "words": 1 / (len(ADJECTIVES) * len(NOUNS))}[self.value]
+        one = {"number": 1 / 9_000_000, "uuid": 2.0**-122, "words": 1 / two_words_count()}[self.value]
         return one**self.values
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
@@ -111,7 +131,7 @@ class NeedleSettings:
 
     def _told(self, rng: "np.random.Generator") -> Told:
         """Draw what a row says."""
-        keys = [self._words(int(pick)) for pick in rng.choice(len(ADJECTIVES) * len(NOUNS), self.keys, replace=False)]
+        keys = [two_words(int(pick)) for pick in rng.choice(two_words_count(), self.keys, replace=False)]
         needles = [(key, self._value(rng)) for key in keys for _ in range(self.values)]
         needles = [needles[i] for i in rng.permutation(len(needles))]
         facts = tuple(f"The secret {self._thing} of {key} is {value}. " for key, value in needles)
@@ -129,10 +149,6 @@ class NeedleSettings:
         verb, thing = ("are", f"{self._thing}s") if self.values > 1 else ("is", self._thing)
         return f"\nWhat {verb} the secret {thing} of {key}? The secret {thing} of {key} {verb}"
 
-    def _words(self, which: int) -> str:
-        adjective, noun = divmod(which, len(NOUNS))
-        return f"{ADJECTIVES[adjective]} {NOUNS[noun]}"
-
     def _value(self, rng: "np.random.Generator") -> str:
         match self.value:
             case "number":
@@ -142,4 +158,4 @@ class NeedleSettings:
 
                 return str(uuid.UUID(bytes=rng.bytes(16), version=4))
             case "words":
-                return self._words(int(rng.integers(len(ADJECTIVES) * len(NOUNS))))
+                return two_words(int(rng.integers(two_words_count())))

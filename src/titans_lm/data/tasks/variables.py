@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.hay import BYTES, Told, haystack, text_batch, vocabulary
-from titans_lm.data.tasks.needle import ADJECTIVES, NOUNS
+from titans_lm.data.tasks.needle import spelled, two_words, two_words_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Name = Literal["letters", "words"]
 LETTERS = 5
 """Letters of a name."""
-NAMES = {"letters": len(ascii_uppercase) ** LETTERS, "words": len(ADJECTIVES) * len(NOUNS)}
+NAMES = {"letters": len(ascii_uppercase) ** LETTERS, "words": two_words_count()}
 """Names of each kind that there are."""
 LEAST, MOST = 10_000, 99_999
 """Numbers: all of five digits."""
@@ -100,7 +100,7 @@ class VariablesSettings:
         """Draw what a row says."""
         size = self.hops + 1
         picks = rng.choice(NAMES[self.name], self.chains * size, replace=False).tolist()
-        names = [self._called(pick) for pick in picks]
+        names = [_called(self.name, pick) for pick in picks]
         values = (LEAST + rng.choice(MOST - LEAST + 1, self.chains, replace=False)).tolist()
         facts, said = [], [0] * self.chains
         for place in rng.permutation(self.chains * size).tolist():  # chains take turns, each in its own order
@@ -112,9 +112,7 @@ class VariablesSettings:
         question = f"\nWhat has the number {values[0]}? Answer:"
         return Told(INTRODUCTION, tuple(facts), ((question, f" {', '.join(names[:size])}."),))
 
-    def _called(self, which: int) -> str:
-        if self.name == "words":
-            adjective, noun = divmod(which, len(NOUNS))
-            return f"{ADJECTIVES[adjective]} {NOUNS[noun]}"
-        places = (which // len(ascii_uppercase) ** power for power in reversed(range(LETTERS)))
-        return "".join(ascii_uppercase[place % len(ascii_uppercase)] for place in places)
+
+def _called(kind: Name, which: int) -> str:
+    """Write a name by its number."""
+    return two_words(which) if kind == "words" else spelled(which, [ascii_uppercase] * LETTERS)
