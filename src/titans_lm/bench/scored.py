@@ -5,7 +5,6 @@ from statistics import mean
 from typing import Any
 
 from titans_lm.bench.compared import COLOURS, contender_lines, has_memory, short_title, title_of
-from titans_lm.compare.task_settings import small_model
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.common_words import CommonWordsSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
@@ -17,7 +16,7 @@ from titans_lm.data.tasks.variables import VariablesSettings
 from titans_lm.report.plots import SOFT, HeatMaps, Line, Plot, Ranking
 from titans_lm.report.spread import in_percent, written
 from titans_lm.report.table import aligned
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.settings import plain_settings, tiny_model
 
 KINDS = {
     "Recall": ("Associative recall (MQAR)", RecallSettings(symbols=256, answers=False), ("length", "pairs")),
@@ -93,7 +92,7 @@ def equal(result: dict[str, Any]) -> str:
 
 def shape(model: Mapping[str, Any]) -> str:
     """Say what sets the models apart from those that the command trains today."""
-    usual = plain_settings(small_model())
+    usual = plain_settings(tiny_model())
     told = [
         f"{name.replace('_', ' ')} {str(value).lower()}"
         for name, value in model.items()

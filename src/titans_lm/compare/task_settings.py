@@ -14,15 +14,7 @@ from titans_lm.data.tasks.sizes import AT, resized
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.tasks.tracking import TrackingSettings
 from titans_lm.data.tasks.variables import VariablesSettings
-from titans_lm.train.settings import ModelSettings
-
-
-def small_model() -> BackboneConfig:
-    """Two blocks of width 64: minutes on a CPU core, and the size that recall is often published for."""
-    return BackboneConfig(
-        hidden_size=64, num_attention_heads=2, num_hidden_layers=2, memory_depth=1, intermediate_size=128,
-        segment_len=32, window=32, num_persistent=4,
-    )  # fmt: skip
+from titans_lm.train.settings import ModelSettings, tiny_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +33,7 @@ class TaskFit(ModelSettings):
     """Steps between two lines of metrics.jsonl."""
     keep: int = 1
     """Checkpoints kept, the newest ones."""
-    model: BackboneConfig = field(default_factory=small_model)
+    model: BackboneConfig = field(default_factory=tiny_model)
     """The model."""
     batch_size: int = 64
     """Rows of a batch."""

@@ -110,6 +110,14 @@ def small_model() -> BackboneConfig:
     )
 
 
+def tiny_model() -> BackboneConfig:
+    """Size the models that `titans evaluate` trains on tasks: minutes on a CPU core, and as in tables of recall."""
+    return BackboneConfig(
+        hidden_size=64, num_attention_heads=2, num_hidden_layers=2, memory_depth=1, intermediate_size=128,
+        segment_len=32, window=32, num_persistent=4,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(FitSettings):
     """Settings of training a model over tokens, ours or another."""
