@@ -80,6 +80,8 @@ def start_linear(module: nn.Linear) -> None:
 
     One that `start_alike` has marked gets the weights of another, which its owner has before it and so draws before it.
     """
+    if module.weight.is_meta:  # nothing to draw, and in torch that takes longer than all else of such a model
+        return
     like = getattr(module, "start_like", None)
     if like is None:
         nn.init.normal_(module.weight, std=getattr(module, "start_std", module.in_features**-0.5))
