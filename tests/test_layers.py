@@ -17,6 +17,7 @@ from titans_lm.layers import (
     last_rows,
     rope_angles,
     rotate,
+    start_linear,
     valid_tokens,
 )
 
@@ -197,3 +198,13 @@ def test_linear_computes_one_row_under_autocast_as_asked() -> None:
     layer, x = Linear(5, 7), torch.randn(1, 1, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
+
+
+def test_a_map_without_weights_draws_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the meta device drawing is slow and gives nothing; anywhere else it is how a map starts."""
+    drawn: list[torch.Size] = []
+    monkeypatch.setattr(torch.nn.init, "normal_", lambda weight, std: drawn.append(weight.shape))
+    start_linear(torch.nn.Linear(3, 4, device="meta"))
+    assert drawn == []
+    start_linear(torch.nn.Linear(3, 4))
+    assert drawn == [(4, 3)]

@@ -32,6 +32,11 @@ KINDS = {
 """Tasks by name: what they are called here, their usual settings, and which of these are sizes."""
 LATER = ("memory_expansion", "theta_fan_in", "theta_later_init")
 """Settings of memories of several layers, which say nothing of one."""
+BEFORE = {
+    "theta_fan_in": True, "alpha_stretch": 0.0, "theta_later_init": 0.5, "memory_reads_residual": False,
+    "gating": "memory",
+}  # fmt: skip
+"""How models were before these could be set, where that is not today's default: older files do not name them."""
 
 
 def heading(result: dict[str, Any]) -> str:
@@ -78,25 +83,26 @@ def equal(result: dict[str, Any]) -> str:
     told, train, asked = result["settings"], result["settings"]["train"], result["parameters_asked_for"]
     trained = sum("start" in one for one in result["contenders"])
     own = "trained models, each with parameters of its own"
-    size = own if asked is None else f"{asked:,} parameters each{shape(train['model'])}"
+    size = own if asked is None else f"{asked:,} parameters each{shape(told)}"
     size += ", but for trained models, which keep theirs" if asked is not None and trained else ""
     if not train["steps"]:
         return f"{size}, tested as they are;"
     often = f" (in the shares {', '.join(f'{share:g}' for share in told['shares'])})" if told.get("shares") else ""
     price = f", a price of {train['gate_price']:g} on open gates" if train.get("gate_price") else ""
     steps = f"{result['contenders'][0]['runs'][0]['steps']:,} {'more ' * (asked is None)}steps"
-    joining = ", joining one after the other" if told.get("curriculum") else ""
+    joining = ", joining one after the other" if told.get("curriculum") and len(told["sizes"]) > 1 else ""
     sizes = f"sizes {', '.join(told['sizes']) or 'as set'} taught{often}{joining}{price}"
     return f"{size}, {steps} of {train['batch_size']} rows, {sizes}; {learned(told)}"
 
 
-def shape(model: Mapping[str, Any]) -> str:
+def shape(settings: Mapping[str, Any]) -> str:
     """Say what sets the models apart from those that the command trains today."""
-    usual = plain_settings(tiny_model())
+    usual, model = plain_settings(tiny_model()), {**BEFORE, **settings["train"]["model"]}
+    deep = model["memory_depth"] > 1 or any("memory_depth=" in name for name in settings["models"])
     told = [
         f"{name.replace('_', ' ')} {str(value).lower()}"
         for name, value in model.items()
-        if name in usual and value != usual[name] and (model["memory_depth"] > 1 or name not in LATER)
+        if name in usual and value != usual[name] and (deep or name not in LATER)
     ]
     return f" ({', '.join(told)})" if told else ""
 
