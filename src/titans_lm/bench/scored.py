@@ -97,7 +97,8 @@ def equal(result: dict[str, Any]) -> str:
 
 def shape(settings: Mapping[str, Any]) -> str:
     """Say what sets the models apart from those that the command trains today."""
-    usual, model = plain_settings(tiny_model()), {**BEFORE, **settings["train"]["model"]}
+    usual: Mapping[str, Any] = plain_settings(tiny_model())
+    model: Mapping[str, Any] = {**BEFORE, **settings["train"]["model"]}
     deep = model["memory_depth"] > 1 or any("memory_depth=" in name for name in settings["models"])
     told = [
         f"{name.replace('_', ' ')} {str(value).lower()}"
