@@ -30,8 +30,6 @@ from titans_lm.train.checkpoint import save_model
 from titans_lm.train.log import JsonLines
 from titans_lm.train.run import METRICS, RunFolder, load_model
 
-SIZES_SAID = r"parameters each \(hidden size .+?\), but for trained models, which keep theirs, 3 steps of 4 rows"
-
 
 def gpt2(folder: Path, vocab: int = 259, positions: int = 400, tokenizer: Any = None) -> Path:
     torch.manual_seed(len(folder.name))
@@ -187,7 +185,10 @@ def test_training_goes_on_from_the_weights(ours: Any, tmp_path: Path, monkeypatc
     fresh, *trained = result["contenders"]
     assert abs(result["parameters_asked_for"] / fresh["parameters"] - 1.0) < 0.02
     assert all(len(one["tuning"]) == 2 and one["rate"] in (1e-3, 1e-2) for one in result["contenders"])
-    assert re.search(SIZES_SAID, scored.rows(result)[0])
+    assert (
+        f"parameters each{scored.shape(result['settings'])}, but for trained models, which keep theirs, "
+        "3 steps of 4 rows"
+    ) in scored.rows(result)[0]
     batch = settings.taught[0].draw(np.random.default_rng([0, 0]), 4)
     for one, path in zip(trained, folders.values(), strict=True):
         made = settings.out / "runs" / f"{folder_name(one['name'])}-seed0"

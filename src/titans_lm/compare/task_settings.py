@@ -320,4 +320,4 @@ class BabiLongTask(HiddenTask):
     @property
     def test_task(self) -> BabiLongSettings:
         """The task as it is tested, in a text and by a file of questions of its own; sizes go over it."""
-        return replace(self.task, source=self.test_source, books=self.test_books or self.task.books)
+        return replace(self.task, source=self.test_source, books=super().test_task.books)
