@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "other scales": {"memory_targets": "unit", "theta_fan_in": True, "memory_init_scale": 2.0},
     "values as they are": {"memory_targets": "none"},
     "other starts": {"theta_init": 0.9, "theta_later_init": 0.5},
+    "spread starts": {"alpha_init": (0.01, 0.3), "eta_init": (0.1, 0.9), "time_scales": "shifted"},
     "silu": {"memory_activation": "silu"},
     "all turned": {"rotary_fraction": 1.0},
     "none turned": {"rotary_fraction": 0.0},

@@ -15,6 +15,7 @@ from titans_lm.config import (
     BackboneConfig,
     MemoryConfig,
     check_known,
+    log_spaced,
     nearest,
 )
 
@@ -47,9 +48,16 @@ WRONG = [
     ("alpha_stretch", 1.1, "from 0.0 to 1.0"),
     ("eta_max", 1.0, "from 0.0 to 0.999"),
     ("alpha_max", -0.1, "from 0.0 to 1.0"),
-    ("alpha_init", 2.0, "from 0.0 to 1.0"),
-    ("alpha_init", 0.0, "0 < alpha_init < alpha_max"),
-    ("alpha_max", 0.001, "0 < alpha_init < alpha_max"),
+    ("alpha_init", 2.0, "above 0 and below alpha_max=1"),
+    ("alpha_init", 0.0, "above 0 and below alpha_max=1"),
+    ("alpha_init", (0.1, 1.0), "alpha_init=(0.1, 1.0); expected a number above 0 and below alpha_max=1"),
+    ("alpha_init", (0.3, 0.1), "two that ascend"),
+    ("alpha_init", (0.1,), "two that ascend"),
+    ("alpha_init", "0.1", "or a pair of them"),
+    ("alpha_max", 0.001, "above 0 and below alpha_max=0.001"),
+    ("eta_init", 1.0, "above 0 and below 1"),
+    ("theta_init", (0.5, 0.5), "two that ascend"),
+    ("time_scales", "shift", "did you mean 'shifted'"),
     ("architecture", "MAC", "did you mean 'mac'"),
     ("architecture", "transformer", "one of lmm, mac, mag, mal, attention, sliding, segment"),
     ("num_hidden_layers", 0, "at least 1"),
@@ -98,6 +106,19 @@ def test_only_mac_needs_segments_that_end_where_chunks_end(architecture: str) ->
 
 def test_forgetting_that_is_off_asks_nothing_of_its_start() -> None:
     assert not MemoryConfig(decay=False, alpha_init=0.0).decay
+    with pytest.raises(ValueError, match=r"got alpha_init=\(0.001, 0.1\) with decay=False, which never forgets"):
+        MemoryConfig(decay=False, alpha_init=(0.001, 0.1))
+
+
+def test_a_pair_is_spread_over_heads_and_where_asked_over_the_blocks_too() -> None:
+    assert log_spaced((0.001, 1.0), 4) == pytest.approx([0.001, 0.01, 0.1, 1.0])
+    stack = [log_spaced((1e-5, 1.0), 2, place, 3) for place in range(3)]
+    assert [value for head in zip(*stack, strict=True) for value in head] == pytest.approx(
+        [10.0**-k for k in range(5, -1, -1)]
+    )
+    assert log_spaced((0.01, 1.0), 1) == pytest.approx([0.1])
+    assert log_spaced(0.3, 2, 1, 4) == [0.3, 0.3]
+    assert MemoryConfig(alpha_init=[0.001, 0.1]) == MemoryConfig(alpha_init=(0.001, 0.1))  # type: ignore[arg-type]
 
 
 def test_architectures_are_all_known_and_four_have_a_memory() -> None:

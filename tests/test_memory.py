@@ -11,7 +11,8 @@ from torch import Tensor
 
 from by_hand import MemoryByHand
 from model_cases import MEMORY_ONLY, VARIANTS, assert_close, named_tensors, small_config, wake
-from titans_lm.config import MemoryConfig
+from titans_lm.backbone import Backbone
+from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.layers import valid_tokens
 from titans_lm.memory import NeuralMemory
 from titans_lm.ops import read
@@ -172,6 +173,26 @@ def test_theta_starts_at_its_share_of_the_bound_of_each_layer(kind: str) -> None
     parts = found if kind == "channel" else found.unbind(-1)
     for part, share, scale in zip(parts, shares, config.theta_scales, strict=True):
         assert_close(part, torch.full_like(part, share * scale * config.theta_max), 1e-7)
+
+
+@pytest.mark.parametrize("kind", ["head", "layer", "channel"])
+@pytest.mark.parametrize("name", ["theta", "eta", "alpha"])
+def test_the_gates_of_heads_start_apart_where_a_pair_is_given(kind: str, name: str) -> None:
+    """Log-spaced over the heads, for every layer and channel of a head alike; the blocks of a stack may take turns."""
+    config = BackboneConfig(
+        architecture="lmm", num_hidden_layers=2, num_attention_heads=4, gates=kind, time_scales="shifted",  # type: ignore[arg-type]
+        **{f"{name}_init": (0.01, 0.5)},
+    )  # fmt: skip
+    limit = {"theta": config.theta_max, "eta": config.eta_max, "alpha": 1.0}[name]
+    zero, k = torch.zeros(1, 1, config.hidden_size), no_keys(config)
+    found = [getattr(block.memory, f"{name}_proj")(zero, k) for block in Backbone(config).layers]
+    if kind == "channel":
+        of_blocks = [gate[0][0, 0, :, 0] for gate in found]
+        assert all(bool((gate[0] == gate[0][..., :1]).all()) for gate in found)
+    else:
+        of_blocks = [gate[0, 0, :, 0] for gate in found]
+    expected = 0.01 * 50.0 ** (torch.arange(8) / 7)
+    assert_close(torch.stack(of_blocks, dim=1).flatten() / limit, expected, 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["head", "layer", "channel"])

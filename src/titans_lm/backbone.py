@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from titans_lm.blocks import BLOCKS
 from titans_lm.config import BackboneConfig
 from titans_lm.layers import Call, RMSNorm, Rope, rope_angles, start_linear
+from titans_lm.memory import NeuralMemory
 from titans_lm.ops.state import map_state, state_dtype, state_tensors
 
 Hidden = Float[Tensor, "B T E"]
@@ -78,6 +79,10 @@ class Backbone(nn.Module):
         self._layout: list[tuple[int, ...]] | None = None
         self._compiled: Callable[..., Any] | None = None
         self._mark_outputs()
+        if config.time_scales == "shifted":
+            memories = [module for module in self.modules() if isinstance(module, NeuralMemory)]
+            for place, memory in enumerate(memories):
+                memory.spread(place, len(memories))
         self.apply(self.init_weights)
 
     def init_weights(self, module: nn.Module) -> None:

@@ -21,6 +21,9 @@ Targets = Literal["rms", "unit", "none"]
 Gating = Literal["mutual", "memory"]
 Backend = Literal["auto", "reference", "chunked", "triton"]
 SurpriseSizes = bool | Literal["parts"]
+TimeScales = Literal["shared", "shifted"]
+Start = float | tuple[float, float]
+"""Where a gate starts: one value for all heads, or (from, to), log-spaced over the heads."""
 
 MEMORY_ARCHITECTURES = ("lmm", "mac", "mag", "mal")
 
@@ -57,6 +60,30 @@ def check_share(what: str, got: Any) -> None:
 def check_positive(what: str, got: Any) -> None:
     if not isinstance(got, (int, float)) or isinstance(got, bool) or not 0.0 < got < math.inf:
         raise ValueError(f"got {what}={got!r}; expected a finite number above 0")
+
+
+def check_start(what: str, got: Any, most: float, said: str = "") -> None:
+    """Check one value above 0 and below `most`, which is called what is `said`, or an ascending pair of them."""
+    pair = isinstance(got, tuple)
+    for value in got if pair else (got,):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 < value < most:
+            below = said or format(most, "g")
+            raise ValueError(f"got {what}={got!r}; expected a number above 0 and below {below}, or a pair of them")
+    if pair and (len(got) != 2 or not got[0] < got[1]):
+        raise ValueError(f"got {what}={got!r}; expected one number, or two that ascend: (from, to) over the heads")
+
+
+def log_spaced(start: Start, count: int, place: int = 0, of: int = 1) -> list[float]:
+    """Spread a start over the heads of a memory: from · (to / from)^(j / (N − 1)), N = count · of.
+
+    j = head · of + place for the `place`-th of `of` memories that share the spread. One value alone stands at the
+    geometric mean.
+    """
+    if not isinstance(start, tuple):
+        return [start] * count
+    low, high = start
+    last = count * of - 1
+    return [low * (high / low) ** ((head * of + place) / last if last else 0.5) for head in range(count)]
 
 
 def check_switch(what: str, got: Any) -> None:
@@ -110,16 +137,20 @@ class MemoryConfig:
     """c in the bound on θ that keeps repeated keys stable (D10)."""
     theta_stretch: float = 0.2
     """How far θ's gate reaches beyond zero and its bound before it is cut: above 0 a token can write nothing (D33)."""
-    theta_init: float = 0.5
+    theta_init: Start = 0.5
     """Share of its bound at which θ of the first layer of a memory starts, for every token (D2)."""
-    theta_later_init: float = 0.1
+    theta_later_init: Start = 0.1
     """The same of the second and later layers of a memory, where layers have gates of their own (D14)."""
     eta_max: float = 0.6
     """Largest share of past surprise that a token may keep (D10)."""
+    eta_init: Start = 0.5
+    """Share of eta_max at which η starts (D2)."""
     alpha_max: float = 1.0
     """Largest share of the memory that a token may forget."""
-    alpha_init: float = 0.002
-    """Share of the memory that a token forgets before training (D2)."""
+    alpha_init: Start = 0.002
+    """Share of the memory that a token forgets before training; a pair (from, to) is log-spaced over the heads (D2)."""
+    time_scales: TimeScales = "shared"
+    """Whether every block spreads a pair over its heads alike, or all heads of the stack share one spread (D2)."""
     alpha_stretch: float = 0.003
     """How far α's gate reaches beyond zero and its bound before it is cut: above 0 a token can forget nothing (D33)."""
     memory_targets: Targets = "rms"
@@ -139,6 +170,9 @@ class MemoryConfig:
     """Epsilon of every RMSNorm."""
 
     def __post_init__(self) -> None:
+        for name in ("theta_init", "theta_later_init", "eta_init", "alpha_init"):
+            if isinstance(getattr(self, name), list):  # as JSON has a pair
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("hidden_size", "num_attention_heads", "memory_expansion", "chunk_size", "gate_rank", "conv_size"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("memory_depth", self.memory_depth, 1)
@@ -163,16 +197,23 @@ class MemoryConfig:
         check_positive("memory_init_scale", self.memory_init_scale)
         check_between("theta_bound", self.theta_bound, 0.0, 1.0)
         check_between("theta_stretch", self.theta_stretch, 0.0, 1.0)
-        check_share("theta_init", self.theta_init)
-        check_share("theta_later_init", self.theta_later_init)
+        check_choice("time_scales", self.time_scales, get_args(TimeScales))
+        for name in ("theta_init", "theta_later_init", "eta_init"):
+            check_start(name, getattr(self, name), 1.0)
         check_between("alpha_stretch", self.alpha_stretch, 0.0, 1.0)
         check_between("eta_max", self.eta_max, 0.0, 0.999)
         check_between("alpha_max", self.alpha_max, 0.0, 1.0)
-        check_between("alpha_init", self.alpha_init, 0.0, 1.0)
-        if self.decay and not 0.0 < self.alpha_init < self.alpha_max:
+        self._check_alpha_init()
+
+    def _check_alpha_init(self) -> None:
+        if self.decay:
+            check_start("alpha_init", self.alpha_init, self.alpha_max, f"alpha_max={self.alpha_max:g}")
+        elif not isinstance(self.alpha_init, tuple):
+            check_between("alpha_init", self.alpha_init, 0.0, 1.0)
+        elif self.alpha_init != MemoryConfig.alpha_init:
             raise ValueError(
-                f"got alpha_init={self.alpha_init} and alpha_max={self.alpha_max}; expected 0 < alpha_init < alpha_max "
-                "(decay=False switches forgetting off)"
+                f"got alpha_init={self.alpha_init} with decay=False, which never forgets; expected no alpha_init, or "
+                "decay=True"
             )
 
     @property
@@ -206,9 +247,15 @@ class MemoryConfig:
         return [1.0] + [1.0 / width if by_fan_in else 1.0 for width in self.memory_widths[1:-1]]
 
     @property
-    def theta_starts(self) -> list[float]:
+    def theta_starts(self) -> list[Start]:
         """Share of its bound at which θ of each layer starts (D2, D14); one gate for all layers starts as the first."""
         return [self.theta_init] + [self.theta_later_init] * (self.memory_depth - 1)
+
+    @property
+    def alpha_start(self) -> Start:
+        """Share of alpha_max at which α starts."""
+        start, most = self.alpha_init, self.alpha_max
+        return (start[0] / most, start[1] / most) if isinstance(start, tuple) else start / most
 
     @property
     def theta_max(self) -> float:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from titans_lm.config import MemoryConfig
+from titans_lm.config import MemoryConfig, Start, log_spaced
 from titans_lm.elementwise import rms_norm, unit_norm
 from titans_lm.layers import (
     Linear,
@@ -43,7 +43,8 @@ class GateProjection(nn.Module):
     x W + √D k U + b: a key has gone through the convolution and knows the tokens before its own (D35).
     """
 
-    def __init__(self, config: MemoryConfig, limits: list[float], starts: list[float], stretch: float = 0.0) -> None:
+    def __init__(self, config: MemoryConfig, limits: list[float], starts: list[Start], stretch: float = 0.0) -> None:
+        """Set it up with a limit for each memory layer, and the share of it at which the layer's gate starts."""
         super().__init__()
         self.kind, self.heads, self.limits = config.gates, config.num_attention_heads, limits
         self.stretch = stretch
@@ -54,12 +55,23 @@ class GateProjection(nn.Module):
         self.key_scale = math.sqrt(config.head_dim)  # keys have norm 1: with it their entries have unit size, as x has
         seen = self.proj.in_features if self.kind == "channel" else out
         self.key_proj = Linear(E, seen, bias=False) if config.gates_see_keys else None
-        at = [(start + stretch) / (1.0 + 2.0 * stretch) for start in starts]  # of the sigmoid: the gate is at `start`
-        logits = [math.log(share / (1.0 - share)) for share in at]
-        counts = self.widths if self.kind == "channel" else [1] * len(logits)
-        of_head = [logit for logit, count in zip(logits, counts, strict=True) for _ in range(count)]
-        self.proj.start_std, self.proj.start_bias = 0.02, of_head[: config.gates_per_head] * self.heads
+        self.starts, self.per_head = starts, config.gates_per_head
+        self.proj.start_std = 0.02
+        self.spread()
         self.reset_parameters()
+
+    def spread(self, place: int = 0, of: int = 1) -> None:
+        """Say where every head starts, as the `place`-th of `of` memories that share a pair's time scales (D2)."""
+        counts = self.widths if self.kind == "channel" else [1] * len(self.starts)
+        shares = [log_spaced(start, self.heads, place, of) for start in self.starts]
+        biases = []
+        for of_head in zip(*shares, strict=True):
+            at = [(share + self.stretch) / (1.0 + 2.0 * self.stretch) for share in of_head]  # of the sigmoid
+            logits = [math.log(share / (1.0 - share)) for share in at]
+            biases += [logit for logit, count in zip(logits, counts, strict=True) for _ in range(count)][
+                : self.per_head
+            ]
+        self.proj.start_bias = biases
 
     def reset_parameters(self) -> None:
         """Gates start at the same share of their limit for every token, and learn to differ."""
@@ -136,11 +148,11 @@ class NeuralMemory(nn.Module):
         self.convs = streams_of(self.q_proj, self.k_proj, config.conv_size, config.induction_init)
         bounds = [config.theta_max * scale for scale in config.theta_scales]
         self.theta_proj = GateProjection(config, bounds, config.theta_starts, config.theta_stretch)
-        self.eta_proj = GateProjection(config, [config.eta_max] * L, [0.5] * L) if config.momentum else None
+        self.eta_proj = GateProjection(config, [config.eta_max] * L, [config.eta_init] * L) if config.momentum else None
         self.alpha_proj = None
         if config.decay:
-            starts = [config.alpha_init / config.alpha_max] * L
-            self.alpha_proj = GateProjection(config, [config.alpha_max] * L, starts, config.alpha_stretch)
+            limits, starts = [config.alpha_max] * L, [config.alpha_start] * L
+            self.alpha_proj = GateProjection(config, limits, starts, config.alpha_stretch)
         self.initial = InitialWeights(H, config.memory_widths, self.starts_empty)
         self.norm_weight = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
         self.norm_bias = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
@@ -152,6 +164,12 @@ class NeuralMemory(nn.Module):
         if self.norm_weight is not None and self.norm_bias is not None:
             nn.init.ones_(self.norm_weight)
             nn.init.zeros_(self.norm_bias)
+
+    def spread(self, place: int, of: int) -> None:
+        """Take the `place`-th of `of` time scales that a head's share of a pair is cut into (D2)."""
+        for gate in (self.theta_proj, self.eta_proj, self.alpha_proj):
+            if gate is not None:
+                gate.spread(place, of)
 
     @property
     def starts_empty(self) -> bool:

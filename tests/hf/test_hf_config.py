@@ -29,7 +29,7 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
         induction_init=False, theta_stretch=0.1, alpha_stretch=0.0, intermediate_size=7, segment_len=24, window=9,
         num_persistent=2, memory_reads_persistent=False, memory_reads_residual=False, gating="memory", rope_theta=500.0,
         rotary_fraction=1.0, attention_conv_size=3, memory_targets="unit", memory_init_scale=2.0, theta_fan_in=False,
-        gates_see_keys=True, theta_init=0.4, theta_later_init=0.2,
+        gates_see_keys=True, theta_init=0.4, theta_later_init=0.2, eta_init=(0.2, 0.6), time_scales="shifted",
     )  # fmt: skip
     values = dataclasses.asdict(changed)
     same = [name for name, value in dataclasses.asdict(BackboneConfig()).items() if values[name] == value]

@@ -62,7 +62,7 @@ def make_call(case: dict[str, Any], dtype: torch.dtype, device: torch.device) ->
     fan_in = torch.tensor([1.0, *widths[1:-1]], device=device, dtype=state)
     theta = (uniform(0.3, 0.7) * config.theta_max / fan_in).requires_grad_()
     eta = uniform(0.2, config.eta_max).requires_grad_()
-    alpha = uniform(0.0, 2.0 * config.alpha_init).requires_grad_()
+    alpha = uniform(0.0, 0.004).requires_grad_()
     scales = [1.0, *[w**-0.5 for w in widths[1:-1]]] if L > 1 else [1.0 / D]
     weights = tuple(
         (normal(H, a, b) * scale).requires_grad_() for (a, b), scale in zip(pairwise(widths), scales, strict=True)

@@ -1,6 +1,7 @@
 """Settings of a comparison: who trains on what, for how long, and how their learning rates are chosen."""
 
 import dataclasses
+import re
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -172,11 +173,12 @@ def variant(name: str) -> Variant:
 def read_changes(name: str, told: str, base: str = "ARCHITECTURE") -> dict[str, Any]:
     """Read what stands behind the colon of a contender's name, "chunk_size=64,momentum=false"; values as in TOML.
 
-    Words need no quotes. ValueError, with the whole name, for what is no setting, and for one that is there twice;
+    Words need no quotes, [a, b] is a list. ValueError, with the whole name, for what is no setting, and for one that is
+    there twice;
     `base` is what it says should stand before the colon.
     """
     changes: dict[str, Any] = {}
-    for part in told.split(","):
+    for part in re.split(r",(?![^\[]*\])", told):  # a comma inside of brackets parts no settings
         setting, equals, value = part.partition("=")
         if not equals or not setting or not value or setting in changes:
             raise ValueError(f"got the model {name!r}; expected {base}:SETTING=VALUE,…, every setting once")

@@ -48,7 +48,8 @@ class TitansConfig(PreTrainedConfig):
         self.vocab_size = vocab_size
         self.use_cache = use_cache
         self._refuse_unknown(settings)
-        self.backbone_config()
+        for name, value in vars(self.backbone_config()).items():  # JSON has lists for tuples
+            setattr(self, name, value)
         super().__init__(
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,

@@ -268,6 +268,9 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         check_choice(name, value, get_args(hint))
         return value
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    several = next((kind for kind in kinds if get_origin(kind) is tuple), None)
+    if several is not None and isinstance(value, list | tuple):
+        return _convert(name, value, several)
     literal = next((kind for kind in kinds if get_origin(kind) is Literal), None)
     if literal is not None and value is not None:
         check_choice(name, value, get_args(literal))
@@ -279,5 +282,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
             return Path(value)
         if type(value) is kind:
             return value
-    wanted = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds)
+    names = {type(None): "nothing"}
+    wanted = " or ".join(
+        "several of them" if get_origin(kind) is tuple else names.get(kind, kind.__name__) for kind in kinds
+    )
     raise ValueError(f"got {name}={value!r}; expected {wanted}")
