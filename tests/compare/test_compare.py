@@ -228,7 +228,7 @@ def test_the_page_says_it(done, tmp_path: Path) -> None:
     (results / FILE).write_text(json.dumps(old))
     render_results(results, tmp_path / "old.md")
     before = (tmp_path / "old.md").read_text()
-    assert "Sizes were matched by the MLP's width alone" in before
+    assert "Sizes were matched by the MLP's width alone, before D43" in before
     assert "equal time" not in before
     assert command_line(settings) in page
     order = [page.index(f"{one['test_bits_per_byte']['mean']:.4f} ±") for one in result["contenders"]]

@@ -205,8 +205,9 @@ def more(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     """Give the shape that every contender has to have so many parameters; results of before say by what they fit."""
     contenders = [one for one in result["contenders"] if "shape" in one]
     if not contenders:
-        asked = result["parameters_asked_for"] is not None
-        return ("Sizes were matched by the MLP's width alone: all have one width." if asked else ""), [], []
+        matched = result["parameters_asked_for"] is not None and len(result["contenders"]) > 1
+        said = "Sizes were matched by the MLP's width alone, before D43: all that have an MLP have one width."
+        return (said if matched else ""), [], []
     said = (
         "Sizes are matched by the width, with an MLP that is about as wide beside it for everybody (D43). Mamba's and "
         "Mamba2's blocks have none."
