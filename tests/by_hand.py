@@ -111,6 +111,22 @@ def gate_by_hand(
     return tuple(limits[i] * share[..., end - config.memory_widths[i] : end] for i, end in enumerate(ends))
 
 
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, theta: Tensor, eta: Tensor, alpha: Tensor, start: MemoryState
+) -> tuple[Tensor, MemoryState]:
+    """Forget, then step from there: M ← (1 − α) M, S ← η S + 2 θ kᵀ (v − k M), M ← M + S; streams are (T, H, D)."""
+    M, S = start.M[0][0], start.S[0][0]
+    outputs = []
+    for t in range(len(q)):
+        forget, keep, write = (gate[t].view(-1, 1, 1) for gate in (alpha, eta, theta))
+        M = (1 - forget) * M
+        error = v[t] - torch.einsum("hd,hde->he", k[t], M)
+        S = keep * S + 2 * write * k[t][:, :, None] * error[:, None, :]
+        M = M + S
+        outputs.append(torch.einsum("hd,hde->he", q[t], M))
+    return torch.stack(outputs), MemoryState((M[None],), (S[None],), (M[None],), start.offset)
+
+
 class MemoryByHand:
     """The memory layer on one row, read from its document's start in one go."""
 
@@ -141,6 +157,9 @@ class MemoryByHand:
         theta = gate_by_hand(x, k, self.layer.theta_proj, c, steps)
         eta = gate_by_hand(x, k, self.layer.eta_proj, c, [c.eta_max] * c.memory_depth)
         alpha = gate_by_hand(x, k, self.layer.alpha_proj, c, [c.alpha_max] * c.memory_depth)
+        if c.decay_first:
+            o, state = gated_delta_rule(q[0], k[0], v[0], theta[0], eta[0], alpha[0], self.start())
+            return self.finish(o, x), state
         o, state = neural_memory(
             q, k, v, theta, eta, alpha, self.start(), network=self.layer.network, chunk_size=c.chunk_size,
             backend="reference",

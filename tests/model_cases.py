@@ -44,6 +44,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all turned": {"rotary_fraction": 1.0},
     "none turned": {"rotary_fraction": 0.0},
     "exact recurrence": {"chunk_size": 1},
+    "forgets first": {
+        "memory_depth": 1,
+        "chunk_size": 1,
+        "forget_to": "zero",
+        "decay_first": True,
+        "alpha_max": 0.9,
+    },
 }
 MEMORY_ONLY = {"default", "no persistent", "attention conv", "all turned", "none turned"}
 

@@ -71,6 +71,7 @@ WRONG = [
     ("norm_eps", 0, "above 0"),
     ("momentum", "false", "expected True or False"),
     ("decay", None, "expected True or False"),
+    ("decay_first", 1, "expected True or False"),
     ("memory_norm", "no", "expected True or False"),
     ("memory_reads_persistent", 1, "expected True or False"),
     ("gating", "mutul", "did you mean 'mutual'"),
@@ -119,6 +120,19 @@ def test_a_pair_is_spread_over_heads_and_where_asked_over_the_blocks_too() -> No
     assert log_spaced((0.01, 1.0), 1) == pytest.approx([0.1])
     assert log_spaced(0.3, 2, 1, 4) == [0.3, 0.3]
     assert MemoryConfig(alpha_init=[0.001, 0.1]) == MemoryConfig(alpha_init=(0.001, 0.1))  # type: ignore[arg-type]
+
+
+def test_forgetting_first_is_for_what_it_is_exact_for() -> None:
+    """Only of a linear memory that takes tokens one by one is the gradient at the decayed memory had by θ and v."""
+    linear = {"memory_depth": 1, "chunk_size": 1, "forget_to": "zero", "alpha_max": 0.9, "decay_first": True}
+    assert MemoryConfig(**linear).decay_first
+    wrong = [{"memory_depth": 2}, {"chunk_size": 2}, {"forget_to": "init"}, {"memory_objective": "dot"}]
+    wrong += [{"memory_norm": True}, {"memory_residual": True}, {"decay": False}, {"gates": "channel"}]
+    for change in wrong:
+        with pytest.raises(ValueError, match="got decay_first=True; expected with it decay, memory_depth=1"):
+            MemoryConfig(**{**linear, **change})
+    with pytest.raises(ValueError, match=r"decay_first=True and alpha_max=1.0; expected an alpha_max below 1"):
+        MemoryConfig(**{**linear, "alpha_max": 1.0})
 
 
 def test_architectures_are_all_known_and_four_have_a_memory() -> None:

@@ -133,6 +133,8 @@ class MemoryConfig:
     """Whether past surprise is carried (η); off sets η = 0."""
     decay: bool = True
     """Whether the memory forgets (α); off sets α = 0."""
+    decay_first: bool = False
+    """Whether a token's gradient is taken at the memory that has forgotten already, as Gated DeltaNet's is (D44)."""
     theta_bound: float = 0.9
     """c in the bound on θ that keeps repeated keys stable (D10)."""
     theta_stretch: float = 0.2
@@ -189,7 +191,7 @@ class MemoryConfig:
         check_choice("gates", self.gates, get_args(Gates))
         check_choice("memory_targets", self.memory_targets, get_args(Targets))
         check_choice("memory_backend", self.memory_backend, get_args(Backend))
-        for name in ("momentum", "decay", "induction_init", "gates_see_keys"):
+        for name in ("momentum", "decay", "decay_first", "induction_init", "gates_see_keys"):
             check_switch(name, getattr(self, name))
         for name in ("memory_residual", "memory_norm", "theta_fan_in"):
             check_switch(name, getattr(self, name) or False)
@@ -215,6 +217,19 @@ class MemoryConfig:
                 f"got alpha_init={self.alpha_init} with decay=False, which never forgets; expected no alpha_init, or "
                 "decay=True"
             )
+        self._check_decay_first()
+
+    def _check_decay_first(self) -> None:
+        """Refuse what the substitution by θ and v is not exact for: all but a linear memory that forgets to zero."""
+        linear = self.memory_depth == 1 and not self.use_residual and not self.use_norm
+        exact = self.chunk_size == 1 and self.memory_objective == "l2" and self.forget_to == "zero"
+        if self.decay_first and not (linear and exact and self.decay and self.gates != "channel"):
+            raise ValueError(
+                "got decay_first=True; expected with it decay, memory_depth=1 without residual and norm, chunk_size=1, "
+                "memory_objective='l2', forget_to='zero', and gates per head or layer"
+            )
+        if self.decay_first and self.alpha_max >= 1.0:
+            raise ValueError(f"got decay_first=True and alpha_max={self.alpha_max}; expected an alpha_max below 1")
 
     @property
     def head_dim(self) -> int:

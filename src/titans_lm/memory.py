@@ -256,6 +256,10 @@ class NeuralMemory(nn.Module):
             q.new_zeros(q.shape[:3]) if gate is None else gate(x, k)
             for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
         )
+        if self.config.decay_first:
+            # ∇ at (1 − α) M: (1 − α) M + 2 θ kᵀ (v − k (1 − α) M) is the write of θ (1 − α) and v / (1 − α) at M.
+            kept = 1.0 - alpha
+            theta, v = kept * theta, v / kept
         o, memory, *size = neural_memory(
             q, k, v, theta, eta, alpha, state.memory, network=self.network, chunk_size=self.config.chunk_size,
             valid=valid_tokens(lengths, x.shape[1]), backend=self.config.memory_backend,

@@ -10,11 +10,11 @@ import torch
 
 from cli_cases import titans
 from model_cases import small_config
-from titans_lm.bench.compared import verdict
+from titans_lm.bench.compared import title, verdict
 from titans_lm.bench.render import render_results
 from titans_lm.compare.jobs import folder_name, run_job
 from titans_lm.compare.run import FILE, command_line, run_compare
-from titans_lm.compare.runs import contender_of, finals, trials
+from titans_lm.compare.runs import bits_at, contender_of, finals, trials
 from titans_lm.compare.score import read_texts, score, stretches
 from titans_lm.compare.settings import CompareSettings
 from titans_lm.data.text import Document
@@ -43,7 +43,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(texts: Path, out: Path, **changes) -> CompareSettings:
     train = LanguageSettings(
         model=small_config("mac", hidden_size=16, num_hidden_layers=1), steps=6, warmup_steps=1, seq_len=32,
-        batch_size=2, eval_every=0, save_every=3, eval_bytes=200,
+        batch_size=2, eval_every=2, save_every=3, eval_bytes=200,
     )  # fmt: skip
     return CompareSettings(
         **{
@@ -64,6 +64,11 @@ def test_all_is_equal_that_should_be(done) -> None:
     settings, result = done
     sizes = [one["parameters"] for one in result["contenders"]]
     assert max(sizes) / min(sizes) < 1.02
+    for one in result["contenders"]:
+        shape = one["shape"]
+        assert (shape["blocks"], shape["heads"]) == (1, 2)
+        assert shape["hidden_size"] == 2 * shape["head_dim"]
+        assert 2.0 <= shape["mlp_ratio"] == shape["mlp_width"] / shape["hidden_size"]
     assert {run["tokens"] for one in result["contenders"] for run in one["runs"]} == {6 * 2 * 32}
     assert [[run["seed"] for run in one["runs"]] for one in result["contenders"]] == [[0, 1]] * 3
     assert all([trial["rate"] for trial in one["tuning"]] == [1e-3, 1e-2] for one in result["contenders"])
@@ -84,9 +89,57 @@ def test_what_is_said_is_what_the_models_do(done, texts: Path) -> None:
         folder = settings.out / "runs" / f"{one['name']}-seed1"
         found = score(load_model(folder), load_tokenizer(folder), texts / "test.txt", positions=100, most_bytes=2**20)
         assert found == one["runs"][1]["test"]
+        if one["name"] == "llama":
+            assert "reset" not in one["runs"][1]
+        else:
+            reset = bits_of_pieces(load_model(folder), texts / "test.txt", positions=100, every=32)
+            assert one["runs"][1]["reset"] == {"every": 32, "bits_per_byte": pytest.approx(reset, rel=1e-5)}
         values = [run["test"]["bits_per_byte"] for run in one["runs"]]
         assert one["test_bits_per_byte"]["mean"] == pytest.approx(sum(values) / 2)
         assert one["test_bits_per_byte"]["sd"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+
+
+def bits_of_pieces(model: torch.nn.Module, source: Path, positions: int, every: int) -> float:
+    """Bits per byte of a text, each piece of a stretch read alone, after the token that comes before it."""
+    text = encode_text(Document("x", source.read_bytes()))
+    total = 0.0
+    for stretch in stretches(text, positions):
+        for start in range(0, len(stretch.ids) - 1, every):
+            ids = torch.from_numpy(stretch.ids[start : start + every + 1].astype(np.int64))[None]
+            with torch.no_grad():
+                logits = model(input_ids=ids[:, :-1]).logits
+            total += float(torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="sum")) / np.log(2)
+    return total / text.bytes
+
+
+def test_what_was_reached_in_the_time_of_the_fastest(done) -> None:
+    """Every run keeps what its evaluations found, and the file what that says of one moment."""
+    settings, result = done
+    time = result["equal_time"]
+    means = {one["name"]: np.mean([run["seconds"] for run in one["runs"]]) for one in result["contenders"]}
+    assert time == {"seconds": pytest.approx(min(means.values())), "fastest": min(means, key=lambda name: means[name])}
+    for one in result["contenders"]:
+        for run in one["runs"]:
+            assert [point["step"] for point in run["curve"]] == [2, 4, 6]
+            assert run["curve"][-1]["held_out_bits_per_byte"] == run["held_out_bits_per_byte"]
+            assert run["curve"][-1]["seconds"] == run["seconds"]
+        found = [bits_at(run["curve"], time["seconds"]) for run in one["runs"]]
+        if None in found:
+            assert one["at_equal_time"] is None
+        else:
+            assert one["at_equal_time"]["mean"] == pytest.approx(np.mean(found))
+    assert not (settings.out / "trials" / "mac-0.001" / "metrics.jsonl").read_text().count('"step": 2, "seconds"')
+
+
+def test_a_learning_curve_between_its_points() -> None:
+    curve = [
+        {"step": step, "seconds": seconds, "held_out_bits_per_byte": bits}
+        for step, seconds, bits in ((1, 10.0, 4.0), (2, 20.0, 3.0), (3, 40.0, 2.0))
+    ]
+    assert [bits_at(curve, at) for at in (9.9, 10.0, 15.0, 20.0, 35.0, 40.0, 99.0)] == [
+        None, 4.0, 3.5, 3.0, 2.25, 2.0, 2.0,
+    ]  # fmt: skip
+    assert bits_at([], 1.0) is None
 
 
 def test_it_trains_nothing_twice(done, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +217,19 @@ def test_the_page_says_it(done, tmp_path: Path) -> None:
         bits = one["test_bits_per_byte"]
         assert f"{bits['mean']:.4f} ± {bits['sd']:.4f}" in page
     assert "![Bits per byte by position" in page
+    assert "| reset − carried | held out at equal time | tokens/s | minutes |" in page
+    assert "where a state is thrown away every 32 tokens" in page
+    for one in result["contenders"]:
+        shape = one["shape"]
+        assert f"| {one['parameters']:,} | 1 | {shape['hidden_size']} | 2 | {shape['head_dim']} |" in page
+        assert f"| {one['rate']:g}, the {'smallest' if one['rate'] == 1e-3 else 'largest'} tried |" in page
+    old = {key: value for key, value in result.items() if key != "equal_time"}
+    old["contenders"] = [{k: v for k, v in one.items() if k != "shape"} for one in result["contenders"]]
+    (results / FILE).write_text(json.dumps(old))
+    render_results(results, tmp_path / "old.md")
+    before = (tmp_path / "old.md").read_text()
+    assert "Sizes were matched by the MLP's width alone, before D43" in before
+    assert "equal time" not in before
     assert command_line(settings) in page
     order = [page.index(f"{one['test_bits_per_byte']['mean']:.4f} ±") for one in result["contenders"]]
     ranked = sorted(result["contenders"], key=lambda one: one["test_bits_per_byte"]["mean"])
@@ -217,6 +283,9 @@ MISTAKES = [
     ({"models": ("mac", "mac")}, "expected one or more, each once"),
     ({"rates": ()}, "expected one or more"),
     ({"models": ("mac:chunk=4",)}, "'chunk', which a variant of 'mac' cannot change; did you mean 'chunk_size'"),
+    ({"models": ("mac:hidden_size=8",)}, "got hidden_size for a variant of 'mac'"),
+    ({"models": ("gated-delta-net:hidden_size=8",)}, "got hidden_size for a variant of 'gated-delta-net'"),
+    ({"models": ("deltanet",)}, "did you mean 'delta-net'"),
     ({"models": ("mac:architecture=lmm",)}, "'architecture', which a variant of 'mac' cannot change"),
     ({"models": ("mac:chunk_size=many",)}, "got chunk_size='many'; expected int"),
     ({"models": ("mac:momentum=1",)}, "got momentum=1; expected bool"),
@@ -254,8 +323,32 @@ def test_variants_of_one_model(texts: Path, tmp_path: Path) -> None:
     render_results(tmp_path / "results", tmp_path / "results.md")
     page = (tmp_path / "results.md").read_text()
     assert "## Settings of models of equal size on the same text" in page
+    assert "**A pilot of one seed**" in page
+    ranked = sorted(result["contenders"], key=lambda one: one["test_bits_per_byte"]["mean"])
+    places = [page.index(f"| {one['test_bits_per_byte']['mean']:.4f} |") for one in ranked]
+    assert places == sorted(places)
+    apart = ranked[-1]["test_bits_per_byte"]["mean"] - result["contenders"][0]["test_bits_per_byte"]["mean"]
+    assert f"| {apart:+.4f} |" in page or ranked[-1] is result["contenders"][0]
+    assert "![Bits per byte by setting: bits per byte by setting changed]" in page
     assert "| **MAC, forget to zero, chunk size 4, theta bound 0.5** |" in page
     assert "was trained with the learning rate 0.002 from 1 seed." in page
+
+
+def test_deltanet_is_a_contender_by_name(texts: Path, tmp_path: Path) -> None:
+    """The rule of DeltaNet or Gated DeltaNet in our block; its variants change that block and nothing of the rest."""
+    settings = small(texts, tmp_path / "out")
+    plain, gated, varied = (
+        contender_of(settings, name, 9_000) for name in ("delta-net", "gated-delta-net", "gated-delta-net:conv_size=2")
+    )
+    lmm = contender_of(settings, "lmm", 9_000)
+    assert gated.baseline is None
+    assert (gated.model.decay, gated.model.decay_first, plain.model.decay) == (True, True, False)
+    assert dataclasses.replace(varied.model, conv_size=lmm.model.conv_size) == gated.model
+    kept = {"hidden_size", "num_attention_heads", "window", "conv_size", "memory_targets", "num_persistent"}
+    assert all(getattr(gated.model, name) == getattr(lmm.model, name) for name in kept)
+    assert folder_name("gated-delta-net") == "gated-delta-net"
+    assert title("delta-net").startswith("DeltaNet")
+    assert title("gated-delta-net:conv_size=2").endswith("start), conv size 2")
 
 
 def test_a_size_can_be_asked_for(texts: Path, tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import resized
 from titans_lm.evaluate.tasks import TaskScore, task_score
 from titans_lm.report.plots import draw
-from titans_lm.train.match import sized_for
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import plain_settings
+from titans_lm.train.sized import sized_for
 
 SIZE = {
     "mqar": "16:2", "copy": "2-3", "lookup": "6", "phonebook": "3", "tracking": "6", "needle": "300", "babilong": "0",

@@ -32,11 +32,17 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
         gates_see_keys=True, theta_init=0.4, theta_later_init=0.2, eta_init=(0.2, 0.6), time_scales="shifted",
     )  # fmt: skip
     values = dataclasses.asdict(changed)
-    same = [name for name, value in dataclasses.asdict(BackboneConfig()).items() if values[name] == value]
+    linear = {"memory_depth": 1, "chunk_size": 1, "forget_to": "zero", "alpha_max": 0.9}
+    also = dataclasses.asdict(
+        BackboneConfig(architecture="lmm", decay_first=True, **linear)
+    )  # which the first excludes
+    default = dataclasses.asdict(BackboneConfig())
+    same = [name for name, value in default.items() if values[name] == value and also[name] == value]
     assert not same, "this test must change every setting"
-    config = TitansConfig(**values)
-    assert config.backbone_config() == changed
-    assert {name: getattr(config, name) for name in values} == values
+    for given in (values, also):
+        config = TitansConfig(**given)
+        assert config.backbone_config() == BackboneConfig(**given)
+        assert {name: getattr(config, name) for name in given} == given
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

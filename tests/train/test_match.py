@@ -1,10 +1,15 @@
-"""Parameters of a baseline, matched by the width of its MLP."""
+"""Stacks of equal size: as many parameters, blocks and heads, an MLP that is as wide beside the width of each."""
+
+import dataclasses
 
 import pytest
 
 from model_cases import ARCHITECTURES, small_config
+from titans_lm.config import BackboneConfig
 from titans_lm.train.fresh import byte_model
-from titans_lm.train.match import count_parameters, match_parameters
+from titans_lm.train.match import check_near, count_parameters, match_parameters
+
+SHARED = BackboneConfig(architecture="lmm", hidden_size=128, num_attention_heads=4, num_hidden_layers=3)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -16,11 +21,48 @@ def test_counted_without_making_them(architecture: str) -> None:
 def test_a_match_is_as_near_as_a_channel() -> None:
     target = count_parameters(small_config("mac", hidden_size=16), 259)
     matched = match_parameters(small_config("segment", hidden_size=16), 259, target)
-    assert abs(count_parameters(matched, 259) - target) <= 3 * 16 * 2 // 2
+    assert abs(count_parameters(matched, 259) - target) <= 3 * matched.hidden_size * 2 // 2
     assert matched.architecture == "segment"
     assert match_parameters(matched, 259, count_parameters(matched, 259)) == matched
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_mlp_pays_for_a_second_mixer(architecture: str) -> None:
+    """Whatever the mixers, the MLP keeps its share: the width gives way, in steps of two channels a head."""
+    target = count_parameters(SHARED, 259)
+    matched = match_parameters(dataclasses.replace(SHARED, architecture=architecture), 259, target)
+    ratio = SHARED.mlp_width / SHARED.hidden_size
+    assert abs(count_parameters(matched, 259) / target - 1.0) <= 0.001
+    assert abs(matched.mlp_width / matched.hidden_size - ratio) <= 0.5
+    assert (matched.num_hidden_layers, matched.num_attention_heads) == (3, 4)
+    assert matched.head_dim % 2 == 0
+    others = [
+        dataclasses.replace(matched, hidden_size=matched.hidden_size + step, intermediate_size=1) for step in (-8, 8)
+    ]
+    for other in others:  # no width beside it keeps the share better
+        mlp = 1 + (target - count_parameters(other, 259)) / (3 * other.hidden_size * 3)
+        assert abs(mlp / other.hidden_size - ratio) > abs(matched.mlp_width / matched.hidden_size - ratio) - 0.01
+    if architecture == "lmm":
+        assert matched == dataclasses.replace(SHARED, intermediate_size=SHARED.mlp_width)
+
+
+def test_an_mlp_has_twice_the_width_at_least() -> None:
+    """An MLP that is given narrower is no share to keep; at a share of two all widths are on its wider side."""
+    for width in (32, 128):
+        given = dataclasses.replace(SHARED, hidden_size=64, intermediate_size=width)
+        for architecture in ("lmm", "mag", "sliding"):
+            matched = match_parameters(dataclasses.replace(given, architecture=architecture), 259, 200_000)
+            assert 2.0 <= matched.mlp_width / matched.hidden_size < 2.8
+
+
 def test_an_mlp_cannot_be_less_than_nothing() -> None:
-    with pytest.raises(ValueError, match="larger target"):
+    with pytest.raises(
+        ValueError, match=r"with 2 blocks, a width of 4 and an MLP of twice as much it has 1,908 .* ask for more, or"
+    ):
         match_parameters(small_config("mac"), 259, 100)
+
+
+def test_a_size_that_its_steps_miss_is_refused() -> None:
+    check_near(1009, 1000)
+    with pytest.raises(ValueError, match=r"come in steps.*1,011 parameters, \+1.1% from 1,000; expected at most 1%"):
+        check_near(1011, 1000)

@@ -125,7 +125,7 @@ def learned(result: Result, link: str) -> list[str]:
 
 def further(said: str, head: list[str], body: list[list[str]]) -> list[str]:
     """Lay out the second table of a section, where it has one."""
-    return ["", said, *(["", *table(head, body)] if body else [])]
+    return [*(["", said] if said else []), *(["", *table(head, body)] if body else [])]
 
 
 INTRODUCTION = """Every number on this page was written by `titans bench`, `titans compare`, `titans evaluate`,

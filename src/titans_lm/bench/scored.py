@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from titans_lm.bench import compared
 from titans_lm.bench.compared import COLOURS, contender_lines, has_memory, short_title, title_of
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.common_words import CommonWordsSettings
@@ -76,6 +77,11 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
         row += [f"{state['total']:,}{alone}", rate, *(percent(one["exact"][size]) for size in sizes)]
         body.append(row)
     return said, head, body
+
+
+def more(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Give the shape that every model has to have so many parameters."""
+    return compared.more(result)
 
 
 def equal(result: dict[str, Any]) -> str:

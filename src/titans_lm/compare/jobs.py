@@ -93,7 +93,8 @@ class Attempt:
         run = dataclasses.replace(base, lr=self.rate, seed=self.seed)
         if self.steps is None:
             return run
-        return dataclasses.replace(run, steps=self.steps, warmup_steps=min(base.warmup_steps, self.steps // 4))
+        warmup = min(base.warmup_steps, self.steps // 4)
+        return dataclasses.replace(run, steps=self.steps, warmup_steps=warmup, eval_every=0)
 
 
 def trial_attempts(contest: Contest) -> list[Attempt]:
@@ -236,9 +237,9 @@ def _check_same(job: Job, before: Result, asked: Result) -> Result:
     if by_path:
         parts = tuple({key: value for key, value in part.items() if key != CONTENTS} for part in parts)
     if parts[0] != parts[1]:
-        raise ValueError(
-            f"{job.folder} holds a run of other settings; give another --out, or those that it was begun with"
-        )
+        other = "matched_by" in now and "matched_by" not in before
+        which = "a size matched by the MLP's width alone (before D43)" if other else "other settings"
+        raise ValueError(f"{job.folder} holds a run of {which}; give another --out, or those that it was begun with")
     if not by_path:
         return {}
     check_contents(job.folder, "a run", before.get(CONTENTS), now[CONTENTS])

@@ -1,22 +1,23 @@
 """`titans compare`: learning rates by short trials, then every contender from several seeds, then a file of results."""
 
+from statistics import mean
 from typing import Any
 
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Say, tune, work
-from titans_lm.compare.runs import contender_of, finals, trials
+from titans_lm.compare.runs import HELD_OUT, bits_at, contender_of, finals, trials
 from titans_lm.compare.score import read_texts
 from titans_lm.compare.settings import CompareSettings
 from titans_lm.compare.spent import spent, spent_on
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.corpus import language_data
 from titans_lm.train.files import write_json
-from titans_lm.train.match import count_parameters, sized_model
+from titans_lm.train.match import count_parameters
 from titans_lm.train.settings import plain_settings, written_command
+from titans_lm.train.sized import sized_model
 
 FILE = "compare.json"
-HELD_OUT = "held_out_bits_per_byte"
 
 
 def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
@@ -35,6 +36,10 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
     tuning, rates = tune(settings, trials(settings, parameters), say, HELD_OUT)
     ran = work(finals(settings, parameters, rates), settings.jobs, say)
     contenders = [_contender(name, rates[name], tuning.get(name, []), ran) for name in settings.models]
+    seconds, fastest = min((mean(run["seconds"] for run in one["runs"]), one["name"]) for one in contenders)
+    for one in contenders:
+        found = [bits_at(run["curve"], seconds) for run in one["runs"]]
+        one["at_equal_time"] = None if None in found else mean_with_spread(found)
     result = {
         "format": FORMAT,
         "what": "compare",
@@ -43,6 +48,7 @@ def run_compare(settings: CompareSettings, say: Say) -> dict[str, Any]:
         **spent_on(part for one in contenders for part in [*one["tuning"], *one["runs"]]),
         "settings": plain_settings(settings),
         "parameters_asked_for": parameters,
+        "equal_time": {"seconds": seconds, "fastest": fastest},
         "contenders": contenders,
     }
     write_json(settings.out / FILE, result)
@@ -70,9 +76,13 @@ def _size(settings: CompareSettings, say: Say) -> int:
 
 def _contender(name: str, rate: float, tuning: list[dict[str, Any]], ran: list[dict[str, Any]]) -> dict[str, Any]:
     kept = ["parameters", "steps", "tokens", "seconds", "tokens_per_second", "skipped_steps"]
-    kept += [HELD_OUT, "test"]
+    kept += [HELD_OUT, "curve", "test", "reset"]
     runs = [
-        {"seed": result["asked"]["settings"]["seed"], **{key: result[key] for key in kept}, **spent(result)}
+        {
+            "seed": result["asked"]["settings"]["seed"],
+            **{key: result[key] for key in kept if key in result},
+            **spent(result),
+        }
         for result in ran
         if result["name"] == name
     ]
@@ -80,6 +90,7 @@ def _contender(name: str, rate: float, tuning: list[dict[str, Any]], ran: list[d
     return {
         "name": name,
         "parameters": runs[0]["parameters"],
+        "shape": next(result["shape"] for result in ran if result["name"] == name),
         "rate": rate,
         "tuning": tuning,
         "runs": runs,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from titans_lm.compare.jobs import Attempt, Result, final_attempts, trial_attempts
@@ -10,8 +11,12 @@ from titans_lm.compare.score import score_run
 from titans_lm.compare.settings import CompareSettings, contender
 from titans_lm.data.contents import files_sum, text_sum
 from titans_lm.train.files import write_json
-from titans_lm.train.run import CONTENTS, SETTINGS, begun_with
+from titans_lm.train.log import JsonLines
+from titans_lm.train.match import MATCHED_BY
+from titans_lm.train.run import CONTENTS, METRICS, SETTINGS, begun_with
 from titans_lm.train.settings import LanguageSettings, plain_settings
+
+HELD_OUT = "held_out_bits_per_byte"
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class TextJob:
     def _told(self) -> Result:
         """Tell what it was asked for, without what its texts hold."""
         told = plain_settings(self)
-        return {**told, "settings": _without_run(told["settings"])}
+        return {**told, "settings": _without_run(told["settings"]), "matched_by": MATCHED_BY}
 
     def contents(self) -> dict[str, str]:
         """Sum up what the run reads, by path: its texts, and the config of a baseline that is a folder."""
@@ -71,9 +76,10 @@ class TextJob:
             write_json(self.folder / CONTENTS, self.contents())
         result = train_language_model(self.settings, resume=begun)
         kept = {name: value for name, value in result.items() if name not in ("run", "model", "settings")}
+        kept["curve"] = learning_curve(self.folder)
         if self.test is not None:
-            sizes = {"positions": self.positions, "most_bytes": self.test_bytes}
-            kept["test"] = score_run(self.folder, self.test, device=self.settings.device, **sizes)
+            sizes = {"positions": self.positions, "most_bytes": self.test_bytes, "reset_every": self.settings.seq_len}
+            kept |= score_run(self.folder, self.test, device=self.settings.device, **sizes)
         return kept
 
     def told(self, result: Result) -> str:
@@ -84,6 +90,26 @@ class TextJob:
             f"{result['held_out_bits_per_byte']:.4f} bits per byte held out{tested}; "
             f"{result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
         )
+
+
+def learning_curve(run: Path) -> list[Result]:
+    """Read what a run's evaluations found, and after how many seconds of training."""
+    records = [record for record in JsonLines(run / METRICS).read() if HELD_OUT in record]
+    return [{name: record[name] for name in ("step", "seconds", HELD_OUT)} for record in records]
+
+
+def bits_at(curve: list[Result], seconds: float) -> float | None:
+    """Bits per byte held out after so many seconds, on the straight line between two evaluations.
+
+    Learning curves are convex, so that line is above the curve by a little. None before the first evaluation.
+    """
+    if not curve or seconds < curve[0]["seconds"]:
+        return None
+    for one, after in pairwise(curve):
+        if seconds < after["seconds"]:
+            share = (seconds - one["seconds"]) / (after["seconds"] - one["seconds"])
+            return one[HELD_OUT] + share * (after[HELD_OUT] - one[HELD_OUT])
+    return curve[-1][HELD_OUT]
 
 
 def _without_run(settings: Result) -> Result:

@@ -15,11 +15,29 @@ PIECE = 512
 """Tokens that a model with a state reads at once."""
 
 
-def score_run(folder: Path, source: Path, *, device: str, positions: int, most_bytes: int) -> dict[str, Any]:
-    """Score the finished model of a run on the start of a text."""
+def score_run(
+    folder: Path, source: Path, *, device: str, positions: int, most_bytes: int, reset_every: int
+) -> dict[str, Any]:
+    """Score the finished model of a run on the start of a text, one with a state with that state reset as well."""
     from titans_lm.train.run import load_model, load_tokenizer
 
-    return score(load_model(folder, device), load_tokenizer(folder), source, positions=positions, most_bytes=most_bytes)
+    model, tokenizer = load_model(folder, device), load_tokenizer(folder)
+    sizes = {"positions": positions, "most_bytes": most_bytes}
+    found: dict[str, Any] = {"test": score(model, tokenizer, source, **sizes)}
+    if hasattr(model, "init_state"):
+        bits = reset_score(model, tokenizer, source, reset_every=reset_every, **sizes)
+        found["reset"] = {"every": reset_every, "bits_per_byte": bits}
+    return found
+
+
+def reset_score(
+    model: Any, tokenizer: Any, source: Path, *, positions: int, most_bytes: int, reset_every: int
+) -> float:
+    """Bits per byte of the stretches that `score` reads, with the state thrown away every so many tokens."""
+    texts = read_texts(source, tokenizer, most_bytes)
+    pieces = [piece for text in texts for piece in stretches(text, positions)]
+    bits = score_texts(model, pieces, memory="reset", reset_every=reset_every, piece_len=PIECE, batch_size=4)
+    return float(sum(row.sum() for row in bits)) / sum(text.bytes for text in texts)
 
 
 def score(model: Any, tokenizer: Any, source: Path, *, positions: int, most_bytes: int) -> dict[str, Any]:

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from titans_lm.config import Architecture, BackboneConfig, check_at_least, check_positive, nearest
+from titans_lm.train.baselines import RULES, with_rule
 from titans_lm.train.settings import LanguageSettings, ModelSettings, Settings, merge_settings
 
 VARIED = ("stateful", "weight_decay")
 """Settings of training that a variant may change beside those of the model."""
+FITTED = ("hidden_size", "intermediate_size")
+"""Settings of the model that no variant may change: they are what the number of parameters makes them (D43)."""
+OURS = (*get_args(Architecture), *RULES)
+"""Contenders that are made of our blocks."""
 
 
 def small_contender() -> LanguageSettings:
@@ -21,8 +26,8 @@ def small_contender() -> LanguageSettings:
         num_persistent=4,
     )  # fmt: skip
     return LanguageSettings(
-        model=model, steps=600, warmup_steps=60, seq_len=512, batch_size=4, eval_every=0, save_every=200, log_every=10,
-        verify_data=False, keep=1,
+        model=model, steps=600, warmup_steps=60, seq_len=512, batch_size=4, eval_every=120, save_every=200,
+        log_every=10, verify_data=False, keep=1,
     )  # fmt: skip
 
 
@@ -39,8 +44,8 @@ class CompareSettings:
     models: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "attention", "sliding", "llama", "mistral", "mamba2")
     """Architectures of ours, and baselines as titans train --baseline takes them; the first sets the size.
 
-    One of ours may be varied, as in mac:forget_to=zero,chunk_size=64: any setting of the model but the width
-    of its MLP, stateful, weight_decay."""
+    One of ours, delta-net or gated-delta-net may be varied, as in mac:forget_to=zero,chunk_size=64: any setting of the
+    model but its width and that of its MLP, stateful, weight_decay."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the runs that count."""
     rates: tuple[float, ...] = (1e-3, 3e-3)
@@ -120,17 +125,18 @@ class Variant(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is an architecture of this package."""
-        return self.base in get_args(Architecture)
+        """Whether it is made of the blocks of this package."""
+        return self.base in OURS
 
     def changed(self, shared: Settings) -> Settings:
         """Apply its changes to the settings that all share; ValueError for names and values that are not known."""
         names = [field.name for field in fields(BackboneConfig) if field.name != "architecture"]
-        if "intermediate_size" in self.changes:
-            raise ValueError(
-                f"got intermediate_size for a variant of {self.base!r}, whose MLP is as wide as it takes to have as "
-                "many parameters as the others; expected another setting"
-            )
+        for name in FITTED:
+            if name in self.changes:
+                raise ValueError(
+                    f"got {name} for a variant of {self.base!r}, which is as wide as it takes to have as many "
+                    "parameters as the others; expected another setting"
+                )
         for name in self.changes:
             if name not in (*names, *VARIED):
                 hint = nearest(name, [*names, *VARIED])
@@ -152,7 +158,10 @@ def contender(shared: Shared, name: str, parameters: int | None) -> Shared:
     named, given = variant(name), dataclasses.replace(shared, parameters=parameters)
     if not named.is_ours:
         return dataclasses.replace(given, baseline=name)
-    model = dataclasses.replace(given.model, architecture=named.base)
+    if named.base in RULES:
+        model = with_rule(named.base, given.model)
+    else:
+        model = dataclasses.replace(given.model, architecture=named.base)
     if not model.has_memory:
         model = dataclasses.replace(model, attention_conv_size=model.conv_size)
     return named.changed(dataclasses.replace(given, model=model, baseline=None))
@@ -164,7 +173,7 @@ def variant(name: str) -> Variant:
     Values are written as in TOML, words without quotes. ValueError for what is neither, and for a varied baseline.
     """
     base, colon, told = name.partition(":")
-    if not colon or base not in get_args(Architecture):
+    if not colon or base not in OURS:
         check_varied(name, base, told)
         return Variant(name, {})
     return Variant(base, read_changes(name, told))
@@ -192,5 +201,5 @@ def read_changes(name: str, told: str, base: str = "ARCHITECTURE") -> dict[str, 
 def check_varied(name: str, base: str, told: str) -> None:
     """Refuse changes to what has none of our settings; a path may hold a colon."""
     if "=" in told and not Path(name).exists():
-        hint = nearest(base, get_args(Architecture))
+        hint = nearest(base, OURS)
         raise ValueError(f"got the model {name!r}; only ours can be varied by settings: {hint}")

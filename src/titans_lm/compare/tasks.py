@@ -26,9 +26,10 @@ from titans_lm.train.files import write_json
 from titans_lm.train.log import ProgressReport, TokenReport
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import TaskLoss
-from titans_lm.train.match import Sized, count_parameters, sized_for
+from titans_lm.train.match import MATCHED_BY, count_parameters
 from titans_lm.train.run import RunFolder, begun_with
 from titans_lm.train.settings import plain_settings
+from titans_lm.train.sized import Sized, sized_for
 from titans_lm.train.trainer import FitResult
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class TaskJob:
             "curriculum": self.curriculum,
             "test_tokens": self.test_tokens,
             "shares": list(self.shares),
+            **({} if self.settings.parameters is None else {"matched_by": MATCHED_BY}),
         }
 
     def begun(self) -> Result | None:
@@ -145,6 +147,7 @@ class TaskJob:
             **found,
             RIGHT: [mean(test[kind] for test in found["tests"].values()) for kind in ("exact", "accuracy")],
             "parameters": sized.parameters,
+            "shape": asdict(sized.shape),
             "steps": ended.step,
             "tokens": ended.tokens,
             "seconds": ended.seconds,
@@ -280,6 +283,7 @@ def _contender(name: str, rate: float, tuning: list[Result], ran: list[Result]) 
         "name": name,
         **{key: value for key, value in mine[0]["asked"].items() if key == "start"},
         "parameters": runs[0]["parameters"],
+        **{key: value for key, value in mine[0].items() if key == "shape"},  # runs of before tell none
         "state_bytes": mine[0]["state_bytes"],
         "rate": rate if runs[0]["steps"] else None,
         "tuning": tuning,

@@ -15,8 +15,8 @@ from titans_lm.data.tasks.task import Task
 from titans_lm.data.text import blocks
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.evaluate.carried import learned_positions
-from titans_lm.train.match import Sized
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
+from titans_lm.train.sized import Sized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

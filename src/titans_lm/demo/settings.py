@@ -41,7 +41,7 @@ class RecallPlan:
     """Steps with the shortest gap alone, before all take turns."""
     memory: BackboneConfig
     window: BackboneConfig
-    """The same stack with sliding windows; its MLP is widened until it has as many parameters."""
+    """The same stack with sliding windows, as wide as it takes to have as many parameters."""
     fit: FitSettings
     batch_size: int = 64
     examples: int = 2048
@@ -60,7 +60,7 @@ class LanguagePlan:
 
     memory: BackboneConfig
     no_memory: BackboneConfig
-    """The same stack with segments alone; its MLP is widened until it has as many parameters."""
+    """The same stack with segments alone, as wide as it takes to have as many parameters."""
     fit: FitSettings
     seq_len: int = 256
     batch_size: int = 8

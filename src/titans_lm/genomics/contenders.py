@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import get_args
 
-from titans_lm.compare.settings import read_changes
+from titans_lm.compare.settings import FITTED, read_changes
 from titans_lm.config import Architecture, BackboneConfig, check_choice, nearest
 from titans_lm.genomics.nucleotides import VOCAB_SIZE
 from titans_lm.genomics.settings import COUNTED, Baseline, GenomicsFit
@@ -44,14 +44,16 @@ def own_rate(name: str) -> bool:
 def contender(shared: GenomicsFit, name: str, parameters: int | None = None) -> GenomicsFit:
     """Give the settings of one contender, from those that all share.
 
-    A backbone gets the MLP that gives its stack as many parameters as asked for. One without a memory gets the short
-    convolution that the memory has, on the q, k and v of its attention, so that it is no advantage of the memory's.
+    A backbone gets the width and the MLP that give its stack as many parameters as asked for. One without a memory gets
+    the short convolution that the memory has, on the q, k and v of its attention, so that it is no advantage of the
+    memory's.
     ValueError for a name that is not known, and for what cannot be varied.
     """
     base, colon, told = name.partition(":")
     changes = read_changes(name, told, "NAME") if colon else {}
     check_choice("models", base, (*get_args(Architecture), *get_args(Baseline)))
-    backbone = {field.name for field in dataclasses.fields(BackboneConfig)} - {"architecture", "intermediate_size"}
+    fitted = {"architecture", *FITTED}
+    backbone = {field.name for field in dataclasses.fields(BackboneConfig)} - fitted
     ours = base in get_args(Architecture)
     known = [*BACKBONE, *sorted(backbone)] if ours else VARIED[base]
     for changed in changes:

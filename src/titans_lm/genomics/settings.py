@@ -64,7 +64,7 @@ class GenomicsFit(FitSettings):
     """Another classifier instead: cnn (convolutions), words (the mean of embedded words), kmer-nb (naive Bayes of
     words, counted), kmer-lr (logistic regression of words), length (that of the number of nucleotides)."""
     parameters: int | None = None
-    """Parameters that the backbone's language model would have, to the nearest that the width of its MLP allows."""
+    """Parameters that the backbone's language model would have, within 1 %, by its width (D43)."""
     pretrained: Path | None = None
     """Run of titans genomics pretrain to start from; the model's settings are then its own."""
     pretrain_steps: int = 0

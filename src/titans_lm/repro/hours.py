@@ -100,7 +100,7 @@ def _trained(s: LanguageSettings) -> Cost:
 def sized(
     model: BackboneConfig, baseline: str | None, parameters: int | None, vocab_size: int
 ) -> tuple[BackboneConfig, int]:
-    """Count the parameters of a model that is trained, and give our config with the MLP that it then has.
+    """Count the parameters of a model that is trained, and give our config with the sizes that it then has.
 
     A baseline is made as large as ours (or as `parameters` says), on the meta device.
     """

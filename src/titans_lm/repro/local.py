@@ -44,8 +44,7 @@ QUESTIONS = {
 }  # fmt: skip
 """Columns of table 1 that files of questions have, with the paper's metric."""
 LARGEST_FIRST = ("mac", "attention", "sliding", "lmm", "mag", "mal")
-"""Models on needles and stories. The first sets the size of all, and MAC at tiny has more parameters without its MLP
-than attention with it."""
+"""Models on needles and stories. The first sets the size of all."""
 FIGURE6 = ("2K", "4K", "8K", "16K", "32K", "64K", "128K", "512K", "1M", "10M")
 TABLE1 = ("Wiki ppl", "LMB ppl", "LMB acc", "PIQA", "Hella (n)", "Wino", "ARC-e", "ARC-c (n)", "SIQA", "BoolQ", "Avg")
 
@@ -174,7 +173,7 @@ def table5(e: Effort, given: Given) -> Plan:
             "no reasoning: models of this size are at chance",
             "w/o momentum, θ may be larger: its bound depends on η (D10)",
             f"one learning rate for all ({e.rates[0]:g} on text, {e.task_rate:g} on recall), tuned for none; all have "
-            "as many parameters as LMM, by the width of their MLPs",
+            "as many parameters as LMM, by their width (D43)",
         ),
     )  # fmt: skip
 
@@ -234,7 +233,7 @@ def figure7(e: Effort, given: Given) -> Plan:
         differs=(
             *_text_differs(e, given, "figure7", "170M, 360M and 760M parameters"),
             "bits per byte by position in stretches of one text stand in for perplexity by length on the Pile",
-            "all have as many parameters as the LMM of one layer, by the width of their MLPs",
+            "all have as many parameters as the LMM of one layer, by their width (D43)",
             f"one learning rate for all ({e.rates[0]:g}), tuned for none",
             "Mamba2 stands in for Mamba, which takes a token at a time without a GPU's kernels",
         ),
@@ -356,7 +355,7 @@ def _task_differs(e: Effort, given: Given, steps: int, seeds: tuple[int, ...]) -
     return (
         f"width {model.hidden_size} and {model.num_hidden_layers} blocks, {steps:,} steps of {e.fit.batch_size} rows, "
         f"{seeds_told(seeds)}, one learning rate ({e.task_rate:g}); window and segments of {model.window}; all have as "
-        "many parameters as MAC, by the width of their MLPs",
+        "many parameters as MAC, by their width (D43)",
     )
 
 

@@ -1,10 +1,12 @@
-"""Other models of Hugging Face through the same trainer, with as many parameters as one of ours.
+"""Other models through the same trainer, with as many parameters as one of ours.
 
-A baseline takes width, depth and heads from a `BackboneConfig`, and its size from a number of parameters: one or two
-of its sizes are chosen so that it comes as near to that number as it can. What it does not take from there is what its
-library ships as default. A folder with a config.json is taken as it is.
+A baseline of Hugging Face takes depth and heads from a `BackboneConfig`, and its size from a number of parameters: by
+the rule of ours where it has an MLP (`match.py`), else by one or two sizes of its own. What it does not take from there
+is what its library ships as default. A folder with a config.json is taken as it is. DeltaNet and Gated DeltaNet are our
+own block with settings that make their rule of our op.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from titans_lm.config import BackboneConfig, nearest
+from titans_lm.train.match import check_near, fit_shape, match_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -37,12 +40,13 @@ class Family:
 
     model_type: str
     settings: Callable[..., Settings]
-    knobs: Callable[[BackboneConfig], tuple[Knob, ...]]
+    knobs: Callable[[BackboneConfig], tuple[Knob, ...]] | None = None
+    """Sizes of its own; None for one with an MLP, whose width and MLP are found as ours are."""
 
 
 def baseline_names() -> tuple[str, ...]:
     """Name every baseline that is made to fit."""
-    return tuple(FAMILIES)
+    return (*FAMILIES, *RULES)
 
 
 def fit_baseline(
@@ -55,10 +59,11 @@ def fit_baseline(
     even the smallest of its kind has more parameters.
     """
     given = {"vocab_size": vocab_size, **special}
+    if name in RULES:
+        return _titans_config(match_parameters(with_rule(name, like), vocab_size, parameters), given)
     if name not in FAMILIES:
         return _read_config(name, given)
-    family, sizes = FAMILIES[name], {}
-    knobs = family.knobs(like)
+    family = FAMILIES[name]
 
     def config_of(**sizes: int) -> "PreTrainedConfig":
         from transformers import AutoConfig
@@ -66,6 +71,21 @@ def fit_baseline(
         settings = family.settings(like, **sizes)
         return AutoConfig.for_model(family.model_type, tie_word_embeddings=True, **settings, **given)
 
+    try:
+        return _fitted(family, config_of, like, parameters)
+    except ValueError as error:
+        raise ValueError(f"the baseline {name!r} does not fit: {error}") from error
+
+
+def _fitted(
+    family: Family, config_of: Callable[..., "PreTrainedConfig"], like: BackboneConfig, parameters: int
+) -> "PreTrainedConfig":
+    if family.knobs is None:
+        size, mlp = fit_shape(
+            lambda size, mlp: _count(config_of(hidden_size=size, intermediate_size=mlp)), like, parameters
+        )
+        return config_of(hidden_size=size, intermediate_size=mlp)
+    knobs = family.knobs(like)
     sizes = {knob.name: knob.start for knob in knobs}
     for knob in knobs:  # the coarse one first, up to what fits, then the fine one
 
@@ -73,11 +93,20 @@ def fit_baseline(
         def count(size: int, knob: Knob = knob) -> int:
             return _count(config_of(**{**sizes, knob.name: size}))
 
-        try:
-            sizes[knob.name] = nearest_size(count, knob, parameters, below=knob is not knobs[-1])
-        except ValueError as error:
-            raise ValueError(f"the baseline {name!r} does not fit: {error}") from error
+        sizes[knob.name] = nearest_size(count, knob, parameters, below=knob is not knobs[-1])
+    check_near(_count(config_of(**sizes)), parameters)
     return config_of(**sizes)
+
+
+def with_rule(name: str, config: BackboneConfig) -> BackboneConfig:
+    """Give the stack of LMM blocks whose memories learn by the rule of DeltaNet or Gated DeltaNet (D44)."""
+    return dataclasses.replace(config, **RULES[name])
+
+
+def _titans_config(config: BackboneConfig, given: Settings) -> "PreTrainedConfig":
+    from titans_lm.hf import TitansConfig
+
+    return TitansConfig(**given, **dataclasses.asdict(config))
 
 
 def make_baseline(config: "PreTrainedConfig") -> "PreTrainedModel":
@@ -126,7 +155,7 @@ def _read_config(name: str, given: Settings) -> "PreTrainedConfig":
     path = Path(name)
     if not path.exists():
         raise ValueError(
-            f"got the baseline {name!r}; {nearest(name, FAMILIES)}, or a folder with the config.json of a model"
+            f"got the baseline {name!r}; {nearest(name, baseline_names())}, or a folder with the config.json of a model"
         )
     try:
         return AutoConfig.from_pretrained(path, **given)
@@ -135,13 +164,9 @@ def _read_config(name: str, given: Settings) -> "PreTrainedConfig":
         raise ValueError(f"got the baseline {name!r}, whose config cannot be read: {reason}") from error
 
 
-def _mlp(c: BackboneConfig) -> tuple[Knob, ...]:
-    return (Knob("intermediate_size", c.mlp_width, 8 if c.hidden_size >= 512 else 1),)
-
-
-def _llama(c: BackboneConfig, intermediate_size: int) -> Settings:
+def _llama(c: BackboneConfig, hidden_size: int, intermediate_size: int) -> Settings:
     return {
-        "hidden_size": c.hidden_size,
+        "hidden_size": hidden_size,
         "num_hidden_layers": c.num_hidden_layers,
         "num_attention_heads": c.num_attention_heads,
         "num_key_value_heads": c.num_attention_heads,
@@ -152,18 +177,18 @@ def _llama(c: BackboneConfig, intermediate_size: int) -> Settings:
     }
 
 
-def _mistral(c: BackboneConfig, intermediate_size: int) -> Settings:
-    return {**_llama(c, intermediate_size), "sliding_window": c.window}
+def _mistral(c: BackboneConfig, hidden_size: int, intermediate_size: int) -> Settings:
+    return {**_llama(c, hidden_size, intermediate_size), "sliding_window": c.window}
 
 
-def _qwen3_next(c: BackboneConfig, intermediate_size: int) -> Settings:
+def _qwen3_next(c: BackboneConfig, hidden_size: int, intermediate_size: int) -> Settings:
     """Gated DeltaNet with one block of full attention in four, and at the end, without experts."""
     last = c.num_hidden_layers - 1
     kinds = ["full_attention" if i % 4 == 3 or i == last else "linear_attention" for i in range(last + 1)]
-    heads, width = c.num_attention_heads, c.head_dim
+    heads, width = c.num_attention_heads, hidden_size // c.num_attention_heads
     rope = {"rope_type": "default", "rope_theta": c.rope_theta, "partial_rotary_factor": c.rotary_fraction}
     return {
-        **_llama(c, intermediate_size),
+        **_llama(c, hidden_size, intermediate_size),
         "rope_parameters": rope,
         "head_dim": width,
         "layer_types": kinds,
@@ -176,18 +201,21 @@ def _qwen3_next(c: BackboneConfig, intermediate_size: int) -> Settings:
     }
 
 
-def _mamba(c: BackboneConfig, hidden_size: int) -> Settings:
+def _mamba(c: BackboneConfig, hidden_size: int, state_size: int) -> Settings:
     """Two of its blocks for each of ours: it has no MLP."""
-    return {"hidden_size": hidden_size, "num_hidden_layers": 2 * c.num_hidden_layers}
+    return {"hidden_size": hidden_size, "num_hidden_layers": 2 * c.num_hidden_layers, "state_size": state_size}
+
+
+def _mamba_knobs(c: BackboneConfig) -> tuple[Knob, ...]:
+    return Knob("hidden_size", c.hidden_size, max(c.hidden_size // 128, 1)), Knob("state_size", 16, 1)
 
 
 def _mamba2(c: BackboneConfig, hidden_size: int, state_size: int) -> Settings:
     head = _mamba2_head(c)
     return {
-        **_mamba(c, hidden_size),
+        **_mamba(c, hidden_size, state_size),
         "head_dim": head,
         "num_heads": 2 * hidden_size // head,
-        "state_size": state_size,
         "n_groups": 1,
         # The same function for any chunk. The torch path, which small models on a CPU take, holds chunk² numbers for
         # every head and chunk, and is faster with short ones; 256 is the library's default, for the kernels of a GPU.
@@ -201,14 +229,26 @@ def _mamba2_head(c: BackboneConfig) -> int:
 
 def _mamba2_knobs(c: BackboneConfig) -> tuple[Knob, ...]:
     state = min(128, max(c.hidden_size // 8 * 8, 8))
-    return Knob("hidden_size", c.hidden_size, _mamba2_head(c) // 2), Knob("state_size", state, 8)
+    grain = 8 if c.hidden_size >= 512 else 1
+    return Knob("hidden_size", c.hidden_size, _mamba2_head(c) // 2), Knob("state_size", state, grain)
 
 
 FAMILIES = {
-    "llama": Family("llama", _llama, _mlp),
-    "mistral": Family("mistral", _mistral, _mlp),
-    "mamba": Family("mamba", _mamba, lambda c: (Knob("hidden_size", c.hidden_size, max(c.hidden_size // 64, 1)),)),
+    "llama": Family("llama", _llama),
+    "mistral": Family("mistral", _mistral),
+    "mamba": Family("mamba", _mamba, _mamba_knobs),
     "mamba2": Family("mamba2", _mamba2, _mamba2_knobs),
-    "qwen3-next": Family("qwen3_next", _qwen3_next, _mlp),
+    "qwen3-next": Family("qwen3_next", _qwen3_next),
 }
 """Transformer++, the same with a sliding window, Mamba, Mamba2, and Gated DeltaNet with attention."""
+
+DELTA_RULE: Settings = {
+    "architecture": "lmm", "memory_depth": 1, "memory_residual": False, "memory_norm": False, "memory_objective": "l2",
+    "chunk_size": 1, "momentum": False, "forget_to": "zero", "gates": "head", "theta_bound": 0.5,
+    "theta_stretch": 0.0, "alpha_stretch": 0.0,
+}  # fmt: skip
+RULES: dict[str, Settings] = {
+    "delta-net": {**DELTA_RULE, "decay": False},
+    "gated-delta-net": {**DELTA_RULE, "decay": True, "decay_first": True, "alpha_max": 0.999},
+}
+"""Settings that make the rule of another model of our op, in our block and from our start; 2 θ is its β."""

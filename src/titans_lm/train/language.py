@@ -1,5 +1,6 @@
 """Train a language model: text or prepared tokens in, a run folder out. What `titans train` runs."""
 
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,10 @@ from titans_lm.train.insight import memory_numbers
 from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss
-from titans_lm.train.match import Sized, sized_model
 from titans_lm.train.parallel import World, joined_world
 from titans_lm.train.run import MODEL, RunFolder
 from titans_lm.train.settings import LanguageSettings, plain_settings
+from titans_lm.train.sized import Sized, sized_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -67,6 +68,7 @@ def _train(
         "model": str(run.path / MODEL),
         "parameters": sized.parameters,
         "parameters_asked_for": sized.asked,
+        "shape": asdict(sized.shape),
         "steps": result.step,
         "tokens": result.tokens,
         "processes": world.size,

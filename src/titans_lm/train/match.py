@@ -1,16 +1,22 @@
-"""Models of equal size: ours by the width of the MLP, and baselines as large as ours."""
+"""Stacks of equal size: as many blocks, the width that the number of parameters allows, an MLP at a fixed ratio to it.
+
+Everybody's size is found by this rule (D43), ours and the baselines that have an MLP: the width is what fits, so that a
+block with two mixers is narrower and does not pay for them with its MLP.
+"""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import cache
 
 from titans_lm.config import BackboneConfig
-from titans_lm.train.baselines import fit_baseline, make_baseline
-from titans_lm.train.fresh import language_model, model_without_weights, special_ids
-from titans_lm.train.settings import ModelSettings
+from titans_lm.train.fresh import model_without_weights
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+MATCHED_BY = "width and MLP"
+"""Name of the rule, for what depends on it; before it sizes were matched by the MLP's width alone."""
+LEAST_RATIO = 2.0
+"""Least width of an MLP, in widths of the model."""
+TOLERANCE = 0.01
+"""How far a number of parameters may be from what was asked for."""
 
 
 def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
@@ -19,56 +25,59 @@ def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
 
 
 def match_parameters(config: BackboneConfig, vocab_size: int, target: int) -> BackboneConfig:
-    """Widen or narrow the MLP so that the model has as nearly `target` parameters as it can.
+    """Choose width and MLP so that the model has `target` parameters, up to half a channel of the MLPs.
 
-    One more channel costs 3 E per block (SwiGLU), so the count differs from the target by half of that per block at
-    most. ValueError where even an MLP of one channel is too many.
+    Blocks and heads stay as they are, heads get wider or narrower. ValueError where no width comes within 1 %.
     """
-    per_channel = 3 * config.hidden_size * config.num_hidden_layers
-    width = config.mlp_width + round((target - count_parameters(config, vocab_size)) / per_channel)
-    if width < 1:
+
+    def sized(hidden_size: int, mlp: int) -> BackboneConfig:
+        return dataclasses.replace(config, hidden_size=hidden_size, intermediate_size=mlp)
+
+    try:
+        return sized(*fit_shape(lambda *sizes: count_parameters(sized(*sizes), vocab_size), config, target))
+    except ValueError as error:
+        raise ValueError(f"{config.architecture!r} does not fit: {error}") from error
+
+
+def fit_shape(count: Callable[[int, int], int], like: BackboneConfig, target: int) -> tuple[int, int]:
+    """Choose the width E and the MLP's width F of a stack, by what `count(E, F)` says of their parameters.
+
+    Widths go in steps of two channels a head, which rotary pairs need. Each has one F that brings it to the target, as
+    a channel more costs 3 E per block (SwiGLU): that E is taken whose F / E is nearest to that of `like`, or to 2
+    where that is less, and none whose F is below 2 E.
+    """
+    step, ratio = 2 * like.num_attention_heads, max(like.mlp_width / like.hidden_size, LEAST_RATIO)
+
+    @cache
+    def mlp(size: int) -> int:
+        grain = 8 if size >= 512 else 1  # what the matrix units of a GPU like
+        least = int(LEAST_RATIO) * size
+        per_grain = 3 * size * like.num_hidden_layers * grain
+        return least + grain * round((target - count(size, least)) / per_grain)
+
+    low = like.hidden_size % step or step
+    if mlp(low) < LEAST_RATIO * low:
+        least = count(low, int(LEAST_RATIO) * low)
         raise ValueError(
-            f"got a target of {target} parameters, fewer than {config.architecture!r} of width {config.hidden_size} "
-            "has without its MLP; expected a larger target or a smaller hidden_size"
+            f"with {like.num_hidden_layers} blocks, a width of {low} and an MLP of twice as much it has {least:,} "
+            f"parameters; expected {target:,} or fewer: ask for more, or give fewer blocks or heads"
         )
-    return dataclasses.replace(config, intermediate_size=width)
+    high = max(like.hidden_size, low + step)
+    while mlp(high) > ratio * high:
+        low, high = high, high + max((high - low) // step, 1) * 2 * step
+    while high - low > step:
+        middle = low + (high - low) // (2 * step) * step
+        low, high = (middle, high) if mlp(middle) > ratio * middle else (low, middle)
+    fits = [size for size in (low, high) if mlp(size) >= LEAST_RATIO * size]
+    size = min(fits, key=lambda size: abs(mlp(size) / size - ratio))
+    check_near(count(size, mlp(size)), target)
+    return size, mlp(size)
 
 
-@dataclass(frozen=True)
-class Sized:
-    """A model to train, and how many parameters it was to have, where that was asked for."""
-
-    model: "PreTrainedModel"
-    parameters: int
-    asked: int | None = None
-
-    @classmethod
-    def given(cls, model: "PreTrainedModel", asked: int | None = None) -> "Sized":
-        """Count a model's parameters, a tied embedding once."""
-        return cls(model, sum(parameter.numel() for parameter in model.parameters()), asked)
-
-    def describe(self) -> str:
-        """Say how many parameters there are, and by how much that misses what was asked for."""
-        said = f"{self.parameters:,} parameters"
-        if self.asked is None:
-            return said
-        return f"{said}, {self.parameters / self.asked - 1.0:+.2%} from the {self.asked:,} asked for"
-
-
-def sized_model(settings: ModelSettings, tokenizer: "PreTrainedTokenizerBase") -> Sized:
-    """Build the model that settings describe over the ids of a tokeniser, a baseline as large as ours would be.
-
-    Raises ValueError for a baseline that is unknown or does not fit, and where the MLP cannot be made small enough.
-    """
-    return sized_for(settings, len(tokenizer), **special_ids(tokenizer))
-
-
-def sized_for(settings: ModelSettings, vocab_size: int, **special: int | None) -> Sized:
-    """Build the same over a vocabulary, with the ids of its special tokens where they are known."""
-    asked, config = settings.parameters, settings.model
-    if settings.baseline is not None:
-        size = count_parameters(config, vocab_size) if asked is None else asked
-        return Sized.given(make_baseline(fit_baseline(settings.baseline, config, vocab_size, size, **special)), size)
-    if asked is not None:
-        config = match_parameters(config, vocab_size, asked)
-    return Sized.given(language_model(config, vocab_size, **special), asked)
+def check_near(found: int, target: int) -> None:
+    """Refuse a number of parameters that is more than 1 % away from what it was to be."""
+    if abs(found / target - 1.0) > TOLERANCE:
+        raise ValueError(
+            f"its sizes come in steps, the nearest of which has {found:,} parameters, {found / target - 1.0:+.1%} from "
+            f"{target:,}; expected at most {TOLERANCE:.0%}: ask for a number that it can have, or for more"
+        )

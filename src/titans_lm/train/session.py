@@ -152,7 +152,7 @@ class Session:
         result = self.trainer.result
         result.evaluation = self.trainer.evaluate(eval_fn)
         if self.run is not None and self.trainer.world.main:
-            self._append(self.run, {"step": result.step, **result.evaluation})
+            self._append(self.run, {"step": result.step, "seconds": result.seconds, **result.evaluation})
         found = {name: value for name, value in result.evaluation.items() if isinstance(value, float)}
         numbers = "  ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items())
         self.progress.say(f"step {result.step}: {numbers}")

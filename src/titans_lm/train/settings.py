@@ -125,10 +125,11 @@ class ModelSettings(FitSettings):
     model: BackboneConfig = field(default_factory=small_model)
     """The model."""
     baseline: str | None = None
-    """Train another model of Hugging Face instead, as large as --model says: llama, mistral (sliding window), mamba,
-    mamba2, qwen3-next (Gated DeltaNet and attention), or a folder with a config.json, taken as it is."""
+    """Train another model instead, as large as --model says: llama, mistral (sliding window), mamba, mamba2, qwen3-next
+    (Gated DeltaNet and attention), a folder with a config.json, taken as it is; or our block with the rule of another:
+    delta-net, gated-delta-net."""
     parameters: int | None = None
-    """Parameters that the model is to have, to the nearest that the width of its MLP (or another size) allows."""
+    """Parameters that the model is to have, within 1 %, by its width and an MLP as wide beside it as --model has it."""
     batch_size: int = 4
     """Rows of a batch."""
 

@@ -1,0 +1,93 @@
+"""The model that settings describe, as large as they say, and its shape."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from titans_lm.train.baselines import fit_baseline, make_baseline
+from titans_lm.train.fresh import language_model, special_ids
+from titans_lm.train.match import count_parameters, match_parameters
+from titans_lm.train.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+NO_MLP = ("mamba", "mamba2")
+"""Model types whose intermediate_size is that of the mixer."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model consists of; None where its config does not say it, or has none."""
+
+    blocks: int | None
+    hidden_size: int
+    heads: int | None
+    head_dim: int | None
+    mlp_width: int | None
+    mlp_ratio: float | None
+    """Width of the MLP in widths of the model."""
+
+    @classmethod
+    def of(cls, model: "PreTrainedModel") -> "Shape":
+        """Read it from the config of a model, ours or another."""
+        config: Any = model.config.get_text_config()
+        if hasattr(config, "backbone_config"):
+            config = config.backbone_config()
+        size = config.hidden_size
+        heads = getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", None)
+        head_dim = getattr(config, "head_dim", None) or (size // heads if heads else None)
+        given = getattr(config, "intermediate_size", None)
+        mlp = None if getattr(config, "model_type", None) in NO_MLP else getattr(config, "mlp_width", given)
+        ratio = None if mlp is None else mlp / size
+        return cls(getattr(config, "num_hidden_layers", None), size, heads, head_dim, mlp, ratio)
+
+    def describe(self) -> str:
+        """Say it in a line."""
+        heads = f", {self.heads} heads of {self.head_dim}" if self.heads else ""
+        mlp = f", MLP {self.mlp_width:,} ({self.mlp_ratio:.2f} of it)" if self.mlp_width else ""
+        blocks = f"{self.blocks} blocks of width" if self.blocks else "width"
+        return f"{blocks} {self.hidden_size:,}{heads}{mlp}"
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A model to train, and how many parameters it was to have, where that was asked for."""
+
+    model: "PreTrainedModel"
+    parameters: int
+    asked: int | None = None
+
+    @classmethod
+    def given(cls, model: "PreTrainedModel", asked: int | None = None) -> "Sized":
+        """Count a model's parameters, a tied embedding once."""
+        return cls(model, sum(parameter.numel() for parameter in model.parameters()), asked)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape.of(self.model)
+
+    def describe(self) -> str:
+        """Say how many parameters there are, by how much that misses what was asked for, and the shape."""
+        said = f"{self.parameters:,} parameters"
+        if self.asked is not None:
+            said += f", {self.parameters / self.asked - 1.0:+.2%} from the {self.asked:,} asked for"
+        return f"{said}; {self.shape.describe()}"
+
+
+def sized_model(settings: ModelSettings, tokenizer: "PreTrainedTokenizerBase") -> Sized:
+    """Build the model that settings describe over the ids of a tokeniser, a baseline as large as ours would be.
+
+    Raises ValueError for a baseline that is unknown or does not fit, and for a size that cannot be had.
+    """
+    return sized_for(settings, len(tokenizer), **special_ids(tokenizer))
+
+
+def sized_for(settings: ModelSettings, vocab_size: int, **special: int | None) -> Sized:
+    """Build the same over a vocabulary, with the ids of its special tokens where they are known."""
+    asked, config = settings.parameters, settings.model
+    if settings.baseline is not None:
+        size = count_parameters(config, vocab_size) if asked is None else asked
+        return Sized.given(make_baseline(fit_baseline(settings.baseline, config, vocab_size, size, **special)), size)
+    if asked is not None:
+        config = match_parameters(config, vocab_size, asked)
+    return Sized.given(language_model(config, vocab_size, **special), asked)
