@@ -51,7 +51,10 @@ STYLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a plot; `faint` are the single values behind a smoothed one, `spread` lies on both of its sides."""
+    """One line of a plot; `faint` are the single values behind a smoothed one, `spread` lies on both of its sides.
+
+    `band` is a lower and an upper line instead of a spread.
+    """
 
     label: str
     x: Sequence[float]
@@ -59,6 +62,7 @@ class Line:
     colour: str
     faint: Sequence[float] | None = None
     spread: Sequence[float] | None = None
+    band: tuple[Sequence[float], Sequence[float]] | None = None
     dashed: bool = False
     dotted: bool = False
     marker: bool = False
@@ -74,10 +78,21 @@ class Plot:
     lines: Sequence[Line]
     y_range: tuple[float | None, float | None] = (None, None)
     x_labels: Sequence[str] | None = None
-    """Names of the places 0, 1, 2, … of the horizontal axis, instead of numbers."""
+    """Names of the places 0, 1, 2, … of the horizontal axis, or of `x_places`, instead of numbers."""
+    x_places: Sequence[float] | None = None
     percent: bool = False
     """Whether the vertical axis counts shares of one."""
     wide: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """Plots side by side over one vertical axis; what lines are is said once, below them."""
+
+    title: str
+    x_label: str
+    y_label: str
+    panels: Sequence[Plot]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +142,24 @@ def draw_ranking(ranking: Ranking) -> Figure:
     return figure
 
 
+def draw_side_by_side(panels: Panels) -> Figure:
+    """Draw plots side by side."""
+    count = len(panels.panels)
+    names = [line.label for line in panels.panels[0].lines]
+    with matplotlib.rc_context({**STYLE, "axes.titlesize": 10, "axes.titleweight": "normal", "axes.titlecolor": SOFT}):
+        figure = Figure(figsize=(1.0 + 4.4 * max(count, 1.6), 4.1 + 0.22 * (len(names) // 4)), layout="constrained")
+        figure.suptitle(panels.title, color=INK, fontsize=13, fontweight="bold", x=0.01, ha="left", parse_math=False)
+        every = figure.subplots(1, count, sharey=True, squeeze=False)[0]
+        for axes, plot in zip(every, panels.panels, strict=True):
+            _fill(axes, plot, legend=False)
+            axes.axhline(0.0, color=SOFT, linewidth=0.8, zorder=1)
+        every[0].set_ylabel(panels.y_label)
+        figure.supxlabel(panels.x_label, color=SOFT, fontsize=STYLE["font.size"])
+        handles, labels = every[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), handlelength=1.8)
+    return figure
+
+
 def draw_heat(maps: HeatMaps) -> Figure:
     """Draw panels of numbers side by side, four in a row, each cell with its number."""
     across = min(len(maps.panels), 4)
@@ -168,8 +201,10 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
     return means
 
 
-def draw(plot: Plot | HeatMaps | Ranking) -> Figure:
+def draw(plot: Plot | Panels | HeatMaps | Ranking) -> Figure:
     """Draw a plot."""
+    if isinstance(plot, Panels):
+        return draw_side_by_side(plot)
     if isinstance(plot, HeatMaps):
         return draw_heat(plot)
     if isinstance(plot, Ranking):
@@ -191,7 +226,7 @@ def draw_panels(title: str, plots: Sequence[Plot]) -> Figure:
     return figure
 
 
-def _fill(axes: Axes, plot: Plot) -> None:
+def _fill(axes: Axes, plot: Plot, *, legend: bool = True) -> None:
     for line in plot.lines:
         _draw_line(axes, line)
     axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
@@ -200,9 +235,11 @@ def _fill(axes: Axes, plot: Plot) -> None:
     if plot.percent:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     if plot.x_labels is not None:
-        axes.xaxis.set_major_locator(FixedLocator(range(len(plot.x_labels))))
+        axes.xaxis.set_major_locator(FixedLocator(plot.x_places or range(len(plot.x_labels))))
         axes.xaxis.set_major_formatter(FixedFormatter(list(plot.x_labels)))
         axes.xaxis.set_minor_locator(NullLocator())
+    if not legend:
+        return
     if len(plot.lines) > CROWD:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), handlelength=1.6)
         axes.tick_params(axis="x", labelsize=8.0)
@@ -247,6 +284,8 @@ def _draw_line(axes: Axes, line: Line) -> None:
     if line.spread is not None:
         middle, spread = np.asarray(line.y, float), np.asarray(line.spread, float)
         axes.fill_between(line.x, middle - spread, middle + spread, color=line.colour, alpha=0.14, linewidth=0.0)
+    if line.band is not None:
+        axes.fill_between(line.x, *line.band, color=line.colour, alpha=0.14, linewidth=0.0)
     axes.plot(
         np.asarray(line.x),
         np.asarray(line.y, float),
