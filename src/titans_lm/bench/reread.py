@@ -106,11 +106,12 @@ def plot(result: Result) -> Panels:
     """Gain by distance, a panel for each length and a line for each model; those without a memory are dashed."""
     settings = result["settings"]
     where = dict(zip(settings["distances"], places(settings["distances"]), strict=True))
+    names = labels(result["models"])
     panels = [
         Plot(
             title=f"passage of {length} tokens", x_label="", y_label="", x_labels=[short(d) for d in where],
             x_places=list(where.values()),
-            lines=[line(model, index, place, where) for index, model in enumerate(result["models"])],
+            lines=[line(model, names[index], index, place, where) for index, model in enumerate(result["models"])],
         )
         for place, length in enumerate(settings["lengths"])
     ]  # fmt: skip
@@ -120,14 +121,21 @@ def plot(result: Result) -> Panels:
     )  # fmt: skip
 
 
-def line(model: Result, index: int, place: int, where: dict[int, float]) -> Line:
+def labels(models: list[Result]) -> list[str]:
+    """Name models where there is little room: without what stands behind their kind, if they differ without it."""
+    long = [title(model["name"]).replace(UNSAID, "") for model in models]
+    short = [name.partition(" with ")[0] for name in long]
+    return short if len(set(short)) == len(short) else long
+
+
+def line(model: Result, label: str, index: int, place: int, where: dict[int, float]) -> Line:
     """Draw one model: a shade of one standard deviation over seeds, or, of a single one, the interval over passages."""
     found = model["lengths"][place]["distances"]
     gains = [one["gain"] for one in found]
     spread = [gain["sd"] for gain in gains]
     alone = None in spread
     return Line(
-        label=title(model["name"]).replace(UNSAID, ""),
+        label=label,
         x=[where[one["distance"]] for one in found],
         y=[gain["mean"] for gain in gains],
         spread=None if alone else spread,

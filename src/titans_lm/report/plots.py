@@ -143,20 +143,22 @@ def draw_ranking(ranking: Ranking) -> Figure:
 
 
 def draw_side_by_side(panels: Panels) -> Figure:
-    """Draw plots side by side."""
+    """Draw plots side by side, with a line at zero."""
     count = len(panels.panels)
-    names = [line.label for line in panels.panels[0].lines]
-    with matplotlib.rc_context({**STYLE, "axes.titlesize": 10, "axes.titleweight": "normal", "axes.titlecolor": SOFT}):
-        figure = Figure(figsize=(1.0 + 4.4 * max(count, 1.6), 4.1 + 0.22 * (len(names) // 4)), layout="constrained")
-        figure.suptitle(panels.title, color=INK, fontsize=13, fontweight="bold", x=0.01, ha="left", parse_math=False)
+    style = {**STYLE, "axes.titlesize": 10.5, "axes.titleweight": "normal", "axes.titlepad": 8, "legend.fontsize": 10}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(1.0 + 4.4 * max(count, 1.6), 4.2), layout="constrained")
+        figure.suptitle(panels.title, color=INK, fontsize=14, fontweight="bold", x=0.01, ha="left", parse_math=False)
         every = figure.subplots(1, count, sharey=True, squeeze=False)[0]
         for axes, plot in zip(every, panels.panels, strict=True):
+            axes.axhline(0.0, color=SOFT, linewidth=0.8)
             _fill(axes, plot, legend=False)
-            axes.axhline(0.0, color=SOFT, linewidth=0.8, zorder=1)
+            axes.set_xlabel(panels.x_label)
         every[0].set_ylabel(panels.y_label)
-        figure.supxlabel(panels.x_label, color=SOFT, fontsize=STYLE["font.size"])
+        every[0].autoscale(axis="y")
         handles, labels = every[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), handlelength=1.8)
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), CROWD), handlelength=2.2)
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     return figure
 
 
