@@ -14,12 +14,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cli_cases import titans
 from model_cases import small_config, wake
+from titans_lm.bench.compared import reread as returning
 from titans_lm.bench.render import render_results
 from titans_lm.bench.reread import lines, places, plot
 from titans_lm.cli import parse
 from titans_lm.compare.reread import FILE, command_line, run_reread
 from titans_lm.compare.reread_settings import RereadSettings
 from titans_lm.compare.trained import PIECES
+from titans_lm.data.curriculum import RereadCurriculum
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.evaluate.carried import choose_whole_reading
 from titans_lm.evaluate.reread import Drawing, draw_passages, reread
@@ -28,6 +30,7 @@ from titans_lm.report.plots import draw
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.fresh import byte_model
 from titans_lm.train.run import load_model
+from titans_lm.train.settings import LanguageSettings, plain_settings
 
 
 def saved(folder: Path, architecture: str, seed: int = 0) -> Path:
@@ -147,7 +150,7 @@ def test_the_page_and_the_screen_say_it(done: Any, tmp_path: Path) -> None:
             for one in part["distances"]:
                 interval = f"[{one['low']:+.3f}, {one['high']:+.3f}]"
                 assert all(f"{one['gain']['mean']:.3f}" in text and interval in text for text in (page, screen))
-    assert "rows have at most 40 tokens, and distances that do not fit are left out" in page
+    assert "of at most 40 tokens, and distances that do not fit are left out" in page
     assert f"{result['models'][0]['state_bytes']['total']:,} (" in page
 
 
@@ -162,6 +165,13 @@ def test_the_plot_has_a_panel_a_length_and_a_line_a_model(done: Any) -> None:
     assert [axes.get_title("left") for axes in draw(drawn).axes] == [panel.title for panel in drawn.panels]
     assert places([0, 256, 1024, 4096]) == [6.0, 8.0, 10.0, 12.0]
     assert places([0]) == [0.0]
+
+
+def test_the_page_of_a_comparison_says_how_passages_returned() -> None:
+    taught = LanguageSettings(reread=RereadCurriculum(first_steps=200, share=0.5, passages=(64, 128)))
+    told = "the first 200 steps in rows of 256 with returning passages, 50 % of the later rows with a passage twice"
+    assert returning(plain_settings(taught)) == f" ({told})"
+    assert returning(plain_settings(LanguageSettings())) == returning({}) == ""
 
 
 def test_the_command(done: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

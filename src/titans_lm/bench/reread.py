@@ -37,11 +37,12 @@ def told(result: Result) -> str:
     whole = [title(model["name"]) for model in result["models"] if not model["carries"]]
     left = any(length["left_out"] for model in result["models"] for length in model["lengths"])
     grows = (
-        f" {', '.join(whole)}: the state grows with the text, so rows have at most {settings['max_len']:,} tokens"
-        f"{', and distances that do not fit are left out (–)' if left else ''}."
+        f" {', '.join(whole)}: the state grows with the text, so rows (and this number) are of at most "
+        f"{settings['max_len']:,} tokens{', and distances that do not fit are left out (–)' if left else ''}."
         if whole
         else ""
     )
+    longest = max(model["state_bytes"]["length"] for model in result["models"])
     minutes = sum(length["seconds"] for model in result["models"] for length in model["lengths"]) / 60.0
     return (
         f"A model reads {context}a passage of {' or '.join(map(str, settings['lengths']))} tokens, then so many tokens "
@@ -49,8 +50,9 @@ def told(result: Result) -> str:
         "second reading costs where another passage of the same book was read in its place, minus what it costs where "
         "it was read itself. 0 is a passage that is forgotten; higher is better. "
         f"{settings['passages']} passages of each length from {len(result['documents'])} held-out "
-        f"book{'s' * (len(result['documents']) > 1)}, mean ± standard deviation over seeds. State is what one row "
-        f"carries after {result['models'][0]['state_bytes']['length']:,} tokens, in brackets the weights of the "
+        f"book{'s' * (len(result['documents']) > 1)}, mean ± standard deviation over seeds; in the plot the shade "
+        "of a single seed is the interval over passages. State is what one row "
+        f"carries after {longest:,} tokens, in brackets the weights of the "
         f"memories alone.{grows} Reading took {minutes:.0f} minutes in all."
     )
 

@@ -29,7 +29,7 @@ class RereadSettings:
     """Tokens of a passage; several are several measurements."""
     distances: tuple[int, ...] = (0, 256, 1024, 4096, 16_384, 65_536)
     """Tokens of other documents between the two readings, rising."""
-    passages: int = 64
+    passages: int = 32
     """Passages of each length, shared out among the documents."""
     rows: int = 8
     """Passages of one document that are read side by side, before the same tokens of other documents; each is read in

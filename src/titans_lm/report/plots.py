@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from titans_lm.report.html import Markup, escaped
@@ -147,7 +148,8 @@ def draw_side_by_side(panels: Panels) -> Figure:
     count = len(panels.panels)
     style = {**STYLE, "axes.titlesize": 10.5, "axes.titleweight": "normal", "axes.titlepad": 8, "legend.fontsize": 10}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(1.0 + 4.4 * max(count, 1.6), 4.2), layout="constrained")
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+        figure = Figure(figsize=(1.0 + 4.4 * max(count, 1.6), 4.2), layout=layout)
         figure.suptitle(panels.title, color=INK, fontsize=14, fontweight="bold", x=0.01, ha="left", parse_math=False)
         every = figure.subplots(1, count, sharey=True, squeeze=False)[0]
         for axes, plot in zip(every, panels.panels, strict=True):
@@ -158,7 +160,6 @@ def draw_side_by_side(panels: Panels) -> Figure:
         every[0].autoscale(axis="y")
         handles, labels = every[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), CROWD), handlelength=2.2)
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     return figure
 
 
