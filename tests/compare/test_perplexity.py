@@ -16,8 +16,9 @@ from model_cases import small_config, wake
 from titans_lm.bench.positions import heading, lines, more, plot
 from titans_lm.bench.render import render_results
 from titans_lm.cli import parse
-from titans_lm.compare.perplexity import FILE, PIECES, command_line, run_perplexity
+from titans_lm.compare.perplexity import FILE, command_line, run_perplexity
 from titans_lm.compare.perplexity_settings import Mode, PerplexitySettings
+from titans_lm.compare.trained import PIECES
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.evaluate.carried import choose_reading
 from titans_lm.evaluate.intervals import did_change, difference, far_minus_near

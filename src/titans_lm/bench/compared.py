@@ -101,7 +101,7 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     apart = max(abs(one["parameters"] / asked - 1.0) for one in found)
     said = (
         f"Every model has {asked:,} parameters (the farthest is {apart:.1%} away), reads the same {first['tokens']:,} "
-        f"tokens in rows of {train['seq_len']}, and {tuned(told)} {seeds} "
+        f"tokens in rows of {train['seq_len']}{reread(train)}, and {tuned(told)} {seeds} "
         f"seed{'s' * (seeds > 1)}. The test text is {first['test']['bytes']:,} "
         f"bytes, cut into stretches of {told['positions']:,} tokens, each read from a fresh start: with its state "
         "carried along where a model has one, at once where it has none. Numbers are bits per byte, lower is better, "
@@ -221,6 +221,15 @@ def more(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
         shown = ["–" if size is None else f"{size:,}" for size in sizes]
         body.append([title_of(one), f"{one['parameters']:,}", *shown, ratio])
     return said, head, body
+
+
+def reread(train: Mapping[str, Any]) -> str:
+    """Say how passages returned in training, where they did; older files do not know of it."""
+    told = train.get("reread") or {}
+    first, share = told.get("first_steps", 0), told.get("share", 0.0)
+    short = [f"the first {first} steps in rows of {told['first_len']} with returning passages"] if first else []
+    twice = [f"{100 * share:g} % of the{' later' if first else ''} rows with a passage twice"] if share else []
+    return f" ({', '.join(short + twice)})" if short or twice else ""
 
 
 def tuned(told: dict[str, Any]) -> str:

@@ -4,20 +4,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from titans_lm.bench import classified, compared, forecasted, positions, scored
-from titans_lm.report.plots import ACCENT, HeatMaps, Line, Plot, Ranking
+from titans_lm.bench import classified, compared, forecasted, positions, reread, scored
+from titans_lm.report.plots import ACCENT, HeatMaps, Line, Panels, Plot, Ranking
 
 OURS, SECOND = ACCENT, "#e07a1f"
 Results = dict[str, list[dict[str, Any]]]
 
 
-def plots(found: Results) -> dict[str, Plot | HeatMaps | Ranking]:
+def plots(found: Results) -> dict[str, Plot | Panels | HeatMaps | Ranking]:
     """Give what can be drawn of the first result of each kind, by the name of its file."""
-    drawn: dict[str, Plot | HeatMaps | Ranking] = {
+    drawn: dict[str, Plot | Panels | HeatMaps | Ranking] = {
         Path(result["file"]).stem: compared.plot(result) for result in found.get("compare", [])
     }
     drawn |= {Path(result["file"]).stem: scored.plot(result) for result in found.get("task", [])}
     drawn |= {Path(result["file"]).stem: positions.plot(result) for result in found.get("perplexity", [])}
+    drawn |= {Path(result["file"]).stem: reread.plot(result) for result in found.get("reread", [])}
     drawn |= {Path(result["file"]).stem: forecasted.plot(result) for result in found.get("forecast", [])}
     drawn |= {Path(result["file"]).stem: classified.plot(result) for result in found.get("genomics", [])}
     for result in found.get("task", []):

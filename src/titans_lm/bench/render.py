@@ -16,7 +16,7 @@ from titans_lm.train.files import write_atomically
 KINDS = ("peers", "ops", "model", "scaling")
 KERNELS = {"ops-triton": "The kernels beside others", "kernels": "The kernels beside the chunked backend"}
 """Kinds that are on the page only where somebody has measured them: they need a GPU."""
-LEARNED = ("compare", "perplexity", "task", "forecast", "genomics", "lm-eval")
+LEARNED = ("reread", "compare", "perplexity", "task", "forecast", "genomics", "lm-eval")
 """Kinds of results about what models have learned."""
 REPEATED = "repro"
 """Kind of results that are tables of the paper."""
@@ -96,12 +96,12 @@ def sections(found: Results, link: str) -> list[list[str]]:
 
 
 def learned(result: Result, link: str) -> list[str]:
-    """Lay out models compared on text, books by position, a task, series, DNA or by questions; the last has no plot."""
-    from titans_lm.bench import answered, classified, compared, forecasted, positions, scored
+    """Lay out passages read twice, models on text, books by position, a task, series, DNA or questions (no plot)."""
+    from titans_lm.bench import answered, classified, compared, forecasted, positions, reread, scored
 
     sections = {
-        "compare": compared, "perplexity": positions, "task": scored, "forecast": forecasted, "genomics": classified,
-        "lm-eval": answered,
+        "reread": reread, "compare": compared, "perplexity": positions, "task": scored, "forecast": forecasted,
+        "genomics": classified, "lm-eval": answered,
     }  # fmt: skip
     section: Any = sections[result["what"]]
     said, head, body = section.rows(result)

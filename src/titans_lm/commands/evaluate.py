@@ -9,6 +9,7 @@ import tyro
 from titans_lm.commands.show import say, write_result
 from titans_lm.compare.perplexity_settings import PerplexitySettings
 from titans_lm.compare.question_settings import QuestionSettings
+from titans_lm.compare.reread_settings import RereadSettings
 from titans_lm.compare.ruler_settings import CommonWordsTask, VariablesTask
 from titans_lm.compare.task_settings import (
     BabiLongTask,
@@ -24,6 +25,7 @@ from titans_lm.train.settings import written_command
 
 Evaluated = (
     Annotated[PerplexitySettings, tyro.conf.subcommand("perplexity", default=PerplexitySettings())]
+    | Annotated[RereadSettings, tyro.conf.subcommand("reread", default=RereadSettings())]
     | Annotated[RecallTask, tyro.conf.subcommand("mqar", default=RecallTask())]
     | Annotated[CopyTask, tyro.conf.subcommand("copy", default=CopyTask())]
     | Annotated[LookupTask, tyro.conf.subcommand("lookup", default=LookupTask())]
@@ -39,7 +41,7 @@ Evaluated = (
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Measure what models can do: books by position, recall, tracking, needles, variables, lm-eval's tasks."""
+    """Measure what models can do: books by position, passages read twice, recall, needles, lm-eval's tasks."""
 
     what: Annotated[tyro.conf.OmitSubcommandPrefixes[Evaluated], tyro.conf.arg(name="")] = tyro.MISSING
 
@@ -60,6 +62,8 @@ def run_evaluate(command: Evaluate) -> None:
     tell = (lambda _: None) if settings.quiet else say
     if isinstance(settings, PerplexitySettings):
         read_books(settings, tell)
+    elif isinstance(settings, RereadSettings):
+        read_again(settings, tell)
     elif isinstance(settings, QuestionSettings):
         ask_questions(settings, tell)
     else:
@@ -81,6 +85,16 @@ def read_books(settings: PerplexitySettings, tell: Callable[[str], None]) -> Non
     from titans_lm.compare.perplexity import FILE, command_line, run_perplexity
 
     result = run_perplexity(settings, command_line(settings), tell)
+    write_result(settings.json, result)
+    tell("\n".join(lines(result)))
+    tell(f"numbers in {settings.out / FILE}")
+
+
+def read_again(settings: RereadSettings, tell: Callable[[str], None]) -> None:
+    from titans_lm.bench.reread import lines
+    from titans_lm.compare.reread import FILE, command_line, run_reread
+
+    result = run_reread(settings, command_line(settings), tell)
     write_result(settings.json, result)
     tell("\n".join(lines(result)))
     tell(f"numbers in {settings.out / FILE}")

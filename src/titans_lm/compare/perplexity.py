@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from titans_lm.bench.hardware import hardware
@@ -15,7 +14,7 @@ from titans_lm.compare.jobs import Result, Say
 from titans_lm.compare.perplexity_settings import Mode, PerplexitySettings
 from titans_lm.compare.settings import NamedModel
 from titans_lm.compare.spent import once, spent_on
-from titans_lm.compare.trained import kind_of, weights_sum
+from titans_lm.compare.trained import check_seeds, kind_of, reading_file, weights_sum
 from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.evaluate.carried import choose_reading, remembers
 from titans_lm.evaluate.intervals import Estimate, complete, did_change, difference, far_minus_near
@@ -33,10 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FILE = "perplexity.json"
-PIECES = "readings"
-"""Folder of the readings that are done, a file each."""
-INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
-"""Entries of a config.json in which seeds of one model may differ."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ def run_perplexity(settings: PerplexitySettings, command: str, say: Say) -> Resu
     depend on: weights, tokenizer, text, mode. Raises ValueError for models and texts that will not do.
     """
     named, found = settings.named(), books(settings.text)
-    _check_seeds(named)
+    check_seeds(named)
     settings.out.mkdir(parents=True, exist_ok=True)
     surveys: dict[str, Survey] = {}
     runs = [_run(model, found, settings, surveys, say) for model in named]
@@ -101,21 +96,6 @@ def run_perplexity(settings: PerplexitySettings, command: str, say: Say) -> Resu
     }
     write_json(settings.out / FILE, result)
     return result
-
-
-def _check_seeds(named: Sequence[NamedModel]) -> None:
-    """Refuse models of one name that are no seeds of one model, before anything is read."""
-    known: dict[str, tuple[Path, Any]] = {}
-    for name, path in named:
-        settings = json.loads((resolve_model(path) / "config.json").read_bytes())
-        sizes = {key: value for key, value in settings.items() if key not in INCIDENTAL}
-        told = sizes, tokenizer_fingerprint(load_tokenizer(path))
-        first, asked = known.setdefault(name, (path, told))
-        if asked != told:
-            raise ValueError(
-                f"got {first} and {path}, both named {name!r}, with other settings or tokenizers; "
-                "expected seeds of one model under one name"
-            )
 
 
 def _run(
@@ -162,7 +142,7 @@ def _read(
     settings: PerplexitySettings,
 ) -> Read:
     """Take a reading from its file, or do it and keep it."""
-    file = settings.out / PIECES / f"{_plain(named.name)}-{mode.name}-{_sum([json.dumps(asked).encode()])}.json"
+    file = reading_file(settings.out, f"{named.name}-{mode.name}", asked)
     window = mode.every if mode.kind == "reset" and mode.every is not None else settings.window
     step = window if mode.kind == "reset" else settings.window_step
     reading = choose_reading(model, piece_len=settings.piece_len, window=window, window_step=step)
@@ -300,15 +280,6 @@ def _books(scores: Sequence[StretchScore], settings: PerplexitySettings) -> Iter
             "near": near[:2],
             "far": far[:2],
         }
-
-
-def _sum(parts: Sequence[bytes]) -> str:
-    return hashlib.blake2b(b"\0".join(parts), digest_size=8).hexdigest()
-
-
-def _plain(name: str) -> str:
-    """A name as part of a file's."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
 
 
 def command_line(settings: PerplexitySettings) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
-from titans_lm.compare.settings import NamedModel, named_model
+from titans_lm.compare.settings import NamedModel, named_models
 from titans_lm.config import check_at_least
 
 MemoryKind = Literal["on", "reset", "off"]
@@ -109,22 +109,7 @@ class PerplexitySettings:
             raise ValueError(
                 "got no model or no text; expected titans evaluate perplexity MODEL … --text FILE_OR_FOLDER …"
             )
-        found, unnamed = [], []
-        for given in self.models:
-            model = named_model(given)
-            if model is None:
-                model = NamedModel(Path(given).resolve().name, Path(given))
-                unnamed.append(model.name)
-            found.append(model)
-        names = [model.name for model in found]
-        for name in unnamed:
-            if names.count(name) > 1:
-                raise ValueError(f"got several models called {name!r}; expected names for them: NAME=PATH")
-        paths = [model.path.resolve() for model in found]
-        for path in paths:
-            if paths.count(path) > 1:
-                raise ValueError(f"got the model {str(path)!r} twice; expected every model once")
-        return found
+        return named_models(self.models)
 
     def modes(self, *, carries: bool, remembers: bool) -> list[Mode]:
         """List the readings of a model: one that carries a state of constant size, and may have a neural memory."""

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -91,6 +92,29 @@ def named_model(given: str) -> NamedModel | None:
     if not name or not path:
         raise ValueError(f"got the model {given!r}; expected PATH or NAME=PATH")
     return NamedModel(name, Path(path))
+
+
+def named_models(models: Sequence[str]) -> list[NamedModel]:
+    """Give models that read text with their names, those of their folders where none are given.
+
+    ValueError for a model twice, and for two that would be called alike.
+    """
+    found, unnamed = [], []
+    for given in models:
+        model = named_model(given)
+        if model is None:
+            model = NamedModel(Path(given).resolve().name, Path(given))
+            unnamed.append(model.name)
+        found.append(model)
+    names = [model.name for model in found]
+    for name in unnamed:
+        if names.count(name) > 1:
+            raise ValueError(f"got several models called {name!r}; expected names for them: NAME=PATH")
+    paths = [model.path.resolve() for model in found]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"got the model {str(path)!r} twice; expected every model once")
+    return found
 
 
 def trained_model(contender: str) -> NamedModel | None:

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from titans_lm.compare.settings import trained_model
+from titans_lm.compare.settings import NamedModel, trained_model
 from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.data.tasks.hay import BYTES, WORDS, holds_tokenizer, tokenizer_in
 from titans_lm.data.tasks.task import Task
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("*.safetensors", "*.bin", "config.json", "tokenizer.json")
 """Files that what a model does depends on."""
+INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+"""Entries of a config.json in which seeds of one model may differ."""
+PIECES = "readings"
+"""Folder of the readings that are done, a file each."""
 
 
 def weights_sum(folder: Path) -> str:
@@ -39,6 +44,27 @@ def kind_of(folder: Path) -> str:
     """Tell what a saved model is: an architecture of ours, or the model type of Hugging Face."""
     config = json.loads((folder / "config.json").read_bytes())
     return str(config.get("architecture") or config.get("model_type"))
+
+
+def check_seeds(named: Sequence[NamedModel]) -> None:
+    """Refuse models of one name that are no seeds of one model, before anything is read."""
+    known: dict[str, tuple[Path, Any]] = {}
+    for name, path in named:
+        settings = json.loads((resolve_model(path) / "config.json").read_bytes())
+        sizes = {key: value for key, value in settings.items() if key not in INCIDENTAL}
+        told = sizes, tokenizer_fingerprint(load_tokenizer(path))
+        first, asked = known.setdefault(name, (path, told))
+        if asked != told:
+            raise ValueError(
+                f"got {first} and {path}, both named {name!r}, with other settings or tokenizers; "
+                "expected seeds of one model under one name"
+            )
+
+
+def reading_file(out: Path, name: str, asked: dict[str, Any]) -> Path:
+    """Name the file of a reading that is done, by all that its numbers depend on."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    return out / PIECES / f"{plain}-{hashlib.blake2b(json.dumps(asked).encode(), digest_size=8).hexdigest()}.json"
 
 
 @dataclass(frozen=True)

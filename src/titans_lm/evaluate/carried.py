@@ -1,5 +1,7 @@
 """How a causal language model goes on from one piece of a text to the next: by its state, a cache, or windows."""
 
+import copy
+import inspect
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,8 +31,12 @@ class Reading(Protocol):
         """Tell how many tokens to read next, after `read` tokens."""
         ...
 
-    def step(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read tokens (B, T); return logits (B, T, V) after each, and what is known then."""
+    def step(self, ids: Tensor, state: State, keep: int = 0) -> tuple[Tensor, State]:
+        """Read tokens (B, T); return logits after each, or after the last `keep` at least, and what is known then."""
+        ...
+
+    def fork(self, state: State) -> State:
+        """Give a state of its own to read on from: the one that is given stays as it is."""
         ...
 
     def keep(self, state: State, rows: Tensor) -> State:
@@ -49,9 +55,12 @@ class ByState:
     def piece(self, read: int) -> int:
         return self.piece_len
 
-    def step(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
-        output = self.model(input_ids=ids, state=state, return_state=True, use_cache=False)
+    def step(self, ids: Tensor, state: State, keep: int = 0) -> tuple[Tensor, State]:
+        output = self.model(input_ids=ids, state=state, return_state=True, use_cache=False, logits_to_keep=keep)
         return output.logits, output.state
+
+    def fork(self, state: State) -> State:
+        return state
 
     def keep(self, state: State, rows: Tensor) -> State:
         return take_rows(state, rows)
@@ -70,10 +79,13 @@ class ByCache:
     def piece(self, read: int) -> int:
         return self.piece_len
 
-    def step(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, ids: Tensor, state: State, keep: int = 0) -> tuple[Tensor, State]:
         extra = {} if state is None else {self.argument: state}
-        output = self.model(input_ids=ids, use_cache=True, **extra)
+        output = self.model(input_ids=ids, use_cache=True, **extra, **_kept(self.model, keep))
         return output.logits, getattr(output, self.argument)
+
+    def fork(self, state: State) -> State:
+        return copy.deepcopy(state)
 
     def keep(self, state: State, rows: Tensor) -> State:
         state.reorder_cache(rows)
@@ -95,13 +107,21 @@ class ByWindows:
     def piece(self, read: int) -> int:
         return self.new if read else self.window
 
-    def step(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, ids: Tensor, state: State, keep: int = 0) -> tuple[Tensor, State]:
         seen = ids if state is None else torch.cat([state, ids], dim=1)
-        logits = self.model(input_ids=seen, use_cache=False).logits[:, -ids.shape[1] :]
+        logits = self.model(input_ids=seen, use_cache=False, **_kept(self.model, keep)).logits[:, -ids.shape[1] :]
         return logits, seen[:, max(seen.shape[1] - (self.window - self.new), 0) :]
+
+    def fork(self, state: State) -> State:
+        return state
 
     def keep(self, state: State, rows: Tensor) -> State:
         return state.index_select(0, rows)
+
+
+def _kept(model: nn.Module, keep: int) -> dict[str, int]:
+    """Ask for the logits that are wanted, of models that can leave out the others."""
+    return {"logits_to_keep": keep} if keep and "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def choose_reading(model: nn.Module, *, piece_len: int, window: int, window_step: int) -> Reading:
@@ -122,6 +142,25 @@ def choose_reading(model: nn.Module, *, piece_len: int, window: int, window_step
         if argument is not None and goes_on(ByCache(model, min(length, TRIED // 3), argument)):
             return ByCache(model, length, argument)
     return ByWindows(model, window, window_step)
+
+
+def choose_whole_reading(model: nn.Module, *, piece_len: int, max_len: int) -> Reading:
+    """Choose how a model reads on and forgets nothing: as above where its state has a constant size, else up to
+    `max_len` tokens with a state that grows with them."""
+    reading = choose_reading(model, piece_len=piece_len, window=max_len, window_step=max_len)
+    if reading.constant:
+        return reading
+    if hasattr(model, "init_state"):
+        return ByState(model, piece_len, constant=False)
+    growing = ByCache(model, piece_len, "past_key_values", constant=False)
+    tried = ByCache(model, min(piece_len, TRIED // 3), growing.argument)
+    return growing if _has_cache(model, growing.argument) and goes_on(tried) else ByWindows(model, max_len, 0)
+
+
+@torch.no_grad()
+def _has_cache(model: nn.Module, argument: str) -> bool:
+    output = model(input_ids=_ids(model, 2), use_cache=True)
+    return getattr(output, argument, None) is not None
 
 
 def learned_positions(model: nn.Module) -> int | None:

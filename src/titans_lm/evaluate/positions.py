@@ -156,7 +156,7 @@ def _read(model: nn.Module, rows: list[_Sums], reading: Reading, reset_every: in
                 return
         inputs, targets = _batch([row.last for row in rows], drawn)
         logits, state = reading.step(inputs.to(device), state)
-        bits = _bits(logits, targets.to(device))
+        bits = bits_of(logits, targets.to(device))
         for row, tokens, values in zip(rows, drawn, bits, strict=True):
             row.add(read, tokens, values[: len(tokens.ids)])
         read, since = read + size, since + size
@@ -174,7 +174,8 @@ def _batch(before: list[np.ndarray], drawn: list[Tokens]) -> tuple[Tensor, Tenso
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def _bits(logits: Tensor, targets: Tensor) -> np.ndarray:
+def bits_of(logits: Tensor, targets: Tensor) -> np.ndarray:
+    """Bits (B, T) that targets (B, T) cost, by the logits (B, T, V) before each."""
     wide: Any = logits if logits.dtype == torch.float64 else logits.float()
     nats = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
     return (nats.view(targets.shape).double() / LN2).cpu().numpy()

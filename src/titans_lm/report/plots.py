@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from titans_lm.report.html import Markup, escaped
@@ -51,7 +52,10 @@ STYLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a plot; `faint` are the single values behind a smoothed one, `spread` lies on both of its sides."""
+    """One line of a plot; `faint` are the single values behind a smoothed one, `spread` lies on both of its sides.
+
+    `band` is a lower and an upper line instead of a spread.
+    """
 
     label: str
     x: Sequence[float]
@@ -59,6 +63,7 @@ class Line:
     colour: str
     faint: Sequence[float] | None = None
     spread: Sequence[float] | None = None
+    band: tuple[Sequence[float], Sequence[float]] | None = None
     dashed: bool = False
     dotted: bool = False
     marker: bool = False
@@ -74,10 +79,21 @@ class Plot:
     lines: Sequence[Line]
     y_range: tuple[float | None, float | None] = (None, None)
     x_labels: Sequence[str] | None = None
-    """Names of the places 0, 1, 2, … of the horizontal axis, instead of numbers."""
+    """Names of the places 0, 1, 2, … of the horizontal axis, or of `x_places`, instead of numbers."""
+    x_places: Sequence[float] | None = None
     percent: bool = False
     """Whether the vertical axis counts shares of one."""
     wide: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """Plots side by side over one vertical axis; what lines are is said once, below them."""
+
+    title: str
+    x_label: str
+    y_label: str
+    panels: Sequence[Plot]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +143,26 @@ def draw_ranking(ranking: Ranking) -> Figure:
     return figure
 
 
+def draw_side_by_side(panels: Panels) -> Figure:
+    """Draw plots side by side, with a line at zero."""
+    count = len(panels.panels)
+    style = {**STYLE, "axes.titlesize": 10.5, "axes.titleweight": "normal", "axes.titlepad": 8, "legend.fontsize": 10}
+    with matplotlib.rc_context(style):
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+        figure = Figure(figsize=(1.0 + 4.4 * max(count, 1.6), 4.2), layout=layout)
+        figure.suptitle(panels.title, color=INK, fontsize=14, fontweight="bold", x=0.01, ha="left", parse_math=False)
+        every = figure.subplots(1, count, sharey=True, squeeze=False)[0]
+        for axes, plot in zip(every, panels.panels, strict=True):
+            axes.axhline(0.0, color=SOFT, linewidth=0.8)
+            _fill(axes, plot, legend=False)
+            axes.set_xlabel(panels.x_label)
+        every[0].set_ylabel(panels.y_label)
+        every[0].autoscale(axis="y")
+        handles, labels = every[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), CROWD), handlelength=2.2)
+    return figure
+
+
 def draw_heat(maps: HeatMaps) -> Figure:
     """Draw panels of numbers side by side, four in a row, each cell with its number."""
     across = min(len(maps.panels), 4)
@@ -168,8 +204,10 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
     return means
 
 
-def draw(plot: Plot | HeatMaps | Ranking) -> Figure:
+def draw(plot: Plot | Panels | HeatMaps | Ranking) -> Figure:
     """Draw a plot."""
+    if isinstance(plot, Panels):
+        return draw_side_by_side(plot)
     if isinstance(plot, HeatMaps):
         return draw_heat(plot)
     if isinstance(plot, Ranking):
@@ -191,7 +229,7 @@ def draw_panels(title: str, plots: Sequence[Plot]) -> Figure:
     return figure
 
 
-def _fill(axes: Axes, plot: Plot) -> None:
+def _fill(axes: Axes, plot: Plot, *, legend: bool = True) -> None:
     for line in plot.lines:
         _draw_line(axes, line)
     axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
@@ -200,9 +238,11 @@ def _fill(axes: Axes, plot: Plot) -> None:
     if plot.percent:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     if plot.x_labels is not None:
-        axes.xaxis.set_major_locator(FixedLocator(range(len(plot.x_labels))))
+        axes.xaxis.set_major_locator(FixedLocator(plot.x_places or range(len(plot.x_labels))))
         axes.xaxis.set_major_formatter(FixedFormatter(list(plot.x_labels)))
         axes.xaxis.set_minor_locator(NullLocator())
+    if not legend:
+        return
     if len(plot.lines) > CROWD:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), handlelength=1.6)
         axes.tick_params(axis="x", labelsize=8.0)
@@ -247,6 +287,8 @@ def _draw_line(axes: Axes, line: Line) -> None:
     if line.spread is not None:
         middle, spread = np.asarray(line.y, float), np.asarray(line.spread, float)
         axes.fill_between(line.x, middle - spread, middle + spread, color=line.colour, alpha=0.14, linewidth=0.0)
+    if line.band is not None:
+        axes.fill_between(line.x, *line.band, color=line.colour, alpha=0.14, linewidth=0.0)
     axes.plot(
         np.asarray(line.x),
         np.asarray(line.y, float),

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from titans_lm.data.batches import Batch, DocumentLanes, RandomCrops
 from titans_lm.data.packing import DocumentRows, PackedRows
 from titans_lm.data.prepared import TokenFolder, is_token_folder
+from titans_lm.data.reread import RereadRows
 from titans_lm.data.text import load_corpus
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer, encode_document
 from titans_lm.train.heldout import HeldOut, held_out_bytes, held_out_tokens
@@ -45,8 +49,12 @@ def _text(settings: LanguageSettings) -> LanguageData:
     check_vocabulary(settings, VOCAB_SIZE)
     corpus = load_corpus(settings.data or "", held_out=settings.held_out, valid=settings.valid)
     documents = [encode_document(document.data) for document in corpus.train]
-    sampler = DocumentLanes if settings.stateful else RandomCrops
-    batches = sampler(documents, seq_len=settings.seq_len, batch_size=settings.batch_size, seed=settings.seed)
+    sizes = {"seq_len": settings.seq_len, "batch_size": settings.batch_size, "seed": settings.seed}
+    if settings.stateful:
+        batches: Callable[[int], Batch] = DocumentLanes(documents, **sizes)
+    else:
+        crops = RandomCrops(documents, **sizes)
+        batches = _with_rereading(crops, partial(_cut, crops.tokens), len(crops.tokens), settings)
     held_out = _held_out(settings, *held_out_bytes(corpus.held_out, settings.eval_bytes))
     return LanguageData(batches, held_out, byte_tokenizer(), corpus.describe(), corpus.split, corpus.skipped)
 
@@ -64,12 +72,35 @@ def _prepared(settings: LanguageSettings) -> LanguageData:
     sizes = {"seq_len": settings.seq_len, "batch_size": settings.batch_size, "seed": settings.seed}
     if settings.stateful:
         batches: Callable[[int], Batch] = DocumentLanes(folder.train, **sizes, pad=0)
-    elif settings.boundaries == "reset":
-        batches = DocumentRows(folder.train, **sizes)
     else:
-        batches = PackedRows(folder.train, **sizes)
+        rows = (DocumentRows if settings.boundaries == "reset" else PackedRows)(folder.train, **sizes)
+        batches = _with_rereading(rows, folder.train.take, folder.train.tokens, settings)
     held_out = _held_out(settings, *held_out_tokens(folder.valid, tokenizer, settings.eval_bytes))
     return LanguageData(batches, held_out, tokenizer, folder.describe(), f"as prepared in {folder.path}")
+
+
+def _with_rereading(
+    batches: Callable[[int], Batch], take: Callable[[int, int], np.ndarray], tokens: int, settings: LanguageSettings
+) -> Callable[[int], Batch]:
+    """Let passages return as the settings say; without any, the batches as they are."""
+    if not settings.reread.is_on:
+        return batches
+    if settings.reread.share and isinstance(batches, DocumentRows):
+        _check_documents(int(batches.split.lengths.max()), settings.reread.passages[0])
+    sizes = {"seq_len": settings.seq_len, "batch_size": settings.batch_size, "seed": settings.seed}
+    return RereadRows(batches, take, tokens, settings.reread, **sizes, accumulate=settings.accumulate)
+
+
+def _check_documents(longest: int, passage: int) -> None:
+    if longest < 2 * passage:
+        raise ValueError(
+            f"got reread.passages of {passage} tokens or more and boundaries='reset', where the longest document has "
+            f"{longest}; expected a document that holds a passage twice, or boundaries='carry'"
+        )
+
+
+def _cut(tokens: np.ndarray, start: int, stop: int) -> np.ndarray:
+    return tokens[start:stop]
 
 
 def check_vocabulary(settings: LanguageSettings, ids: int) -> None:

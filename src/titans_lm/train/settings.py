@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_known
+from titans_lm.data.curriculum import RereadCurriculum
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Boundaries = Literal["carry", "reset"]
@@ -164,6 +165,8 @@ class LanguageSettings(ModelSettings):
     """A file or folder to test on instead."""
     eval_bytes: int = 65_536
     """Bytes of held-out text that an evaluation reads."""
+    reread: RereadCurriculum = field(default_factory=RereadCurriculum)
+    """Rows in which passages return (D40)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,6 +185,12 @@ class LanguageSettings(ModelSettings):
                 "got stateful=True with architecture='attention', whose state grows with the text; "
                 "expected an architecture whose state has a fixed size, such as mac or sliding"
             )
+        if self.reread.is_on:
+            self.reread.check_run(self.steps, self.seq_len)
+            if self.stateful:
+                raise ValueError(
+                    "got reread with stateful=True, whose rows go on where the step before ended; expected one of them"
+                )
 
 
 def read_settings_file(path: Path) -> dict[str, Any]:
