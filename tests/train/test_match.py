@@ -2,12 +2,12 @@
 
 import pytest
 
-from model_cases import ARCHITECTURES, small_config
+from model_cases import STACKS, small_config
 from titans_lm.train.fresh import byte_model
 from titans_lm.train.match import count_parameters, match_parameters
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STACKS)
 def test_counted_without_making_them(architecture: str) -> None:
     config = small_config(architecture)
     assert count_parameters(config, 259) == sum(p.numel() for p in byte_model(config).parameters())
