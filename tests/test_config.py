@@ -119,11 +119,16 @@ def test_architectures_are_all_known_and_four_have_a_memory() -> None:
     assert not small_config("sliding+segment").has_memory
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("depth", [2, 3, 4, 7])
 def test_the_hybrid_repeats_its_blocks_over_any_depth(depth: int) -> None:
     config = small_config("hybrid", num_hidden_layers=depth)
     assert config.blocks == (HYBRID * depth)[:depth]
     assert sum(count for _, count in config.by_block()) == depth
+
+
+def test_a_hybrid_has_room_for_a_memory() -> None:
+    with pytest.raises(ValueError, match="got architecture='hybrid' and num_hidden_layers=1; expected as many layers"):
+        small_config("hybrid", num_hidden_layers=1)
 
 
 def test_layer_types_say_what_the_stack_is() -> None:

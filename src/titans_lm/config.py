@@ -270,6 +270,11 @@ class BackboneConfig(MemoryConfig):
         check_between("rotary_fraction", self.rotary_fraction, 0.0, 1.0)
         if self.layer_types is not None:
             self._name_stack(self.layer_types)
+        elif self.architecture == "hybrid" and not self.has_memory:
+            raise ValueError(
+                f"got architecture='hybrid' and num_hidden_layers={self.num_hidden_layers}; expected as many layers as "
+                f"it takes to come to a memory in {', '.join(HYBRID)}"
+            )
         if "mac" in self.blocks and self.segment_len % self.chunk_size:
             raise ValueError(
                 f"got segment_len={self.segment_len} and chunk_size={self.chunk_size}; expected a segment_len that is "
