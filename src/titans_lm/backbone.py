@@ -72,7 +72,8 @@ class Backbone(nn.Module):
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(BLOCKS[name](config.with_architecture(name)) for name in config.blocks)
+        self._kinds = [config.with_architecture(name) for name in config.blocks]
+        self.layers = nn.ModuleList(BLOCKS[kind.architecture](kind) for kind in self._kinds)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
         self._layout: list[tuple[int, ...]] | None = None
@@ -180,8 +181,8 @@ class Backbone(nn.Module):
         calls = {kind: Call(state.position, lengths, rope, fresh, sizes, known, parts) for kind, rope in ropes.items()}
         run = self._compiled if decodes else _run_block
         layers, passed = [], []
-        for block, layer in zip(self.layers, state.layers, strict=True):
-            call = calls[block.config.has_segments]
+        for block, kind, layer in zip(self.layers, self._kinds, state.layers, strict=True):
+            call = calls[kind.has_segments]
             if checkpointed:
                 x, layer = checkpoint(block, x, layer, call, use_reentrant=False)
             else:
@@ -220,7 +221,7 @@ class Backbone(nn.Module):
             places = position[:, None] + places
         return {
             inside: rope_angles(places % c.segment_len if inside else places, c.rotary_dim, c.rope_theta, x.dtype)
-            for inside in {block.config.has_segments for block in self.layers}
+            for inside in {kind.has_segments for kind in self._kinds}
         }
 
     def _check(self, x: Tensor, state: BackboneState | None, valid: Tensor | None) -> None:
@@ -257,7 +258,7 @@ class Backbone(nn.Module):
     def _shapes(self, state: BackboneState) -> list[tuple[int, ...]]:
         """Shapes of a state without its batch; full attention's keys and values have no fixed length."""
         shapes = [state.position.shape[1:]]
-        for block, layer in zip(self.layers, state.layers, strict=True):
-            grows = block.config.state_grows
+        for kind, layer in zip(self._kinds, state.layers, strict=True):
+            grows = kind.state_grows
             shapes += [x.shape[2:] if grows and x.dim() == 4 else x.shape[1:] for x in state_tensors(layer)]
         return shapes
