@@ -13,6 +13,12 @@ from titans_lm.config import BackboneConfig
 MEMORIES = ("lmm", "mac", "mag", "mal")
 PLAIN = ("attention", "sliding", "segment")
 ARCHITECTURES = MEMORIES + PLAIN
+MIXED = ("sliding+lmm+sliding", "lmm+attention+mac", "mag+segment+mal")
+"""Stacks of different blocks; in the code they are layer_types."""
+STACKS = ARCHITECTURES + MIXED
+REMEMBERING = MEMORIES + MIXED
+BOUNDED = tuple(name for name in STACKS if "attention" not in name)
+"""Those whose state has a constant size."""
 
 # Every setting that changes which parameters exist or what they reach, one at a time.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -68,7 +74,13 @@ def small_config(architecture: str, **settings: Any) -> BackboneConfig:
         "num_persistent": 3,
         "memory_expansion": 2,
     }
-    return BackboneConfig(architecture=architecture, **(sizes | settings))
+    return BackboneConfig(**(sizes | stack_named(architecture) | settings))
+
+
+def stack_named(name: str) -> dict[str, Any]:
+    """Settings of a stack by its name here: an architecture, or blocks joined by +, one for each layer."""
+    blocks = name.split("+")
+    return {"architecture": name} if len(blocks) == 1 else {"layer_types": blocks, "num_hidden_layers": len(blocks)}
 
 
 def wake(module: nn.Module, scale: float = 0.3) -> None:

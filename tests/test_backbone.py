@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from model_cases import (
-    ARCHITECTURES,
     MEMORIES,
     MEMORY_ONLY,
+    MIXED,
     PLAIN,
+    REMEMBERING,
+    STACKS,
     VARIANTS,
     assert_close,
     close,
@@ -23,16 +25,18 @@ from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.ops.state import take_rows
 
 LENGTH = {"reference": 13}  # beyond a segment and two windows; the reference is slow
-STACKS = [(a, backend) for a in MEMORIES for backend in ("chunked", "reference")] + [(a, "auto") for a in PLAIN]
-every_stack = pytest.mark.parametrize(("architecture", "backend"), STACKS, ids=["-".join(s) for s in STACKS])
+COMPUTED = [(a, backend) for a in REMEMBERING for backend in ("chunked", "reference")] + [(a, "auto") for a in PLAIN]
+every_stack = pytest.mark.parametrize(("architecture", "backend"), COMPUTED, ids=["-".join(s) for s in COMPUTED])
 KINDS = ("left", "right", "middle", "scattered")
-PADDED = [(a, b, kind) for a, b in STACKS for kind in KINDS if b != "reference" or kind == "scattered"]
+PADDED = [(a, b, kind) for a, b in COMPUTED for kind in KINDS if b != "reference" or kind == "scattered"]
 TRAINED = [
     (architecture, name)
-    for architecture in ARCHITECTURES
+    for architecture in STACKS
     for name in VARIANTS
-    if architecture in MEMORIES or name in MEMORY_ONLY
+    if architecture in REMEMBERING or name in MEMORY_ONLY
 ]
+BLOCK_REACH = {"sliding": lambda i: max(0, i - (6 - 1)), "segment": lambda i: i - i % 8}
+"""The first token that token i sees through one block."""
 
 
 def tokens(rows: int = 2, length: int = 29) -> Tensor:
@@ -75,7 +79,7 @@ def test_a_state_passed_in_at_the_start_is_a_fresh_start(architecture: str, back
     whole, end = stack(x)
     same, state = stack(x, stack.init_state(2))
     assert_close(same, whole)
-    if architecture != "attention":
+    if "attention" not in architecture:
         assert_same_state(state, end)
 
 
@@ -112,7 +116,7 @@ def test_a_padded_row_is_that_row_alone(architecture: str, backend: str, kind: s
             real = torch.cat([valid[row], torch.ones(5, dtype=torch.bool)])
             assert_close(y[row, real], expected[0])
             assert not y[row, ~real].any(), "the output of padding is zero"
-            if architecture != "attention":  # whose keys have as many slots as the longest row
+            if "attention" not in architecture:  # whose keys have as many slots as the longest row
                 assert_same_state(take_rows(following[-1][1], torch.tensor([row])), end)
 
 
@@ -127,9 +131,16 @@ def test_no_token_sees_a_later_one_or_another_row(architecture: str, backend: st
         influence = influence.abs().amax(-1)
         assert not influence[1].any(), "rows of a batch never meet"
         assert not influence[0, i + 1 :].any(), f"token {i} knows the future"
-        reach = {"sliding": max(0, i - 2 * (6 - 1)), "segment": i - i % 8}.get(architecture, 0)
+        reach = first_seen(stack, i)
         assert bool((influence[0, reach : i + 1] > 0).all()), f"token {i} does not see all it should"
         assert not influence[0, :reach].any(), f"token {i} sees beyond its range"
+
+
+def first_seen(stack: Backbone, i: int) -> int:
+    """The first token that token i sees through all blocks."""
+    for name in reversed(stack.config.blocks):
+        i = BLOCK_REACH.get(name, lambda _: 0)(i)
+    return i
 
 
 @pytest.mark.parametrize(("architecture", "name"), TRAINED)
@@ -137,7 +148,7 @@ def test_every_parameter_gets_a_gradient(architecture: str, name: str) -> None:
     assert_all_trained(small_backbone(architecture, **VARIANTS[name], awake=False))
 
 
-@pytest.mark.parametrize("architecture", MEMORIES)
+@pytest.mark.parametrize("architecture", REMEMBERING)
 def test_every_parameter_gets_a_gradient_from_the_reference(architecture: str) -> None:
     assert_all_trained(small_backbone(architecture, memory_backend="reference"))
 
@@ -151,7 +162,7 @@ def assert_all_trained(stack: Backbone) -> None:
         assert parameter.numel() == 0 or bool(parameter.grad.any()), name
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STACKS)
 def test_later_tokens_train_what_earlier_ones_wrote(architecture: str) -> None:
     """The state carries the graph: a loss in the second call reaches the input of the first."""
     stack, x = small_backbone(architecture), tokens().requires_grad_()
@@ -188,7 +199,7 @@ def test_one_state_continues_in_two_ways(architecture: str, backend: str) -> Non
     assert torch.equal(first, again)
 
 
-@pytest.mark.parametrize("architecture", MEMORIES)
+@pytest.mark.parametrize("architecture", REMEMBERING)
 def test_both_backends_give_one_model(architecture: str) -> None:
     x = tokens(length=21)
     found = []
@@ -231,9 +242,32 @@ def test_a_gate_that_is_switched_off_is_a_gate_at_zero(architecture: str, switch
     assert_close(off(x)[0], on(x)[0])
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STACKS)
 def test_parameters_are_those_of_the_blocks_and_a_norm(architecture: str) -> None:
     stack = small_backbone(architecture, num_hidden_layers=3)
-    per_block = sum(p.numel() for p in stack.layers[0].parameters())  # test_blocks.py has the formula
-    assert sum(p.numel() for p in stack.parameters()) == 3 * per_block + 8
+    alone = [small_backbone(name, num_hidden_layers=1).layers[0] for name in stack.config.blocks]
+    per_block = [sum(p.numel() for p in block.parameters()) for block in alone]  # test_blocks.py has the formula
+    assert [sum(p.numel() for p in block.parameters()) for block in stack.layers] == per_block
+    assert sum(p.numel() for p in stack.parameters()) == sum(per_block) + 8
     assert not list(stack.buffers())
+
+
+@pytest.mark.parametrize("architecture", MIXED)
+@pytest.mark.parametrize("cuts", [[], [5, 16, 17]])
+def test_a_stack_of_several_blocks_is_stacks_of_one_after_another(architecture: str, cuts: list[int]) -> None:
+    """Each with the positions that it counts: in a segment, or from the start of the text."""
+    stack, x = small_backbone(architecture), tokens()
+    y, _ = read_in_pieces(stack, x, cuts)
+    for name, block in zip(stack.config.blocks, stack.layers, strict=True):
+        alone = small_backbone(name, num_hidden_layers=1)
+        alone.layers[0].load_state_dict(block.state_dict())
+        alone.norm.forward = lambda z: z
+        x, _ = read_in_pieces(alone, x, cuts)
+    assert_close(y, stack.norm(x))
+
+
+def test_a_list_of_one_block_is_that_architecture() -> None:
+    stack, listed = small_backbone("lmm"), small_backbone("lmm", layer_types=["lmm", "lmm"])
+    assert listed.config == stack.config
+    for a, b in zip(stack.parameters(), listed.parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_cases import ARCHITECTURES, MEMORIES, assert_close, close, named_tensors, small_backbone, wake
+from model_cases import BOUNDED, MEMORIES, REMEMBERING, STACKS, assert_close, close, named_tensors, small_backbone, wake
 from titans_lm.backbone import Backbone
 from titans_lm.ops.state import state_bytes, take_rows
 
 LONG = 10_000
-every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
-BOUNDED = [a for a in ARCHITECTURES if a != "attention"]
+every_architecture = pytest.mark.parametrize("architecture", STACKS)
 
 
 def tokens(rows: int = 2, length: int = 21, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -30,7 +29,9 @@ def held_bytes(state: Any) -> int:
 
 @pytest.mark.parametrize("architecture", BOUNDED)
 def test_a_state_is_as_large_after_ten_tokens_as_after_ten_thousand(architecture: str) -> None:
-    stack = small_backbone(architecture, torch.float32, num_hidden_layers=1, chunk_size=16, segment_len=32, window=50)
+    blocks = len(architecture.split("+"))
+    sizes = {"num_hidden_layers": blocks, "chunk_size": 16, "segment_len": 32, "window": 50}
+    stack = small_backbone(architecture, torch.float32, **sizes)
     with torch.no_grad():
         start = stack.init_state(1)
         x = tokens(1, LONG, torch.float32)
@@ -117,8 +118,8 @@ def test_hidden_states_and_surprise_stand_where_their_tokens_stand(architecture:
     hidden: list[Tensor] = []
     surprise: list[Tensor] = []
     y, _ = stack(x, None, valid, surprise, hidden)
-    assert len(hidden) == 2
-    assert len(surprise) == (2 if architecture in MEMORIES else 0)
+    assert len(hidden) == len(stack.layers)
+    assert len(surprise) == sum(name in MEMORIES for name in stack.config.blocks)
     assert torch.equal(hidden[-1], y)
     for row in range(2):
         alone_hidden: list[Tensor] = []
@@ -129,7 +130,7 @@ def test_hidden_states_and_surprise_stand_where_their_tokens_stand(architecture:
             assert not got[row, ~valid[row]].any()
 
 
-@pytest.mark.parametrize("architecture", MEMORIES)
+@pytest.mark.parametrize("architecture", REMEMBERING)
 def test_all_three_sizes_stand_where_their_tokens_stand(architecture: str) -> None:
     stack, x = small_backbone(architecture), tokens(2, 21)
     valid = torch.rand(2, 21) < 0.6
@@ -164,17 +165,17 @@ def test_gradient_checkpointing_recomputes_and_changes_nothing(architecture: str
     for block in stack.layers:
         block.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     loss, gradients = train_step(stack, x)
-    assert len(calls) == 2 * 2
+    assert len(calls) == 2 * len(stack.layers)
     stack.gradient_checkpointing = True
     again, same = train_step(stack, x)
-    assert len(calls) == 3 * 2 * 2, "every block ran a second time, in the backward pass"
+    assert len(calls) == 3 * 2 * len(stack.layers), "every block ran a second time, in the backward pass"
     assert torch.equal(loss, again)
     for a, b in zip(gradients, same, strict=True):
         assert_close(a, b, 1e-12)
     stack.eval()
     calls.clear()
     train_step(stack, x)
-    assert len(calls) == 2 * 2
+    assert len(calls) == 2 * len(stack.layers)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -216,9 +217,9 @@ class TestRefusals:
         stack = small_backbone(architecture)
         alike = [{"mag", "mal"}, {"attention", "sliding", "segment"}]
         own = next((group for group in alike if architecture in group), {architecture})
-        others = [small_backbone(a) for a in ARCHITECTURES if a not in own]
+        others = [small_backbone(a) for a in STACKS if a not in own]
         others += [
-            small_backbone(architecture, num_hidden_layers=3),
+            small_backbone(architecture, num_hidden_layers=len(stack.layers) + 1),
             small_backbone(architecture, num_attention_heads=1),
         ]
         for other in others:

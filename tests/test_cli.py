@@ -126,6 +126,14 @@ def test_settings_come_from_defaults_then_a_file_then_the_command_line(tmp_path)
     assert not parse(["train", "there", f"--config={path}", "--no-stateful"]).stateful
 
 
+def test_blocks_of_a_stack_come_from_the_command_line(capsys):
+    command = parse(["train", "x", "--model.layer-types", "sliding", "lmm", "sliding", "--stateful"])
+    assert command.model.blocks == ("sliding", "lmm", "sliding")
+    assert command.model.architecture == "hybrid"
+    assert main(["train", "x", "--model.layer-types", "lmm", "lmm", "mac", "mac"]) == 2
+    assert "got layer_types of 4 blocks and num_hidden_layers=3" in capsys.readouterr().err
+
+
 def test_a_run_is_taken_up_with_its_own_settings(tmp_path, text, capsys):
     run = tmp_path / "run"
     titans(capsys, "train", text, "--run", run, "--steps", 2, *SMALL, "--quiet")
@@ -145,6 +153,7 @@ MISTAKES = {
     "no number": (["train", "x", "--lr", "fast"], "could not convert string to float: 'fast'"),
     "wrong number": (["train", "x", "--lr", "-1"], "got lr=-1.0; expected a number from 0.0"),
     "wrong choice": (["train", "x", "--model.architecture", "mad"], "'mad'"),
+    "wrong block": (["train", "x", "--model.layer-types", "lmm", "slidng"], "slidng"),
     "wrong pair": (["train", "x", "--model.hidden-size", "3"], "got hidden_size=3 and num_attention_heads="),
     "missing file": (["train", "x", "--config", "/nowhere.json"], "'/nowhere.json', which does not exist"),
     "unknown key": (["train", "x", "--config", "{tmp}/bad.json"], "unknown setting 'step'"),

@@ -8,8 +8,9 @@ from typing import Any, get_args
 
 import pytest
 
-from model_cases import ARCHITECTURES, MEMORIES, small_config
+from model_cases import ARCHITECTURES, MEMORIES, MIXED, STACKS, small_config
 from titans_lm.config import (
+    HYBRID,
     MEMORY_ARCHITECTURES,
     Architecture,
     BackboneConfig,
@@ -60,6 +61,17 @@ WRONG = [
     ("time_scales", "shift", "did you mean 'shifted'"),
     ("architecture", "MAC", "did you mean 'mac'"),
     ("architecture", "transformer", "one of lmm, mac, mag, mal, attention, sliding, segment"),
+    ("architecture", "hybrids", "did you mean 'hybrid'"),
+    ("layer_types", ("lmm", "slidng"), "layer_types='slidng'; did you mean 'sliding'"),
+    (
+        "layer_types",
+        ("lmm", "hybrid"),
+        "layer_types='hybrid'; expected one of lmm, mac, mag, mal, attention, sliding, segment",
+    ),
+    ("layer_types", (), "layer_types of 0 blocks and num_hidden_layers=2; expected 1 to 2 blocks"),
+    ("layer_types", ("lmm", "mac", "lmm"), "layer_types of 3 blocks and num_hidden_layers=2; expected 1 to 2 blocks"),
+    ("layer_types", "lmm", "layer_types='lmm'; expected a list of blocks"),
+    ("layer_types", 2, "layer_types=2; expected a list of blocks"),
     ("num_hidden_layers", 0, "at least 1"),
     ("intermediate_size", 0, "at least 1"),
     ("segment_len", 0, "at least 1"),
@@ -96,9 +108,9 @@ def test_far_from_every_name_all_are_listed() -> None:
     assert nearest("xyz", ["b", "a"]) == "expected one of a, b"
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STACKS)
 def test_only_mac_needs_segments_that_end_where_chunks_end(architecture: str) -> None:
-    if architecture == "mac":
+    if "mac" in architecture:
         with pytest.raises(ValueError, match="multiple of chunk_size"):
             small_config(architecture, segment_len=10, chunk_size=4)
     else:
@@ -136,9 +148,47 @@ def test_forgetting_first_is_for_what_it_is_exact_for() -> None:
 
 
 def test_architectures_are_all_known_and_four_have_a_memory() -> None:
-    assert get_args(Architecture) == ARCHITECTURES
-    assert MEMORY_ARCHITECTURES == MEMORIES
-    assert [a for a in ARCHITECTURES if small_config(a).has_memory] == list(MEMORIES)
+    assert get_args(Architecture) == (*ARCHITECTURES, "hybrid")
+    assert list(MEMORY_ARCHITECTURES) == [*MEMORIES, "hybrid"]
+    assert [a for a in STACKS if small_config(a).has_memory] == [*MEMORIES, *MIXED]
+    assert not small_config("sliding+segment").has_memory
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 7])
+def test_the_hybrid_repeats_its_blocks_over_any_depth(depth: int) -> None:
+    config = small_config("hybrid", num_hidden_layers=depth)
+    assert config.blocks == (HYBRID * depth)[:depth]
+    assert sum(count for _, count in config.by_block()) == depth
+
+
+def test_a_hybrid_has_room_for_a_memory() -> None:
+    with pytest.raises(ValueError, match="got architecture='hybrid' and num_hidden_layers=1; expected as many layers"):
+        small_config("hybrid", num_hidden_layers=1)
+
+
+def test_layer_types_say_what_the_stack_is() -> None:
+    """They win over architecture, which becomes the name of what they are."""
+    given = BackboneConfig(architecture="mal", layer_types=["lmm", "sliding"], num_hidden_layers=5)  # JSON has lists
+    assert given.blocks == ("lmm", "sliding", "lmm", "sliding", "lmm")
+    assert (given.architecture, given.layer_types) == ("hybrid", ("lmm", "sliding"))
+    assert BackboneConfig(layer_types=("lmm", "lmm")) == BackboneConfig(architecture="lmm")
+    assert [(c.architecture, c.layer_types, n) for c, n in given.by_block()] == [("lmm", None, 3), ("sliding", None, 2)]
+
+
+def test_another_architecture_has_blocks_of_its_own() -> None:
+    given = BackboneConfig(layer_types=("lmm", "sliding"))
+    assert given.with_architecture("mac").blocks == ("mac",) * 4
+    assert given.with_architecture("hybrid") == given
+    assert BackboneConfig(architecture="mac").with_architecture("hybrid").blocks == (*HYBRID, HYBRID[0])
+
+
+def test_a_stack_needs_what_one_of_its_blocks_needs() -> None:
+    stack = small_config("lmm+attention+segment")
+    assert stack.has_memory
+    assert stack.has_segments
+    assert stack.state_grows
+    assert stack.memory_begins_persistent
+    assert not small_config("mac+sliding").memory_begins_persistent
 
 
 def test_settings_do_not_change() -> None:

@@ -63,7 +63,7 @@ def check_compiler(device: torch.device) -> None:
 
 
 class Backbone(nn.Module):
-    """A stack of blocks of one architecture with a final norm.
+    """A stack of blocks, of one kind or several, with a final norm.
 
     `forward(x, state=None, valid=None)` is the one path of training, prefill and decoding: hidden states (B, T, E) and
     the state after earlier tokens go in, hidden states and the state after these go out, so any sequence may be cut
@@ -73,7 +73,8 @@ class Backbone(nn.Module):
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(BLOCKS[config.architecture](config) for _ in range(config.num_hidden_layers))
+        self._kinds = [config.with_architecture(name) for name in config.blocks]
+        self.layers = nn.ModuleList(BLOCKS[kind.architecture](kind) for kind in self._kinds)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
         self._layout: list[tuple[int, ...]] | None = None
@@ -129,10 +130,10 @@ class Backbone(nn.Module):
         longer calls and `surprise` are not touched. Raises ValueError without a compiler, and for full attention,
         whose state grows and would be compiled again and again.
         """
-        if self.config.architecture == "attention":
+        if self.config.state_grows:
             raise ValueError(
-                'got compile_decoding() of architecture="attention", whose keys and values grow with every token; '
-                "expected an architecture with a state of constant size"
+                "got compile_decoding() of a stack with full attention, whose keys and values grow with every token; "
+                "expected blocks with a state of constant size"
             )
         if backend == "inductor":
             check_compiler(self.norm.weight.device)
@@ -176,16 +177,17 @@ class Backbone(nn.Module):
         lengths = None if packing is None else packing.lengths
         found: list[Tensor] = []
         sizes = None if surprise is None else found
-        rope = self._rope(x, state.position, fresh)
+        ropes = self._ropes(x, state.position, fresh)
         decodes = self._decodes(x, fresh, lengths, surprise)
         if decodes:  # one graph for all places
             known, x = None, x.clone(memory_format=torch.contiguous_format)
         else:
             known = self._known(x, state.position, fresh)
-        call = Call(state.position, lengths, rope, fresh, sizes, known, parts)
+        calls = {kind: Call(state.position, lengths, rope, fresh, sizes, known, parts) for kind, rope in ropes.items()}
         run = self._compiled if decodes else _run_block
         layers, passed = [], []
-        for block, layer in zip(self.layers, state.layers, strict=True):
+        for block, kind, layer in zip(self.layers, self._kinds, state.layers, strict=True):
+            call = calls[kind.has_segments]
             if checkpointed:
                 x, layer = checkpoint(block, x, layer, call, use_reentrant=False)
             else:
@@ -213,17 +215,19 @@ class Backbone(nn.Module):
             return (0,)
         if torch.compiler.is_compiling():
             return None
-        cut = x.shape[1] > 1 and self.config.architecture in ("mac", "segment")  # segments must be found
+        cut = x.shape[1] > 1 and self.config.has_segments  # segments must be found
         return tuple(sorted(set(position.tolist()))) if cut or position.is_cpu else None
 
-    def _rope(self, x: Hidden, position: Int[Tensor, " B"], fresh: bool) -> Rope:
+    def _ropes(self, x: Hidden, position: Int[Tensor, " B"], fresh: bool) -> dict[bool, Rope]:
+        """Angles by whether positions count inside a segment, as far as the blocks need them."""
         c = self.config
         places = torch.arange(x.shape[1], device=x.device)[None]
         if not fresh:
             places = position[:, None] + places
-        if c.architecture in ("mac", "segment"):  # positions count inside a segment
-            places = places % c.segment_len
-        return rope_angles(places, c.rotary_dim, c.rope_theta, x.dtype)
+        return {
+            inside: rope_angles(places % c.segment_len if inside else places, c.rotary_dim, c.rope_theta, x.dtype)
+            for inside in {kind.has_segments for kind in self._kinds}
+        }
 
     def _check(self, x: Tensor, state: BackboneState | None, valid: Tensor | None) -> None:
         E = self.config.hidden_size
@@ -243,9 +247,9 @@ class Backbone(nn.Module):
             raise ValueError(f"got a state of type {type(state).__name__}; expected BackboneState (see init_state)")
         if self._layout is None:
             with torch.no_grad():
-                self._layout = self._shapes(list(state_tensors(self.init_state(1))))
+                self._layout = self._shapes(self.init_state(1))
         tensors = list(state_tensors(state))
-        if self._shapes(tensors) != self._layout:
+        if len(state.layers) != len(self.layers) or self._shapes(state) != self._layout:
             raise ValueError(
                 "got the state of another model: its blocks or tensor sizes differ; start from init_state()"
             )
@@ -256,8 +260,10 @@ class Backbone(nn.Module):
         if state.position.shape[0] != x.shape[0]:
             raise ValueError(f"got a state of {state.position.shape[0]} rows and {x.shape[0]} rows of input")
 
-    def _shapes(self, tensors: list[Tensor]) -> list[tuple[int, ...]]:
+    def _shapes(self, state: BackboneState) -> list[tuple[int, ...]]:
         """Shapes of a state without its batch; full attention's keys and values have no fixed length."""
-        if self.config.architecture == "attention":
-            return [x.shape[2:] if x.dim() == 4 else x.shape[1:] for x in tensors]
-        return [x.shape[1:] for x in tensors]
+        shapes = [state.position.shape[1:]]
+        for kind, layer in zip(self._kinds, state.layers, strict=True):
+            grows = kind.state_grows
+            shapes += [x.shape[2:] if grows and x.dim() == 4 else x.shape[1:] for x in state_tensors(layer)]
+        return shapes

@@ -47,7 +47,10 @@ class HybridState(NamedTuple):
 
 
 class Block(nn.Module, ABC):
-    """The macro-architecture that all blocks share: x + mix(norm(x)), then x + mlp(norm(x))."""
+    """The macro-architecture that all blocks share: x + mix(norm(x)), then x + mlp(norm(x)).
+
+    Its config is that of a stack of this block alone.
+    """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()

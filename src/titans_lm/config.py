@@ -8,11 +8,13 @@ One flat set of names serves the library, the Hugging Face config and the comman
 import dataclasses
 import difflib
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Architecture = Literal["lmm", "mac", "mag", "mal", "attention", "sliding", "segment"]
+BlockName = Literal["lmm", "mac", "mag", "mal", "attention", "sliding", "segment"]
+Architecture = Literal[BlockName, "hybrid"]
 Activation = Literal["gelu", "silu", "relu"]
 Gates = Literal["head", "layer", "channel"]
 Objective = Literal["l2", "dot"]
@@ -25,7 +27,10 @@ TimeScales = Literal["shared", "shifted"]
 Start = float | tuple[float, float]
 """Where a gate starts: one value for all heads, or (from, to), log-spaced over the heads."""
 
-MEMORY_ARCHITECTURES = ("lmm", "mac", "mag", "mal")
+MEMORY_BLOCKS = ("lmm", "mac", "mag", "mal")
+MEMORY_ARCHITECTURES = (*MEMORY_BLOCKS, "hybrid")
+HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
+"""The blocks of architecture="hybrid", repeated over the depth: one memory between windows (D38)."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -284,7 +289,11 @@ class BackboneConfig(MemoryConfig):
     """Settings of a stack of blocks: hidden states in, hidden states out."""
 
     architecture: Architecture = "mac"
-    """lmm, mac, mag, mal, or the same stack without memory: attention (full), sliding (window), segment."""
+    """lmm, mac, mag, mal, or the same stack without memory: attention (full), sliding (window), segment; or hybrid:
+    sliding, lmm, sliding, over and over."""
+    layer_types: tuple[BlockName, ...] | None = None
+    """The block of each layer by its name, or some that are repeated over the depth; by default what architecture
+    says. Where it is given it wins: architecture then is hybrid, or the name of the only block (D38)."""
     num_hidden_layers: int = 4
     """Blocks in the stack."""
     intermediate_size: int | None = None
@@ -321,11 +330,52 @@ class BackboneConfig(MemoryConfig):
             check_switch(name, getattr(self, name))
         check_positive("rope_theta", self.rope_theta)
         check_between("rotary_fraction", self.rotary_fraction, 0.0, 1.0)
-        if self.architecture == "mac" and self.segment_len % self.chunk_size:
+        if self.layer_types is not None:
+            self._name_stack(self.layer_types)
+        elif self.architecture == "hybrid" and not self.has_memory:
+            raise ValueError(
+                f"got architecture='hybrid' and num_hidden_layers={self.num_hidden_layers}; expected as many layers as "
+                f"it takes to come to a memory in {', '.join(HYBRID)}"
+            )
+        if "mac" in self.blocks and self.segment_len % self.chunk_size:
             raise ValueError(
                 f"got segment_len={self.segment_len} and chunk_size={self.chunk_size}; expected a segment_len that is "
                 "a multiple of chunk_size, so that a segment ends where a chunk ends"
             )
+
+    def _name_stack(self, given: Any) -> None:
+        """Check the list of blocks, and give each stack one name: that of its only block, or hybrid."""
+        if not isinstance(given, list | tuple):
+            raise ValueError(f"got layer_types={given!r}; expected a list of blocks, such as sliding, lmm, sliding")
+        for name in given:
+            check_choice("layer_types", name, get_args(BlockName))
+        if not 1 <= len(given) <= self.num_hidden_layers:
+            raise ValueError(
+                f"got layer_types of {len(given)} blocks and num_hidden_layers={self.num_hidden_layers}; expected "
+                f"1 to {self.num_hidden_layers} blocks, of which fewer are repeated over the depth"
+            )
+        alone = len(set(given)) == 1
+        object.__setattr__(self, "architecture", given[0] if alone else "hybrid")
+        object.__setattr__(self, "layer_types", None if alone else tuple(given))
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The block of every layer."""
+        pattern = self.layer_types or (HYBRID if self.architecture == "hybrid" else (self.architecture,))
+        return tuple(pattern[layer % len(pattern)] for layer in range(self.num_hidden_layers))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the stack has blocks of several kinds."""
+        return len(set(self.blocks)) > 1
+
+    def by_block(self) -> "list[tuple[BackboneConfig, int]]":
+        """Each block of the stack, as the settings of a stack of nothing else, and the number of its layers."""
+        return [(self.with_architecture(name), count) for name, count in Counter(self.blocks).items()]
+
+    def with_architecture(self, name: str) -> "BackboneConfig":
+        """The same settings for another stack; hybrid has the blocks that layer_types says, where it does."""
+        return dataclasses.replace(self, architecture=name, layer_types=self.layer_types if name == "hybrid" else None)
 
     @property
     def mlp_width(self) -> int:
@@ -338,10 +388,20 @@ class BackboneConfig(MemoryConfig):
 
     @property
     def memory_begins_persistent(self) -> bool:
-        """Whether the memory reads persistent tokens before a document (D16)."""
-        reads = self.architecture in ("lmm", "mag", "mal") and self.memory_reads_persistent
+        """Whether a memory of the stack reads persistent tokens before a document (D16)."""
+        reads = not {"lmm", "mag", "mal"}.isdisjoint(self.blocks) and self.memory_reads_persistent
         return reads and self.num_persistent > 0
 
     @property
     def has_memory(self) -> bool:
-        return self.architecture in MEMORY_ARCHITECTURES
+        return not set(MEMORY_BLOCKS).isdisjoint(self.blocks)
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether a block of the stack cuts the text into segments, inside which its positions count."""
+        return not {"mac", "segment"}.isdisjoint(self.blocks)
+
+    @property
+    def state_grows(self) -> bool:
+        """Whether a block of the stack keeps the keys and values of the whole text."""
+        return "attention" in self.blocks

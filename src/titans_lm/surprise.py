@@ -110,7 +110,9 @@ def check_surprised(model: nn.Module) -> None:
     """Refuse a model that has no memory to be surprised: ValueError."""
     config: Any = model.config
     if not hasattr(model, "init_state") or not config.backbone_config().has_memory:
-        raise ValueError(f"got a {type(model).__name__} without memory; expected lmm, mac, mag or mal")
+        raise ValueError(
+            f"got a {type(model).__name__} without memory; expected a stack with lmm, mac, mag or mal in it"
+        )
 
 
 def _before(memory: Memory | None) -> np.ndarray:

@@ -3,7 +3,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.bench_cases import OP
-from model_cases import ARCHITECTURES, small_config
+from model_cases import STACKS, small_config
 from titans_lm.bench.flops import memory_flops, memory_widths, model_flops, visible_keys
 from titans_lm.bench.subjects_op import make_call
 from titans_lm.ops import MemoryState
@@ -94,7 +94,7 @@ def test_keys_that_a_token_sees():
         assert visible_keys(small_config(architecture, **sizes), 6) == pytest.approx(3 + sum(own) / 6)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STACKS)
 def test_it_is_what_a_model_does(architecture):
     """Within 15 % of the products that a forward pass asks for, attention's own, which one operator makes, left out.
 

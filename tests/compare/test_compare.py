@@ -294,6 +294,12 @@ MISTAKES = [
     ({"models": ("mac:chunk_size",)}, "expected ARCHITECTURE:SETTING=VALUE"),
     ({"models": ("llama:chunk_size=4",)}, "only ours can be varied"),
     ({"models": ("macc:chunk_size=4",)}, "did you mean 'mac'"),
+    ({"models": ("mac:layer_types=[lmm,mac]",)}, r"layer_types for a variant of 'mac'; expected hybrid:layer_types=\["),
+    ({"models": ("hybrid:layer_types=[lmm,slidng]",)}, "layer_types='slidng'; did you mean 'sliding'"),
+    ({"models": ("hybrid:layer_types=[lmm,]",)}, "got layer_types=''"),
+    ({"models": ("hybrid:layer_types=[lmm,mac",)}, "expected ARCHITECTURE:SETTING=VALUE"),
+    ({"models": ("hybrid:layer_types=[]",)}, "layer_types of 0 blocks and num_hidden_layers=1"),
+    ({"models": ("hybrid",)}, "architecture='hybrid' and num_hidden_layers=1"),
 ]
 
 
@@ -349,6 +355,34 @@ def test_deltanet_is_a_contender_by_name(texts: Path, tmp_path: Path) -> None:
     assert folder_name("gated-delta-net") == "gated-delta-net"
     assert title("delta-net").startswith("DeltaNet")
     assert title("gated-delta-net:conv_size=2").endswith("start), conv size 2")
+
+
+def test_a_stack_of_blocks_is_a_contender(texts: Path, tmp_path: Path) -> None:
+    """By its list; where a block has no memory, attention gets the convolution that the memory has (D21, D38)."""
+    deep = "num_hidden_layers=3"
+    listed, quoted = f"hybrid:layer_types=[mac, attention],{deep}", f"hybrid:{deep},layer_types=['mac',\"attention\"]"
+    kinds = {
+        f"hybrid:{deep}": (("sliding", "lmm", "sliding"), 4),
+        f"hybrid:{deep},attention_conv_size=2": (("sliding", "lmm", "sliding"), 2),
+        listed: (("mac", "attention", "mac"), 4),
+        quoted: (("mac", "attention", "mac"), 4),
+        f"hybrid:layer_types=[mag,lmm],{deep}": (("mag", "lmm", "mag"), 1),
+    }
+    base = small(texts, tmp_path / "out")
+    for name, (blocks, kernel) in kinds.items():
+        found = contender_of(base, name, 20_000)
+        assert (found.model.blocks, found.model.attention_conv_size) == (blocks, kernel)
+    shared = dataclasses.replace(base.train.model, layer_types=("lmm", "segment"), num_hidden_layers=2)
+    shared = dataclasses.replace(base, train=dataclasses.replace(base.train, model=shared))
+    assert contender_of(shared, "hybrid", 20_000).model.blocks == ("lmm", "segment")
+    assert contender_of(shared, "mal", 20_000).model.blocks == ("mal", "mal")
+    settings = small(texts, tmp_path / "out", models=(listed,), seeds=(0,), rates=(1e-3,))
+    result = run_compare(settings, lambda _: None)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "compare-settings.json").write_text(json.dumps(result))
+    render_results(tmp_path / "results", tmp_path / "results.md")
+    page = (tmp_path / "results.md").read_text()
+    assert "| **hybrid, layer types [mac,  attention], num hidden layers 3** |" in page
 
 
 def test_a_size_can_be_asked_for(texts: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from model_cases import MEMORIES, small_config, wake
+from model_cases import BOUNDED, MEMORIES, REMEMBERING, small_config, wake
 from titans_lm.data.tokenizer import BOS, byte_vocabulary
 from titans_lm.evaluate.carried import ByCache, ByState, ByWindows, choose_reading
 from titans_lm.evaluate.positions import EDGES, StretchScore, by_position, overall, score_stretches
@@ -71,7 +71,7 @@ def read(model: Any, shelf: list[Book], *, piece_len: int = 16, batch_size: int 
     return score_stretches(model, found, reading, batch_size=batch_size, **how)
 
 
-@pytest.mark.parametrize("architecture", [*MEMORIES, "sliding"])
+@pytest.mark.parametrize("architecture", [*MEMORIES, "sliding", "sliding+lmm+sliding"])
 def test_on_is_one_pass_over_the_whole_document(architecture: str, shelf: list[Book]) -> None:
     model = titans_model(architecture)
     for settings in ({"piece_len": 16, "batch_size": 2}, {"piece_len": 100, "batch_size": 3}):
@@ -90,7 +90,7 @@ def test_reset_is_pieces_from_nothing(shelf: list[Book]) -> None:
     assert read(model, shelf)[1].bits[0] == pytest.approx(read(model, shelf, reset_every=64)[1].bits[0], abs=1e-9)
 
 
-@pytest.mark.parametrize("architecture", MEMORIES)
+@pytest.mark.parametrize("architecture", [name for name in REMEMBERING if name in BOUNDED])
 def test_off_is_a_model_whose_theta_is_0(architecture: str, shelf: list[Book]) -> None:
     model, still = titans_model(architecture), titans_model(architecture, theta_bound=0.0)
     still.load_state_dict(model.state_dict())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
 
-from model_cases import ARCHITECTURES
+from model_cases import STACKS
 from question_cases import (
     SOURCES,
     ask,
@@ -119,7 +119,7 @@ def test_long_prompts_lose_their_beginning_as_in_lm_eval(folders: tuple[Path, Pa
         answer_questions(model, words, read_questions("piqa", local), max_length=2)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STACKS)
 def test_a_batch_scores_what_single_rows_do(architecture: str) -> None:
     """Rows of different lengths, across chunks and segments: padding and other rows leave no trace."""
     model = small_titans(architecture)

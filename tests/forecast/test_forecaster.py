@@ -146,6 +146,10 @@ def test_names_are_read_over_the_settings_that_all_share():
     assert attention.net.backbone.attention_conv_size == shared.net.backbone.conv_size
     assert not attention.has_memory
     assert not contender("mamba", shared).has_memory
+    mixed = contender("hybrid:layer_types=[attention,lmm],num_hidden_layers=2,patch_len=6", shared)
+    assert mixed.net.backbone.blocks == ("attention", "lmm")
+    assert (mixed.net.backbone.attention_conv_size, mixed.net.patch_len) == (shared.net.backbone.conv_size, 6)
+    assert mixed.has_memory
     assert contender("dlinear:epochs=2", shared).train.epochs == 2
     assert not contender("nlinear", shared).trained
 
@@ -156,6 +160,7 @@ def test_names_are_read_over_the_settings_that_all_share():
         ("lm", "did you mean 'lmm'"),
         ("lmm:patchlen=3", "got 'patchlen' .*did you mean 'patch_len'"),
         ("lmm:architecture=mac", "got 'architecture'"),
+        ("lmm:layer_types=[lmm,mac]", "got layer_types for a variant of 'lmm'"),
         ("nlinear:lr=1", "nlinear has no settings of its own"),
         ("dlinear:patch_len=3", "got 'patch_len' in the model"),
         ("lmm:patch_len", "expected ARCHITECTURE:SETTING=VALUE"),

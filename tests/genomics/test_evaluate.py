@@ -272,6 +272,8 @@ def test_variants() -> None:
     shared = tiny_fit()
     made = contender(shared, "lmm:memory_depth=2,pooling=last,lr=0.5,momentum=false")
     assert (made.model.memory_depth, made.model.momentum, made.pooling, made.lr) == (2, False, "last", 0.5)
+    mixed = contender(shared, "hybrid:layer_types=[sliding,lmm],num_hidden_layers=2,pooling=last")
+    assert (mixed.model.blocks, mixed.model.attention_conv_size) == (("sliding", "lmm"), shared.model.conv_size)
     words = contender(shared, "kmer-nb:k=6")
     assert (words.baseline, words.k) == ("kmer-nb", 6)
     assert contender(shared, "cnn:cnn_channels=4").cnn_channels == 4

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model
-from model_cases import wake
+from model_cases import ARCHITECTURES, wake
 from titans_lm.genomics.batches import padded, with_targets
 from titans_lm.genomics.lengths import length_features
 from titans_lm.genomics.model import (
@@ -23,7 +23,7 @@ from titans_lm.genomics.nucleotides import PAD
 
 ROWS = [row for row in sequences(letters(5, shortest=7, longest=31)).tokens]
 CASES = {
-    **{name: {"model": tiny_model(architecture=name)} for name in ("lmm", "mac", "mag", "mal", "attention", "sliding")},
+    **{name: {"model": tiny_model(architecture=name)} for name in (*ARCHITECTURES, "hybrid")},
     "last": {"pooling": "last"},
     "stem": {"stem_size": 4},
     "words": {"word_size": 3},

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from model_cases import ARCHITECTURES, MEMORIES, wake
+from model_cases import BOUNDED, MEMORIES, REMEMBERING, STACKS, stack_named, wake
 from titans_lm.hf import TitansConfig, TitansForCausalLM
 
 VOCABULARY = 50
@@ -28,13 +28,24 @@ SIZES: dict[str, Any] = {
 # generate() takes the padding's id for padding wherever it stands in a prompt: no model may write it.
 GREEDY = {"do_sample": False, "pad_token_id": 0, "suppress_tokens": [0]}
 
-__all__ = ["ARCHITECTURES", "GREEDY", "MEMORIES", "SIZES", "VOCABULARY", "prompt", "small_model", "words"]
+__all__ = [
+    "BOUNDED",
+    "GREEDY",
+    "MEMORIES",
+    "REMEMBERING",
+    "SIZES",
+    "STACKS",
+    "VOCABULARY",
+    "prompt",
+    "small_model",
+    "words",
+]
 
 
 def small_model(architecture: str, dtype: torch.dtype = torch.float32, **settings: Any) -> TitansForCausalLM:
     """A model in evaluation mode whose gates and norms are away from their start; weights depend on nothing else."""
     torch.manual_seed(0)
-    model = TitansForCausalLM(TitansConfig(architecture=architecture, **(SIZES | settings))).to(dtype).eval()
+    model = TitansForCausalLM(TitansConfig(**(SIZES | stack_named(architecture) | settings))).to(dtype).eval()
     wake(model, 0.2)
     return model
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from hf.hf_cases import ARCHITECTURES, prompt, small_model
+from hf.hf_cases import BOUNDED, prompt, small_model
 from model_cases import assert_close, named_tensors
 from titans_lm.hf import TitansCache
 from titans_lm.ops.state import state_bytes
@@ -37,7 +37,7 @@ def test_a_cache_counts_slots_and_its_state_tokens() -> None:
     assert cache.layers[0].get_mask_sizes(3) == (25, 0)
 
 
-@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a != "attention"])
+@pytest.mark.parametrize("architecture", BOUNDED)
 def test_a_cache_does_not_grow(architecture: str) -> None:
     model = small_model(architecture)
     cache = model(prompt(10)).past_key_values

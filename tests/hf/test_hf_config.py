@@ -3,11 +3,13 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoConfig
 
-from hf.hf_cases import ARCHITECTURES, SIZES
+from hf.hf_cases import SIZES, STACKS
+from model_cases import stack_named
 from titans_lm.config import BackboneConfig
 from titans_lm.hf import TitansConfig
 
@@ -22,7 +24,7 @@ def test_the_defaults_are_those_of_the_backbone() -> None:
 
 def test_every_setting_of_the_backbone_is_a_setting() -> None:
     changed = BackboneConfig(
-        architecture="mal", hidden_size=12, num_attention_heads=3, memory_depth=3, memory_expansion=2,
+        layer_types=("mal", "sliding"), hidden_size=12, num_attention_heads=3, memory_depth=3, memory_expansion=2,
         memory_activation="silu", memory_residual=False, memory_norm=False, memory_objective="dot", forget_to="zero",
         chunk_size=8, gates="channel", gate_rank=5, momentum=False, decay=False, theta_bound=0.5, eta_max=0.3,
         alpha_max=0.9, alpha_init=0.1, conv_size=2, memory_backend="reference", norm_eps=1e-5, num_hidden_layers=3,
@@ -40,14 +42,15 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
     same = [name for name, value in default.items() if values[name] == value and also[name] == value]
     assert not same, "this test must change every setting"
     for given in (values, also):
-        config = TitansConfig(**given)
-        assert config.backbone_config() == BackboneConfig(**given)
-        assert {name: getattr(config, name) for name in given} == given
+        config, stack = TitansConfig(**given), BackboneConfig(**given)
+        written = list(stack.blocks) if stack.is_mixed else None  # a short list at its length, as transformers has it
+        assert config.backbone_config() == dataclasses.replace(stack, layer_types=written and tuple(written))
+        assert {name: getattr(config, name) for name in given} == given | {"layer_types": written}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STACKS)
 def test_a_config_is_the_same_after_a_trip_to_disk(architecture: str, tmp_path: Path) -> None:
-    config = TitansConfig(architecture=architecture, **SIZES, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    config = TitansConfig(**(SIZES | stack_named(architecture)), bos_token_id=1, eos_token_id=2, pad_token_id=0)
     config.save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert isinstance(loaded, TitansConfig)
@@ -61,6 +64,18 @@ def test_every_setting_is_written_so_that_a_new_default_changes_no_old_model(tmp
     assert dataclasses.asdict(BackboneConfig()).items() <= written.items()
     assert written["vocab_size"] == 259
     assert written["model_type"] == "titans"
+
+
+@pytest.mark.parametrize("given", [{"architecture": "hybrid"}, {"layer_types": ["attention", "mac"]}], ids=str)
+def test_a_mixed_stack_is_written_block_by_block(given: dict[str, Any], tmp_path: Path) -> None:
+    """Another default hybrid would change no old model, and no name is taken for one of transformers' own."""
+    config = TitansConfig(**SIZES, **given)
+    config.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["architecture"] == "hybrid"
+    assert written["layer_types"] == given.get("layer_types", ["sliding", "lmm"])
+    assert config.layer_types == written["layer_types"]
+    assert AutoConfig.from_pretrained(tmp_path).layer_types == written["layer_types"]
 
 
 def test_a_config_can_be_changed_while_it_is_loaded(tmp_path: Path) -> None:
@@ -82,6 +97,8 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str)
 def test_wrong_settings_are_refused_as_in_the_backbone() -> None:
     with pytest.raises(ValueError, match="multiple of chunk_size"):
         TitansConfig(architecture="mac", segment_len=10, chunk_size=4)
+    with pytest.raises(ValueError, match="layer_types='slidng'; did you mean 'sliding'"):
+        TitansConfig(layer_types=["lmm", "slidng"])
     with pytest.raises(ValueError, match="did you mean 'lmm'"):
         TitansConfig(architecture="LMM")
     with pytest.raises(ValueError, match="got vocab_size=0"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model_cases import ARCHITECTURES, small_config
+from model_cases import STACKS, small_config
 from titans_lm.recipes.held import (
     Step,
     activation_bytes,
@@ -78,7 +78,7 @@ def saved_bytes(model: nn.Module, ids: Tensor) -> int:
 
 
 @pytest.mark.parametrize("tokens", [32, 96])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STACKS)
 def test_it_is_what_autograd_keeps(architecture: str, tokens: int) -> None:
     """Within 15 % of it, in one window and in three, before anything is led back."""
     config = small_config(

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_cases import small_config, wake
+from model_cases import BOUNDED, small_config, wake
 from titans_lm.data.tokenizer import BOS, encode_bytes
 from titans_lm.hf import TitansForCausalLM
 from titans_lm.streaming import Memory
 from titans_lm.streaming.file import named_state
 from titans_lm.train.fresh import byte_model
 
-CONSTANT = ("lmm", "mac", "mag", "mal", "sliding", "segment")
+CONSTANT = BOUNDED
 
 
 def reading_model(architecture: str, **settings: Any) -> TitansForCausalLM:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from model_cases import stack_named
 from titans_lm.config import BackboneConfig
 from titans_lm.hf import TitansForCausalLM
 from titans_lm.train.fresh import byte_model
@@ -28,7 +29,7 @@ def titans() -> Callable[..., TitansForCausalLM]:
             "window": 8,
             "num_persistent": 2,
         }
-        return byte_model(BackboneConfig(architecture=architecture, **(sizes | settings)))
+        return byte_model(BackboneConfig(**(sizes | stack_named(architecture) | settings)))
 
     return make
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from model_cases import STACKS
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.train.checkpoint import (
     load_checkpoint,
@@ -30,7 +31,7 @@ def saved(titans, tmp_path):
     return tmp_path / "step-000006"
 
 
-@pytest.mark.parametrize("architecture", ["lmm", "mac", "mag", "mal", "attention", "sliding", "segment"])
+@pytest.mark.parametrize("architecture", STACKS)
 def test_a_checkpoint_gives_back_the_weights_and_the_rest(titans, tmp_path, architecture):
     model = titans(architecture)
     save_checkpoint(tmp_path / "x", model, TRAINER)

@@ -1,20 +1,23 @@
 import pytest
 
+from model_cases import STACKS
 from titans_lm.ops.state import state_bytes
 from titans_lm.train.describe import describe_model, part_name
 
 
-@pytest.mark.parametrize("architecture", ["lmm", "mac", "mag", "mal", "attention", "sliding", "segment"])
+@pytest.mark.parametrize("architecture", STACKS)
 def test_the_parts_add_up(titans, architecture):
-    model = titans(architecture, num_hidden_layers=2)
+    model = titans(architecture, num_hidden_layers=3)
     found = describe_model(model)
-    assert found["architecture"] == architecture
+    mixed = "+" in architecture
+    assert found["architecture"] == ("hybrid" if mixed else architecture)
+    assert found["layer_types"] == (architecture.split("+") if mixed else None)
     assert found["parameters"] == sum(p.numel() for p in model.parameters())
     assert found["parameters"] == sum(found["parameters_by_part"].values())
     assert found["parameters_by_part"]["embed_tokens"] == 259 * 16
     assert ("layers.*.memory" in found["parameters_by_part"]) == model.config.backbone_config().has_memory
     assert found["state_bytes_by_layer"] == [state_bytes(layer) for layer in model.init_state(1).layers]
-    assert len(found["state_bytes_by_layer"]) == 2
+    assert len(found["state_bytes_by_layer"]) == 3
     assert sum(found["state_bytes_by_layer"]) <= found["state_bytes"]
 
 

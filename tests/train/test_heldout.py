@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from model_cases import STACKS
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import encode_document
 from titans_lm.train.heldout import HeldOut, held_out_bytes, token_bits
@@ -19,7 +20,7 @@ def bits_of(model, ids):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-@pytest.mark.parametrize("architecture", ["lmm", "mac", "mag", "mal", "sliding", "segment", "attention"])
+@pytest.mark.parametrize("architecture", STACKS)
 def test_carried_bits_are_those_of_one_pass(titans, architecture, batch_size):
     model = titans(architecture).double()
     found = token_bits(model, DOCUMENTS, seq_len=8, batch_size=batch_size, carry=True)

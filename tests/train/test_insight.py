@@ -3,20 +3,24 @@
 import pytest
 import torch
 
+from model_cases import MEMORIES, REMEMBERING
 from titans_lm.memory import NeuralMemory
 from titans_lm.train.insight import memory_numbers
 
 IDS = torch.arange(40)[None] % 30
 
 
-@pytest.mark.parametrize("architecture", ["lmm", "mac", "mag", "mal"])
+@pytest.mark.parametrize("architecture", REMEMBERING)
 @pytest.mark.parametrize("gates", ["head", "layer", "channel"])
 def test_numbers_of_every_block_and_layer(titans, architecture: str, gates: str) -> None:
-    model = titans(architecture, num_hidden_layers=2, gates=gates, gate_rank=2).eval()
+    layers = max(2, len(architecture.split("+")))
+    model = titans(architecture, num_hidden_layers=layers, gates=gates, gate_rank=2).eval()
     found = memory_numbers(model, IDS)["memory"]
     assert set(found) == {"theta", "eta", "alpha", "momentary", "past", "forgotten", "M_norm", "S_norm"}
+    memories = sum(isinstance(module, NeuralMemory) for module in model.modules())
+    assert memories == sum(block in MEMORIES for block in model.config.backbone_config().blocks)
     for name, numbers in found.items():
-        assert [len(layers) for layers in numbers] == [2, 2], name
+        assert [len(layers) for layers in numbers] == [2] * memories, name
         assert all(number > 0.0 for layers in numbers for number in layers), name
     config = model.config.backbone_config()
     assert all(layers[0] <= config.theta_max for layers in found["theta"])
@@ -59,7 +63,7 @@ def test_nothing_stays_behind_and_others_have_nothing_to_say(titans, llama) -> N
     assert memory_numbers(llama().eval(), IDS) == {}
 
 
-@pytest.mark.parametrize("architecture", ["lmm", "mag", "mal"])
+@pytest.mark.parametrize("architecture", ["lmm", "mag", "mal", "sliding+lmm+sliding"])
 def test_gates_are_those_of_the_text(titans, architecture: str) -> None:
     """What the memory does with persistent tokens before the text is not counted in."""
     model = titans(architecture, num_persistent=16).eval()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from model_cases import STACKS
 from titans_lm.data.batches import DocumentLanes, RandomCrops
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallSettings
@@ -42,7 +43,7 @@ def stop_at(step):
     return lambda record: os.kill(os.getpid(), signal.SIGINT) if record["step"] == step else None
 
 
-@pytest.mark.parametrize("architecture", ["lmm", "mac", "mag", "mal", "attention", "sliding", "segment"])
+@pytest.mark.parametrize("architecture", STACKS)
 def test_every_architecture_learns(titans, architecture):
     recorder = Recorder()
     settings = dataclasses.replace(SETTINGS, steps=30, lr=3e-2)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from model_cases import BOUNDED
 from titans_lm.data.batches import IGNORED, DocumentLanes
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.batches import TaskBatches
@@ -12,7 +13,6 @@ from titans_lm.data.tokenizer import encode_document
 from titans_lm.ops.state import state_tensors
 from titans_lm.train.losses import CarriedLoss, TaskLoss, next_token_loss, recall_loss
 
-CARRYING = ["lmm", "mac", "mag", "mal", "sliding", "segment"]
 TEXTS = [b"to be or not to be, that is", b"a", b"one two three four five six seven eight nine", b"xyz" * 7]
 
 
@@ -105,7 +105,7 @@ def _parts(out):
     return out if isinstance(out, tuple) else (out,)
 
 
-@pytest.mark.parametrize("architecture", CARRYING)
+@pytest.mark.parametrize("architecture", BOUNDED)
 def test_a_carried_state_predicts_like_one_long_pass(titans, architecture):
     """In float64: pieces with the state carried, against each document read whole."""
     model = titans(architecture).double()

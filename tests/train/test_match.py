@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from model_cases import ARCHITECTURES, small_config
+from model_cases import ARCHITECTURES, STACKS, small_config
 from titans_lm.config import BackboneConfig
 from titans_lm.train.fresh import byte_model
 from titans_lm.train.match import check_near, count_parameters, match_parameters
@@ -12,7 +12,7 @@ from titans_lm.train.match import check_near, count_parameters, match_parameters
 SHARED = BackboneConfig(architecture="lmm", hidden_size=128, num_attention_heads=4, num_hidden_layers=3)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STACKS)
 def test_counted_without_making_them(architecture: str) -> None:
     config = small_config(architecture)
     assert count_parameters(config, 259) == sum(p.numel() for p in byte_model(config).parameters())

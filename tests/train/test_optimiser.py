@@ -3,14 +3,14 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from model_cases import STACKS
 from titans_lm.train.optimiser import build_optimiser, decays, learning_rate
 from titans_lm.train.settings import FitSettings
 
-ARCHITECTURES = ["lmm", "mac", "mag", "mal", "attention", "sliding", "segment"]
 SPARED = ("bias", "norm", "embed", "initial", "persistent", "lm_head")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STACKS)
 def test_only_weight_matrices_decay(titans, architecture):
     model = titans(architecture)
     decay = decays(model)

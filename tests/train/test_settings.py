@@ -9,6 +9,7 @@ from titans_lm.config import BackboneConfig
 from titans_lm.train.settings import (
     FitSettings,
     LanguageSettings,
+    as_options,
     merge_settings,
     plain_settings,
     read_settings_file,
@@ -104,6 +105,25 @@ def test_settings_are_checked(wrong):
 def test_a_state_that_grows_cannot_be_carried():
     with pytest.raises(ValueError, match="whose state grows with the text"):
         LanguageSettings(stateful=True, model=BackboneConfig(architecture="attention"))
+    with pytest.raises(ValueError, match="whose state grows with the text"):
+        LanguageSettings(stateful=True, model=BackboneConfig(layer_types=("lmm", "attention")))
+
+
+def test_the_blocks_of_a_stack_come_from_files_and_go_into_them(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text('stateful = true\n[model]\nlayer_types = ["sliding", "lmm", "sliding"]\nnum_hidden_layers = 6\n')
+    settings = merge_settings(LanguageSettings(), read_settings_file(path))
+    assert settings.model.blocks == ("sliding", "lmm", "sliding") * 2
+    plain = json.loads(json.dumps(plain_settings(settings)))
+    assert plain["model"]["layer_types"] == ["sliding", "lmm", "sliding"]
+    assert merge_settings(LanguageSettings(), plain) == settings
+    options = as_options(settings, LanguageSettings())
+    start = options.index("--model.layer-types")
+    assert options[start : start + 4] == ["--model.layer-types", "sliding", "lmm", "sliding"]
+    with pytest.raises(ValueError, match="got layer_types='slidng'; did you mean 'sliding'"):
+        merge_settings(LanguageSettings(), {"model": {"layer_types": ["slidng"]}})
+    with pytest.raises(ValueError, match="got layer_types='lmm'; expected"):
+        merge_settings(LanguageSettings(), {"model": {"layer_types": "lmm"}})
 
 
 def test_every_setting_is_explained():

@@ -10,7 +10,7 @@ from titans_lm.report.spread import mean_with_spread, written
 
 COLOURS = ("#3451c6", "#0f9d8a", "#8a4fd3", "#c2417c", "#e07a1f", "#9a6a00", "#5b6472", "#2f7d32", "#b3261e", "#00788a")
 TITLES = {
-    "lmm": "LMM", "mac": "MAC", "mag": "MAG", "mal": "MAL",
+    "lmm": "LMM", "mac": "MAC", "mag": "MAG", "mal": "MAL", "hybrid": "hybrid",
     "attention": "Transformer++ with short convolution (ours, no memory)",
     "sliding": "sliding window with short convolution (ours, no memory)",
     "segment": "segments with short convolution (ours, no memory)",

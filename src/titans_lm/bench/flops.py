@@ -49,30 +49,37 @@ def model_flops(config: BackboneConfig, vocab_size: int, seq_len: int) -> dict[s
     Matrix products only, like `memory_flops`: no norms, no short convolutions, and not the persistent tokens, which
     are read once per batch. Forward and backward together are three forward passes.
     """
-    E, H, blocks = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
-    op = 0
-    if config.has_memory:
-        op = memory_flops(config.memory_widths, config.chunk_size, forget_to_init=config.forget_to == "init")
-    if config.architecture == "mac":
-        op += 2 * sum(a * b for a, b in pairwise(config.memory_widths))
+    E, H, kinds = config.hidden_size, config.num_attention_heads, config.by_block()
     return {
-        "projections": float(blocks * 2 * (MAPS[config.architecture] * E * E + _gate_weights(config))),
-        "memory": float(blocks * H * op),
-        "attention": blocks * 4 * E * visible_keys(config, seq_len),
-        "mlp": float(blocks * 6 * E * config.mlp_width),
+        "projections": float(sum(n * 2 * (MAPS[c.architecture] * E * E + _gate_weights(c)) for c, n in kinds)),
+        "memory": float(sum(n * H * _op_flops(c) for c, n in kinds)),
+        "attention": sum(n * 4 * E * visible_keys(c, seq_len) for c, n in kinds),
+        "mlp": float(config.num_hidden_layers * 6 * E * config.mlp_width),
         "head": float(2 * E * vocab_size),
     }
 
 
+def _op_flops(config: BackboneConfig) -> int:
+    """Operations of the op per token and head, in a block of a stack of one kind."""
+    if not config.has_memory:
+        return 0
+    op = memory_flops(config.memory_widths, config.chunk_size, forget_to_init=config.forget_to == "init")
+    recall = 2 * sum(a * b for a, b in pairwise(config.memory_widths))
+    return op + recall if config.architecture == "mac" else op
+
+
 def visible_keys(config: BackboneConfig, seq_len: int) -> float:
-    """Mean number of keys that a token of a row attends to: persistent rows, itself, and for MAC what it recalled."""
+    """Mean number of keys that a token of a row attends to: persistent rows, itself, and for MAC what it recalled.
+
+    Like the other counts of a block it is asked for a stack of one kind (`BackboneConfig.by_block`).
+    """
     if config.architecture == "lmm":
         return 0.0
     own = seq_len * (seq_len + 1) / 2
-    if config.architecture in ("mac", "segment"):
+    if config.has_segments:
         whole, rest = divmod(seq_len, config.segment_len)
         own = whole * config.segment_len * (config.segment_len + 1) / 2 + rest * (rest + 1) / 2
-    elif config.architecture != "attention":
+    elif not config.state_grows:
         window = min(config.window, seq_len)
         own = window * (window + 1) / 2 + (seq_len - window) * window
     return config.num_persistent + own / seq_len * (2 if config.architecture == "mac" else 1)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from titans_lm.config import check_at_least, check_choice, check_positive
+from titans_lm.config import Architecture, check_at_least, check_choice, check_positive
 
 Precision = Literal["float32", "bf16"]
 ALLOCATORS: dict[str, dict[str, str]] = {
@@ -17,7 +17,7 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 }
 """Environments of a worker. Tuned tells glibc to keep what is freed, instead of giving it back to the kernel and
 asking for it, zeroed and page by page, in the next step."""
-MODELS = ("lmm", "mac", "mag", "mal", "attention", "sliding", "segment", "llama", "mamba2")
+MODELS = (*get_args(Architecture), "llama", "mamba2")
 PEER_CASES = ("layer", "paper", "exact", "mac", "generation")
 PEER = "titans-pytorch==0.5.5"
 PEERS_ENV = Path("~/.cache/titans-lm/peers")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
-from titans_lm.config import Architecture, BackboneConfig, check_at_least, check_positive, nearest
-from titans_lm.train.baselines import RULES, with_rule
-from titans_lm.train.settings import LanguageSettings, ModelSettings, Settings, merge_settings
+from titans_lm.config import MEMORY_BLOCKS, Architecture, BackboneConfig, check_at_least, check_positive, nearest
+from titans_lm.train.baselines import RULES
+from titans_lm.train.settings import LanguageSettings, ModelSettings, merge_settings
 
 VARIED = ("stateful", "weight_decay")
 """Settings of training that a variant may change beside those of the model."""
@@ -45,8 +45,9 @@ class CompareSettings:
     models: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "attention", "sliding", "llama", "mistral", "mamba2")
     """Architectures of ours, and baselines as titans train --baseline takes them; the first sets the size.
 
-    One of ours, delta-net or gated-delta-net may be varied, as in mac:forget_to=zero,chunk_size=64: any setting of the
-    model but its width and that of its MLP, stateful, weight_decay."""
+    One of ours, delta-net or gated-delta-net may be varied, as in mac:forget_to=zero,chunk_size=64 or
+    hybrid:layer_types=[lmm,sliding]: any setting of the model but its width and that of its MLP, stateful,
+    weight_decay."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the runs that count."""
     rates: tuple[float, ...] = (1e-3, 3e-3)
@@ -141,6 +142,9 @@ def check_trained(models: tuple[str, ...], steps: int, parameters: int | None) -
         )
 
 
+Shared = TypeVar("Shared", bound=ModelSettings)
+
+
 class Variant(NamedTuple):
     """A contender by its name: what it is, and the settings in which it differs from what all share."""
 
@@ -152,8 +156,8 @@ class Variant(NamedTuple):
         """Whether it is made of the blocks of this package."""
         return self.base in OURS
 
-    def changed(self, shared: Settings) -> Settings:
-        """Apply its changes to the settings that all share; ValueError for names and values that are not known."""
+    def changed(self, shared: Shared) -> Shared:
+        """Give its settings, from those that all share; ValueError for names and values that are not known."""
         names = [field.name for field in fields(BackboneConfig) if field.name != "architecture"]
         for name in FITTED:
             if name in self.changes:
@@ -167,34 +171,38 @@ class Variant(NamedTuple):
                 raise ValueError(f"got {name!r}, which a variant of {self.base!r} cannot change; {hint}")
         own = {name: value for name, value in self.changes.items() if name in VARIED}
         model = {name: value for name, value in self.changes.items() if name not in VARIED}
-        return merge_settings(shared, {**own, "model": model})
+        return merge_settings(dataclasses.replace(shared, model=stack_of(shared.model, self.base, model)), own)
 
 
-Shared = TypeVar("Shared", bound=ModelSettings)
+def stack_of(shared: BackboneConfig, base: str, changes: dict[str, Any]) -> BackboneConfig:
+    """Give the stack of a contender, from what all share: an architecture with its changes.
+
+    Where a block has no memory, the attention of the stack gets the short convolution that the memory has, on its q, k
+    and v, so that it is no advantage of the memory's (D21, D38). ValueError for blocks of what is not the hybrid.
+    """
+    if "layer_types" in changes and base != "hybrid":
+        raise ValueError(f"got layer_types for a variant of {base!r}; expected hybrid:layer_types=[…]")
+    blocks = shared.layer_types if base == "hybrid" else None
+    rule = RULES.get(base, {"architecture": base})
+    stack = merge_settings(shared, {"layer_types": blocks, **rule, **changes})
+    if "attention_conv_size" not in changes and not set(stack.blocks) <= set(MEMORY_BLOCKS):
+        stack = dataclasses.replace(stack, attention_conv_size=shared.conv_size)
+    return stack
 
 
 def contender(shared: Shared, name: str, parameters: int | None) -> Shared:
-    """Give the settings of one contender with so many parameters, from those that all share.
-
-    Ours without a memory get the short convolution that the memory has, on the q, k and v of their attention, so that
-    it is no advantage of the memory's.
-    """
+    """Give the settings of one contender with so many parameters, from those that all share (see `stack_of`)."""
     named, given = variant(name), dataclasses.replace(shared, parameters=parameters)
     if not named.is_ours:
         return dataclasses.replace(given, baseline=name)
-    if named.base in RULES:
-        model = with_rule(named.base, given.model)
-    else:
-        model = dataclasses.replace(given.model, architecture=named.base)
-    if not model.has_memory:
-        model = dataclasses.replace(model, attention_conv_size=model.conv_size)
-    return named.changed(dataclasses.replace(given, model=model, baseline=None))
+    return named.changed(dataclasses.replace(given, baseline=None))
 
 
 def variant(name: str) -> Variant:
     """Read the name of a contender: "mac", "llama", a folder, or "mac:chunk_size=64,momentum=false".
 
-    Values are written as in TOML, words without quotes. ValueError for what is neither, and for a varied baseline.
+    Values are written as in TOML, words without quotes, in lists too: "hybrid:layer_types=[lmm,sliding]". ValueError
+    for what is neither, and for a varied baseline.
     """
     base, colon, told = name.partition(":")
     if not colon or base not in OURS:
@@ -206,20 +214,27 @@ def variant(name: str) -> Variant:
 def read_changes(name: str, told: str, base: str = "ARCHITECTURE") -> dict[str, Any]:
     """Read what stands behind the colon of a contender's name, "chunk_size=64,momentum=false"; values as in TOML.
 
-    Words need no quotes, [a, b] is a list. ValueError, with the whole name, for what is no setting, and for one that is
-    there twice;
-    `base` is what it says should stand before the colon.
+    Words need no quotes, nor do those in a list. ValueError, with the whole name, for what is no setting, and for one
+    that is there twice; `base` is what it says should stand before the colon.
     """
     changes: dict[str, Any] = {}
-    for part in re.split(r",(?![^\[]*\])", told):  # a comma inside of brackets parts no settings
+    for part in re.split(r",(?![^\[]*\])", told):  # at commas that stand in no list
         setting, equals, value = part.partition("=")
         if not equals or not setting or not value or setting in changes:
             raise ValueError(f"got the model {name!r}; expected {base}:SETTING=VALUE,…, every setting once")
-        try:
-            changes[setting] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            changes[setting] = value
+        changes[setting] = _read_value(value)
     return changes
+
+
+def _read_value(value: str) -> Any:
+    """Read a value as TOML has it, or a word, or a list of both."""
+    if value[0] == "[" and value[-1] == "]":
+        inside = value[1:-1].strip()
+        return [_read_value(item.strip() or "''") for item in inside.split(",")] if inside else []
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
 
 
 def check_varied(name: str, base: str, told: str) -> None:

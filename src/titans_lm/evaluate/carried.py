@@ -134,7 +134,8 @@ def choose_reading(model: nn.Module, *, piece_len: int, window: int, window_step
     if window < window_step:
         raise ValueError(f"got window={window} and window_step={window_step}; expected a window at least as long")
     if hasattr(model, "init_state"):
-        grows = getattr(model.config, "architecture", None) == "attention"  # its keys and values grow with the text
+        config: Any = model.config
+        grows = config.backbone_config().state_grows  # keys and values of the whole text
         return ByWindows(model, window, window_step) if grows else ByState(model, piece_len)
     _check_positions(model, window)
     argument = _constant_cache(model)

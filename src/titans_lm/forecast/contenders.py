@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from titans_lm.compare.settings import read_changes
+from titans_lm.compare.settings import read_changes, stack_of
 from titans_lm.config import Architecture, BackboneConfig, nearest
 from titans_lm.forecast.linear import DLinear, Linear, RepeatLast, SeasonalNaive
 from titans_lm.forecast.model import Forecaster, Shape
@@ -44,8 +44,8 @@ class Contender(NamedTuple):
 def contender(name: str, shared: ForecastSettings) -> Contender:
     """Read the name of a model: "lmm", or "lmm:memory_depth=1,patch_len=8,lr=0.003", over the settings that all share.
 
-    Stacks without a memory get the short convolution that the memory has, on the q, k and v of their attention, so that
-    it is no advantage of the memory's. ValueError for unknown names, and for settings that a model does not have.
+    What it says of a stack goes by `stack_of`. ValueError for unknown names, and for settings that a model does not
+    have.
     """
     base, colon, told = name.partition(":")
     if base not in MODELS:
@@ -53,17 +53,12 @@ def contender(name: str, shared: ForecastSettings) -> Contender:
     changes = read_changes(name, told) if colon else {}
     if changes and base not in TRAINED:
         raise ValueError(f"got the model {name!r}; {base} has no settings of its own: expected {base!r}")
-    backbone = shared.net.backbone
-    if base in get_args(Architecture):
-        backbone = dataclasses.replace(backbone, architecture=base)
-        if not backbone.has_memory:
-            backbone = dataclasses.replace(backbone, attention_conv_size=backbone.conv_size)
-    net = dataclasses.replace(shared.net, backbone=backbone)
-    return Contender(name, base, *_changed(name, base, changes, net, shared.train), own_rate="lr" in changes)
+    net, train = _changed(name, base, changes, shared)
+    return Contender(name, base, net, train, own_rate="lr" in changes)
 
 
 def _changed(
-    name: str, base: str, changes: dict[str, Any], net: NetSettings, train: TrainSettings
+    name: str, base: str, changes: dict[str, Any], shared: ForecastSettings
 ) -> tuple[NetSettings, TrainSettings]:
     """Share out changes to what they belong to: the stack, the net around it, its training."""
     own: dict[type, set[str]] = {TrainSettings: _names(TrainSettings) - {"ridge"}}
@@ -74,9 +69,11 @@ def _changed(
         if setting not in known:
             raise ValueError(f"got {setting!r} in the model {name!r}; {nearest(setting, known)}")
     shares = {kind: {key: changes[key] for key in changes if key in names} for kind, names in own.items()}
-    if BackboneConfig in shares:
-        net = merge_settings(net, {**shares[NetSettings], "backbone": shares[BackboneConfig]})
-    return net, merge_settings(train, shares[TrainSettings])
+    net = merge_settings(shared.net, shares.get(NetSettings, {}))
+    varied = shares.get(BackboneConfig, {})
+    ours = base in get_args(Architecture)
+    backbone = stack_of(net.backbone, base, varied) if ours else merge_settings(net.backbone, varied)
+    return dataclasses.replace(net, backbone=backbone), merge_settings(shared.train, shares[TrainSettings])
 
 
 def _names(cls: type) -> set[str]:

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import get_args
 
-from titans_lm.compare.settings import FITTED, read_changes
+from titans_lm.compare.settings import FITTED, read_changes, stack_of
 from titans_lm.config import Architecture, BackboneConfig, check_choice, nearest
 from titans_lm.genomics.nucleotides import VOCAB_SIZE
 from titans_lm.genomics.settings import COUNTED, Baseline, GenomicsFit
@@ -44,9 +44,8 @@ def own_rate(name: str) -> bool:
 def contender(shared: GenomicsFit, name: str, parameters: int | None = None) -> GenomicsFit:
     """Give the settings of one contender, from those that all share.
 
-    A backbone gets the width and the MLP that give its stack as many parameters as asked for. One without a memory gets
-    the short convolution that the memory has, on the q, k and v of its attention, so that it is no advantage of the
-    memory's.
+    A backbone gets the width and the MLP that give its stack as many parameters as asked for; all else of it goes by
+    `stack_of`.
     ValueError for a name that is not known, and for what cannot be varied.
     """
     base, colon, told = name.partition(":")
@@ -63,11 +62,8 @@ def contender(shared: GenomicsFit, name: str, parameters: int | None = None) -> 
     if not ours:
         kept = {"baseline": base, "pretrain_steps": 0, "pretrained": None}
         return dataclasses.replace(merge_settings(shared, own), **kept)
-    model = dataclasses.replace(shared.model, architecture=base)
-    if not model.has_memory:
-        model = dataclasses.replace(model, attention_conv_size=model.conv_size)
     varied = {changed: value for changed, value in changes.items() if changed in backbone}
-    model = merge_settings(model, varied)
+    model = stack_of(shared.model, base, varied)
     if parameters is not None:
         model = match_parameters(model, VOCAB_SIZE, parameters)
     return merge_settings(dataclasses.replace(shared, model=model, baseline=None, parameters=None), own)

@@ -25,8 +25,10 @@ class TitansConfig(PreTrainedConfig):
     """Settings of a Titans language model.
 
     Takes every field of `BackboneConfig` by its name (architecture, hidden_size, num_hidden_layers, memory_depth,
-    chunk_size, segment_len, window, …), and `vocab_size`. bos, eos and pad are None unless given; the byte tokeniser of
-    `titans_lm.data` sets them. Raises ValueError for a setting that does not exist, naming the nearest that does.
+    chunk_size, segment_len, window, …), and `vocab_size`. In a stack of several blocks `layer_types` comes to name the
+    block of every layer, so that another default of architecture="hybrid" changes no old model. bos, eos and pad are
+    None unless given; the byte tokeniser of `titans_lm.data` sets them. Raises ValueError for a setting that does not
+    exist, naming the nearest that does.
     """
 
     model_type = "titans"
@@ -48,8 +50,10 @@ class TitansConfig(PreTrainedConfig):
         self.vocab_size = vocab_size
         self.use_cache = use_cache
         self._refuse_unknown(settings)
-        for name, value in vars(self.backbone_config()).items():  # JSON has lists for tuples
+        stack = self.backbone_config()
+        for name, value in vars(stack).items():  # JSON has lists for tuples
             setattr(self, name, value)
+        self.layer_types: list[str] | None = None  # transformers would rename its "attention" and refuse our names
         super().__init__(
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,
@@ -57,6 +61,7 @@ class TitansConfig(PreTrainedConfig):
             tie_word_embeddings=tie_word_embeddings,
             **settings,
         )
+        self.architecture, self.layer_types = stack.architecture, list(stack.blocks) if stack.is_mixed else None
 
     @staticmethod
     def _refuse_unknown(settings: dict[str, Any]) -> None:
@@ -65,6 +70,15 @@ class TitansConfig(PreTrainedConfig):
             if name not in base | _WRITTEN_BY_TRANSFORMERS and not name.startswith("_"):
                 known = {*_BACKBONE, "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
                 raise ValueError(f"unknown setting {name!r} for TitansConfig; {nearest(name, known)}")
+
+    def validate(self) -> None:
+        """Check the settings before they are written; names in layer_types are ours and not those of transformers."""
+        self.backbone_config()
+        kept, self.layer_types = self.layer_types, None
+        try:
+            super().validate()
+        finally:
+            self.layer_types = kept
 
     def backbone_config(self) -> BackboneConfig:
         """The settings of the stack, checked."""

@@ -3,6 +3,7 @@
 Autograd keeps, until the backward pass, the tensors that functions have saved. Which these are can be read off the
 blocks, so they are counted here per token, per state and per weight. Not counted: short convolutions of attention,
 persistent tokens as tokens of the memory, what a block's backward pass makes for a moment, gaps between tensors.
+What is counted for one block is counted for each kind of block in the stack (`BackboneConfig.by_block`).
 `tests/recipes/test_held.py` compares the count with what autograd does keep, in float32 on a CPU; in bfloat16 nothing
 has been measured.
 """
@@ -75,16 +76,22 @@ def held_bytes(step: Step) -> dict[str, int]:
 
 def activation_bytes(step: Step) -> int:
     """Bytes of the vectors that tokens leave in all blocks, and of attention's masks."""
-    c, size, blocks = step.config, step.product_bytes, step.config.num_hidden_layers
-    E, H = c.hidden_size, c.num_attention_heads
-    whole, product = KEPT[step.precision][c.architecture]
-    vectors = 4 * whole * E + size * (product + attention_widths(c, step.tokens)) * E
-    by_head = 4 * H  # the softmax's sum
-    if c.has_memory:
-        by_head *= 6 * c.gates_per_head + 4  # three gates twice; norms
-    block = vectors + by_head + 8 * c.mlp_width  # two hidden layers of float32, or four of half the size
-    ends = (4 + size) * E  # the last norm and the head
-    return round(step.rows * step.tokens * (blocks * block + ends)) + blocks * size * mask_numbers(c, step.tokens)
+    c, size, kinds = step.config, step.product_bytes, step.config.by_block()
+    blocks = sum(n * _token_bytes(step, kind) for kind, n in kinds)
+    ends = (4 + size) * c.hidden_size  # the last norm and the head
+    masks = sum(n * mask_numbers(kind, step.tokens) for kind, n in kinds)
+    return round(step.rows * step.tokens * (blocks + ends)) + size * masks
+
+
+def _token_bytes(step: Step, kind: BackboneConfig) -> float:
+    """Bytes of the vectors that a token leaves in one block."""
+    E = kind.hidden_size
+    whole, product = KEPT[step.precision][kind.architecture]
+    vectors = 4 * whole * E + step.product_bytes * (product + attention_widths(kind, step.tokens)) * E
+    by_head = 4 * kind.num_attention_heads  # the softmax's sum
+    if kind.has_memory:
+        by_head *= 6 * kind.gates_per_head + 4  # three gates twice; norms
+    return vectors + by_head + 8 * kind.mlp_width  # two hidden layers of float32, or four of half the size
 
 
 def attention_widths(config: BackboneConfig, tokens: int) -> float:
@@ -96,10 +103,10 @@ def attention_widths(config: BackboneConfig, tokens: int) -> float:
     P, T, W = config.num_persistent, tokens, config.window
     if config.architecture == "lmm":
         return 0.0
-    if config.architecture in ("mac", "segment"):
+    if config.has_segments:
         rows = 2 if config.architecture == "mac" else 1
         return 2 + 2 * (rows + P * len(segments(config, T)) / T)
-    if config.architecture == "attention":
+    if config.state_grows:
         return 4 * (1 + P / T)
     if T <= W:
         return 2 + 2 * (1 + P / T)
@@ -111,7 +118,7 @@ def attention_widths(config: BackboneConfig, tokens: int) -> float:
 def mask_numbers(config: BackboneConfig, tokens: int) -> int:
     """Numbers of a block's attention masks, which all rows and heads share."""
     P, W = config.num_persistent, config.window
-    if config.architecture in ("mac", "segment"):
+    if config.has_segments:
         rows = 2 if config.architecture == "mac" else 1
         return sum(length * (P + rows * length) for length in segments(config, tokens))
     if config.architecture in ("lmm", "attention"):  # causal attention from the start of a text needs none
@@ -121,30 +128,39 @@ def mask_numbers(config: BackboneConfig, tokens: int) -> int:
 
 def memory_state_bytes(step: Step) -> int:
     """Bytes of M and S at the start of each segment of chunks, and of M_init at its scale, in all blocks (float32)."""
-    c = step.config
-    memory, later = memory_numbers(c), memory_numbers(c, first=1)
+    return 4 * sum(n * _state_numbers(step, kind) for kind, n in step.config.by_block())
+
+
+def _state_numbers(step: Step, kind: BackboneConfig) -> int:
+    """Numbers of the states that one block keeps."""
+    memory, later = memory_numbers(kind), memory_numbers(kind, first=1)
     numbers = 0
-    for rows, length in memory_calls(c, step.rows, step.tokens):
-        chunks = -(-length // c.chunk_size)
+    for rows, length in memory_calls(kind, step.rows, step.tokens):
+        chunks = -(-length // kind.chunk_size)
         numbers += rows * 2 * memory * -(-chunks // segment_size(chunks))
-        numbers += later if c.forget_to == "init" else 0
-    if c.memory_begins_persistent:
+        numbers += later if kind.forget_to == "init" else 0
+    if kind.memory_begins_persistent:
         numbers += step.rows * memory  # the anchor: a tensor of its own where a state was repeated for all rows
-    return 4 * c.num_hidden_layers * numbers
+    return numbers
 
 
 def weight_copy_bytes(step: Step) -> int:
     """Bytes of weights that stand in memory a second time until the backward pass."""
-    c, size = step.config, step.product_bytes
-    E, F = c.hidden_size, c.mlp_width
-    calls = len(memory_calls(c, step.rows, step.tokens))
-    joined = (5 if c.architecture == "mac" else 3) * calls + JOINED[c.architecture]
-    if c.architecture != "lmm" and c.num_persistent > 1:
+    blocks = sum(n * _copied_weights(step, kind) for kind, n in step.config.by_block())
+    head = 0 if step.precision == "float32" else step.vocab_size * step.config.hidden_size
+    return step.product_bytes * (blocks + head)
+
+
+def _copied_weights(step: Step, kind: BackboneConfig) -> int:
+    """Weights of one block that stand in memory a second time."""
+    E, F = kind.hidden_size, kind.mlp_width
+    calls = len(memory_calls(kind, step.rows, step.tokens))
+    joined = (5 if kind.architecture == "mac" else 3) * calls + JOINED[kind.architecture]
+    if kind.architecture != "lmm" and kind.num_persistent > 1:
         joined += 2  # keys and values of the persistent rows
     if step.precision == "float32":
-        return size * c.num_hidden_layers * (joined * E * E + 2 * E * F)
-    blocks = c.num_hidden_layers * ((joined + SINGLE[c.architecture]) * E * E + 3 * E * F)
-    return size * (blocks + step.vocab_size * E)
+        return joined * E * E + 2 * E * F
+    return (joined + SINGLE[kind.architecture]) * E * E + 3 * E * F
 
 
 def memory_numbers(config: BackboneConfig, first: int = 0) -> int:
@@ -170,6 +186,7 @@ def segments(config: BackboneConfig, tokens: int) -> list[int]:
 def _states_of_a_segment(step: Step) -> int:
     """Bytes of the states of one segment's chunks, made again for its gradients, and of the gradients by them."""
     c = step.config
-    longest = max((length for _, length in memory_calls(c, step.rows, step.tokens)), default=0)
+    calls = [call for kind, _ in c.by_block() for call in memory_calls(kind, step.rows, step.tokens)]
+    longest = max((length for _, length in calls), default=0)
     chunks = segment_size(max(-(-longest // c.chunk_size), 1))
     return 4 * step.rows * 2 * memory_numbers(c) * (chunks + 4) if c.has_memory else 0

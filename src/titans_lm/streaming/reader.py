@@ -263,10 +263,10 @@ def check_readable(model: nn.Module) -> None:
     owner: Any = model
     if not hasattr(model, "init_state") or not hasattr(model, "lm_head"):
         raise ValueError(f"got a {type(model).__name__}; expected a TitansForCausalLM, whose memory is a value")
-    if owner.config.backbone_config().architecture == "attention":
+    if owner.config.backbone_config().state_grows:
         raise ValueError(
-            "got architecture='attention', whose keys and values grow with the text; "
-            "expected one whose state has a constant size, such as mac or lmm"
+            "got full attention in the stack, whose keys and values grow with the text; "
+            "expected blocks whose state has a constant size, such as mac or lmm"
         )
 
 

@@ -11,7 +11,8 @@ from titans_lm.ops.state import state_bytes
 def describe_model(model: nn.Module) -> dict[str, Any]:
     """Count a model's parameters by part, and the state bytes of one row by block (None without a state).
 
-    Parts are modules by name, the blocks of a stack together: `layers.*.memory`. A tied matrix counts once. The state
+    `layer_types` are the blocks of a mixed stack. Parts are modules by name, those of all blocks together:
+    `layers.*.memory`. A tied matrix counts once. The state
     is that of the start of a document; it keeps this size, except for full attention, whose keys and values grow.
     """
     state = model.init_state(1) if hasattr(model, "init_state") else None
@@ -19,6 +20,7 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     return {
         "model": type(model).__name__,
         "architecture": getattr(getattr(model, "config", None), "architecture", None),
+        "layer_types": getattr(getattr(model, "config", None), "layer_types", None),
         "parameters": sum(parts.values()),
         "parameters_by_part": parts,
         "state_bytes": None if state is None else state_bytes(state),

@@ -180,10 +180,10 @@ class LanguageSettings(ModelSettings):
                 f"got stateful=True with baseline={self.baseline!r}, which carries no state from step to step; "
                 "expected no baseline, or rows that start anew"
             )
-        if self.stateful and self.model.architecture == "attention":
+        if self.stateful and self.model.state_grows:
             raise ValueError(
-                "got stateful=True with architecture='attention', whose state grows with the text; "
-                "expected an architecture whose state has a fixed size, such as mac or sliding"
+                "got stateful=True with full attention in the stack, whose state grows with the text; "
+                "expected blocks whose state has a fixed size, such as mac or sliding"
             )
         if self.reread.is_on:
             self.reread.check_run(self.steps, self.seq_len)
@@ -272,8 +272,6 @@ def _options(prefix: str, plain: dict[str, Any], default: dict[str, Any]) -> lis
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
     """Take a value as the type that a setting has, without guessing: no "3" for 3, no 1 for true."""
-    if get_origin(hint) is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(name, item, get_args(hint)[0]) for item in value)
     if get_origin(hint) is Literal:
         check_choice(name, value, get_args(hint))
         return value

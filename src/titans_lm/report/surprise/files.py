@@ -66,7 +66,7 @@ def write_surprise(
     config = owner.config.backbone_config()
     facts = Facts(
         model=name or type(model).__name__,
-        architecture=config.architecture,
+        architecture=", ".join(config.blocks) if config.is_mixed else config.architecture,
         forget_to=config.forget_to,
         memory=None if memory is None else str(memory),
         memory_tokens=0 if known is None else sum(known.tokens),
