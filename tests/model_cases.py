@@ -31,6 +31,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "persistent unread": {"memory_reads_persistent": False},
     "no residual read": {"memory_reads_residual": False},
     "gated by the memory": {"gating": "memory"},
+    "mixed": {"gating": "mix"},
+    "summed": {"gating": "sum"},
     "forget to zero": {"forget_to": "zero"},
     "no norm": {"memory_norm": False},
     "no residual": {"memory_residual": False},
@@ -43,6 +45,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all turned": {"rotary_fraction": 1.0},
     "none turned": {"rotary_fraction": 0.0},
     "exact recurrence": {"chunk_size": 1},
+}
+# The same of blocks whose attention and memory can share.
+SHARED_VARIANTS: dict[str, dict[str, Any]] = {
+    "shared": {"shared_qkv": True},
+    "shared, no conv": {"shared_qkv": True, "conv_size": 1},
+    "shared, none turned": {"shared_qkv": True, "rotary_fraction": 0.0},
+    "shared, persistent unread": {"shared_qkv": True, "memory_reads_persistent": False},
+}
+# Stacks that differ in more than their architecture, by the name that tests give in its place.
+SHARED: dict[str, dict[str, Any]] = {
+    "mac, shared": {"architecture": "mac", "shared_qkv": True, "gating": "mix", "attention_conv_size": 1},
+    "mag, shared": {"architecture": "mag", "shared_qkv": True, "gating": "sum", "attention_conv_size": 1},
 }
 MEMORY_ONLY = {"default", "no persistent", "attention conv", "all turned", "none turned"}
 
@@ -60,7 +74,7 @@ def small_config(architecture: str, **settings: Any) -> BackboneConfig:
         "num_persistent": 3,
         "memory_expansion": 2,
     }
-    return BackboneConfig(architecture=architecture, **(sizes | settings))
+    return BackboneConfig(**({"architecture": architecture} | sizes | settings | SHARED.get(architecture, {})))
 
 
 def wake(module: nn.Module, scale: float = 0.3) -> None:

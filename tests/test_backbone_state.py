@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_cases import ARCHITECTURES, MEMORIES, assert_close, close, named_tensors, small_backbone, wake
+from model_cases import ARCHITECTURES, MEMORIES, SHARED, assert_close, close, named_tensors, small_backbone, wake
 from titans_lm.backbone import Backbone
 from titans_lm.ops.state import state_bytes, take_rows
 
 LONG = 10_000
-every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
-BOUNDED = [a for a in ARCHITECTURES if a != "attention"]
+every_architecture = pytest.mark.parametrize("architecture", [*ARCHITECTURES, *SHARED])
+BOUNDED = [a for a in [*ARCHITECTURES, *SHARED] if a != "attention"]
 
 
 def tokens(rows: int = 2, length: int = 21, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -118,7 +118,7 @@ def test_hidden_states_and_surprise_stand_where_their_tokens_stand(architecture:
     surprise: list[Tensor] = []
     y, _ = stack(x, None, valid, surprise, hidden)
     assert len(hidden) == 2
-    assert len(surprise) == (2 if architecture in MEMORIES else 0)
+    assert len(surprise) == (2 if stack.config.has_memory else 0)
     assert torch.equal(hidden[-1], y)
     for row in range(2):
         alone_hidden: list[Tensor] = []
@@ -212,9 +212,9 @@ class TestRefusals:
 
     @every_architecture
     def test_a_state_of_another_model(self, architecture: str) -> None:
-        """One whose tensors have other shapes: what is the same in form cannot be told apart (mag and mal)."""
+        """One whose tensors have other shapes: what is the same in form cannot be told apart (as mag and mal)."""
         stack = small_backbone(architecture)
-        alike = [{"mag", "mal"}, {"attention", "sliding", "segment"}]
+        alike = [{"mag", "mal", "mag, shared"}, {"attention", "sliding", "segment"}]
         own = next((group for group in alike if architecture in group), {architecture})
         others = [small_backbone(a) for a in ARCHITECTURES if a not in own]
         others += [

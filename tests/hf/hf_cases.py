@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from model_cases import ARCHITECTURES, MEMORIES, wake
+from model_cases import ARCHITECTURES, MEMORIES, SHARED, wake
 from titans_lm.hf import TitansConfig, TitansForCausalLM
 
 VOCABULARY = 50
@@ -34,7 +34,8 @@ __all__ = ["ARCHITECTURES", "GREEDY", "MEMORIES", "SIZES", "VOCABULARY", "prompt
 def small_model(architecture: str, dtype: torch.dtype = torch.float32, **settings: Any) -> TitansForCausalLM:
     """A model in evaluation mode whose gates and norms are away from their start; weights depend on nothing else."""
     torch.manual_seed(0)
-    model = TitansForCausalLM(TitansConfig(architecture=architecture, **(SIZES | settings))).to(dtype).eval()
+    named = {"architecture": architecture} | SIZES | settings | SHARED.get(architecture, {})
+    model = TitansForCausalLM(TitansConfig(**named)).to(dtype).eval()
     wake(model, 0.2)
     return model
 
