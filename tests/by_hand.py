@@ -5,6 +5,7 @@ memory does, which tests/ops checks on its own. x is (T, E), one row of a batch 
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,25 +49,30 @@ def turn(x: Tensor, position: int, config: BackboneConfig) -> Tensor:
 class AttentionByHand:
     """Rows of q, k, v of an attention layer, and a softmax over an explicit list of (key, value) rows."""
 
-    def __init__(self, layer: Projections, config: BackboneConfig) -> None:
+    def __init__(self, layer: Projections, config: BackboneConfig, memory: NeuralMemory | None = None) -> None:
         self.layer, self.config, self.heads = layer, config, config.num_attention_heads
+        self.owner: Any = memory if config.shared_qkv else layer
 
-    def qkv(self, x: Tensor, positions: list[int]) -> tuple[list[Tensor], list[Pair]]:
-        """Turned queries, and (turned key, value) pairs, (H, D) each."""
-        a = self.layer
-        streams = [x @ proj.weight.T for proj in (a.q_proj, a.k_proj, a.v_proj)]
-        if self.config.attention_conv_size > 1:
+    def qkv(self, x: Tensor, positions: list[int], before: Tensor | None = None) -> tuple[list[Tensor], list[Pair]]:
+        """Turned queries, and (turned key, value) pairs, (H, D) each; shared streams go on after the rows `before`."""
+        a, shared = self.owner, self.config.shared_qkv
+        past = x[:0] if before is None or not shared else before
+        streams = [torch.cat([past, x]) @ proj.weight.T for proj in (a.q_proj, a.k_proj, a.v_proj)]
+        if (self.config.conv_size if shared else self.config.attention_conv_size) > 1:
             streams = [convolve(y, conv) for y, conv in zip(streams, a.convs, strict=True)]
+        streams = [y[len(past) :] for y in streams]
+        if shared:
+            streams = [y * own.weight + own.bias for y, own in zip(streams, self.layer.affine, strict=True)]
         q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in streams)
         turned = [[turn(y[t], p, self.config) for t, p in enumerate(positions)] for y in (q, k)]
         return turned[0], list(zip(turned[1], v, strict=True))
 
     def key_values(self, x: Tensor) -> Pair:
         """Keys and values of rows that are no tokens: without convolution, not yet turned."""
-        k_proj, v_proj = self.layer.k_proj, self.layer.v_proj
-        return (x @ k_proj.weight.T).unflatten(-1, (self.heads, -1)), (x @ v_proj.weight.T).unflatten(
-            -1, (self.heads, -1)
-        )
+        k, v = x @ self.owner.k_proj.weight.T, x @ self.owner.v_proj.weight.T
+        if self.config.shared_qkv:
+            k, v = k * self.layer.affine[1].weight, v * self.layer.affine[2].weight
+        return k.unflatten(-1, (self.heads, -1)), v.unflatten(-1, (self.heads, -1))
 
     def prefix(self, persistent: Tensor) -> list[Pair]:
         """Persistent rows: what would turn in their keys is zero."""

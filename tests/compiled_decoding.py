@@ -5,12 +5,16 @@ Run by test_compiled.py in a process without the checks of conftest.py, which to
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from model_cases import BOUNDED, small_backbone
+from model_cases import BOUNDED, SHARED, small_backbone
 from titans_lm.cli import main
+
+CONVOLVED = {"attention_conv_size": 3}
+DECODED = [(name, {}) for name in (*BOUNDED, *SHARED)] + [(name, CONVOLVED) for name in ("mac", "mag", "mal")]
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +34,13 @@ def decode(backbone: torch.nn.Module, x: torch.Tensor, first: int) -> list[torch
     return outputs
 
 
-@pytest.mark.parametrize("architecture", BOUNDED)
-def test_compiled_decoding_is_decoding(architecture: str) -> None:
+@pytest.mark.parametrize(("architecture", "settings"), DECODED, ids=str)
+def test_compiled_decoding_is_decoding(architecture: str, settings: dict[str, Any]) -> None:
     """Across the borders of chunks, segments and windows, with one graph for each kind of block.
 
     The backend runs the traced graph as it is: tracing is what this package can get wrong.
     """
-    backbone = small_backbone(architecture).eval()
+    backbone = small_backbone(architecture, **settings).eval()
     x = torch.randn(2, 40, backbone.config.hidden_size, dtype=backbone.norm.weight.dtype)
     expected = decode(backbone, x, 3)
     backbone.compile_decoding("eager")

@@ -37,6 +37,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "persistent unread": {"memory_reads_persistent": False},
     "no residual read": {"memory_reads_residual": False},
     "gated by the memory": {"gating": "memory"},
+    "mixed": {"gating": "mix"},
+    "summed": {"gating": "sum"},
     "forget to zero": {"forget_to": "zero"},
     "no norm": {"memory_norm": False},
     "no residual": {"memory_residual": False},
@@ -58,6 +60,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "alpha_max": 0.9,
     },
 }
+# The same of blocks whose attention and memory can share.
+SHARED_VARIANTS: dict[str, dict[str, Any]] = {
+    "shared": {"shared_qkv": True},
+    "shared, no conv": {"shared_qkv": True, "conv_size": 1},
+    "shared, none turned": {"shared_qkv": True, "rotary_fraction": 0.0},
+    "shared, persistent unread": {"shared_qkv": True, "memory_reads_persistent": False},
+}
+# Stacks that differ in more than their architecture, by the name that tests give in its place.
+SHARED: dict[str, dict[str, Any]] = {
+    "mac, shared": {"architecture": "mac", "shared_qkv": True, "gating": "mix", "attention_conv_size": 1},
+    "mag, shared": {"architecture": "mag", "shared_qkv": True, "gating": "sum", "attention_conv_size": 1},
+}
 MEMORY_ONLY = {"default", "no persistent", "attention conv", "all turned", "none turned"}
 
 
@@ -78,7 +92,9 @@ def small_config(architecture: str, **settings: Any) -> BackboneConfig:
 
 
 def stack_named(name: str) -> dict[str, Any]:
-    """Settings of a stack by its name here: an architecture, or blocks joined by +, one for each layer."""
+    """Settings of a stack by its name here: an architecture, one of SHARED, or blocks, one for each layer, joined by +."""
+    if name in SHARED:
+        return SHARED[name]
     blocks = name.split("+")
     return {"architecture": name} if len(blocks) == 1 else {"layer_types": blocks, "num_hidden_layers": len(blocks)}
 

@@ -13,6 +13,8 @@ from model_cases import (
     MIXED,
     PLAIN,
     REMEMBERING,
+    SHARED,
+    SHARED_VARIANTS,
     STACKS,
     VARIANTS,
     assert_close,
@@ -25,7 +27,8 @@ from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.ops.state import take_rows
 
 LENGTH = {"reference": 13}  # beyond a segment and two windows; the reference is slow
-COMPUTED = [(a, backend) for a in REMEMBERING for backend in ("chunked", "reference")] + [(a, "auto") for a in PLAIN]
+COMPUTED = [(a, backend) for a in REMEMBERING for backend in ("chunked", "reference")]
+COMPUTED += [(a, "auto") for a in (*PLAIN, *SHARED)]
 every_stack = pytest.mark.parametrize(("architecture", "backend"), COMPUTED, ids=["-".join(s) for s in COMPUTED])
 KINDS = ("left", "right", "middle", "scattered")
 PADDED = [(a, b, kind) for a, b in COMPUTED for kind in KINDS if b != "reference" or kind == "scattered"]
@@ -34,7 +37,7 @@ TRAINED = [
     for architecture in STACKS
     for name in VARIANTS
     if architecture in REMEMBERING or name in MEMORY_ONLY
-]
+] + [(architecture, name) for architecture in ("mac", "mag") for name in SHARED_VARIANTS]
 BLOCK_REACH = {"sliding": lambda i: max(0, i - (6 - 1)), "segment": lambda i: i - i % 8}
 """The first token that token i sees through one block."""
 
@@ -145,7 +148,18 @@ def first_seen(stack: Backbone, i: int) -> int:
 
 @pytest.mark.parametrize(("architecture", "name"), TRAINED)
 def test_every_parameter_gets_a_gradient(architecture: str, name: str) -> None:
-    assert_all_trained(small_backbone(architecture, **VARIANTS[name], awake=False))
+    stack = small_backbone(architecture, **(VARIANTS | SHARED_VARIANTS)[name], awake=False)
+    if stack.config.gating == "sum":
+        untrained(stack, step=0.1)  # the test below says what it does at its start
+    assert_all_trained(stack)
+
+
+def test_a_memory_whose_scale_starts_at_zero_learns_from_the_second_step_on() -> None:
+    """The scale itself has a gradient at once; what stands before it begins when the scale is no longer zero."""
+    stack = small_backbone("mag", gating="sum", awake=False)
+    behind = {name for name, _ in stack.named_parameters() if ".memory." in name}
+    assert untrained(stack, step=0.1) == behind
+    assert not untrained(stack)
 
 
 @pytest.mark.parametrize("architecture", REMEMBERING)
@@ -154,12 +168,22 @@ def test_every_parameter_gets_a_gradient_from_the_reference(architecture: str) -
 
 
 def assert_all_trained(stack: Backbone) -> None:
+    assert not untrained(stack)
+
+
+def untrained(stack: Backbone, step: float = 0.0) -> set[str]:
+    """Parameters whose gradient is zero, after which all take a step against theirs."""
     y, _ = stack(tokens(length=21))
     (y * torch.randn_like(y)).sum().backward()
+    names = set()
     for name, parameter in stack.named_parameters():
         assert parameter.grad is not None, name
         assert bool(parameter.grad.isfinite().all()), name
-        assert parameter.numel() == 0 or bool(parameter.grad.any()), name
+        if parameter.numel() and not parameter.grad.any():
+            names.add(name)
+        parameter.data.sub_(step * parameter.grad)
+        parameter.grad = None
+    return names
 
 
 @pytest.mark.parametrize("architecture", STACKS)

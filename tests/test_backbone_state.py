@@ -6,12 +6,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_cases import BOUNDED, MEMORIES, REMEMBERING, STACKS, assert_close, close, named_tensors, small_backbone, wake
+from model_cases import (
+    BOUNDED,
+    MEMORIES,
+    REMEMBERING,
+    SHARED,
+    STACKS,
+    assert_close,
+    close,
+    named_tensors,
+    small_backbone,
+    wake,
+)
 from titans_lm.backbone import Backbone
 from titans_lm.ops.state import state_bytes, take_rows
 
 LONG = 10_000
-every_architecture = pytest.mark.parametrize("architecture", STACKS)
+every_architecture = pytest.mark.parametrize("architecture", [*STACKS, *SHARED])
 
 
 def tokens(rows: int = 2, length: int = 21, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -213,9 +224,9 @@ class TestRefusals:
 
     @every_architecture
     def test_a_state_of_another_model(self, architecture: str) -> None:
-        """One whose tensors have other shapes: what is the same in form cannot be told apart (mag and mal)."""
+        """One whose tensors have other shapes: what is the same in form cannot be told apart (as mag and mal)."""
         stack = small_backbone(architecture)
-        alike = [{"mag", "mal"}, {"attention", "sliding", "segment"}]
+        alike = [{"mag", "mal", "mag, shared"}, {"attention", "sliding", "segment"}]
         own = next((group for group in alike if architecture in group), {architecture})
         others = [small_backbone(a) for a in STACKS if a not in own]
         others += [

@@ -26,9 +26,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "convolved attention": {"attention_conv_size": 3},
     "no residual read": {"memory_reads_residual": False},
     "gated by the memory": {"gating": "memory"},
+    "mixed": {"gating": "mix"},
+    "summed": {"gating": "sum"},
     "reference": {"memory_backend": "reference"},
 }
+SHARED: dict[str, dict[str, Any]] = {
+    "shared": {"shared_qkv": True},
+    "shared, longer convolution": {"shared_qkv": True, "conv_size": 5, "memory_reads_residual": False},
+    "shared, no convolution": {"shared_qkv": True, "conv_size": 1},
+    "shared, persistent unread": {"shared_qkv": True, "memory_reads_persistent": False},
+}
 every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+every_mix = pytest.mark.parametrize("settings", [*SETTINGS.values(), *SHARED.values()], ids=[*SETTINGS, *SHARED])
 
 
 class Mixed(NamedTuple):
@@ -82,20 +91,34 @@ def mix(architecture: str, **settings: Any) -> Mixed:
 
 def gate_by_hand(y: Tensor, m: Tensor, gate: Gate) -> Tensor:
     y, m = rms(y, gate.attention_norm), rms(m, gate.memory_norm)
-    through = m * torch.sigmoid(y) if gate.mutual else 0.0
-    return (y * torch.sigmoid(m) + through) @ gate.o_proj.weight.T
+    if gate.gating == "mix":
+        g = torch.sigmoid((y + m) @ gate.gate_proj.weight.T + gate.gate_proj.bias)
+        both = g * y + (1 - g) * m
+    else:
+        both = {
+            "mutual": y * torch.sigmoid(m) + m * torch.sigmoid(y),
+            "memory": y * torch.sigmoid(m),
+            "sum": y + m,
+        }[gate.gating]
+    return both @ gate.o_proj.weight.T
+
+
+def persistent_read(block: Any) -> Tensor:
+    """The persistent tokens that the memory reads before the text."""
+    return block.persistent if block.config.memory_reads_persistent else block.persistent[:0]
 
 
 def read_after_persistent(block: Any, x: Tensor) -> tuple[Tensor, MemoryState]:
     """M(x̃) of x̃ = [P | x]: the rows of x, and the memory in the end."""
-    o, state = MemoryByHand(block.memory).write(torch.cat([block.persistent, x]))
-    return o[len(block.persistent) :], state
+    before = persistent_read(block)
+    o, state = MemoryByHand(block.memory).write(torch.cat([before, x]))
+    return o[len(before) :], state
 
 
 def slide(block: Any, config: BackboneConfig, x: Tensor) -> Tensor:
     """SWA(x̃): every token sees the persistent rows and the last `window` tokens."""
-    hand = AttentionByHand(block.attention, config)
-    q, rows = hand.qkv(x, list(range(len(x))))
+    hand = AttentionByHand(block.attention, config, block.memory)
+    q, rows = hand.qkv(x, list(range(len(x))), persistent_read(block))
     prefix = hand.prefix(block.persistent)
     return torch.stack([hand.look(q[t], prefix + rows[max(0, t - config.window + 1) : t + 1]) for t in range(len(x))])
 
@@ -104,7 +127,8 @@ class Segments:
     """MAC by hand, segment after segment; the memory is read back from its start for every question."""
 
     def __init__(self, block: Any, config: BackboneConfig, x: Tensor) -> None:
-        self.attention, self.memory = AttentionByHand(block.attention, config), MemoryByHand(block.memory)
+        self.attention = AttentionByHand(block.attention, config, block.memory)
+        self.memory = MemoryByHand(block.memory)
         self.prefix = self.attention.prefix(block.persistent)
         self.places = [t % config.segment_len for t in range(len(x))]
         self.q, self.rows = self.attention.qkv(x, self.places)
@@ -164,7 +188,7 @@ def test_eq20_persistent_rows_are_a_feed_forward_layer_of_attention() -> None:
         assert_close(mixed.o[t], y.flatten() @ a.o_proj.weight.T)
 
 
-@every_setting
+@every_mix
 def test_eq21_mac_recalls_with_the_memory_after_the_previous_segment(settings: dict[str, Any]) -> None:
     """h_t = M*_{t−1}(S_t W_Q)"""
     mixed = mix("mac", **settings)
@@ -172,7 +196,7 @@ def test_eq21_mac_recalls_with_the_memory_after_the_previous_segment(settings: d
     assert_close(recalled_rows(mixed), hand.h)
 
 
-@every_setting
+@every_mix
 def test_eq22_mac_attention_has_persistent_recalled_and_present_rows(settings: dict[str, Any]) -> None:
     """S̃_t = [P | h_t | S_t]: P + 2 i rows for the i-th token of a segment, and without any of them another result."""
     mixed = mix("mac", **settings)
@@ -186,7 +210,7 @@ def test_eq22_mac_attention_has_persistent_recalled_and_present_rows(settings: d
             assert (less - y[t]).abs().max() > 1e-9
 
 
-@every_setting
+@every_mix
 def test_eq23_mac_attends_over_them(settings: dict[str, Any]) -> None:
     """y_t = Attn(S̃_t)"""
     mixed = mix("mac", **settings)
@@ -194,7 +218,7 @@ def test_eq23_mac_attends_over_them(settings: dict[str, Any]) -> None:
     assert_close(outputs(mixed.attention), hand.y)
 
 
-@every_setting
+@every_mix
 def test_eq24_mac_writes_what_attention_made(settings: dict[str, Any]) -> None:
     """M_t = M_{t−1}(z_t), z = y + s or y (D36)"""
     mixed = mix("mac", **settings)
@@ -208,7 +232,7 @@ def test_eq24_mac_writes_what_attention_made(settings: dict[str, Any]) -> None:
         assert_close(a, b)
 
 
-@every_setting
+@every_mix
 def test_eq25_mac_gates_by_a_second_recall(settings: dict[str, Any]) -> None:
     """o_t = y_t ⊗ M*_t(z_t), token i from the memory as written up to i"""
     mixed = mix("mac", **settings)
@@ -217,7 +241,7 @@ def test_eq25_mac_gates_by_a_second_recall(settings: dict[str, Any]) -> None:
     assert_close(mixed.o, gate_by_hand(hand.y, hand.m, mixed.block.gate))
 
 
-@every_setting
+@every_mix
 def test_eq26_mag_gives_both_branches_the_persistent_tokens(settings: dict[str, Any]) -> None:
     """x̃ = [P | x]"""
     mixed = mix("mag", **settings)
@@ -225,19 +249,20 @@ def test_eq26_mag_gives_both_branches_the_persistent_tokens(settings: dict[str, 
     assert torch.equal(attended[0][0], mixed.x)
     assert torch.equal(attended[3], mixed.block.persistent)
     assert torch.equal(written[0][0], mixed.x)
-    _, read = MemoryByHand(mixed.block.memory).write(mixed.block.persistent)
+    hand = MemoryByHand(mixed.block.memory)
+    read = hand.write(mixed.block.persistent)[1] if mixed.config.memory_reads_persistent else hand.start()
     for got, expected in zip(written[1].memory.M, read.M, strict=True):
         assert_close(got, expected)
 
 
-@every_setting
+@every_mix
 def test_eq27_mag_slides_a_window(settings: dict[str, Any]) -> None:
     """y = SWA(x̃)"""
     mixed = mix("mag", **settings)
     assert_close(outputs(mixed.attention), slide(mixed.block, mixed.config, mixed.x))
 
 
-@every_setting
+@every_mix
 def test_eq28_mag_gates_by_the_memory(settings: dict[str, Any]) -> None:
     """o = y ⊗ M(x̃)"""
     mixed = mix("mag", **settings)

@@ -1,16 +1,25 @@
 """What blocks have in common, what each carries, and what each is made of; their mixing is test_block_equations.py."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from by_hand import rms
-from model_cases import ARCHITECTURES, MEMORIES, VARIANTS, assert_close, named_tensors, small_config, wake
+from model_cases import (
+    ARCHITECTURES,
+    MEMORIES,
+    SHARED_VARIANTS,
+    VARIANTS,
+    assert_close,
+    named_tensors,
+    small_config,
+    wake,
+)
 from titans_lm.backbone import Backbone
 from titans_lm.blocks import BLOCKS, Block, Gate, MACBlock
-from titans_lm.config import BackboneConfig
+from titans_lm.config import BackboneConfig, Gating
 from titans_lm.layers import Call, rope_angles
 
 T = 11
@@ -50,29 +59,39 @@ def test_a_block_is_two_residual_steps(architecture: str) -> None:
     assert_close(y, middle + block.mlp(rms(middle, block.mlp_norm)))
 
 
-@pytest.mark.parametrize("gating", ["mutual", "memory"])
+@pytest.mark.parametrize("gating", get_args(Gating))
 def test_the_gate_is_its_formula(gating: str) -> None:
     gate = Gate(small_config("mag", gating=gating)).double()
     y, m = tokens(), tokens()
     wake(gate)
     a, c = rms(y, gate.attention_norm), rms(m, gate.memory_norm)
-    passed = a * torch.sigmoid(c) + (c * torch.sigmoid(a) if gating == "mutual" else 0.0)
+    g = torch.sigmoid((a + c) @ gate.gate_proj.weight.T + gate.gate_proj.bias) if gating == "mix" else 0.5
+    passed = {
+        "mutual": a * torch.sigmoid(c) + c * torch.sigmoid(a),
+        "memory": a * torch.sigmoid(c),
+        "mix": g * a + (1 - g) * c,
+        "sum": a + c,
+    }[gating]
     assert_close(gate(y, m), passed @ gate.o_proj.weight.T)
     with torch.no_grad():
         assert_close(gate(y, m), passed @ gate.o_proj.weight.T)
 
 
-@pytest.mark.parametrize(("gating", "start"), [("mutual", 0.3), ("memory", 1.0)])
-def test_the_memory_is_heard_over_attention_at_the_start(gating: str, start: float) -> None:
+@pytest.mark.parametrize(
+    ("gating", "attention", "memory"),
+    [("mutual", 0.3, 1.0), ("memory", 1.0, 1.0), ("mix", 1.0, 1.0), ("sum", 1.0, 0.0)],
+)
+def test_how_loud_attention_and_memory_are_at_the_start(gating: str, attention: float, memory: float) -> None:
     """In a whole model, whose weights are drawn anew."""
     gate = Backbone(small_config("mag", gating=gating)).layers[0].gate
-    assert_close(gate.attention_norm.weight, torch.full_like(gate.attention_norm.weight, start))
-    assert_close(gate.memory_norm.weight, torch.ones_like(gate.memory_norm.weight))
+    assert_close(gate.attention_norm.weight, torch.full_like(gate.attention_norm.weight, attention))
+    assert_close(gate.memory_norm.weight, torch.full_like(gate.memory_norm.weight, memory))
 
 
-@pytest.mark.parametrize(("gating", "passes"), [("mutual", True), ("memory", False)])
+@pytest.mark.parametrize(("gating", "passes"), [("mutual", True), ("memory", False), ("mix", True), ("sum", True)])
 def test_what_passes_the_gate_where_attention_has_nothing(gating: str, passes: bool) -> None:
     gate = Gate(small_config("mag", gating=gating)).double()
+    wake(gate)
     m = tokens()[:1, :2]
     out = gate(torch.zeros_like(m), m)
     assert bool((out[:, 0] != out[:, 1]).any()) is passes
@@ -144,16 +163,38 @@ def test_rows_of_a_state_come_first_and_keep_their_size(architecture: str) -> No
             assert before.shape == after.shape, name
 
 
-@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["mac", "mag"])
+def test_shared_streams_start_neutral(architecture: str) -> None:
+    """A fresh block that shares is one whose attention has the memory's maps and convolution as its own."""
+    torch.manual_seed(0)
+    sharing = Backbone(small_config(architecture, shared_qkv=True, memory_reads_persistent=False)).double()
+    apart = Backbone(small_config(architecture, attention_conv_size=4, memory_reads_persistent=False)).double()
+    weights = sharing.state_dict()
+    taken = {name: weights.get(name, weights.get(name.replace("attention", "memory"))) for name in apart.state_dict()}
+    apart.load_state_dict(taken)
+    x = tokens()
+    assert_close(sharing(x)[0], apart(x)[0])
+    saved = sum(p.numel() for p in apart.parameters()) - sum(p.numel() for p in sharing.parameters())
+    assert saved == 2 * (3 * 8 * 8 + 3 * 4 * 8 - 6 * 8), "3 E² and the taps, less a scale and an offset each"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [(a, s) for a in ARCHITECTURES for s in VARIANTS.values()]
+    + [(a, s) for a in ("mac", "mag") for s in SHARED_VARIANTS.values()],
+    ids=[f"{a}-{name}" for a in ARCHITECTURES for name in VARIANTS]
+    + [f"{a}-{name}" for a in ("mac", "mag") for name in SHARED_VARIANTS],
+)
 def test_parameters_are_counted_by_a_formula(architecture: str, settings: dict[str, Any]) -> None:
     block, c = make(architecture, **settings)
     E = c.hidden_size
     persistent = 0 if architecture == "lmm" and not c.memory_reads_persistent else c.num_persistent
     common = 2 * E + 3 * E * c.mlp_width + persistent * E
     attention = 4 * E * E + (3 * E * c.attention_conv_size if c.attention_conv_size > 1 else 0)
+    if c.shared_qkv:
+        attention = E * E + 3 * 2 * E
     memory = sum(p.numel() for p in block.memory.parameters()) if c.has_memory else 0  # test_memory.py
-    gated = attention + 2 * E + E * E
+    gated = attention + 2 * E + E * E + (E * E + E if c.gating == "mix" else 0)
     own = {"lmm": 0, "mac": gated, "mag": gated, "mal": attention + E}
     expected = common + memory + own.get(architecture, attention)
     assert sum(p.numel() for p in block.parameters()) == expected

@@ -87,7 +87,9 @@ WRONG = [
     ("memory_norm", "no", "expected True or False"),
     ("memory_reads_persistent", 1, "expected True or False"),
     ("gating", "mutul", "did you mean 'mutual'"),
+    ("gating", "mixed", "did you mean 'mix'"),
     ("memory_reads_residual", "yes", "expected True or False"),
+    ("shared_qkv", 1, "expected True or False"),
 ]
 
 
@@ -115,6 +117,17 @@ def test_only_mac_needs_segments_that_end_where_chunks_end(architecture: str) ->
             small_config(architecture, segment_len=10, chunk_size=4)
     else:
         assert small_config(architecture, segment_len=10, chunk_size=4).segment_len == 10
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_only_blocks_that_can_share_may_share(architecture: str) -> None:
+    if architecture in ("mac", "mag"):
+        assert small_config(architecture, shared_qkv=True, attention_conv_size=4).shared_qkv
+        with pytest.raises(ValueError, match=r"got attention_conv_size=3 with shared_qkv=True and conv_size=4"):
+            small_config(architecture, shared_qkv=True, attention_conv_size=3)
+    else:
+        with pytest.raises(ValueError, match=f"got shared_qkv=True with architecture='{architecture}'.*mac, mag"):
+            small_config(architecture, shared_qkv=True)
 
 
 def test_forgetting_that_is_off_asks_nothing_of_its_start() -> None:

@@ -12,6 +12,7 @@ from titans_lm import elementwise
 from titans_lm.elementwise import (
     causal_taps,
     gated_linear,
+    mixed_linear,
     mutually_gated_linear,
     normed_gated_linear,
     rms_norm,
@@ -58,6 +59,9 @@ case("two norms, sigmoid, linear", lambda g, x, w, n, m: normed_gated_linear(g, 
 case("two norms, each a gate of the other, linear", lambda y, m, w, n, k: mutually_gated_linear(y, m, w, n, k, 1e-5),
      lambda y, m, w, n, k: (rms(y, n) * rms(m, k).sigmoid() + rms(m, k) * rms(y, n).sigmoid()) @ w.T,
      (2, 5, 6), (2, 5, 6), (4, 6), (6,), (6,))  # fmt: skip
+case("two norms, mixed, linear", lambda y, m, w, g, b, n, k: mixed_linear(y, m, w, g, b, n, k, 1e-5),
+     lambda y, m, w, g, b, n, k: torch.lerp(rms(m, k), rms(y, n), ((rms(y, n) + rms(m, k)) @ g.T + b).sigmoid()) @ w.T,
+     (2, 5, 6), (2, 5, 6), (4, 6), (6, 6), (6,), (6,), (6,))  # fmt: skip
 case("SwiGLU", swiglu, lambda x, g, u, d: (F.silu(x @ g.T) * (x @ u.T)) @ d.T, (2, 5, 6), (9, 6), (9, 6), (4, 9))
 case("taps", causal_taps, plain_taps, (2, 8, 3), (4, 3))
 case("one tap", causal_taps, plain_taps, (2, 5, 3), (1, 3))

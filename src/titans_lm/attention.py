@@ -5,7 +5,7 @@ the batch may hold fewer tokens than others; the masks follow each row's own cou
 """
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,7 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, Linear, convolved, joint, last_rows, rotate, streams_of, valid_tokens
+from titans_lm.layers import (
+    Affine,
+    Call,
+    Linear,
+    Streams,
+    convolved,
+    joint,
+    last_rows,
+    rotate,
+    streams_of,
+    valid_tokens,
+)
 from titans_lm.ops.state import state_dtype
 
 Heads = Float[Tensor, "B _ H D"]
@@ -52,21 +63,31 @@ class Looks(NamedTuple):
 
 
 class Projections(nn.Module):
-    """q, k, v of the tokens (with a short convolution if set), keys and values of the prefix, and the way back."""
+    """q, k, v of the tokens (with a short convolution if set), keys and values of the prefix, and the way back.
 
-    def __init__(self, config: BackboneConfig) -> None:
+    With the memory of its block as `shared` it has neither maps nor convolution of its own and reads the memory's
+    streams, each through a scale and an offset by channel; rows that are no tokens have the scale alone (D41).
+    """
+
+    def __init__(self, config: BackboneConfig, shared: nn.Module | None = None) -> None:
         super().__init__()
         E = config.hidden_size
         self.heads, self.rotary = config.num_attention_heads, config.rotary_dim
-        self.q_proj = Linear(E, E, bias=False)
-        self.k_proj = Linear(E, E, bias=False)
-        self.v_proj = Linear(E, E, bias=False)
+        self.shared = None if shared is None else (shared,)  # in a tuple, as a module would become a part of it
+        if shared is None:
+            self.q_proj = Linear(E, E, bias=False)
+            self.k_proj = Linear(E, E, bias=False)
+            self.v_proj = Linear(E, E, bias=False)
         self.o_proj = Linear(E, E, bias=False)
-        self.convs = streams_of(self.q_proj, self.k_proj, config.attention_conv_size, config.induction_init)
+        self.convs = nn.ModuleList()
+        if shared is None:
+            self.convs = streams_of(self.q_proj, self.k_proj, config.attention_conv_size, config.induction_init)
+        else:
+            self.affine = nn.ModuleList(Affine(E) for _ in range(3))
 
     def init_kv(self, batch_size: int, length: int) -> KeyValues:
         """Room for `length` keys and values, and empty tails."""
-        weight = self.q_proj.weight
+        weight = self.o_proj.weight
         shape = (batch_size, length, self.heads, weight.shape[0] // self.heads)
         k = torch.zeros(shape, dtype=state_dtype(weight.dtype), device=weight.device)
         return KeyValues(k, torch.zeros_like(k), tuple(conv.init_tail(batch_size) for conv in self.convs))
@@ -80,21 +101,26 @@ class Projections(nn.Module):
         tails: tuple[Tensor, ...],
         call: Call,
         persistent: Float[Tensor, "P E"],
+        streams: Streams | None = None,
     ) -> "Looks":
         """Rotated queries of the tokens; keys and values of the prefix and of the tokens.
 
-        Only what comes from a token has a position: keys of the prefix are zero in the rotated channels.
+        Only what comes from a token has a position: keys of the prefix are zero in the rotated channels. `streams` are
+        those of x where they are shared.
         """
-        projs, alone = (self.q_proj, self.k_proj, self.v_proj), x.shape[1] == 1
-        if self.convs:
+        if streams is not None:
+            q, k, v = (affine(y) for affine, y in zip(self.affine, streams[:3], strict=True))
+            pk, pv = self.key_values(persistent[None])
+        elif self.convs:
+            projs = self.q_proj, self.k_proj, self.v_proj
             (q, k, v), tails = convolved(x, projs, self.convs, tails, call.lengths)
-            pk, pv = joint(persistent[None], self.k_proj, self.v_proj)
-        elif alone:
+            pk, pv = self.key_values(persistent[None])
+        elif x.shape[1] == 1:
             rows = [persistent[None], x]
             q, (pk, k), (pv, v) = self.q_proj(x), self._each(self.k_proj, rows), self._each(self.v_proj, rows)
         else:
-            q, k, v = joint(x, *projs)
-            pk, pv = joint(persistent[None], self.k_proj, self.v_proj)
+            q, k, v = joint(x, self.q_proj, self.k_proj, self.v_proj)
+            pk, pv = self.key_values(persistent[None])
         q, k, v, pk, pv = (self.split(y) for y in (q, k, v, pk, pv))
         pk, pv = self.prefix(pk, pv, x.shape[0])
         if x.shape[1] == 1:
@@ -102,6 +128,18 @@ class Projections(nn.Module):
         else:
             q, k = rotate(q, call.rope), rotate(k, call.rope)
         return Looks(q, (pk, k), (pv, v), tails)
+
+    def key_values(self, rows: Float[Tensor, "_ N E"]) -> tuple[Tensor, Tensor]:
+        """Keys and values of rows that are no tokens, persistent or recalled: no convolution has a place for them.
+
+        Nor has an offset: one that all rows of a softmax have in common would change nothing.
+        """
+        owner: Any = self if self.shared is None else self.shared[0]
+        k, v = joint(rows, owner.k_proj, owner.v_proj)
+        if self.shared is None:
+            return k, v
+        scales: list[Any] = [affine.weight for affine in self.affine]
+        return (k * scales[1]).to(k.dtype), (v * scales[2]).to(v.dtype)
 
     def prefix(self, k: Float[Tensor, "1 P H D"], v: Float[Tensor, "1 P H D"], batch_size: int) -> tuple[Heads, Heads]:
         """Keys and values of the persistent tokens for every row; the keys are free of position."""
@@ -178,18 +216,23 @@ class FullAttention(Projections):
 class WindowAttention(Projections):
     """Causal attention over the last `window` tokens, the token itself included; linear in time and memory."""
 
-    def __init__(self, config: BackboneConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: BackboneConfig, shared: nn.Module | None = None) -> None:
+        super().__init__(config, shared)
         self.window = config.window
 
     def init_state(self, batch_size: int) -> KeyValues:
         return self.init_kv(batch_size, self.window)
 
     def forward(
-        self, x: Float[Tensor, "B T E"], state: KeyValues, call: Call, persistent: Float[Tensor, "P E"]
+        self,
+        x: Float[Tensor, "B T E"],
+        state: KeyValues,
+        call: Call,
+        persistent: Float[Tensor, "P E"],
+        streams: Streams | None = None,
     ) -> tuple[Float[Tensor, "B T E"], KeyValues]:
         T, W = x.shape[1], self.window
-        q, (pk, k), (pv, v), conv = self.tokens(x, state.conv, call, persistent)
+        q, (pk, k), (pv, v), conv = self.tokens(x, state.conv, call, persistent, streams)
         if T == 1 and call.lengths is None:
             y, k, v = self._step(q, (pk, k), (pv, v), state, call)
             return self.merge(y), KeyValues(k, v, conv)
@@ -254,8 +297,8 @@ class SegmentAttention(Projections):
     from its token, so a later one would tell the future (MATH §4).
     """
 
-    def __init__(self, config: BackboneConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: BackboneConfig, shared: nn.Module | None = None) -> None:
+        super().__init__(config, shared)
         self.segment_len = config.segment_len
 
     def init_state(self, batch_size: int) -> KeyValues:
@@ -286,7 +329,7 @@ class SegmentAttention(Projections):
         see_k, see_v, rows = [pk, k], [pv, v], None
         if recalled is not None:
             h, stored = recalled
-            hk, hv = (self.split(y) for y in joint(h, self.k_proj, self.v_proj))
+            hk, hv = (self.split(y) for y in self.key_values(h))
             new = rotate(hk, call.rope), hv
             rows = tuple(self._store(*pair, slots, phase, call) for pair in zip(stored, new, strict=True))
             see_k.insert(1, rows[0])

@@ -22,7 +22,7 @@ from titans_lm.attention import (
     settled,
 )
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, Linear, RMSNorm, SwiGLU, gated, mutually_gated
+from titans_lm.layers import Call, Linear, RMSNorm, SwiGLU, gated, mixed, mutually_gated
 from titans_lm.memory import LayerState, NeuralMemory
 from titans_lm.ops.state import repeat_rows, select_rows
 
@@ -30,7 +30,10 @@ Hidden = Float[Tensor, "B T E"]
 
 
 class MACState(NamedTuple):
-    """What a MAC block carries: besides the memory, the memory as it stood when the segment began (for eq. 21)."""
+    """What a MAC block carries: besides the memory, the memory as it stood when the segment began (for eq. 21).
+
+    `query_conv` are the last inputs of the query's convolution on s, with `shared_qkv` of all three.
+    """
 
     memory: LayerState
     at_segment_start: tuple[Tensor, ...]
@@ -124,25 +127,30 @@ class MACBlock(Block):
     z_t = y_t + s_t is attention's output with its residual; without `memory_reads_residual` z_t = y_t (D36).
     t counts segments of `segment_len` tokens. The gate of token i comes from the memory written up to i: the whole
     segment's M_t would tell the future. The segment's own rows of y are written (D7), one row is recalled per token
-    (D8), and in y ⊗ m each gates the other (D9).
+    (D8), and ⊗ is one of D9.
+
+    With `shared_qkv` W_Q, W_K, W_V and their convolutions are one set of weights on two inputs (D41): on s_t for
+    attention and, its queries, for eq. 21; on z_t for what is written and asked in eq. 24 and 25. Keys and values of
+    P and h_t come from the same W_K and W_V.
     """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
         self.memory = NeuralMemory(config)
-        self.attention = SegmentAttention(config)
+        self.attention = SegmentAttention(config, self.memory if config.shared_qkv else None)
         self.gate = Gate(config)
 
     def init_state(self, batch_size: int) -> MACState:
         memory = self.memory.init_state(batch_size)
-        tails = self.memory.init_tails(batch_size)
+        tails = memory.conv if self.config.shared_qkv else self.memory.init_tails(batch_size)
         attention = self.attention.init_state(batch_size)
         return MACState(memory, memory.memory.M, tails, attention, self.attention.init_recalled(batch_size))
 
     def mix(self, x: Hidden, state: MACState, call: Call) -> tuple[Hidden, MACState]:
         # What needs no memory is made for all segments at once, before them or after them.
-        q, gate, tails = self.memory.ask(x, state.query_conv, call.lengths)
-        looks = self.attention.tokens(x, state.attention.conv, call, self.persistent)
+        streams = self.memory.streams(x, state.query_conv, call.lengths) if self.config.shared_qkv else None
+        q, gate, tails = self.memory.ask(x, state.query_conv, call.lengths, streams)
+        looks = self.attention.tokens(x, state.attention.conv, call, self.persistent, streams)
         attended, answered, surprise = [], [], None if call.surprise is None else []
         cuts = segment_pieces(call, x.shape[1], self.config.segment_len)
         sizes = [stop - start for start, stop, _ in cuts]
@@ -203,20 +211,30 @@ class Gate(nn.Module):
 
     "mutual":  (ŷ ∘ σ(m̂) + m̂ ∘ σ(ŷ)) W_O
     "memory":  (ŷ ∘ σ(m̂)) W_O
+    "mix":     (g ∘ ŷ + (1 − g) ∘ m̂) W_O,  g = σ((ŷ + m̂) W_g + b)
+    "sum":     (ŷ + m̂) W_O,  the weight of the memory's norm starting at zero
     """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
-        self.mutual = config.gating == "mutual"
+        E, self.gating = config.hidden_size, config.gating
         # What attention makes at first is noise of the memory's own size, and hides what the memory recalls (D9).
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, start=0.3 if self.mutual else 1.0)
-        self.memory_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.o_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.attention_norm = RMSNorm(E, config.norm_eps, start=0.3 if self.gating == "mutual" else 1.0)
+        self.memory_norm = RMSNorm(E, config.norm_eps, start=0.0 if self.gating == "sum" else 1.0)
+        self.o_proj = Linear(E, E, bias=False)
+        if self.gating == "mix":
+            self.gate_proj = Linear(E, E)
+            self.gate_proj.start_std = 0.02  # half of each for every token, as all our gates start
 
     def forward(self, y: Hidden, m: Hidden) -> Hidden:
-        if self.mutual:
-            return mutually_gated(self.o_proj, y, m, self.attention_norm, self.memory_norm)
-        return gated(self.o_proj, m, y, "sigmoid", self.attention_norm, self.memory_norm)
+        norms = self.attention_norm, self.memory_norm
+        if self.gating == "mutual":
+            return mutually_gated(self.o_proj, y, m, *norms)
+        if self.gating == "mix":
+            return mixed(self.o_proj, self.gate_proj, y, m, *norms)
+        if self.gating == "sum":
+            return self.o_proj(self.attention_norm(y) + self.memory_norm(m))
+        return gated(self.o_proj, m, y, "sigmoid", *norms)
 
 
 class MAGBlock(Block):
@@ -224,20 +242,23 @@ class MAGBlock(Block):
 
     x̃ = [P | x],   y = SWA(x̃)                                                                (eq. 26–27)
     o = y ⊗ M(x̃)                                                                             (eq. 28)
+
+    With `shared_qkv` both branches read one q, k, v of x̃, made once by the memory's maps and convolutions (D41).
     """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
         self.memory = NeuralMemory(config)
-        self.attention = WindowAttention(config)
+        self.attention = WindowAttention(config, self.memory if config.shared_qkv else None)
         self.gate = Gate(config)
 
     def init_state(self, batch_size: int) -> HybridState:
         return HybridState(self.memory_start(self.memory, batch_size), self.attention.init_state(batch_size))
 
     def mix(self, x: Hidden, state: HybridState, call: Call) -> tuple[Hidden, HybridState]:
-        y, attention = self.attention(x, state.attention, call, self.persistent)
-        m, memory = self.memory(x, state.memory, call.lengths, call.surprise, call.parts)
+        streams = self.memory.streams(x, state.memory.conv, call.lengths) if self.config.shared_qkv else None
+        y, attention = self.attention(x, state.attention, call, self.persistent, streams)
+        m, memory = self.memory(x, state.memory, call.lengths, call.surprise, call.parts, streams)
         return self.gate(y, m), HybridState(memory, attention)
 
 

@@ -20,7 +20,7 @@ Gates = Literal["head", "layer", "channel"]
 Objective = Literal["l2", "dot"]
 ForgetTo = Literal["zero", "init"]
 Targets = Literal["rms", "unit", "none"]
-Gating = Literal["mutual", "memory"]
+Gating = Literal["mutual", "memory", "mix", "sum"]
 Backend = Literal["auto", "reference", "chunked", "triton"]
 SurpriseSizes = bool | Literal["parts"]
 TimeScales = Literal["shared", "shifted"]
@@ -31,6 +31,8 @@ MEMORY_BLOCKS = ("lmm", "mac", "mag", "mal")
 MEMORY_ARCHITECTURES = (*MEMORY_BLOCKS, "hybrid")
 HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
 """The blocks of architecture="hybrid", repeated over the depth: one memory between windows (D38)."""
+SHARING_BLOCKS = ("mac", "mag")
+"""Blocks whose attention and memory can have one q, k, v (D41)."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -309,13 +311,17 @@ class BackboneConfig(MemoryConfig):
     memory_reads_residual: bool = True
     """Whether the memory reads attention's output with the token added to it, y + s, or y alone (mac; D36)."""
     gating: Gating = "mutual"
-    """What ⊗ is: attention and memory let each other through, or the memory lets attention through (mac, mag; D9)."""
+    """What ⊗ is (mac, mag; D9): mutual, attention and memory gate each other; memory, the memory gates attention; mix,
+    a convex mix of both by a learned gate; sum, attention plus the memory times a scale that starts at zero."""
+    shared_qkv: bool = False
+    """Whether attention and memory of a block have one q, k, v projection and convolution (mac, mag; D41)."""
     rope_theta: float = 10_000.0
     """Base of the rotary embedding."""
     rotary_fraction: float = 0.5
     """Share of a head's channels that the rotary embedding turns; the rest is free of position (D18)."""
     attention_conv_size: int = 1
-    """Kernel of a causal depthwise convolution on attention's q, k, v; 1 is none (for fair baselines, 4)."""
+    """Kernel of a causal depthwise convolution on attention's q, k, v; 1 is none (for fair baselines, 4; D42). With
+    shared_qkv it is conv_size."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -326,7 +332,7 @@ class BackboneConfig(MemoryConfig):
         check_at_least("num_persistent", self.num_persistent, 0)
         if self.intermediate_size is not None:
             check_at_least("intermediate_size", self.intermediate_size, 1)
-        for name in ("memory_reads_persistent", "memory_reads_residual"):
+        for name in ("memory_reads_persistent", "memory_reads_residual", "shared_qkv"):
             check_switch(name, getattr(self, name))
         check_positive("rope_theta", self.rope_theta)
         check_between("rotary_fraction", self.rotary_fraction, 0.0, 1.0)
@@ -341,6 +347,21 @@ class BackboneConfig(MemoryConfig):
             raise ValueError(
                 f"got segment_len={self.segment_len} and chunk_size={self.chunk_size}; expected a segment_len that is "
                 "a multiple of chunk_size, so that a segment ends where a chunk ends"
+            )
+        if self.shared_qkv:
+            self._check_sharing()
+
+    def _check_sharing(self) -> None:
+        """Refuse shared_qkv where no block can share, and a convolution beside the one that is shared."""
+        if not set(self.blocks) & set(SHARING_BLOCKS):
+            raise ValueError(
+                f"got shared_qkv=True with architecture={self.architecture!r}; expected a block of "
+                f"{', '.join(SHARING_BLOCKS)}, whose attention and memory read the same tokens"
+            )
+        if self.attention_conv_size not in (1, self.conv_size):
+            raise ValueError(
+                f"got attention_conv_size={self.attention_conv_size} with shared_qkv=True and conv_size="
+                f"{self.conv_size}; expected it left out, as the one convolution is conv_size's"
             )
 
     def _name_stack(self, given: Any) -> None:
@@ -374,8 +395,14 @@ class BackboneConfig(MemoryConfig):
         return [(self.with_architecture(name), count) for name, count in Counter(self.blocks).items()]
 
     def with_architecture(self, name: str) -> "BackboneConfig":
-        """The same settings for another stack; hybrid has the blocks that layer_types says, where it does."""
-        return dataclasses.replace(self, architecture=name, layer_types=self.layer_types if name == "hybrid" else None)
+        """The same settings for another stack; hybrid has the blocks that layer_types says, where it does.
+
+        A stack of a block that cannot share q, k and v does not (D41).
+        """
+        mixed = name == "hybrid"
+        shared = self.shared_qkv and (mixed or name in SHARING_BLOCKS)
+        kept = self.layer_types if mixed else None
+        return dataclasses.replace(self, architecture=name, layer_types=kept, shared_qkv=shared)
 
     @property
     def mlp_width(self) -> int:

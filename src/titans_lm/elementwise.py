@@ -268,6 +268,57 @@ class _MutuallyGatedLinear(torch.autograd.Function):
         return d_y, d_m, d_weight, d_y_weight, d_m_weight, None
 
 
+def mixed_linear(
+    y: Float[Tensor, "*s E"],
+    m: Float[Tensor, "*s E"],
+    weight: Float[Tensor, "O E"],
+    gate_weight: Float[Tensor, "E E"],
+    gate_bias: Float[Tensor, " E"],
+    y_weight: Float[Tensor, " E"],
+    m_weight: Float[Tensor, " E"],
+    eps: float,
+) -> Float[Tensor, "*s O"]:
+    """(g ∘ ŷ + (1 − g) ∘ m̂) Wᵀ, g = σ((ŷ + m̂) W_gᵀ + b), with ŷ = RMSNorm(y) and m̂ = RMSNorm(m)."""
+    return _MixedLinear.apply(y, m, weight, gate_weight, gate_bias, y_weight, m_weight, eps)
+
+
+class _MixedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y: Tensor,
+        m: Tensor,
+        weight: Tensor,
+        gate_weight: Tensor,
+        gate_bias: Tensor,
+        y_weight: Tensor,
+        m_weight: Tensor,
+        eps: float,
+    ) -> Tensor:
+        y_rstd, m_rstd = _rstd(y, eps), _rstd(m, eps)
+        a, c = _scaled(y, y_rstd, y_weight), _scaled(m, m_rstd, m_weight)
+        g = linear(a + c, gate_weight, gate_bias).sigmoid_()  # kept: a product of matrices is not made twice
+        ctx.save_for_backward(y, m, g, weight, gate_weight, y_weight, m_weight, y_rstd, m_rstd)
+        return linear(torch.lerp(c, a, g), weight)
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        (grad,), (y, m, g, weight, gate_weight, y_weight, m_weight, y_rstd, m_rstd) = grads, ctx.saved_tensors
+        a, c = _scaled(y, y_rstd, y_weight), _scaled(m, m_rstd, m_weight)
+        d_weight = outer(grad, torch.lerp(c, a, g))
+        d_product = times(grad, weight)
+        d_logits = torch.ops.aten.sigmoid_backward((a - c).mul_(d_product), g)
+        d_gate_weight, d_gate_bias = outer(d_logits, a.add_(c)), d_logits.flatten(0, -2).sum(0)
+        d_both = times(d_logits, gate_weight)
+        d_a = d_product * g
+        d_c = d_product.sub_(d_a).add_(d_both)
+        d_y, d_y_weight = _rms_adjoint(d_a.add_(d_both), y, y_weight, y_rstd)
+        d_m, d_m_weight = _rms_adjoint(d_c, m, m_weight, m_rstd)
+        return d_y, d_m, d_weight, d_gate_weight, d_gate_bias, d_y_weight, d_m_weight, None
+
+
 def causal_taps(padded: Float[Tensor, "B T_K1 E"], weight: Float[Tensor, "K E"]) -> Float[Tensor, "B T E"]:
     """SiLU(Σ_i w_i ∘ padded_{t+i}), a depthwise convolution over the K rows that end with a token's own."""
     if not followed(padded, weight):

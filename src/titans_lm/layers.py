@@ -13,6 +13,7 @@ from titans_lm.elementwise import (
     causal_taps,
     followed,
     gated_linear,
+    mixed_linear,
     mutually_gated_linear,
     normed_gated_linear,
     rms_norm,
@@ -27,6 +28,15 @@ class Rope(NamedTuple):
 
     cos: Float[Tensor, "_ T R"]
     sin: Float[Tensor, "_ T R"]
+
+
+class Streams(NamedTuple):
+    """q, k and v of tokens through the short convolution, neither normalised nor rotated, and the tails after them."""
+
+    q: Float[Tensor, "B T E"]
+    k: Float[Tensor, "B T E"]
+    v: Float[Tensor, "B T E"]
+    tails: tuple[Float[Tensor, "B K1 E"], ...]
 
 
 class Call(NamedTuple):
@@ -146,9 +156,11 @@ class Linear(nn.Linear):
         return y.view(*input.shape[:-1], -1)
 
 
-def plain(*projs: nn.Module) -> bool:
+def plain(*projs: nn.Module, bias: bool = False) -> bool:
     """Whether these are linear maps and nothing else: PEFT wraps them, users put hooks on them."""
-    return all(type(p) is Linear and p.bias is None and not (p._forward_hooks or p._forward_pre_hooks) for p in projs)
+    return all(
+        type(p) is Linear and (p.bias is None or bias) and not (p._forward_hooks or p._forward_pre_hooks) for p in projs
+    )
 
 
 def side_by_side(x: Float[Tensor, "B T E"], *projs: nn.Module) -> Float[Tensor, "B T _"]:
@@ -186,6 +198,23 @@ class RMSNorm(nn.Module):
         return (F.rms_norm(x.to(precise), x.shape[-1:], eps=self.eps) * self.weight.to(precise)).to(x.dtype)
 
 
+class Affine(nn.Module):
+    """a ∘ x + b by channel, which starts as x."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Float[Tensor, "*s E"]) -> Float[Tensor, "*s E"]:
+        return (x * self.weight + self.bias).to(x.dtype)
+
+
 def gated(
     proj: nn.Module,
     gate: Float[Tensor, "B T E"],
@@ -216,6 +245,24 @@ def mutually_gated(
         return mutually_gated_linear(y, m, owner.weight, inner.weight, outer.weight, inner.eps)
     y, m = y_norm(y), m_norm(m)
     return proj(y * torch.sigmoid(m) + m * torch.sigmoid(y))
+
+
+def mixed(
+    proj: nn.Module,
+    gate_proj: nn.Module,
+    y: Float[Tensor, "B T E"],
+    m: Float[Tensor, "B T E"],
+    y_norm: nn.Module,
+    m_norm: nn.Module,
+) -> Float[Tensor, "B T O"]:
+    """proj(g ∘ ŷ + (1 − g) ∘ m̂) with g = σ(gate_proj(ŷ + m̂)), hats being norms: a convex mix by channel."""
+    owner, gate, inner, outer = cast(Any, proj), cast(Any, gate_proj), cast(Any, y_norm), cast(Any, m_norm)
+    together = y.shape[1] > 1 and plain(proj) and plain(gate_proj, bias=True)
+    if together and _normed_alike(m, y, owner, inner, outer):
+        weights = owner.weight, gate.weight, gate.bias, inner.weight, outer.weight
+        return mixed_linear(y, m, *weights, inner.eps)
+    y, m = y_norm(y), m_norm(m)
+    return proj(torch.lerp(m, y, torch.sigmoid(gate_proj(y + m)).to(y.dtype)))
 
 
 def _normed_alike(gate: Tensor, x: Tensor, proj: Any, x_norm: Any, gate_norm: Any) -> bool:

@@ -15,6 +15,7 @@ from titans_lm.elementwise import rms_norm, unit_norm
 from titans_lm.layers import (
     Linear,
     RMSNorm,
+    Streams,
     convolved,
     gated,
     joint,
@@ -215,16 +216,14 @@ class NeuralMemory(nn.Module):
             return y
         return unit_norm(y) if i < 2 or targets == "unit" else rms_norm(y, None, self.config.norm_eps)
 
-    def _streams(
-        self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
-    ) -> tuple[list[Float[Tensor, "B T H D"]], tuple[Tensor, ...]]:
-        """q, k and v, as far as it goes together."""
+    def streams(self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None) -> Streams:
+        """q, k and v before their norms, as far as it goes together; attention may share them (D41)."""
         projs = self.q_proj, self.k_proj, self.v_proj
         if self.convs:
-            streams, tails = convolved(x, projs, self.convs, tails, lengths)
+            (q, k, v), tails = convolved(x, projs, self.convs, tails, lengths)
         else:
-            streams = joint(x, *projs)
-        return [self._normed(i, y) for i, y in enumerate(streams)], tails
+            q, k, v = joint(x, *projs)
+        return Streams(q, k, v, tails)
 
     def forward(
         self,
@@ -233,13 +232,16 @@ class NeuralMemory(nn.Module):
         lengths: Int[Tensor, " B"] | None = None,
         surprise: list[Tensor] | None = None,
         parts: bool = False,
+        streams: Streams | None = None,
     ) -> tuple[Hidden, LayerState]:
         """Read (B, T, E) into the memory and answer every token from the memory it has just changed.
 
         `lengths` (B,) are the real tokens of right-padded rows. A list passed as `surprise` receives ‖∇ℓ‖ (B, T, H, L),
-        with `parts` the sizes of momentary and past surprise and of what was forgotten (B, T, H, L, 3).
+        with `parts` the sizes of momentary and past surprise and of what was forgotten (B, T, H, L, 3). `streams` are
+        those of x after the state's tails, where the caller has made them already.
         """
-        o, state = self.write(x, self.init_state(x.shape[0]) if state is None else state, lengths, surprise, parts)
+        state = self.init_state(x.shape[0]) if state is None else state
+        o, state = self.write(x, state, lengths, surprise, parts, streams)
         return self.finish(o, self.gate_proj(x)), state
 
     def write(
@@ -249,9 +251,11 @@ class NeuralMemory(nn.Module):
         lengths: Int[Tensor, " B"] | None,
         surprise: list[Tensor] | None,
         parts: bool,
+        streams: Streams | None = None,
     ) -> tuple[Float[Tensor, "B T H D"], LayerState]:
         """`forward` up to what the memory answers, which `finish` makes the output of."""
-        (q, k, v), tails = self._streams(x, state.conv, lengths)
+        *qkv, tails = self.streams(x, state.conv, lengths) if streams is None else streams
+        q, k, v = (self._normed(i, y) for i, y in enumerate(qkv))
         theta, eta, alpha = (
             q.new_zeros(q.shape[:3]) if gate is None else gate(x, k)
             for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
@@ -274,11 +278,17 @@ class NeuralMemory(nn.Module):
         return gated(self.o_proj, gate, o, "sigmoid", self.o_norm)
 
     def ask(
-        self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
+        self,
+        x: Hidden,
+        tails: tuple[Tensor, ...],
+        lengths: Int[Tensor, " B"] | None,
+        streams: Streams | None = None,
     ) -> tuple[Float[Tensor, "B T H D"], Hidden, tuple[Tensor, ...]]:
-        """What `recall` needs besides a memory: queries, the gate, and the tail after them."""
+        """What `recall` needs besides a memory: queries (those of `streams`, if given), the gate, and the tails."""
         gate = self.gate_proj(x)  # in a product of its own: it is kept for its gradients, and would keep q with it
-        if self.convs:
+        if streams is not None:
+            q, tails = streams.q, streams.tails
+        elif self.convs:
             (q,), tails = convolved(x, (self.q_proj,), self.convs[:1], tails, lengths)
         else:
             q = self.q_proj(x)

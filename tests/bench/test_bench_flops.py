@@ -3,7 +3,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.bench_cases import OP
-from model_cases import STACKS, small_config
+from model_cases import SHARED, STACKS, small_config
 from titans_lm.bench.flops import memory_flops, memory_widths, model_flops, visible_keys
 from titans_lm.bench.subjects_op import make_call
 from titans_lm.ops import MemoryState
@@ -69,6 +69,9 @@ def test_a_model_by_hand():
     }
     mac = model_flops(small_config("mac"), 10, 16)
     assert mac["projections"] == 2 * 2 * (15 * 64 + gates)
+    assert model_flops(small_config("mac", shared_qkv=True), 10, 16)["projections"] == 2 * 2 * (14 * 64 + gates)
+    mag = model_flops(small_config("mag", shared_qkv=True, gating="mix"), 10, 16)
+    assert mag["projections"] == 2 * 2 * (8 * 64 + gates)
     assert mac["memory"] == 2 * 2 * (memory + 2 * (4 * 8 + 8 * 4))
     assert mac["attention"] == 2 * 4 * 8 * visible_keys(small_config("mac"), 16)
     assert model_flops(small_config("sliding"), 10, 16)["memory"] == 0
@@ -94,7 +97,7 @@ def test_keys_that_a_token_sees():
         assert visible_keys(small_config(architecture, **sizes), 6) == pytest.approx(3 + sum(own) / 6)
 
 
-@pytest.mark.parametrize("architecture", STACKS)
+@pytest.mark.parametrize("architecture", [*STACKS, *SHARED])
 def test_it_is_what_a_model_does(architecture):
     """Within 15 % of the products that a forward pass asks for, attention's own, which one operator makes, left out.
 

@@ -24,14 +24,15 @@ def test_the_defaults_are_those_of_the_backbone() -> None:
 
 def test_every_setting_of_the_backbone_is_a_setting() -> None:
     changed = BackboneConfig(
-        layer_types=("mal", "sliding"), hidden_size=12, num_attention_heads=3, memory_depth=3, memory_expansion=2,
+        layer_types=("mag", "sliding"), hidden_size=12, num_attention_heads=3, memory_depth=3, memory_expansion=2,
         memory_activation="silu", memory_residual=False, memory_norm=False, memory_objective="dot", forget_to="zero",
         chunk_size=8, gates="channel", gate_rank=5, momentum=False, decay=False, theta_bound=0.5, eta_max=0.3,
-        alpha_max=0.9, alpha_init=0.1, conv_size=2, memory_backend="reference", norm_eps=1e-5, num_hidden_layers=3,
+        alpha_max=0.9, alpha_init=0.1, conv_size=3, memory_backend="reference", norm_eps=1e-5, num_hidden_layers=3,
         induction_init=False, theta_stretch=0.1, alpha_stretch=0.0, intermediate_size=7, segment_len=24, window=9,
         num_persistent=2, memory_reads_persistent=False, memory_reads_residual=False, gating="memory", rope_theta=500.0,
         rotary_fraction=1.0, attention_conv_size=3, memory_targets="unit", memory_init_scale=2.0, theta_fan_in=False,
         gates_see_keys=True, theta_init=0.4, theta_later_init=0.2, eta_init=(0.2, 0.6), time_scales="shifted",
+        shared_qkv=True,
     )  # fmt: skip
     values = dataclasses.asdict(changed)
     linear = {"memory_depth": 1, "chunk_size": 1, "forget_to": "zero", "alpha_max": 0.9}

@@ -185,16 +185,20 @@ def test_a_model_is_the_same_after_a_trip_to_disk(architecture: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("architecture", "settings"),
     [
-        {"tie_word_embeddings": False},
-        {"num_persistent": 0},
-        {"memory_depth": 1},
-        {"gates": "channel", "gate_rank": 3, "attention_conv_size": 3},
-    ],
+        (architecture, settings)
+        for architecture in ("lmm", "mac")
+        for settings in (
+            {"tie_word_embeddings": False},
+            {"num_persistent": 0},
+            {"memory_depth": 1},
+            {"gates": "channel", "gate_rank": 3, "attention_conv_size": 3},
+        )
+    ]
+    + [("mac", {"shared_qkv": True, "gating": "mix"}), ("mag", {"shared_qkv": True, "gating": "sum"})],
     ids=str,
 )
-@pytest.mark.parametrize("architecture", ["lmm", "mac"])
 def test_every_kind_of_model_survives_a_trip_to_disk(
     architecture: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:

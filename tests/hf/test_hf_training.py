@@ -73,7 +73,7 @@ def test_a_run_that_is_taken_up_again_is_the_run(settings: dict[str, Any], tmp_p
 
 # PEFT asks transformers by an old name.
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-@pytest.mark.parametrize("architecture", ["mac", "mag", "lmm"])
+@pytest.mark.parametrize("architecture", ["mac", "mag", "lmm", "mac, shared", "mag, shared"])
 def test_lora_trains_generates_and_survives_a_trip_to_disk(architecture: str, tmp_path: Path) -> None:
     base = small_model(architecture)
     frozen = {name: p.clone() for name, p in base.named_parameters()}

@@ -8,6 +8,8 @@ MAPS = {"lmm": 5, "mac": 15, "mag": 10, "mal": 9, "attention": 4, "sliding": 4, 
 """Linear maps of E × E that a token of a block goes through: five of the memory, four of attention, one behind ⊗.
 
 MAC takes three of the memory's twice, to ask and to write, and two of attention's twice, for what it recalled."""
+SHARED = {"mac": 1, "mag": 3}
+"""How many of them `shared_qkv` saves: attention's three; MAC still makes k and v twice, of s and of z."""
 
 
 def memory_flops(widths: tuple[int, ...], chunk_size: int, *, forget_to_init: bool = False) -> int:
@@ -41,6 +43,7 @@ def model_flops(config: BackboneConfig, vocab_size: int, seq_len: int) -> dict[s
     """Operations of a language model's forward pass per token of a row of `seq_len` tokens, by part.
 
         projections     2 E² for each linear map of a block (MAPS), and the maps that make the gates
+                        (with gating "mix" the one behind ⊗ too; with shared_qkv less SHARED)
         memory          the op (`memory_flops`), and in MAC the recall before it, 2 Σ_l n_l per head
         attention       4 E for each key that a token sees: scores, and the mean of values
         mlp             6 E F
@@ -51,7 +54,7 @@ def model_flops(config: BackboneConfig, vocab_size: int, seq_len: int) -> dict[s
     """
     E, H, kinds = config.hidden_size, config.num_attention_heads, config.by_block()
     return {
-        "projections": float(sum(n * 2 * (MAPS[c.architecture] * E * E + _gate_weights(c)) for c, n in kinds)),
+        "projections": float(sum(n * 2 * (_maps(c) * E * E + _gate_weights(c)) for c, n in kinds)),
         "memory": float(sum(n * H * _op_flops(c) for c, n in kinds)),
         "attention": sum(n * 4 * E * visible_keys(c, seq_len) for c, n in kinds),
         "mlp": float(config.num_hidden_layers * 6 * E * config.mlp_width),
@@ -83,6 +86,14 @@ def visible_keys(config: BackboneConfig, seq_len: int) -> float:
         window = min(config.window, seq_len)
         own = window * (window + 1) / 2 + (seq_len - window) * window
     return config.num_persistent + own / seq_len * (2 if config.architecture == "mac" else 1)
+
+
+def _maps(config: BackboneConfig) -> int:
+    """Linear maps of E × E that a token of a block goes through, by its settings."""
+    maps = MAPS[config.architecture]
+    if config.architecture in SHARED:
+        maps += (config.gating == "mix") - config.shared_qkv * SHARED[config.architecture]
+    return maps
 
 
 def _gate_weights(config: BackboneConfig) -> int:
