@@ -225,6 +225,17 @@ class NeuralMemory(nn.Module):
             q, k, v = joint(x, *projs)
         return Streams(q, k, v, tails)
 
+    def _streams(
+        self,
+        x: Hidden,
+        tails: tuple[Tensor, ...],
+        lengths: Int[Tensor, " B"] | None,
+        streams: Streams | None = None,
+    ) -> tuple[list[Float[Tensor, "B T H D"]], tuple[Tensor, ...]]:
+        """q, k and v with their norms, and the tails after them."""
+        *qkv, tails = self.streams(x, tails, lengths) if streams is None else streams
+        return [self._normed(i, y) for i, y in enumerate(qkv)], tails
+
     def forward(
         self,
         x: Hidden,
@@ -254,8 +265,7 @@ class NeuralMemory(nn.Module):
         streams: Streams | None = None,
     ) -> tuple[Float[Tensor, "B T H D"], LayerState]:
         """`forward` up to what the memory answers, which `finish` makes the output of."""
-        *qkv, tails = self.streams(x, state.conv, lengths) if streams is None else streams
-        q, k, v = (self._normed(i, y) for i, y in enumerate(qkv))
+        (q, k, v), tails = self._streams(x, state.conv, lengths, streams)
         theta, eta, alpha = (
             q.new_zeros(q.shape[:3]) if gate is None else gate(x, k)
             for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
