@@ -70,7 +70,7 @@ def test_hidden_states_lead_from_the_embedding_to_the_head(architecture: str, pa
     mask = torch.ones(2, 21, dtype=torch.long)
     mask[0, :9] = 0 if padded else 1
     out = model(ids, attention_mask=mask, output_hidden_states=True)
-    assert len(out.hidden_states) == 3
+    assert len(out.hidden_states) == len(model.model.backbone.layers) + 1
     assert torch.equal(out.hidden_states[0], model.model.embed_tokens(ids))
     assert_close(model.lm_head(out.hidden_states[-1]), out.logits, 1e-6)
     alone = model(ids[:1, 9 * padded :], output_hidden_states=True)
