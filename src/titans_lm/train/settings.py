@@ -278,7 +278,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     several = next((kind for kind in kinds if get_origin(kind) is tuple), None)
     if several is not None and isinstance(value, list | tuple):
-        return _convert(name, value, several)
+        return tuple(_convert(name, item, get_args(several)[0]) for item in value)
     literal = next((kind for kind in kinds if get_origin(kind) is Literal), None)
     if literal is not None and value is not None:
         check_choice(name, value, get_args(literal))
