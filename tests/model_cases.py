@@ -92,7 +92,7 @@ def small_config(architecture: str, **settings: Any) -> BackboneConfig:
 
 
 def stack_named(name: str) -> dict[str, Any]:
-    """Settings of a stack by its name here: an architecture, one of SHARED, or one block for each layer, joined by +."""
+    """Settings of a stack by its name here: an architecture, one of SHARED, or a block for each layer, joined by +."""
     if name in SHARED:
         return SHARED[name]
     blocks = name.split("+")
