@@ -31,19 +31,30 @@ from titans_lm.ops.segment import (
 )
 from titans_lm.ops.state import MemoryState
 
-TILE = 64
-"""Tokens of a tile, at most."""
-CHANNEL_TILE = 16
-"""The same with channel-wise gates, of which every pair of a tile's tokens has one per channel."""
+FEWEST_CHUNKS = 3
+"""Chunks of a tile from which it is faster than its chunks one after another (D37)."""
+
+
+def largest_tile(width: int, by_channel: bool) -> int:
+    """Tokens of a tile, at most, as measured on a CPU (D37).
+
+    The fewer tiles, the fewer passes over the state, D numbers for each of a token's; but every pair of a tile's tokens
+    counts, and with channel-wise gates so does every channel of it.
+    """
+    if by_channel:
+        return 8
+    return 32 if width <= 64 else 64
 
 
 def tile_size(
     network: MemoryNetwork, state: MemoryState, gates: Sequence[tuple[Tensor, ...]], chunk_size: int, length: int
 ) -> int:
-    """Tokens of a tile of a call, whole chunks; one chunk where tiles cannot do it, or there is no second one."""
+    """Tokens of a tile of a call, whole chunks; one chunk where tiles cannot do it, or are not faster."""
     if len(state.M) > 1 or network.norm_weight is not None:
         return chunk_size
-    most = CHANNEL_TILE if any(x.dim() > 3 for gate in gates for x in gate) else TILE
+    most = largest_tile(state.M[0].shape[2], any(x.dim() > 3 for gate in gates for x in gate))
+    if FEWEST_CHUNKS * chunk_size > most:
+        return chunk_size
     return max(1, min(most, length) // chunk_size) * chunk_size
 
 
