@@ -281,9 +281,11 @@ class MemoryConfig:
 
     @property
     def theta_max(self) -> float:
-        """Largest step c (1 − η_max) / (C + 2 η_max / (1 − η_max)): what a chunk of equal keys can take (D10)."""
-        eta_max = self.eta_max if self.momentum else 0.0
-        return self.theta_bound * (1.0 - eta_max) / (self.chunk_size + 2.0 * eta_max / (1.0 - eta_max))
+        """Largest step (1 − η_max) min(c / (C + 2 η_max / (1 − η_max)), 1 − α_max / 2), so that no text can make a
+        linear memory grow (D10); the second term counts at C = 1 alone."""
+        eta_max, alpha_max = self.eta_max if self.momentum else 0.0, self.alpha_max if self.decay else 0.0
+        of_chunk = self.theta_bound / (self.chunk_size + 2.0 * eta_max / (1.0 - eta_max))
+        return (1.0 - eta_max) * min(of_chunk, 1.0 - 0.5 * alpha_max)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ def op_cases(s: OpsSettings, device: str = "cpu") -> list[Case]:
         ]
         varied += [(f"H {H}", {**base, "heads": H, "tokens": tokens}) for H in s.heads]
         varied += [(f"L {L}", {**base, "depth": L, "tokens": tokens}) for L in s.depths]
+        varied += [(f"L 1, C {C}", {**base, "depth": 1, "chunk": C, "tokens": tokens}) for C in (1, 64)]  # by tiles
     varied.append(('forget_to="init"', {**base, "forget_to": "init", "tokens": tokens}))
     one = {**ONE_HEAD, **({"width": 16, "chunk": 8} if s.quick else {}), "rows": s.rows, "tokens": tokens}
     six = {**base, "tokens": tokens}

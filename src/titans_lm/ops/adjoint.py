@@ -124,17 +124,7 @@ class SegmentAdjoint:
         minus = -flat(dz)
         d_weighted = bmm(minus, flat(delta).transpose(1, 2)).view(weighted.shape)
         self.d_deltas.insert(0, bmm(flat(weighted).transpose(1, 2), minus).view(delta.shape))
-        raw = found.raw[layer]
-        if raw is not None:
-            self.gate_grads[layer]["G"] = d_weighted * raw
-            d_weighted.mul_(g.G)
-            add_bmm_(dx.view(-1, *dx.shape[2:]), flat(d_weighted), flat(h))  # in place: no copy of x̄ will do
-            dh = bmm(flat(d_weighted).transpose(1, 2), flat(x)).view(h.shape)
-        else:
-            through_x = torch.einsum("nrtj,nrdtj->nrtjd", d_weighted, g.G)
-            dx += torch.einsum("nrtjd,nrjd->nrtd", through_x, h)
-            dh = torch.einsum("nrtjd,nrtd->nrjd", through_x, x)
-            self.gate_grads[layer]["G"] = torch.einsum("nrtj,nrtd,nrjd->nrdtj", d_weighted, x, h)
+        dh, self.gate_grads[layer]["G"] = similarity_adjoint(d_weighted, found.raw[layer], x, h, g.G, dx)
         self.d_inputs.insert(0, dh)
 
     # Writes: last chunk first.
@@ -157,6 +147,10 @@ class SegmentAdjoint:
                     carried.anchor = [torch.zeros_like(w) for w in carried.W]
                 target = carried.anchor
             self._errors(i, target)
+        self._ends()
+
+    def _ends(self) -> None:
+        """What tokens weigh at the ends of chunks, from what the loop has left."""
         for layer, g in enumerate(self.gates):
             h, grads = self.written.inputs[layer], self.gate_grads[layer]
             to_memory, to_surprise = self.d_scaled[layer].chunk(2, dim=-1)
@@ -288,3 +282,18 @@ class SegmentAdjoint:
         if rows.network.residual and not dot:
             dk = dk + d_miss
         return dk, -d_miss
+
+
+def similarity_adjoint(
+    d_weighted: Tensor, raw: Tensor | None, x: Tensor, h: Tensor, G: Tensor, dx: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Through (x hᵀ) ∘ G, whose gradient is used up: adds to x̄, and returns h̄ and Ḡ."""
+    if raw is not None:
+        d_G = d_weighted * raw
+        d_weighted.mul_(G)
+        add_bmm_(dx.view(-1, *dx.shape[2:]), flat(d_weighted), flat(h))  # in place: no copy of x̄ will do
+        return bmm(flat(d_weighted).transpose(1, 2), flat(x)).view(h.shape), d_G
+    through_x = torch.einsum("nrtj,nrdtj->nrtjd", d_weighted, G)
+    dx += torch.einsum("nrtjd,nrjd->nrtd", through_x, h)
+    dh = torch.einsum("nrtjd,nrtd->nrjd", through_x, x)
+    return dh, torch.einsum("nrtj,nrtd,nrjd->nrdtj", d_weighted, x, h)

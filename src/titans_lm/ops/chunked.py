@@ -2,7 +2,8 @@
 
 A call is cut into segments of some chunks (segment.py). When gradients are asked for, only the state at the start of
 each segment is kept, and the backward pass makes the rest again, a segment at a time (adjoint.py): memory grows with
-the tokens themselves and the square root of the number of chunks.
+the tokens themselves and the square root of the number of chunks. Small chunks of a linear memory are worked on a tile
+at a time (tiles.py), which is then what is called a chunk here.
 """
 
 import math
@@ -18,12 +19,14 @@ from torch.autograd.function import once_differentiable
 from titans_lm.config import SurpriseSizes
 from titans_lm.ops.adjoint import Carried, Parameters, SegmentAdjoint
 from titans_lm.ops.gates import Adjoint, ChunkGates, segment_gates
-from titans_lm.ops.grid import make_grid
+from titans_lm.ops.grid import Grid, make_grid, ragged, uniform
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.segment import Rows, States, Tokens, Weights, answers, as_rows, read, write
 from titans_lm.ops.sizes import momentary_sizes, part_sizes
-from titans_lm.ops.state import MemoryState
+from titans_lm.ops.state import MemoryState, select_rows
 from titans_lm.ops.step import can_step, step
+from titans_lm.ops.tiles import Piece, make_system, pieces, tile_size, write_tiles
+from titans_lm.ops.tiles_adjoint import TileAdjoint
 
 LEAST_CHUNKS = 8
 """Chunks of a segment, where a call has as many."""
@@ -91,6 +94,8 @@ class Layout:
     anchored: bool
     """Whether the first chunk takes its gradients at `Inputs.anchor`; otherwise at M."""
     surprise: SurpriseSizes
+    inside: int | None = None
+    """Tokens of a chunk where what is laid out are tiles of them; None where it is the chunks."""
 
     def rows(self, inputs: Inputs) -> Rows:
         network = replace(
@@ -185,7 +190,11 @@ def _lead_on(
     B, H = rows.batch, inputs.q.shape[3]
     tokens = Tokens(*(by_row(x[where]) for x in inputs[:3]))
     gates, _ = layout.gates(inputs, where)
-    written = write(rows, tokens, gates, states, layout.flags(where, H))
+    if layout.inside is None:
+        written = write(rows, tokens, gates, states, layout.flags(where, H))
+    else:
+        system = make_system(tokens.k, gates[0], layout.inside)
+        written = write_tiles(rows, tokens, gates[0], states, system)
     z = read(rows, tokens.q, gates, written, states).pre[-1]
     out[where] = by_batch(answers(rows, tokens.q, z), B)
     if kept is not None:
@@ -287,14 +296,90 @@ def _lead_back(
     assert back is not None, "it was asked for"
     tokens = Tokens(*(by_row(x[where]) for x in inputs[:3]))
     complete = layout.flags(where, inputs.q.shape[3])
-    written = write(rows, tokens, gates, states, complete, kept.written[where])
-    found = read(rows, tokens.q, gates, written, states, kept.read[where])
     d = torch.zeros_like(tokens.q) if d_out is None else by_row(d_out)
-    *by_token, by_gates = SegmentAdjoint(rows, tokens, gates, states, written, shared).run(d, found, complete, carried)
+    if layout.inside is None:
+        written = write(rows, tokens, gates, states, complete, kept.written[where])
+        found = read(rows, tokens.q, gates, written, states, kept.read[where])
+        adjoint = SegmentAdjoint(rows, tokens, gates, states, written, shared)
+        *by_token, by_gates = adjoint.run(d, found, complete, carried)
+    else:
+        system = make_system(tokens.k, gates[0], layout.inside)
+        written = write_tiles(rows, tokens, gates[0], states, system, kept.written[where])
+        found = read(rows, tokens.q, gates, written, states, kept.read[where])
+        tiles = TileAdjoint(rows, tokens, gates, states, written, shared)
+        *by_token, by_gates = tiles.run_tiles(d, found, carried, system, layout.inside)
     for whole, part in zip(tokens_grad, by_token, strict=True):
         whole[where] = by_batch(part, rows.batch)
     for whole, part in zip([x for gate in gates_grad for x in gate], back(by_gates), strict=True):
         whole[where] = part
+
+
+CallTokens = tuple[Tensor, Tensor, Tensor, Weights, Weights, Weights]
+"""q, k, v, θ, η and α of a call."""
+Outcome = tuple[Tensor, MemoryState, Tensor | None]
+
+
+def _run_call(
+    tokens: CallTokens,
+    state: MemoryState,
+    grid: Grid,
+    network: MemoryNetwork,
+    surprise: SurpriseSizes,
+    inside: int | None = None,
+) -> Outcome:
+    """Run a call that is laid out on a grid, with gradients if any are asked for."""
+    q, L, dtype = tokens[0], len(state.M), tokens[0].dtype
+    used = network.forget_to == "init"
+    inputs = Inputs(
+        *(grid.place(x) for x in tokens[:3]),
+        *(tuple(grid.place(x) for x in gate) for gate in tokens[3:]),
+        state.M,
+        state.S,
+        state.anchor,
+        *(None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)),
+        tuple(w.to(dtype) for w in network.initial or ()) if used else (),
+    )
+    aliased = all(a is w for a, w in zip(state.anchor, state.M, strict=True))
+    layout = Layout(network, grid.mask(), grid.complete, not aliased, surprise, inside)
+    flat = inputs.flat()
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in flat):
+        o, sizes, *tensors = _Chunked.apply(layout, L, *flat)
+    else:
+        o, sizes, after = _run(layout, inputs, None)
+        tensors = [x.unflatten(0, (q.shape[0], q.shape[2])) for part in after for x in part or ()]
+    M, S, anchor = tuple(tensors[:L]), tuple(tensors[L : 2 * L]), tuple(tensors[2 * L :])
+    return grid.restore(o), MemoryState(M, S, anchor or M, grid.offset), None if sizes is None else grid.restore(sizes)
+
+
+def _run_piece(
+    piece: Piece,
+    tokens: CallTokens,
+    state: MemoryState,
+    network: MemoryNetwork,
+    chunk_size: int,
+    tile: int,
+    surprise: SurpriseSizes,
+) -> Outcome:
+    """Run a piece of a call: a chunk, or whole chunks by tiles, after which every row stands at a border."""
+    here = (*(x[:, piece.tokens] for x in tokens[:3]), *(tuple(x[:, piece.tokens] for x in g) for g in tokens[3:]))
+    length, start, size = here[0].shape[1], state.offset, chunk_size
+    if piece.tiled:
+        start, size = torch.zeros_like(start), tile
+    if piece.valid is not None:
+        grid = ragged(start, length, size, piece.valid)
+    else:
+        grid = uniform(start, 0, length, size) if piece.tiled else make_grid(start, length, size, None)
+    if not piece.tiled:
+        return _run_call(here, state, grid, network, surprise)
+    grid = replace(grid, complete=(True,) * grid.chunks, offset=start)
+    # errors of the dot product depend on no memory, so there is nothing to solve
+    inside = None if network.objective == "dot" else chunk_size
+    return _run_call(here, state._replace(anchor=state.M), grid, network, surprise, inside)
+
+
+def _joined(parts: tuple[Tensor, ...], apart: bool) -> Tensor:
+    """The outputs of pieces, one after another; or each among all tokens of the call, with zeros for the others."""
+    return torch.cat(parts, dim=1) if apart and len(parts) > 1 else sum(parts[1:], parts[0])
 
 
 def chunked(
@@ -323,25 +408,16 @@ def chunked(
             q, k, v, theta, eta, alpha, state,
             network=network, chunk_size=chunk_size, return_surprise=return_surprise,
         )  # fmt: skip
-    grid = make_grid(state.offset, q.shape[1], chunk_size, valid)
-    L, dtype = len(state.M), q.dtype
-    used = network.forget_to == "init"
-    inputs = Inputs(
-        *(grid.place(x) for x in (q, k, v)),
-        *(tuple(grid.place(x) for x in gate) for gate in (theta, eta, alpha)),
-        state.M,
-        state.S,
-        state.anchor,
-        *(None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)),
-        tuple(w.to(dtype) for w in network.initial or ()) if used else (),
-    )
-    aliased = all(a is w for a, w in zip(state.anchor, state.M, strict=True))
-    layout = Layout(network, grid.mask(), grid.complete, not aliased, return_surprise)
-    flat = inputs.flat()
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in flat):
-        o, sizes, *tensors = _Chunked.apply(layout, L, *flat)
-    else:
-        o, sizes, after = _run(layout, inputs, None)
-        tensors = [x.unflatten(0, (q.shape[0], q.shape[2])) for part in after for x in part or ()]
-    M, S, anchor = tuple(tensors[:L]), tuple(tensors[L : 2 * L]), tuple(tensors[2 * L :])
-    return grid.restore(o), MemoryState(M, S, anchor or M, grid.offset), None if sizes is None else grid.restore(sizes)
+    tokens = q, k, v, theta, eta, alpha
+    tile = tile_size(network, state, (theta, eta, alpha), chunk_size, q.shape[1])
+    if tile == chunk_size:
+        return _run_call(tokens, state, make_grid(state.offset, q.shape[1], tile, valid), network, return_surprise)
+    cut, several = pieces(state, q.shape[1], chunk_size, valid), []
+    for piece in cut:
+        o, new, sizes = _run_piece(piece, tokens, state, network, chunk_size, tile, return_surprise)
+        # a row without a whole chunk has no border behind it
+        state = select_rows(piece.valid.any(1), new, state) if piece.tiled and piece.valid is not None else new
+        several.append((o, sizes))
+    outputs, surprise = zip(*several, strict=True)
+    apart = cut[0].valid is None
+    return _joined(outputs, apart), state, _joined(surprise, apart) if return_surprise else None

@@ -70,9 +70,9 @@ def make_grid(offset: Int[Tensor, " B"], length: int, chunk_size: int, valid: Bo
     if valid is None:
         starts = offset.tolist()
         if len(set(starts)) == 1:
-            return _uniform(offset, starts[0], length, chunk_size)
+            return uniform(offset, starts[0], length, chunk_size)
         valid = torch.ones(len(starts), length, dtype=torch.bool, device=offset.device)
-    return _ragged(offset, length, chunk_size, valid)
+    return ragged(offset, length, chunk_size, valid)
 
 
 def _steps(offset: Tensor, length: int, chunk_size: int, valid: Tensor | None) -> Grid:
@@ -87,7 +87,7 @@ def _steps(offset: Tensor, length: int, chunk_size: int, valid: Tensor | None) -
     return Grid(length, 1, 0, length, None, None, valid, tuple(complete), offset)
 
 
-def _uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> Grid:
+def uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> Grid:
     """All rows stand at the same place and all tokens are real."""
     filled = start + length
     if filled <= chunk_size:  # the call ends inside the chunk it starts in: no need to lay out the rest of it
@@ -103,7 +103,7 @@ def _uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> Grid:
     return Grid(chunks, chunk_size, start, length, None, None, present, complete, end)
 
 
-def _ragged(offset: Tensor, length: int, chunk_size: int, valid: Tensor) -> Grid:
+def ragged(offset: Tensor, length: int, chunk_size: int, valid: Tensor) -> Grid:
     """Rows of different length, with padding anywhere or different offsets."""
     count = valid.sum(1)
     chunks = max(1, -(-int((offset + count).max()) // chunk_size))

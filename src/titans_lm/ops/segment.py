@@ -206,7 +206,7 @@ def write(
             weigh(inputs[layer][i], gates[layer].memory_end[i], gates[layer].surprise_end[i], scaled[layer][i])
         if kept is None or i < n - 1:  # no gradient needs what the last chunk leaves
             for layer, g in enumerate(gates):
-                _advance(rows, states, layer, i, g, scaled[layer][i], deltas[layer][i])
+                advance(rows, states, layer, i, g, scaled[layer][i], deltas[layer][i])
             states.close(i, complete[i])
     none = tokens.k.new_empty(0)
     norm = [torch.stack(x) if x else none for x in (last.unit, last.rstd, last.error)]
@@ -221,7 +221,7 @@ def weigh(x: Tensor, first: Tensor, second: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def _advance(rows: Rows, states: States, layer: int, i: int, g: ChunkGates, scaled: Tensor, delta: Tensor) -> None:
+def advance(rows: Rows, states: States, layer: int, i: int, g: ChunkGates, scaled: Tensor, delta: Tensor) -> None:
     """Memory and surprise of one layer at the end of chunk i.
 
     W ← a W + f S [+ (1 − a) W_init] − (h ∘ memory_end)ᵀ δ        S ← η_end S − (h ∘ surprise_end)ᵀ δ

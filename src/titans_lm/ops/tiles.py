@@ -1,0 +1,144 @@
+"""Small chunks of a linear memory, many at once: the errors of a whole tile solve one triangular system.
+
+A tile is a number of chunks. An error of a linear memory is linear in the memory that it is taken at, and what a token
+of the tile has added to that one is linear in its own error. So with m(t) the last position before the chunk of t, and
+a₋, f₋, G₋ the weights of `ChunkGates` at m(t) instead of t (docs/derivation.md, section 14),
+
+    (I + L) E = (a₋ ∘ K) M_0 + (f₋ ∘ K) S_0 + ((1 − a₋) ∘ K) M_init [+ K] − V        L = 2 (K Kᵀ) ∘ G₋
+
+and with Δ = 2 E everything else is as in segment.py, the tile in place of the chunk. How large it is changes no result.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from titans_lm.ops.gates import ChunkGates
+from titans_lm.ops.network import MemoryNetwork
+from titans_lm.ops.products import add_bmm_, bmm_into
+from titans_lm.ops.segment import (
+    Rows,
+    States,
+    Tokens,
+    Written,
+    advance,
+    misses,
+    similarity,
+    times_shared,
+    weigh,
+)
+from titans_lm.ops.state import MemoryState
+
+FEWEST_CHUNKS = 3
+"""Chunks of a tile from which it is faster than its chunks one after another (D37)."""
+
+
+def largest_tile(width: int, by_channel: bool) -> int:
+    """Tokens of a tile, at most, as measured on a CPU (D37).
+
+    The fewer tiles, the fewer passes over the state, D numbers for each of a token's; but every pair of a tile's tokens
+    counts, and with channel-wise gates so does every channel of it.
+    """
+    if by_channel:
+        return 8
+    return 32 if width <= 64 else 64
+
+
+def tile_size(
+    network: MemoryNetwork, state: MemoryState, gates: Sequence[tuple[Tensor, ...]], chunk_size: int, length: int
+) -> int:
+    """Tokens of a tile of a call, whole chunks; one chunk where tiles cannot do it, or are not faster."""
+    if len(state.M) > 1 or network.norm_weight is not None:
+        return chunk_size
+    most = largest_tile(state.M[0].shape[2], any(x.dim() > 3 for gate in gates for x in gate))
+    if FEWEST_CHUNKS * chunk_size > most:
+        return chunk_size
+    return max(1, min(most, length) // chunk_size) * chunk_size
+
+
+class Piece(NamedTuple):
+    """Tokens of a call that run by one method: by tiles, or in the chunk that they are the end or the beginning of."""
+
+    tokens: slice
+    valid: Tensor | None
+    tiled: bool
+
+
+def pieces(state: MemoryState, length: int, chunk_size: int, valid: Tensor | None) -> list[Piece]:
+    """Cut a call where its first chunk ends and its last one begins, so that tiles meet whole chunks and no anchor.
+
+    The first chunk is a piece of its own where the call starts inside it, or at an anchor that is not the memory.
+    """
+    anchored = any(a is not w for a, w in zip(state.anchor, state.M, strict=True))
+    starts = {0} if chunk_size == 1 else set(state.offset.tolist())
+    if valid is None and len(starts) == 1:
+        start = starts.pop()
+        head = min(length, chunk_size - start) if start or anchored else 0
+        tail = max(0, (start + length) % chunk_size) if head < length else 0
+        borders = [0, head, length - tail, length]
+        found = [Piece(slice(*borders[i : i + 2]), None, i == 1) for i in range(3)]
+        return [piece for piece in found if piece.tokens.start < piece.tokens.stop]
+    if valid is None:
+        valid = torch.ones(len(state.offset), length, dtype=torch.bool, device=state.offset.device)
+    if chunk_size == 1 and not anchored:
+        return [Piece(slice(None), valid, True)]
+    place = state.offset[:, None] + valid.cumsum(1) - 1
+    first = valid & (place < chunk_size) & ((state.offset[:, None] > 0) | anchored)
+    end = state.offset + valid.sum(1)
+    last = valid & (place >= (end - end % chunk_size)[:, None]) & ~first
+    masks = first, valid & ~first & ~last, last
+    return [Piece(slice(None), mask, i == 1) for i, mask in enumerate(masks) if i == 1 or bool(mask.any())]
+
+
+class System(NamedTuple):
+    """What a tile's errors solve, as far as no state is needed, for all tiles of a segment.
+
+    similar is K Kᵀ, (n, R, C, C), None with channel-wise gates; G is G₋; before is [a₋ ∘ K | f₋ ∘ K], (n, R, C, 2 D);
+    inverse is 2 (I + L)⁻¹, which takes the right side to Δ.
+    """
+
+    similar: Tensor | None
+    G: Tensor
+    before: Tensor
+    inverse: Tensor
+
+
+def chunk_starts(x: Tensor, chunk: int, first: float) -> Tensor:
+    """The rows of (…, C, K) at m(t) in place of t: `first` in the tile's first chunk."""
+    found = torch.full_like(x, first)
+    found.unflatten(-2, (-1, chunk))[..., 1:, :, :] = x.unflatten(-2, (-1, chunk))[..., :-1, -1:, :]
+    return found
+
+
+def make_system(k: Tensor, g: ChunkGates, chunk: int) -> System:
+    """The system of tiles of chunks of `chunk` tokens."""
+    G, (C, D) = chunk_starts(g.G, chunk, 0.0), k.shape[-2:]
+    a, f = chunk_starts(g.a, chunk, 1.0), chunk_starts(g.f, chunk, 0.0)
+    similar, weighted = similarity(k, k, G)
+    twice = torch.eye(C, dtype=k.dtype, device=k.device).mul_(2.0).expand_as(weighted)
+    inverse = torch.linalg.solve_triangular(2.0 * weighted, twice, upper=False, unitriangular=True)
+    return System(similar, G, weigh(k, a, f, k.new_empty(*k.shape[:-1], 2 * D)), inverse)
+
+
+def write_tiles(
+    rows: Rows, tokens: Tokens, g: ChunkGates, states: States, system: System, kept: Tensor | None = None
+) -> Written:
+    """Write all tiles of a segment, one after another: Δ of every token, and the states between.
+
+    A second time, for the gradients of writing, `kept` is Δ of the first (n, R, C, D), which then is not made again.
+    """
+    k, D = tokens.k, tokens.k.shape[-1]
+    scaled = weigh(k, g.memory_end, g.surprise_end, torch.empty_like(system.before))
+    right = misses(rows, tokens) if kept is None else None
+    if right is not None and rows.leads_to is not None:
+        right += times_shared(k - system.before[..., :D], rows.leads_to[0], rows)
+    delta = torch.empty_like(k) if kept is None else kept
+    for i in range(len(k)):
+        if right is not None:
+            bmm_into(system.inverse[i], add_bmm_(right[i], system.before[i], states.both[0][i]), delta[i])
+        if kept is None or i < len(k) - 1:  # no gradient needs what the last tile leaves
+            advance(rows, states, 0, i, g, scaled[i], delta[i])
+    none = k.new_empty(0)
+    return Written([k], [scaled], [delta], [delta], [], none, none, none)

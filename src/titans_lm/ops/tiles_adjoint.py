@@ -1,0 +1,65 @@
+"""A segment of tiles, backward: the gradients of `tiles.py` by hand (docs/derivation.md, section 14).
+
+The reads go back as those of chunks do, and so do the updates of the state; what is a tile's own is the system that
+its errors solve. With Ē from both and B̄ the gradient by its right side,
+
+    B̄ = (I + L)⁻ᵀ Ē        L̄ = −B̄ Eᵀ
+"""
+
+import torch
+from torch import Tensor
+
+from titans_lm.ops.adjoint import Carried, SegmentAdjoint, similarity_adjoint
+from titans_lm.ops.products import add_bmm_, bmm, bmm_into
+from titans_lm.ops.segment import Read, flat, heads_first, times_shared
+from titans_lm.ops.tiles import System, chunk_starts
+
+
+class TileAdjoint(SegmentAdjoint):
+    """The gradients of a segment whose chunks were written by tiles."""
+
+    def run_tiles(
+        self, d_out: Tensor, found: Read, carried: Carried, system: System, chunk: int
+    ) -> tuple[Tensor, Tensor, Tensor, list[dict[str, Tensor]]]:
+        dq = self._reads(d_out, found)
+        right = self._tiles(found, carried, system)
+        self._system(right, system, chunk)
+        dk = self.d_inputs[0]
+        return dq, dk + right if self.rows.network.residual else dk, -right, self.gate_grads
+
+    def _tiles(self, found: Read, carried: Carried, system: System) -> Tensor:
+        """Last tile first through states and errors; returns B̄ of all."""
+        self._prepare()
+        right = torch.empty_like(self.tokens.k)
+        both = carried.both[0]
+        for i in range(self.n - 1, -1, -1):
+            self._advance(0, i, carried)
+            bmm_into(system.inverse[i].transpose(1, 2), self.d_deltas[0][i], right[i])
+            add_bmm_(both, found.both[0][i].transpose(1, 2), self.d_read[0][i])
+            add_bmm_(both, system.before[i].transpose(1, 2), right[i])
+        self._ends()
+        return right
+
+    def _system(self, right: Tensor, system: System, chunk: int) -> None:
+        """Through the right side and L, all tiles at once; adds to k̄, ā, f̄, Ḡ and the gradient by M_init."""
+        k, g, grads, dk = self.tokens.k, self.gates[0], self.gate_grads[0], self.d_inputs[0]
+        d_before = bmm(flat(right), flat(self.states.both[0][: self.n]).transpose(1, 2))
+        d_kept, d_past = d_before.view(system.before.shape).chunk(2, dim=-1)
+        if self.rows.leads_to is not None:
+            initial = self.rows.leads_to[0]
+            through_init = times_shared(right, initial.transpose(1, 2), self.rows)
+            d_kept -= through_init
+            dk += through_init
+            forgotten = heads_first(k - system.before[..., : k.shape[-1]], self.rows)
+            add_bmm_(self.shared.initial[0], forgotten.transpose(1, 2), heads_first(right, self.rows))
+        dk.addcmul_(d_kept, chunk_starts(g.a, chunk, 1.0)).addcmul_(d_past, chunk_starts(g.f, chunk, 0.0))
+        d_weighted = bmm(flat(right), flat(self.written.deltas[0]).transpose(1, 2)).neg_().view(*k.shape[:-1], -1)
+        d_other, d_G = similarity_adjoint(d_weighted, system.similar, k, k, system.G, dk)
+        dk += d_other
+        for name, d in (
+            ("a", (d_kept * k).sum_to_size(g.a.shape)),
+            ("f", (d_past * k).sum_to_size(g.f.shape)),
+            ("G", d_G),
+        ):
+            ends = grads[name].unflatten(-2, (-1, chunk))[..., :-1, -1, :]
+            ends += d.unflatten(-2, (-1, chunk))[..., 1:, :, :].sum(-2)
