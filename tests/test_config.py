@@ -240,13 +240,17 @@ def test_the_step_is_bounded_by_chunk_and_momentum() -> None:
     assert config.theta_max == pytest.approx(0.9 * 0.2 / (16 + 8))
     assert dataclasses.replace(config, momentum=False).theta_max == pytest.approx(0.9 / 16)
     assert dataclasses.replace(config, chunk_size=1).theta_max == pytest.approx(0.9 * 0.2 / 9)
+    exact = dataclasses.replace(config, chunk_size=1, momentum=False)
+    assert exact.theta_max == 0.5
+    assert dataclasses.replace(exact, alpha_max=0.5).theta_max == 0.75
+    assert dataclasses.replace(exact, decay=False).theta_max == 0.9
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 0.8, 0.95, 0.99])
 @pytest.mark.parametrize("chunk", [1, 4, 16, 64])
 def test_the_largest_step_can_be_taken_for_ever(chunk: int, eta: float) -> None:
     """One unit key over and over, gates at their bounds: the error of a linear memory never grows (MATH §3)."""
-    theta = MemoryConfig(theta_bound=0.99, eta_max=eta, chunk_size=chunk).theta_max
+    theta = MemoryConfig(theta_bound=0.99, eta_max=eta, chunk_size=chunk, decay=False).theta_max
     error, surprise = 1.0, 0.0
     sizes = []
     for _ in range(2000):

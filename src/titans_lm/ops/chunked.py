@@ -361,8 +361,10 @@ def _run_piece(
     surprise: SurpriseSizes,
 ) -> Outcome:
     """Run a piece of a call: a chunk, or whole chunks by tiles, after which every row stands at a border."""
-    here = (*(x[:, piece.tokens] for x in tokens[:3]), *(tuple(x[:, piece.tokens] for x in g) for g in tokens[3:]))
-    length, start, size = here[0].shape[1], state.offset, chunk_size
+    q, k, v = (x[:, piece.tokens] for x in tokens[:3])
+    gates = (tuple(x[:, piece.tokens] for x in gate) for gate in tokens[3:])
+    here, length = (q, k, v, *gates), q.shape[1]
+    start, size = state.offset, chunk_size
     if piece.tiled:
         start, size = torch.zeros_like(start), tile
     if piece.valid is not None:
