@@ -88,7 +88,7 @@ def small_config(architecture: str, **settings: Any) -> BackboneConfig:
         "num_persistent": 3,
         "memory_expansion": 2,
     }
-    return BackboneConfig(**(sizes | stack_named(architecture) | settings))
+    return BackboneConfig(**(sizes | stack_named(architecture) | settings | SHARED.get(architecture, {})))
 
 
 def stack_named(name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from model_cases import BOUNDED, MEMORIES, REMEMBERING, STACKS, stack_named, wake
+from model_cases import BOUNDED, MEMORIES, REMEMBERING, SHARED, STACKS, stack_named, wake
 from titans_lm.hf import TitansConfig, TitansForCausalLM
 
 VOCABULARY = 50
@@ -45,7 +45,8 @@ __all__ = [
 def small_model(architecture: str, dtype: torch.dtype = torch.float32, **settings: Any) -> TitansForCausalLM:
     """A model in evaluation mode whose gates and norms are away from their start; weights depend on nothing else."""
     torch.manual_seed(0)
-    model = TitansForCausalLM(TitansConfig(**(SIZES | stack_named(architecture) | settings))).to(dtype).eval()
+    named = SIZES | stack_named(architecture) | settings | SHARED.get(architecture, {})
+    model = TitansForCausalLM(TitansConfig(**named)).to(dtype).eval()
     wake(model, 0.2)
     return model
 
