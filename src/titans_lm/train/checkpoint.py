@@ -190,7 +190,7 @@ def load_trainer(folder: Path) -> dict[str, Any]:
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Compare every file with its size and CRC-32."""
+    """Compare every file with its size and CRC-32; refuse files that were added."""
     if not (folder / FILES).is_file():
         raise ValueError(f"{folder} holds no {FILES}, so it is no checkpoint of titans-lm, or not a whole one")
     try:
@@ -204,6 +204,9 @@ def verify_checkpoint(folder: Path) -> None:
             raise ValueError(f"{path} is missing: {_advice(folder)}")
         if _sum(path) != expected.get(name):
             raise ValueError(f"{path} is damaged (its size or checksum is not what was written): {_advice(folder)}")
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.relative_to(folder).as_posix() not in {FILES, *expected}:
+            raise ValueError(f"{path} was not written with this checkpoint; move it elsewhere to load the checkpoint")
 
 
 def _advice(folder: Path) -> str:
