@@ -3,12 +3,13 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from streaming.stream_cases import CONSTANT, assert_same_memory, reading_model, text
-from titans_lm.streaming import Memory, Reader, load_memory, save_memory
+from titans_lm.streaming import Memory, Reader, file, load_memory, save_memory
 from titans_lm.streaming.compare import compare_memories, describe_memory, verify_memory
 from titans_lm.streaming.file import named_state, read_memory_file
 
@@ -122,6 +123,27 @@ def test_what_is_damaged_is_refused(tmp_path: Path) -> None:
         bad.write_bytes(whole.replace(old, new))
         with pytest.raises(ValueError, match="damaged"):
             verify_memory(bad)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_the_old_one_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process saves to the path after it has been opened."""
+    model, path = reading_model("lmm"), tmp_path / "x.memory"
+    old, new = read(model, text(30)), read(model, text(12))
+    save_memory(old, path, model, notes={"long": "x" * 10_000})
+
+    def replacing(function: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            save_memory(new, path, model)
+            return function(*given, **more)
+
+        return call
+
+    monkeypatch.setattr("torch.UntypedStorage.from_file", replacing(torch.UntypedStorage.from_file))
+    monkeypatch.setattr("titans_lm.streaming.file._check_format", replacing(file._check_format))
+    assert_same_memory(load_memory(path, model), old, 0.0)
+    assert_same_memory(load_memory(path, model), new, 0.0)
 
 
 def test_other_files_and_newer_formats_are_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ metadata    format, version, and `header`: JSON with the model's fingerprint, wh
 """
 
 import hashlib
+import io
 import json
 import struct
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from titans_lm.config import check_choice
@@ -30,6 +31,12 @@ from titans_lm.train.files import write_atomically
 
 FORMAT, VERSION = "titans-memory", 1
 Precision = Literal["exact", "bfloat16"]
+MOST_HEADER = 100_000_000
+"""Bytes of a header; safetensors takes no more either."""
+_DAMAGE = (
+    SafetensorError, KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError,
+    struct.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,11 +140,11 @@ def open_memory(path: str | Path, model: nn.Module) -> tuple[Header, Memory]:
 def read_memory_file(path: str | Path) -> tuple[Header, dict[str, Tensor]]:
     """Read header and tensors of a memory file without its model; ValueError unless every bit is as it was written."""
     path = Path(path)
-    with _opened(path) as file:
-        metadata = _metadata(path, file)
-        # Copies: they keep no file open, and lie in memory as tensors do that were computed, to the last bit of what is
-        # computed with them.
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
+    with _reading(path):
+        data = path.read_bytes()  # at once: another process may give the path to another file meanwhile
+        metadata = _metadata(path, io.BytesIO(data))
+        # Copies: they lie in memory as tensors do that were computed, to the last bit of what is computed with them.
+        tensors = {name: x.clone() for name, x in safetensors.torch.load(data).items()}
         header = Header.parse(metadata["header"])
     if _digest(metadata["header"], tensors) != metadata.get("digest"):
         raise ValueError(f"the memory {str(path)!r} is damaged: its contents are not what was written")
@@ -147,25 +154,27 @@ def read_memory_file(path: str | Path) -> tuple[Header, dict[str, Tensor]]:
 def read_header(path: str | Path) -> Header:
     """Read what a memory file says of itself and nothing else; whether its tensors are whole is not looked at."""
     path = Path(path)
-    with _opened(path) as file:
+    with _reading(path), path.open("rb") as file:
         return Header.parse(_metadata(path, file)["header"])
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open a memory file; whatever shows that it is none, or not whole, is a ValueError."""
+def _reading(path: Path) -> Iterator[None]:
+    """Read a memory file; whatever shows that it is none, or not whole, is a ValueError."""
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "does not exist"
         raise ValueError(f"got the memory {str(path)!r}, which {found}; expected a file that `titans read` has written")
     try:
-        with safe_open(path, "pt") as file:
-            yield file
-    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError, struct.error) as error:
+        yield
+    except _DAMAGE as error:
         raise ValueError(f"the memory {str(path)!r} cannot be read: it is damaged or not whole ({error})") from error
 
 
-def _metadata(path: Path, file: Any) -> dict[str, str]:
-    metadata = file.metadata() or {}
+def _metadata(path: Path, file: io.BufferedIOBase) -> dict[str, str]:
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > MOST_HEADER:
+        raise SafetensorError(f"its header would be {length:,} bytes")
+    metadata = json.loads(file.read(length)).get("__metadata__") or {}
     _check_format(path, metadata)
     return metadata
 
