@@ -103,7 +103,8 @@ def save_memory(
     text = json.dumps(asdict(header), ensure_ascii=False)
     metadata = {"format": FORMAT, "version": str(VERSION), "header": text, "digest": _digest(text, tensors)}
     # safetensors copies what it is given to bytes; views of one storage become tensors of their own
-    write_atomically(Path(path), safetensors.torch.save({k: v.clone() for k, v in tensors.items()}, metadata))
+    data = safetensors.torch.save({k: v.clone() for k, v in tensors.items()}, metadata)
+    write_atomically(Path(path), data, 0o600)  # it tells what was read
     return header
 
 

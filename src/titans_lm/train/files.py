@@ -16,28 +16,31 @@ HIDDEN = ".unfinished-"
 _ASKING = threading.Lock()
 
 
-def write_atomically(path: Path, data: str | bytes | Iterable[str]) -> None:
-    """Write a file, at once or piece by piece, so that a reader, or a machine that dies, finds the old or the new."""
+def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 0o666) -> None:
+    """Write a file, at once or piece by piece, so that a reader, or a machine that dies, finds the old or the new.
+
+    `mode` says who may read and write it, as far as the process's umask lets them.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = tempfile.NamedTemporaryFile(prefix=HIDDEN, dir=path.parent, delete=False)  # noqa: SIM115 - it is renamed
     try:
         with file:
             for part in [data] if isinstance(data, str | bytes) else data:
                 file.write(part.encode() if isinstance(part, str) else part)
-            publish(file, path)
+            publish(file, path, mode)
     except BaseException:
         Path(file.name).unlink(missing_ok=True)
         raise
 
 
-def publish(file: IO[bytes], path: Path) -> None:
+def publish(file: IO[bytes], path: Path, mode: int = 0o666) -> None:
     """Give a file that was written under another name its own, once all of it is on the disk."""
     with file:
         file.flush()
         os.fsync(file.fileno())
-    os.chmod(file.name, 0o666 & ~_umask())
+    os.chmod(file.name, mode & ~_umask())
     os.replace(file.name, path)
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -79,11 +82,11 @@ def begin_folder(path: Path) -> Path:
 def finish_folder(unfinished: Path, path: Path) -> None:
     """Give a filled folder its name once all of it is on the disk; an older one of that name goes."""
     for file in unfinished.rglob("*"):
-        _sync_folder(file)
-    _sync_folder(unfinished)
+        sync(file)
+    sync(unfinished)
     remove_folder(path)
     os.replace(unfinished, path)
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 def remove_folder(path: Path) -> None:
@@ -94,13 +97,19 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there, and make the disk know."""
+    path.unlink(missing_ok=True)
+    sync(path.parent)
+
+
 def remove_unfinished(folder: Path) -> None:
     """Remove what a process that was killed left unfinished."""
     for leftover in folder.glob(f"{HIDDEN}*"):
         shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
-def _sync_folder(path: Path) -> None:
+def sync(path: Path) -> None:
     """Make the disk hold a file's content, or a folder's names."""
     handle = os.open(path, os.O_RDONLY)
     try:
