@@ -162,7 +162,7 @@ class Store:
         path = self.path(kind, name)
         if path in self._damaged:
             raise ClientError(
-                409, f"the {kind} {name[:100]!r} is kept in a file that cannot be read ({path.name}; the log says why); "
+                409, f"the {kind} {name[:100]!r} is kept in a file that cannot be read ({path.name}; see the log); "
                 "delete it, or take another name", code="damaged",
             )  # fmt: skip
 

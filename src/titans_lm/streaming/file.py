@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from titans_lm.config import check_choice
 from titans_lm.ops.state import state_dtype
 from titans_lm.streaming.fingerprint import Fingerprint, fingerprint, hash_tensors
-from titans_lm.streaming.memory import Memory, Source
+from titans_lm.streaming.memory import NONE, Memory, Source
 from titans_lm.streaming.reader import check_readable
 from titans_lm.train.files import write_atomically
 
@@ -62,6 +62,7 @@ class Header:
         values = json.loads(text)
         values["model"] = Fingerprint(**values["model"])
         values["sources"] = tuple(tuple(Source(**source) for source in row) for row in values["sources"])
+        values["shared"] = dict(values["shared"])
         return cls(**{**values, "tokens": tuple(values["tokens"]), "open": tuple(values["open"])})
 
 
@@ -127,15 +128,34 @@ def open_memory(path: str | Path, model: nn.Module) -> tuple[Header, Memory]:
     for name, x in tensors.items():
         if x.is_floating_point():
             tensors[name] = x.to(precision)
-    for name, same in header.shared.items():
-        tensors[name] = tensors[same]
-    expected = dict(named_state(pattern, "state"))
-    if expected.keys() | {"pending"} != tensors.keys() or any(
-        x.shape[1:] != tensors[name].shape[1:] for name, x in expected.items()
-    ):
+    tensors |= {name: tensors[same] for name, same in header.shared.items() if same in tensors}
+    if not _fits(header, tensors, dict(named_state(pattern, "state")), owner.config.vocab_size):
         raise ValueError(f"got the memory {str(path)!r}, whose tensors are not those of this model's state")
+    if not all(bool(x.isfinite().all()) for x in tensors.values()):
+        raise ValueError(f"the memory {str(path)!r} holds numbers that are not finite")
     memory = Memory(_rebuild(pattern, "state", tensors), tensors["pending"], header.tokens, header.open, header.sources)
     return header, memory.to(next(model.parameters()).device)
+
+
+def _fits(header: Header, tensors: dict[str, Tensor], pattern: dict[str, Tensor], vocab_size: int) -> bool:
+    """Whether names, shapes, precisions and rows are those of a model's state."""
+    rows = len(header.tokens)
+    if tensors.keys() != pattern.keys() | {"pending"} or not tensors.keys() >= set(header.shared.values()):
+        return False
+    pending = tensors["pending"]
+    return (
+        all(tensors[name].shape == (rows, *x.shape[1:]) for name, x in pattern.items())
+        and all(_kind(tensors[name]) == _kind(x) for name, x in pattern.items())
+        and (pending.shape, pending.dtype) == ((rows,), torch.int64)
+        and bool(((pending >= NONE) & (pending < vocab_size)).all())
+        and rows == len(header.open) == len(header.sources)
+        and all(isinstance(count, int) for count in header.tokens)
+    )
+
+
+def _kind(x: Tensor) -> torch.dtype | None:
+    """A tensor's precision; None for those of real numbers, which are read in the model's."""
+    return None if x.is_floating_point() else x.dtype
 
 
 def read_memory_file(path: str | Path) -> tuple[Header, dict[str, Tensor]]:
