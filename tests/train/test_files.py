@@ -3,7 +3,7 @@ import stat
 
 import pytest
 
-from titans_lm.train.files import new_folder, remove_folder, remove_unfinished, write_atomically, write_json
+from titans_lm.train.files import claimed, new_folder, remove_folder, remove_unfinished, write_atomically, write_json
 
 
 def names(folder):
@@ -92,6 +92,26 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     (tmp_path / "kept").write_text("whole")
     remove_unfinished(tmp_path)
     assert names(tmp_path) == ["kept"]
+
+
+def test_what_another_process_is_at_is_left(tmp_path):
+    for name in (f"{os.getppid()}-y", f"{os.getpid()}-before", f"{2**22 + 1}-gone", f"{2**70}-gone"):
+        (tmp_path / f".unfinished-{name}").write_text("half")
+    remove_unfinished(tmp_path)
+    assert names(tmp_path) == [f".unfinished-{os.getppid()}-y"]
+    with new_folder(tmp_path / "folder") as unfinished:
+        assert unfinished.name.startswith(f".unfinished-{os.getpid()}-folder-")
+
+
+def test_a_folder_belongs_to_one_process(tmp_path, other_owner):
+    path = tmp_path / "in-use"
+    with claimed(path), claimed(path):
+        assert path.read_text().startswith(f"process {os.getpid()} on ")
+    assert names(tmp_path) == []
+    with other_owner(path), pytest.raises(ValueError, match=r"which process 7 on the moon has in use"), claimed(path):
+        pass
+    with claimed(path):
+        pass
 
 
 def test_a_folder_is_removed_at_once(tmp_path):

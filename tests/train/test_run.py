@@ -4,8 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from titans_lm.data.tokenizer import byte_tokenizer, is_byte_tokenizer
+from titans_lm.data.batches import RandomCrops
+from titans_lm.data.tokenizer import byte_tokenizer, encode_document, is_byte_tokenizer
+from titans_lm.train.loop import fit
+from titans_lm.train.losses import next_token_loss
 from titans_lm.train.run import RunFolder, commits_of, load_model, load_tokenizer, resolve_model
+from titans_lm.train.settings import FitSettings
 
 
 @pytest.fixture
@@ -52,6 +56,20 @@ def test_nothing_is_overwritten(run, titans):
     (run.path.parent / "file").write_text("x")
     with pytest.raises(ValueError, match="which is a file"):
         RunFolder.create(run.path.parent / "file", {})
+
+
+def test_two_processes_do_not_train_one_run(run, titans, other_owner):
+    """Neither steps nor checkpoints are touched."""
+    (run.path / "metrics.jsonl").write_text('{"step": 1}\n')
+    settings = FitSettings(steps=1, warmup_steps=0, eval_every=0, device="cpu")
+    batches = RandomCrops([encode_document(b"the quick brown fox")], seq_len=8, batch_size=2)
+    with other_owner(run.path / "in-use"), pytest.raises(ValueError, match="process 7 on the moon has in use"):
+        fit(titans(), batches, next_token_loss, settings, run=run)
+    assert (run.path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    assert not run.checkpoints.exists()
+    fit(titans(), batches, next_token_loss, settings, run=run)
+    assert checkpoints(run) == ["LATEST", "step-000001"]
+    assert not (run.path / "in-use").exists()
 
 
 def test_only_a_run_is_opened(run, tmp_path):

@@ -1,9 +1,11 @@
 """Files that are there whole or not at all: written under another name, flushed to the disk, then renamed."""
 
+import fcntl
 import json
 import math
 import os
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
@@ -16,13 +18,18 @@ HIDDEN = ".unfinished-"
 _ASKING = threading.Lock()
 
 
+def hidden() -> str:
+    """Begin the name of something unfinished: whose it is can be told from it."""
+    return f"{HIDDEN}{os.getpid()}-"
+
+
 def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 0o666) -> None:
     """Write a file, at once or piece by piece, so that a reader, or a machine that dies, finds the old or the new.
 
     `mode` says who may read and write it, as far as the process's umask lets them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = tempfile.NamedTemporaryFile(prefix=HIDDEN, dir=path.parent, delete=False)  # noqa: SIM115 - it is renamed
+    file = tempfile.NamedTemporaryFile(prefix=hidden(), dir=path.parent, delete=False)  # noqa: SIM115 - it is renamed
     try:
         with file:
             for part in [data] if isinstance(data, str | bytes) else data:
@@ -74,7 +81,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 def begin_folder(path: Path) -> Path:
     """Make a folder to fill, beside the place that it is for."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{HIDDEN}{path.name}-", dir=path.parent))
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{hidden()}{path.name}-", dir=path.parent))
     unfinished.chmod(0o777 & ~_umask())
     return unfinished
 
@@ -92,7 +99,7 @@ def finish_folder(unfinished: Path, path: Path) -> None:
 def remove_folder(path: Path) -> None:
     """Remove a folder; it loses its name at once, so nobody ever reads a part of it."""
     if path.exists():
-        doomed = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=path.parent))
+        doomed = Path(tempfile.mkdtemp(prefix=hidden(), dir=path.parent))
         os.replace(path, doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
@@ -104,9 +111,46 @@ def remove_file(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a process that was killed left unfinished."""
+    """Remove what a process that was killed left unfinished; what another one is at is left."""
     for leftover in folder.glob(f"{HIDDEN}*"):
+        owner = leftover.name.removeprefix(HIDDEN).partition("-")[0]
+        if owner.isdigit() and int(owner) != os.getpid() and _runs(int(owner)):
+            continue
         shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Have a lock file to this process alone while the block runs; ValueError, naming its owner, where another has it.
+
+    A lock of POSIX: it ends with the process, however that ends, and processes made by this one do not have it.
+    """
+    with path.open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ValueError(
+                f"got the folder {path.parent}, which {file.read()[:200] or 'another process'} has in use; "
+                "wait for it, stop it, or take another folder"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -9,6 +9,7 @@ runs/NAME/
     step-000250/      a checkpoint: a saved model, and what training needs to go on
     LATEST            the name of the newest whole one
   model/              the model after the last step, without the rest
+  in-use              who trains it now: a lock
 """
 
 import json
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 SETTINGS, ENVIRONMENT, METRICS, MODEL = "settings.json", "environment.json", "metrics.jsonl", "model"
 CHECKPOINTS, LATEST, STEP, CONTENTS = "checkpoints", "LATEST", "step", "contents.json"
-COMMITS, UNKNOWN = "commits", "unknown"
+IN_USE, COMMITS, UNKNOWN = "in-use", "commits", "unknown"
 
 
 class RunFolder:
@@ -47,7 +48,7 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise ValueError(f"got the run folder {path}, which is a file; expected a folder to make")
         found = {entry.name for entry in path.iterdir()} if path.exists() else set()
-        if found - {SETTINGS, ENVIRONMENT, CONTENTS}:
+        if found - {SETTINGS, ENVIRONMENT, CONTENTS, IN_USE}:
             raise ValueError(
                 f"got the run folder {path}, which holds {sorted(found)[0]!r} already; "
                 "choose another folder, or resume the run"

@@ -2,17 +2,17 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from titans_lm.train.beside import Beside, copied
 from titans_lm.train.checkpoint import verify_checkpoint, write_checkpoint
-from titans_lm.train.files import HIDDEN, begin_folder, finish_folder
+from titans_lm.train.files import HIDDEN, begin_folder, claimed, finish_folder
 from titans_lm.train.log import ProgressReport
 from titans_lm.train.parallel import plain
-from titans_lm.train.run import RunFolder
+from titans_lm.train.run import IN_USE, RunFolder
 from titans_lm.train.sharded import begin_state, has_state, save_state, whole_weights
 from titans_lm.train.sinks import NumberSink, flat_numbers, open_sinks
 from titans_lm.train.trainer import Record, Trainer
@@ -30,13 +30,14 @@ class Session:
         self.trainer, self.run, self.progress = trainer, run, progress
         self.saved: tuple[int, Path | None] = (-1, None)
         self.sinks: list[NumberSink] = []
-        self.beside = Beside(trainer.world)
+        self.beside, self.held = Beside(trainer.world), ExitStack()
 
     def resume(self) -> None:
-        """Go on from the run's newest checkpoint, if it has one."""
+        """Go on from the run's newest checkpoint, if it has one; ValueError where another process trains it."""
         run, world = self.run, self.trainer.world
         if run is None:
             return
+        world.first(lambda: self.held.enter_context(claimed(run.path / IN_USE)))
         checkpoint = world.told(run.latest())
         if checkpoint is not None:
             if world.size > 1 or has_state(checkpoint):  # else it is done while loading
@@ -72,6 +73,7 @@ class Session:
         for sink in self.sinks:  # they write what they have kept back
             sink.close()
         self.sinks = []
+        self.held.close()
 
     def save(self, *, beside: bool = False) -> Path | None:
         """Write a checkpoint of the step that was taken last, unless there is one.
