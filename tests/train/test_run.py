@@ -1,11 +1,14 @@
 import json
+import os
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from titans_lm.data.batches import RandomCrops
 from titans_lm.data.tokenizer import byte_tokenizer, encode_document, is_byte_tokenizer
+from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import next_token_loss
 from titans_lm.train.run import RunFolder, commits_of, load_model, load_tokenizer, resolve_model
@@ -72,6 +75,28 @@ def test_two_processes_do_not_train_one_run(run, titans, other_owner):
     assert not (run.path / "in-use").exists()
 
 
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(run, titans, capfd):
+    batches = RandomCrops([encode_document(b"the quick brown fox")], seq_len=8, batch_size=2)
+    settings = FitSettings(steps=3, warmup_steps=0, eval_every=0, save_every=1, keep=3, device="cpu")
+    fit(titans(), batches, next_token_loss, settings, run=run)
+    whole = run.metrics.read()
+    for name in ("step-000003", "step-000002"):
+        os.truncate(run.checkpoints / name / "trainer.pt", 100)
+    progress = ProgressReport(console=Console(stderr=True))
+    steps = []
+    fit(titans(), batches, next_token_loss, settings, run=run, progress=progress, on_step=lambda r: steps.append(r))
+    assert [record["step"] for record in steps] == [2, 3]
+    assert [record["loss"] for record in run.metrics.read()] == [record["loss"] for record in whole]
+    said = capfd.readouterr().err
+    assert "step-000003/trainer.pt is damaged" in said
+    assert f"going on from {run.checkpoints / 'step-000001'}" in said
+    fit(titans(), batches, next_token_loss, settings, run=run)  # what was damaged was written anew
+    for name in ("step-000003", "step-000002", "step-000001"):
+        os.truncate(run.checkpoints / name / "trainer.pt", 100)
+    with pytest.raises(ValueError, match=r"step-000003/trainer\.pt is damaged"):
+        fit(titans(), batches, next_token_loss, settings, run=run)
+
+
 def test_only_a_run_is_opened(run, tmp_path):
     assert RunFolder.open(run.path).path == run.path
     with pytest.raises(ValueError, match=r"holds no settings\.json; expected the folder of a run"):
@@ -92,8 +117,9 @@ def test_the_latest_is_found_though_it_was_removed(run, titans):
     assert run.latest().name == "step-000002"
     (run.checkpoints / "LATEST").write_text("step-000009\n")
     assert run.latest().name == "step-000003"
-    (run.checkpoints / "LATEST").write_text("../../elsewhere\n")
-    assert run.latest().name == "step-000003"
+    for other in (b"../../elsewhere\n", b"\xff\xfe", b"step-000002\0", b"x" * 5000, b""):
+        (run.checkpoints / "LATEST").write_bytes(other)
+        assert run.latest().name == "step-000003"
     (run.checkpoints / "LATEST").unlink()
     assert run.latest().name == "step-000003"
 

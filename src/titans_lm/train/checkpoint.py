@@ -43,6 +43,10 @@ _INCIDENTAL = {
 """What a config.json says beside what the model is and computes."""
 
 
+class DamagedCheckpoint(ValueError):
+    """A checkpoint that is not as it was written."""
+
+
 def save_checkpoint(
     folder: Path,
     model: nn.Module,
@@ -64,7 +68,10 @@ def write_checkpoint(
 ) -> None:
     """Fill the folder of a checkpoint, beside what is in it already, and sum up all of it; for `weights` see below."""
     save_model(folder, model, tokenizer, weights)
-    torch.save({"format": FORMAT, **trainer}, folder / TRAINER)
+    try:
+        torch.save({"format": FORMAT, **trainer}, folder / TRAINER)
+    except RuntimeError as error:  # a full disk, as torch tells it
+        raise OSError(errno.EIO, " ".join(str(error).split())[:300], str(folder / TRAINER)) from error
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     write_json(folder / FILES, {path.relative_to(folder).as_posix(): _sum(path) for path in files})
 
@@ -190,20 +197,22 @@ def load_trainer(folder: Path) -> dict[str, Any]:
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Compare every file with its size and CRC-32; refuse files that were added."""
+    """Compare every file with its size and CRC-32: DamagedCheckpoint; refuse files that were added: ValueError."""
     if not (folder / FILES).is_file():
-        raise ValueError(f"{folder} holds no {FILES}, so it is no checkpoint of titans-lm, or not a whole one")
+        raise DamagedCheckpoint(f"{folder} holds no {FILES}, so it is no checkpoint of titans-lm, or not a whole one")
     try:
         files = json.loads((folder / FILES).read_bytes())
         expected = {name: (int(size), int(crc)) for name, (size, crc) in files.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder / FILES} cannot be read: {_advice(folder)}") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{folder / FILES} cannot be read: {_advice(folder)}") from error
     for name in sorted({TRAINER, *expected}):
         path = folder / name
         if not path.is_file():
-            raise ValueError(f"{path} is missing: {_advice(folder)}")
+            raise DamagedCheckpoint(f"{path} is missing: {_advice(folder)}")
         if _sum(path) != expected.get(name):
-            raise ValueError(f"{path} is damaged (its size or checksum is not what was written): {_advice(folder)}")
+            raise DamagedCheckpoint(
+                f"{path} is damaged (its size or checksum is not what was written): {_advice(folder)}"
+            )
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.relative_to(folder).as_posix() not in {FILES, *expected}:
             raise ValueError(f"{path} was not written with this checkpoint; move it elsewhere to load the checkpoint")

@@ -29,6 +29,11 @@ def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 
     `mode` says who may read and write it, as far as the process's umask lets them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    with naming(path):
+        _write(path, data, mode)
+
+
+def _write(path: Path, data: str | bytes | Iterable[str], mode: int) -> None:
     file = tempfile.NamedTemporaryFile(prefix=hidden(), dir=path.parent, delete=False)  # noqa: SIM115 - it is renamed
     try:
         with file:
@@ -37,6 +42,17 @@ def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 
             publish(file, path, mode)
     except BaseException:
         Path(file.name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file in an OSError that names none: on a full disk Python says what failed, and not where."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
         raise
 
 
@@ -71,8 +87,9 @@ def new_folder(path: Path) -> Iterator[Path]:
     """Fill a folder that appears under its name only when the block ends well; an older one of that name goes."""
     unfinished = begin_folder(path)
     try:
-        yield unfinished
-        finish_folder(unfinished, path)
+        with naming(path):
+            yield unfinished
+            finish_folder(unfinished, path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise

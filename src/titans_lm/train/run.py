@@ -13,13 +13,21 @@ runs/NAME/
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from torch import nn
 
-from titans_lm.train.checkpoint import FILES, quiet_transformers, save_checkpoint, save_model
+from titans_lm.train.checkpoint import (
+    FILES,
+    DamagedCheckpoint,
+    quiet_transformers,
+    save_checkpoint,
+    save_model,
+    verify_checkpoint,
+)
 from titans_lm.train.device import choose_device, commit, environment
 from titans_lm.train.files import new_folder, remove_folder, remove_unfinished, write_atomically, write_json
 from titans_lm.train.log import JsonLines
@@ -68,6 +76,21 @@ class RunFolder:
     def latest(self) -> Path | None:
         """Find the checkpoint to go on from: the one that LATEST names, else the newest that is there."""
         return latest_checkpoint(self.path)
+
+    def whole(self, passed_over: Callable[[DamagedCheckpoint], None]) -> Path | None:
+        """Find the newest checkpoint that is as it was written; DamagedCheckpoint where there are some and none is."""
+        latest, damage = self.latest(), None
+        candidates = [latest, *(path for path in reversed(_steps(self.path)) if path != latest)] if latest else []
+        for checkpoint in candidates:
+            try:
+                verify_checkpoint(checkpoint)
+                return checkpoint
+            except DamagedCheckpoint as error:
+                damage = damage or error
+                passed_over(error)
+        if damage is not None:
+            raise damage
+        return None
 
     def save(
         self,
@@ -139,11 +162,9 @@ def seconds_of(run: Path) -> float:
 
 def latest_checkpoint(run: Path) -> Path | None:
     """Find a run's newest checkpoint, or None: what LATEST names, unless somebody removed it."""
-    pointer = run / CHECKPOINTS / LATEST
-    named = run / CHECKPOINTS / pointer.read_text().strip() if pointer.is_file() else None
-    if named is not None and named.parent == run / CHECKPOINTS and named.is_dir():
-        return named
-    return (_steps(run) or [None])[-1]
+    pointer, steps = run / CHECKPOINTS / LATEST, _steps(run)
+    named = pointer.read_bytes().strip() if pointer.is_file() else b""
+    return next((path for path in steps if path.name.encode() == named), (steps or [None])[-1])
 
 
 def resolve_model(path: str | Path) -> Path:
@@ -202,7 +223,7 @@ def _load(auto_class: Any, folder: Path, what: str) -> Any:
 
 def _steps(run: Path) -> list[Path]:
     """List a run's checkpoints, oldest first."""
-    folders = [path for path in (run / CHECKPOINTS).glob("step-*") if path.name[5:].isdigit() and path.is_dir()]
+    folders = [path for path in (run / CHECKPOINTS).glob("step-*") if path.name[5:].isdecimal() and path.is_dir()]
     return sorted(folders, key=lambda path: int(path.name[5:]))
 
 

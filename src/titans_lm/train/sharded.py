@@ -7,6 +7,7 @@ DCP keeps its list of tensors (`.metadata`) and plain values as pickles, which r
 read. Here they are read by unpicklers that know the classes of such a list, and tensors and plain values, and no more.
 """
 
+import errno
 import io
 import pickle
 import warnings
@@ -19,6 +20,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.planner import ReadItem
@@ -83,7 +85,10 @@ class _Planner(DefaultLoadPlanner):
 def save_state(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
     """Write this process's part; all processes call it."""
     weights, moments = get_state_dict(plain(model), optimiser)
-    dcp.save({"model": weights, "optimiser": moments}, checkpoint_id=folder / STATE)
+    try:
+        dcp.save({"model": weights, "optimiser": moments}, checkpoint_id=folder / STATE)
+    except CheckpointException as error:  # a full disk, as DCP tells it
+        raise OSError(errno.EIO, " ".join(str(error).split())[:300], str(folder / STATE)) from error
 
 
 def begin_state(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, group: Any) -> Callable[[], Any]:
@@ -99,8 +104,6 @@ def begin_state(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer
 
 def load_state(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
     """Read what this process needs of it; all processes call it. ValueError where it cannot be read."""
-    from torch.distributed.checkpoint.api import CheckpointException
-
     listed = _read_list(folder / STATE)
     weights, moments = get_state_dict(plain(model), optimiser)
     state: dict[str, Any] = {"model": weights, "optimiser": moments}
