@@ -132,6 +132,18 @@ def test_what_a_killed_save_left_is_no_checkpoint(run, titans):
     assert checkpoints(run) == ["LATEST", "step-000001", "step-000003"]
 
 
+def test_a_flipped_bit_in_a_finished_model_is_found(run, titans):
+    path = run.finish(3, titans()) / "model.safetensors"
+    load_model(run.path, "cpu")
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged .* remove files\.json if it was changed"):
+        load_model(run.path, "cpu")
+    (run.path / "model" / "files.json").unlink()
+    load_model(run.path, "cpu")
+
+
 def test_a_model_is_found_wherever_it_is(run, titans):
     first = run.save(4, titans(), {}, keep=2)
     assert resolve_model(run.path) == first

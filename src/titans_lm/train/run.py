@@ -27,6 +27,8 @@ from titans_lm.train.checkpoint import (
     save_checkpoint,
     save_model,
     verify_checkpoint,
+    verify_weights,
+    write_sums,
 )
 from titans_lm.train.device import choose_device, commit, environment
 from titans_lm.train.files import new_folder, remove_folder, remove_unfinished, write_atomically, write_json
@@ -130,6 +132,7 @@ class RunFolder:
         with new_folder(self.path / MODEL) as unfinished:
             save_model(unfinished, model, self.tokenizer, weights)
             write_json(unfinished / f"{STEP}.json", {STEP: step})
+            write_sums(unfinished)
         _note_commit(self.path)
         return self.path / MODEL
 
@@ -214,6 +217,8 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
 
 def _load(auto_class: Any, folder: Path, what: str) -> Any:
     try:
+        if what == "model":
+            verify_weights(folder)
         with quiet_transformers():
             return auto_class.from_pretrained(folder)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
