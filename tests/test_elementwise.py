@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from titans_lm import elementwise
+from titans_lm.backbone import Backbone
+from titans_lm.config import BackboneConfig
 from titans_lm.elementwise import (
     causal_taps,
     gated_linear,
@@ -124,6 +126,43 @@ def test_a_vector_of_zeros_has_a_gradient_too() -> None:
     assert x.grad is not None
     assert torch.equal(x.grad[0], torch.full((4,), 1e3, dtype=torch.float64))
     torch.testing.assert_close(x.grad[1], torch.zeros(4, dtype=torch.float64), rtol=0.0, atol=1e-12)
+
+
+def test_without_an_epsilon_zeros_have_no_gradient() -> None:
+    """And all others the gradient that they had."""
+    x = drawn(3, 4)
+    x[0], x[1] = 0.0, 1e-13
+    given, again, plain = (x.clone().requires_grad_() for _ in range(3))
+    unit_norm(given)[:, 0].sum().backward()
+    (again / again.norm(dim=-1, keepdim=True).clamp_min(1e-12))[:, 0].sum().backward()
+    with pytest.MonkeyPatch.context() as compiled:
+        compiled.setattr(torch.compiler, "is_compiling", lambda: True)
+        unit_norm(plain)[:, 0].sum().backward()
+    for found in (given.grad, plain.grad):
+        assert found is not None
+        assert again.grad is not None
+        assert (found[:2] == 0.0).all()
+        torch.testing.assert_close(found[2], again.grad[2], rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(unit_norm(x), x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12), rtol=1e-15, atol=0.0)
+
+
+@pytest.mark.parametrize("architecture", ["lmm", "mac", "mag", "mal"])
+def test_embeddings_padded_with_zeros_leave_gradients_finite(architecture: str) -> None:
+    torch.manual_seed(0)
+    backbone = Backbone(
+        BackboneConfig(
+            architecture=architecture, hidden_size=32, num_attention_heads=2, num_hidden_layers=6, num_persistent=2,
+            segment_len=8, window=8, chunk_size=4,
+        )
+    )  # fmt: skip
+    x = torch.randn(2, 16, 32)
+    x[:, :5] = 0.0
+    x.requires_grad_()
+    y, *_ = backbone(x)
+    (y * torch.randn_like(y)).sum().backward()
+    found = [x.grad, *(p.grad for p in backbone.parameters() if p.grad is not None)]
+    assert all(bool(g.isfinite().all()) for g in found if g is not None)
+    assert torch.stack([g.norm() for g in found if g is not None]).norm() < 1e8
 
 
 def test_maps_of_one_input_are_made_together() -> None:

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from titans_lm.ops.products import linear, outer, times
 
 Gating = Literal["silu", "sigmoid"]
+SHORTEST = 1e-12
+"""Length from which on a vector has a direction."""
 
 
 def followed(*tensors: Tensor | None) -> bool:
@@ -70,20 +72,27 @@ def _rms_adjoint(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple
     return grad.mul_(rstd).addcmul_(x, along, value=-1), d_weight
 
 
-def unit_norm(x: Float[Tensor, "*s D"], eps: float = 1e-12) -> Float[Tensor, "*s D"]:
-    """x / max(‖x‖, ε)."""
+def unit_norm(x: Float[Tensor, "*s D"], eps: float | None = None) -> Float[Tensor, "*s D"]:
+    """x / max(‖x‖, ε).
+
+    Without ε it is 1e-12, and a vector that is shorter, as the zeros of padded embeddings are, has no gradient: times
+    1 / ε in block after block it would be more than float32 holds.
+    """
     if not followed(x):
-        return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(eps)
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        if eps is None and torch.is_grad_enabled():
+            x = torch.where(size < SHORTEST, x.detach(), x)
+        return x / size.clamp_min(SHORTEST if eps is None else eps)
     return _UnitNorm.apply(x, eps)
 
 
 class _UnitNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, eps: float | None) -> Tensor:
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        unit = x / size.clamp_min(eps)
+        ctx.short, ctx.eps = eps is None, SHORTEST if eps is None else eps
+        unit = x / size.clamp_min(ctx.eps)
         ctx.save_for_backward(unit, size)
-        ctx.eps = eps
         return unit
 
     @staticmethod
@@ -92,7 +101,8 @@ class _UnitNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         (grad,), (unit, size) = grads, ctx.saved_tensors
         along = (grad * unit).sum(-1, keepdim=True).masked_fill_(size < ctx.eps, 0.0)  # below ε it is a plain quotient
-        return torch.addcmul(grad, unit, along, value=-1).div_(size.clamp_min(ctx.eps)), None
+        d_x = torch.addcmul(grad, unit, along, value=-1).div_(size.clamp_min(ctx.eps))
+        return d_x.masked_fill_(size < ctx.eps, 0.0) if ctx.short else d_x, None
 
 
 def gated_linear(

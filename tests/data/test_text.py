@@ -177,3 +177,20 @@ def test_a_file_that_cannot_be_opened_is_skipped(tmp_path, monkeypatch):
     documents, skipped = read_documents(tmp_path)
     assert [d.name for d in documents] == ["open.txt"]
     assert skipped == ["closed.txt: Permission denied"]
+
+
+def test_a_folder_that_cannot_be_opened_is_named(tmp_path, monkeypatch):
+    for name in ("open", "shut"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text("text")
+    scandir = os.scandir
+
+    def refusing(path):
+        if Path(path).name == "shut":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    documents, skipped = read_documents(tmp_path)
+    assert [document.name for document in documents] == ["open/x.txt"]
+    assert [line.partition(":")[0] for line in skipped] == ["shut"]

@@ -2,16 +2,18 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from prepare.prepare_cases import prepared, settings, text, write_rows, write_texts
 from titans_lm.data.prepared import TokenFolder, is_token_folder, tokenizer_fingerprint
-from titans_lm.data.text import chance
+from titans_lm.data.text import Document, chance
 from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer, decode_bytes, encode_document
+from titans_lm.prepare import tokenise
 from titans_lm.prepare.run import prepare
-from titans_lm.prepare.tokenise import Encoder, load_tokenizer
+from titans_lm.prepare.tokenise import ANYWHERE, WORDS, Encoder, load_tokenizer, pieces, safe_cut
 
 
 def texts_of(folder: TokenFolder) -> list[list[bytes]]:
@@ -171,3 +173,55 @@ def test_documents_are_encoded_alike_alone_and_together(tmp_path: Path) -> None:
     ids = Encoder(byte_tokenizer())(documents[:1])[0]
     assert np.array_equal(ids, encode_document(documents[0].data))
     assert (ids[0], ids[-1]) == (BOS, EOS)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> TokenFolder:
+    """A folder of a BPE's tokens."""
+    path = tmp_path_factory.mktemp("words")
+    write_texts(path / "texts")
+    return prepared(path / "texts", path / "out", train_bpe=300)
+
+
+PARTS = [
+    "a", "b", "Z", "é", "記", "🙂", "1", "7", "²", "'s", "'ll", "'", "’", " ", "  ", "\n", "\n\n", "\t", "\r\n", "\x1c",
+    "\x85",
+    "\u00a0", "\u2028", "\u3000", "\u0301", ",", "}", "<bos>", "<|end|>", "_", "\x00",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_long_text_has_the_tokens_of_the_whole(
+    words: TokenFolder, monkeypatch: pytest.MonkeyPatch, special: bool
+) -> None:
+    """Cut every few characters, with special tokens read out of text and not."""
+    tokenizer: Any = words.tokenizer()
+    tokenizer.split_special_tokens = not special
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    drawn = np.random.default_rng(0)
+    documents = [Document("x", "".join(drawn.choice(PARTS, 400)).encode()) for _ in range(60)]
+    monkeypatch.setattr(tokenise, "PIECE", 10**9)
+    whole = Encoder(tokenizer)
+    assert whole.cut is (WORDS if special else ANYWHERE)
+    expected = whole(documents)
+    monkeypatch.setattr(tokenise, "PIECE", 3)
+    monkeypatch.setattr(tokenise, "AT_ONCE", 50)
+    found = Encoder(tokenizer)(documents)
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert len(list(pieces(documents[0].data.decode(), whole.cut))) > 20
+
+
+def test_a_tokenizer_of_another_form_is_given_whole_texts(words: TokenFolder) -> None:
+    from tokenizers import AddedToken, normalizers, pre_tokenizers
+
+    for change in ("prefix", "pattern", "normalizer", "token"):
+        backend = words.tokenizer().backend_tokenizer
+        if change == "prefix":
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        elif change == "pattern":
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        elif change == "normalizer":
+            backend.normalizer = normalizers.NFC()
+        else:
+            backend.add_tokens([AddedToken("two words", normalized=False)])
+        assert safe_cut(backend) is None

@@ -187,6 +187,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     write_texts(tmp_path / "texts", 4)
     write_rows(tmp_path / "rows", 2)
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": \n')
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 1000)[:40])
     (tmp_path / "occupied").mkdir()
@@ -195,6 +196,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["nowhere"], "which does not exist; expected a file, a folder, hf:NAME"),
         ([tmp_path / "empty"], "got no files in"),
         ([tmp_path / "bad.jsonl"], "line 2 of .*bad.jsonl is not JSON"),
+        ([tmp_path / "deep.jsonl"], "line 1 of .*deep.jsonl is not JSON"),
         ([tmp_path / "torn.jsonl.gz"], "torn.jsonl.gz cannot be unpacked"),
         ([tmp_path / "texts", "--held-out", "1"], "got held_out=1 without valid, which leaves nothing to train on"),
         ([tmp_path / "rows", "--column", "story"], "row 1 of a.jsonl has no 'story' but"),

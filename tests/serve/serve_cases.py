@@ -15,6 +15,7 @@ from streaming.stream_cases import reading_model
 from titans_lm.data.tokenizer import byte_tokenizer, decode_bytes
 from titans_lm.generate import Chooser
 from titans_lm.serve.app import create_app
+from titans_lm.serve.connection import Connection
 from titans_lm.serve.engine import Engine
 from titans_lm.serve.settings import ServeSettings
 from titans_lm.serve.store import Store
@@ -46,7 +47,9 @@ def small_engine(folder: Path, model: Any = None, **settings: Any) -> Engine:
 def serving(engine: Engine, key: str | None = None) -> Iterator[httpx.Client]:
     """A client of a running server; the server stops as it does when it is asked to."""
     app = create_app(engine, NAME, key)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5, http=Connection)
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

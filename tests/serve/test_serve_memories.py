@@ -182,7 +182,7 @@ def test_what_was_read_from_disk_is_not_kept_over_what_was_written_since(
     store.close()
 
 
-def test_a_file_that_is_damaged_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_damaged_is_refused_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = reading_model("lmm")
     store = Store(tmp_path, model, in_memory=1, most=9)
     reader = Reader(model, byte_tokenizer())
@@ -196,13 +196,84 @@ def test_a_file_that_is_damaged_is_left_out_and_said(tmp_path: Path, caplog: pyt
     paths["changed"].write_bytes(data)
     (store.folder / ".unfinished-x").write_text("left by a kill")
     store.close()
+    kept = {name: paths[name].read_bytes() for name in ("cut", "changed")}
     store = Store(tmp_path, model, in_memory=1, most=9)
     assert {entry["id"] for entry in store.entries("memory")} == {"whole", "changed"}
-    assert "left out" in caplog.text
+    assert "cannot be used" in caplog.text
     assert not (store.folder / ".unfinished-x").exists()
-    with pytest.raises(ClientError, match="cannot be read"):
-        store.get("memory", "changed")
+    for name in ("cut", "changed"):
+        for _ in range(2):
+            with pytest.raises(ClientError, match=f"'{name}' is kept in a file that cannot be read") as refused:
+                store.get("memory", name)
+            assert refused.value.status == 409
+        with pytest.raises(ClientError, match="cannot be read"):
+            store.put(Entry("memory", name, reader.memory))
+        assert paths[name].read_bytes() == kept[name], "it is never written over"
+        assert store.delete("memory", name)
+        assert not paths[name].exists()
+        assert store.get("memory", name) is None
+        store.put(Entry("memory", name, reader.memory))
     assert store.get("memory", "whole") is not None
+    store.close()
+
+
+def test_a_damaged_conversation_does_not_begin_anew(tmp_path: Path) -> None:
+    model = plain_model()
+    with serving(small_engine(tmp_path, model)) as client:
+        complete(client, "remember", 4, conversation="ann")
+    (path,) = tmp_path.rglob("*.memory")
+    os.truncate(path, 100)
+    with serving(small_engine(tmp_path, model)) as client:
+        refused = client.post("/v1/completions", json={"prompt": "x", "conversation": "ann"})
+        assert refused.status_code == client.get("/v1/conversations/ann").status_code == 409
+        assert "'ann'" in refused.json()["error"]["message"]
+        assert path.stat().st_size == 100
+        assert client.delete("/v1/conversations/ann").status_code == 200
+        complete(client, "anew", 4, conversation="ann")
+
+
+def test_a_file_that_cannot_be_opened_just_now_is_not_taken_for_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = reading_model("lmm")
+    store = Store(tmp_path, model, in_memory=1, most=9)
+    reader = Reader(model, byte_tokenizer())
+    reader.read("x")
+    for name in "ab":
+        store.put(Entry("memory", name, reader.memory))
+
+    def full(*_: object) -> bytes:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as now:
+        now.setattr(Path, "read_bytes", full)
+        with pytest.raises(OSError, match="Too many open files"):
+            store.get("memory", "a")
+    assert store.get("memory", "a") is not None
+    store.close()
+
+
+def test_what_was_deleted_stays_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is on the disk before anybody is told: after a power cut the file would be back."""
+    model = reading_model("lmm")
+    store = Store(tmp_path, model, in_memory=1, most=9)
+    reader = Reader(model, byte_tokenizer())
+    reader.read("x")
+    store.put(Entry("memory", "a", reader.memory))
+    synced = []
+    monkeypatch.setattr("titans_lm.train.files.sync", synced.append)
+    assert store.delete("memory", "a")
+    assert synced == [store.folder]
+    store.close()
+
+
+def test_only_who_runs_the_server_can_read_its_memories(tmp_path: Path) -> None:
+    model = reading_model("lmm")
+    store = Store(tmp_path, model, in_memory=1, most=9)
+    reader = Reader(model, byte_tokenizer())
+    reader.read("x")
+    store.put(Entry("memory", "a", reader.memory))
+    assert store.path("memory", "a").stat().st_mode & 0o077 == 0
     store.close()
 
 

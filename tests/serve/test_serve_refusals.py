@@ -1,15 +1,22 @@
 """What a client does wrong is said in a 4xx, costs nothing, and leaves the server as it was."""
 
+import asyncio
+import http.client
 import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from serve.serve_cases import complete, serving, small_engine, wait_until_active
+from titans_lm.serve.connection import Connection
+from titans_lm.serve.errors import ClientError
+from titans_lm.serve.gate import Gate
 from titans_lm.serve.settings import ServeSettings
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -53,6 +60,9 @@ MALFORMED: list[tuple[str, Any, str]] = [
     (TEXT, {"prompt": "x", "conversation": ""}, "conversation"),
     (TEXT, {"prompt": "x", "conversation": "x" * 201}, "conversation"),
     (TEXT, {"prompt": "x", "conversation": {"id": "x"}}, "conversation"),
+    (TEXT, {"prompt": "x", "conversation": "two\nlines"}, "line breaks"),
+    ("/v1/memories", {"text": "x", "name": "x\x00"}, "control characters"),
+    (TEXT, {"prompt": "x", "memory": "x\u2028"}, "line breaks"),
     (TEXT, {"prompt": "x" * 5_001}, "5,000 tokens"),
     (CHAT, {}, "messages"),
     (CHAT, {"messages": []}, "messages"),
@@ -103,6 +113,7 @@ RAW: list[tuple[bytes, dict[str, str]]] = [
     (b'{"prompt": "x"}', {"content-type": "text/plain"}),
     (b"<x/>", {"content-type": "application/xml"}),
     (b"\x1f\x8b\x08", {"content-encoding": "gzip"}),
+    ('{"prompt": "x", "text": "x", "messages": "x"}'.encode("utf-16"), {}),
 ]
 
 
@@ -217,3 +228,118 @@ def test_no_request_computes_longer_than_it_may(tmp_path_factory: pytest.TempPat
 def test_settings_that_make_no_sense(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         ServeSettings(**settings)
+
+
+def test_pages_of_other_places_get_nothing(client: httpx.Client) -> None:
+    """A browser sends a POST without Content-Type, or one for forms, to anybody; it says whose page asks."""
+    here = f"{client.base_url.host}:{client.base_url.port}"
+    body = b'{"prompt": "x", "max_tokens": 1, "conversation": "theirs"}'
+    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "application/jsonp"}):
+        assert client.post(TEXT, content=body, headers=headers).status_code == 415, headers
+    json_type = {"content-type": "application/json; charset=utf-8"}
+    for origin, status in (
+        ("http://evil.example", 403), ("null", 403), (f"http://{here}.evil.example", 403), (f"http://{here}", 200),
+    ):  # fmt: skip
+        headers = {**json_type, "origin": origin}
+        sent = b'{"prompt": "x", "max_tokens": 1}' if status == 200 else body
+        assert client.post(TEXT, content=sent, headers=headers).status_code == status, origin
+    assert client.get("/v1/conversations/theirs").status_code == 404
+
+
+@pytest.mark.parametrize(("host", "local"), [
+    ("127.0.0.1", True), ("127.0.0.2", True), ("127.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False),
+    ("10.0.0.1", False),
+])  # fmt: skip
+def test_every_address_of_this_machine_for_itself_checks_the_host(host: str, local: bool) -> None:
+    gate = Gate(None, ServeSettings(host=host), None)
+    for name in ("127.0.0.1:8000", "localhost", "127.9.9.9", "[::1]:80"):
+        gate._check_host(name)
+    if local:
+        with pytest.raises(ClientError, match="for this machine alone"):
+            gate._check_host("evil.example")
+    else:
+        gate._check_host("evil.example")
+
+
+@pytest.mark.parametrize("body", [
+    b"[[]" + b",[]" * 100_000 + b"]",
+    b'{"prompt": "x", "metadata": [' + b'"",' * 200_000 + b'""]}',
+    b'{"a": "\\\\", "b": [' + b"1," * 500_000 + b"1]}",
+    b'{"a": "\\"]", "b": [' + b"{}," * 100_001 + b"1]}",
+])  # fmt: skip
+def test_bodies_of_too_many_parts_are_not_parsed(tmp_path: Path, body: bytes) -> None:
+    gate = Gate(None, ServeSettings(store=tmp_path, max_prompt_tokens=5_000), None)
+    with pytest.raises(ClientError, match="too many parts"):
+        gate._check_parts(body)
+    gate._check_parts(json.dumps({"prompt": body.decode() + "\\", "metadata": [[1]]}).encode())
+
+
+def test_there_is_room_for_some_large_bodies_at_once(tmp_path: Path) -> None:
+    """Each is half there; what has gone makes room again, and small ones are never refused."""
+    most = 2**20
+
+    async def opened(gate: Gate, size: int, left: asyncio.Event) -> int:
+        sent: list[dict[str, Any]] = []
+        parts = [{"type": "http.request", "body": b"x" * size, "more_body": True}]
+
+        async def receive() -> dict[str, Any]:
+            if parts:
+                return parts.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        await gate({"type": "http", "method": "POST", "path": TEXT, "headers": headers}, receive, send)
+        return sent[0]["status"] if sent else 0
+
+    async def run() -> None:
+        gate, left = Gate(None, ServeSettings(store=tmp_path, max_body_bytes=most), None), asyncio.Event()
+        tasks = [asyncio.create_task(opened(gate, most - 1, left)) for _ in range(8)]
+        await asyncio.sleep(0)
+        assert await opened(gate, most - 1, left) == 429
+        small = asyncio.create_task(opened(gate, 2**16, left))
+        await asyncio.sleep(0)
+        left.set()
+        assert await asyncio.gather(*tasks, small) == [0] * 9
+        assert gate.held == 0
+
+    asyncio.run(run())
+
+
+def test_clients_that_send_everything_first_hear_that_it_is_too_much(client: httpx.Client) -> None:
+    connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port, timeout=30)
+    body, headers = b"x" * 150_000, {"content-type": "application/json"}
+    for given in (body, iter([body[:75_000], body[75_000:]])):
+        connection.request("POST", TEXT, given, headers, encode_chunked=not isinstance(given, bytes))
+        response = connection.getresponse()
+        assert response.status == 413
+        response.read()
+        connection.close()
+
+
+def test_connections_that_send_no_request_keep_out_nobody(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "most", 8)
+    monkeypatch.setattr(Connection, "seconds", 0.5)
+    with serving(small_engine(tmp_path_factory.mktemp("store"))) as client, ExitStack() as stack:
+        assert client.get("/health").status_code == 200
+        address = (client.base_url.host, client.base_url.port)
+        half = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(20)]
+        for connection in half:
+            with suppress(OSError):
+                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: local")
+        assert httpx.get(f"{client.base_url}/health").status_code == 200
+        for connection in half:
+            with suppress(ConnectionResetError):
+                assert connection.recv(10) == b"", "it is closed"
+        after = stack.enter_context(socket.create_connection(address, timeout=30))
+        after.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 200 " in after.recv(1000)
+        after.sendall(b"GET /health HT")
+        with suppress(ConnectionResetError):
+            while after.recv(1000):
+                pass

@@ -3,12 +3,14 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from streaming.stream_cases import CONSTANT, assert_same_memory, reading_model, text
-from titans_lm.streaming import Memory, Reader, load_memory, save_memory
+from titans_lm.streaming import Memory, Reader, file, load_memory, save_memory
 from titans_lm.streaming.compare import compare_memories, describe_memory, verify_memory
 from titans_lm.streaming.file import named_state, read_memory_file
 
@@ -124,6 +126,27 @@ def test_what_is_damaged_is_refused(tmp_path: Path) -> None:
             verify_memory(bad)
 
 
+def test_a_file_that_is_replaced_while_it_is_read_is_the_old_one_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process saves to the path after it has been opened."""
+    model, path = reading_model("lmm"), tmp_path / "x.memory"
+    old, new = read(model, text(30)), read(model, text(12))
+    save_memory(old, path, model, notes={"long": "x" * 10_000})
+
+    def replacing(function: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            save_memory(new, path, model)
+            return function(*given, **more)
+
+        return call
+
+    monkeypatch.setattr("torch.UntypedStorage.from_file", replacing(torch.UntypedStorage.from_file))
+    monkeypatch.setattr("titans_lm.streaming.file._check_format", replacing(file._check_format))
+    assert_same_memory(load_memory(path, model), old, 0.0)
+    assert_same_memory(load_memory(path, model), new, 0.0)
+
+
 def test_other_files_and_newer_formats_are_refused(tmp_path: Path) -> None:
     model, path = reading_model("lmm"), tmp_path / "x.memory"
     save_memory(read(model, text(9)), path, model)
@@ -145,6 +168,40 @@ def test_other_files_and_newer_formats_are_refused(tmp_path: Path) -> None:
         load_memory(tmp_path / "none", model)
     with pytest.raises(ValueError, match="is a folder"):
         load_memory(tmp_path, model)
+
+
+FORGED: list[tuple[str, Any]] = [
+    ("not finite", lambda t, h: t["state.layers.0.memory.M.0"].view(-1)[3].fill_(float("nan"))),
+    ("are not those", lambda t, h: t.update({"state.position": t["state.position"].float()})),
+    ("are not those", lambda t, h: t.update({"state.layers.0.memory.M.0": t["state.layers.0.memory.M.0"].int()})),
+    ("are not those", lambda t, h: t.update({"state.position": t["state.position"].repeat(2)})),
+    ("are not those", lambda t, h: t.update({"pending": t["pending"].repeat(2)})),
+    ("are not those", lambda t, h: t["pending"].fill_(99_999)),
+    ("are not those", lambda t, h: h.update(tokens=[1, 2])),
+    ("are not those", lambda t, h: h.update(tokens=["many"])),
+    ("are not those", lambda t, h: h.update(sources=[])),
+    ("are not those", lambda t, h: h.update(shared={"state.position": "nowhere"})),
+    ("are not those", lambda t, h: h.update(shared={"extra": "pending"})),
+    ("damaged", lambda t, h: h.update(shared=5)),
+    ("damaged", lambda t, h: h.update(sources=[[{}]])),
+    ("damaged", lambda t, h: h.pop("tokens")),
+]
+
+
+@pytest.mark.parametrize(("message", "change"), FORGED)
+def test_a_file_whose_sums_are_right_and_whose_contents_are_not(tmp_path: Path, message: str, change: Any) -> None:
+    model, path = reading_model("lmm"), tmp_path / "x.memory"
+    save_memory(read(model, text(30)), path, model)
+    _, tensors = read_memory_file(path)
+    (length,) = struct.unpack("<Q", path.read_bytes()[:8])
+    metadata = json.loads(path.read_bytes()[8 : 8 + length])["__metadata__"]
+    header = json.loads(metadata["header"])
+    change(tensors, header)
+    metadata["header"] = json.dumps(header)
+    metadata["digest"] = file._digest(metadata["header"], tensors)
+    path.write_bytes(safetensors.torch.save(tensors, metadata))
+    with pytest.raises(ValueError, match=message):
+        load_memory(path, model)
 
 
 def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

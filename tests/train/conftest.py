@@ -1,6 +1,10 @@
 """Models small enough to train in a test: ours, and one of another family."""
 
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,3 +48,30 @@ def llama() -> Callable[[], PreTrainedModel]:
         return LlamaForCausalLM(LlamaConfig(vocab_size=259, tie_word_embeddings=True, **sizes))
 
     return make
+
+
+OWNER = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("process 7 on the moon", file=file, end="", flush=True)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other_owner() -> Callable[[Path], AbstractContextManager[None]]:
+    """Let another process have a lock file."""
+
+    @contextmanager
+    def owned(path: Path) -> Iterator[None]:
+        command, pipe = [sys.executable, "-S", "-c", OWNER, str(path)], subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield
+            process.stdin.close()
+
+    return owned

@@ -1,5 +1,6 @@
 import itertools
 import json
+import pickle
 import random
 import shutil
 import zlib
@@ -18,7 +19,10 @@ from titans_lm.train.checkpoint import (
     random_state,
     restore_random_state,
     save_checkpoint,
+    verify_checkpoint,
+    write_checkpoint,
 )
+from titans_lm.train.sharded import load_state, save_state
 
 TRAINER = {"step": 3, "optimiser": {"state": {0: {"exp_avg": torch.arange(3.0)}}}, "betas": (0.9, 0.95), "none": None}
 
@@ -156,3 +160,58 @@ def test_an_interrupted_save_leaves_the_last_checkpoint(titans, saved, monkeypat
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(saved.parent / "step-000009", titans("mac"), TRAINER)
     assert sorted(path.name for path in saved.parent.iterdir()) == ["step-000003", "step-000006"]
+
+
+class Evil:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def parts(titans, folder, lr=0.5):
+    """A checkpoint of several processes, written by one."""
+    model = titans("mac")
+    optimiser = torch.optim.AdamW(model.parameters())
+    optimiser.param_groups[0]["lr"] = lr
+    folder.mkdir()
+    save_state(folder, model, optimiser)
+    write_checkpoint(folder, model, TRAINER)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_parts_of_several_processes_come_back(titans, tmp_path):
+    folder = parts(titans, tmp_path / "x")
+    model = titans("mac")
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1.0)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    verify_checkpoint(folder)
+    load_state(folder, model, optimiser)
+    assert torch.equal(model.lm_head.weight, titans("mac").lm_head.weight)
+    assert optimiser.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("where", ["metadata", "values"])
+def test_parts_run_no_code_even_where_the_sums_are_right(titans, tmp_path, where):
+    ran = tmp_path / "ran"
+    folder = parts(titans, tmp_path / "x", *([Evil(ran)] if where == "values" else []))
+    if where == "metadata":
+        (folder / "state" / ".metadata").write_bytes(pickle.dumps(Evil(ran)))
+    model = titans("mac")
+    with pytest.raises(ValueError, match="state"):
+        load_state(folder, model, torch.optim.AdamW(model.parameters()))
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", ["state/.metadata", "pytorch_model.bin", ".x"])
+def test_files_that_were_added_are_refused(titans, saved, name):
+    (saved / name).parent.mkdir(exist_ok=True)
+    (saved / name).write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"step-000006.* was not written with this checkpoint; move it elsewhere"):
+        load_checkpoint(saved, titans("mac"))

@@ -1,9 +1,14 @@
 import os
 import stat
+from pathlib import Path
 
 import pytest
+import torch
 
-from titans_lm.train.files import new_folder, remove_folder, remove_unfinished, write_atomically, write_json
+from titans_lm.cli import is_mistake
+from titans_lm.train.checkpoint import save_checkpoint
+from titans_lm.train.files import claimed, new_folder, remove_folder, remove_unfinished, write_atomically, write_json
+from titans_lm.train.log import JsonLines
 
 
 def names(folder):
@@ -54,6 +59,36 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert names(tmp_path) == ["file"]
 
 
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch, titans):
+    """Python names none where writing fails, and the command line takes an error without a name for a bug."""
+
+    def no_space(_):
+        raise OSError(28, "No space left on device")
+
+    def fill_folder():
+        with new_folder(tmp_path / "folder"):
+            no_space(0)
+
+    def damaged(*_):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+
+    monkeypatch.setattr(torch, "save", damaged)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", no_space)
+        with pytest.raises(OSError, match="No space left") as one:
+            write_atomically(tmp_path / "file", "new")
+    with pytest.raises(OSError, match="No space left") as other:
+        fill_folder()
+    with pytest.raises(OSError, match="No space left") as third:
+        JsonLines(Path("/dev/full")).append({"step": 1})
+    with pytest.raises(OSError, match="unexpected pos") as last:
+        save_checkpoint(tmp_path / "step-1", titans(), {})
+    found = [error.value.filename for error in (one, other, third)]
+    assert found == [str(tmp_path / "file"), str(tmp_path / "folder"), "/dev/full"]
+    assert all(is_mistake(error.value) for error in (one, other, third, last))
+    assert names(tmp_path) == []
+
+
 def test_json_has_no_number_that_json_lacks(tmp_path):
     write_json(tmp_path / "x.json", {"a": float("nan"), "b": [float("inf"), 1.5], "ü": "é"})
     assert (tmp_path / "x.json").read_text() == ('{\n  "a": null,\n  "b": [\n    null,\n    1.5\n  ],\n  "ü": "é"\n}\n')
@@ -92,6 +127,26 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     (tmp_path / "kept").write_text("whole")
     remove_unfinished(tmp_path)
     assert names(tmp_path) == ["kept"]
+
+
+def test_what_another_process_is_at_is_left(tmp_path):
+    for name in (f"{os.getppid()}-y", f"{os.getpid()}-before", f"{2**22 + 1}-gone", f"{2**70}-gone"):
+        (tmp_path / f".unfinished-{name}").write_text("half")
+    remove_unfinished(tmp_path)
+    assert names(tmp_path) == [f".unfinished-{os.getppid()}-y"]
+    with new_folder(tmp_path / "folder") as unfinished:
+        assert unfinished.name.startswith(f".unfinished-{os.getpid()}-folder-")
+
+
+def test_a_folder_belongs_to_one_process(tmp_path, other_owner):
+    path = tmp_path / "in-use"
+    with claimed(path), claimed(path):
+        assert path.read_text().startswith(f"process {os.getpid()} on ")
+    assert names(tmp_path) == []
+    with other_owner(path), pytest.raises(ValueError, match=r"which process 7 on the moon has in use"), claimed(path):
+        pass
+    with claimed(path):
+        pass
 
 
 def test_a_folder_is_removed_at_once(tmp_path):

@@ -2,6 +2,7 @@ import io
 import json
 import re
 
+import pytest
 from rich.console import Console
 
 from titans_lm.train.log import JsonLines, ProgressReport, TokenReport
@@ -79,3 +80,11 @@ def test_progress_goes_to_stderr(capsys):
     ProgressReport().say("something")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "something\n")
+
+
+@pytest.mark.parametrize("line", ["{garbage", "[1]", '{"loss": 1}', '{"step": "x"}', "[" * 100_000, "\xff"])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line.encode("latin-1") + b"\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl.* line 2; remove that line"):
+        JsonLines(path).rewind(5)

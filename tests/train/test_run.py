@@ -1,11 +1,18 @@
 import json
+import os
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from titans_lm.data.tokenizer import byte_tokenizer, is_byte_tokenizer
+from titans_lm.data.batches import RandomCrops
+from titans_lm.data.tokenizer import byte_tokenizer, encode_document, is_byte_tokenizer
+from titans_lm.train.log import ProgressReport
+from titans_lm.train.loop import fit
+from titans_lm.train.losses import next_token_loss
 from titans_lm.train.run import RunFolder, commits_of, load_model, load_tokenizer, resolve_model
+from titans_lm.train.settings import FitSettings
 
 
 @pytest.fixture
@@ -54,6 +61,42 @@ def test_nothing_is_overwritten(run, titans):
         RunFolder.create(run.path.parent / "file", {})
 
 
+def test_two_processes_do_not_train_one_run(run, titans, other_owner):
+    """Neither steps nor checkpoints are touched."""
+    (run.path / "metrics.jsonl").write_text('{"step": 1}\n')
+    settings = FitSettings(steps=1, warmup_steps=0, eval_every=0, device="cpu")
+    batches = RandomCrops([encode_document(b"the quick brown fox")], seq_len=8, batch_size=2)
+    with other_owner(run.path / "in-use"), pytest.raises(ValueError, match="process 7 on the moon has in use"):
+        fit(titans(), batches, next_token_loss, settings, run=run)
+    assert (run.path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    assert not run.checkpoints.exists()
+    fit(titans(), batches, next_token_loss, settings, run=run)
+    assert checkpoints(run) == ["LATEST", "step-000001"]
+    assert not (run.path / "in-use").exists()
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(run, titans, capfd):
+    batches = RandomCrops([encode_document(b"the quick brown fox")], seq_len=8, batch_size=2)
+    settings = FitSettings(steps=3, warmup_steps=0, eval_every=0, save_every=1, keep=3, device="cpu")
+    fit(titans(), batches, next_token_loss, settings, run=run)
+    whole = run.metrics.read()
+    for name in ("step-000003", "step-000002"):
+        os.truncate(run.checkpoints / name / "trainer.pt", 100)
+    progress = ProgressReport(console=Console(stderr=True))
+    steps = []
+    fit(titans(), batches, next_token_loss, settings, run=run, progress=progress, on_step=lambda r: steps.append(r))
+    assert [record["step"] for record in steps] == [2, 3]
+    assert [record["loss"] for record in run.metrics.read()] == [record["loss"] for record in whole]
+    said = capfd.readouterr().err
+    assert "step-000003/trainer.pt is damaged" in said
+    assert f"going on from {run.checkpoints / 'step-000001'}" in said
+    fit(titans(), batches, next_token_loss, settings, run=run)  # what was damaged was written anew
+    for name in ("step-000003", "step-000002", "step-000001"):
+        os.truncate(run.checkpoints / name / "trainer.pt", 100)
+    with pytest.raises(ValueError, match=r"step-000003/trainer\.pt is damaged"):
+        fit(titans(), batches, next_token_loss, settings, run=run)
+
+
 def test_only_a_run_is_opened(run, tmp_path):
     assert RunFolder.open(run.path).path == run.path
     with pytest.raises(ValueError, match=r"holds no settings\.json; expected the folder of a run"):
@@ -74,8 +117,9 @@ def test_the_latest_is_found_though_it_was_removed(run, titans):
     assert run.latest().name == "step-000002"
     (run.checkpoints / "LATEST").write_text("step-000009\n")
     assert run.latest().name == "step-000003"
-    (run.checkpoints / "LATEST").write_text("../../elsewhere\n")
-    assert run.latest().name == "step-000003"
+    for other in (b"../../elsewhere\n", b"\xff\xfe", b"step-000002\0", b"x" * 5000, b""):
+        (run.checkpoints / "LATEST").write_bytes(other)
+        assert run.latest().name == "step-000003"
     (run.checkpoints / "LATEST").unlink()
     assert run.latest().name == "step-000003"
 
@@ -86,6 +130,18 @@ def test_what_a_killed_save_left_is_no_checkpoint(run, titans):
     assert run.latest().name == "step-000001"
     run.save(3, titans(), {}, keep=2)
     assert checkpoints(run) == ["LATEST", "step-000001", "step-000003"]
+
+
+def test_a_flipped_bit_in_a_finished_model_is_found(run, titans):
+    path = run.finish(3, titans()) / "model.safetensors"
+    load_model(run.path, "cpu")
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged .* remove files\.json if it was changed"):
+        load_model(run.path, "cpu")
+    (run.path / "model" / "files.json").unlink()
+    load_model(run.path, "cpu")
 
 
 def test_a_model_is_found_wherever_it_is(run, titans):

@@ -176,10 +176,15 @@ def _read_text(path: Path) -> bytes | None:
 
 
 def _files(folder: Path, left_out: frozenset[str]) -> Iterator[Path]:
-    """Walk over the regular files of a folder; links to folders are not followed, so the walk ends."""
-    for root, folders, files in os.walk(folder):
+    """Walk over the regular files of a folder; links to folders are not followed, so the walk ends.
+
+    Folders that cannot be opened come last, as they are, and whoever opens them hears why.
+    """
+    shut: list[OSError] = []
+    for root, folders, files in os.walk(folder, onerror=shut.append):
         folders[:] = [name for name in folders if name not in left_out and not name.startswith(".")]
         for name in files:
             path = Path(root, name)
             if not name.startswith(".") and path.is_file():
                 yield path
+    yield from (Path(error.filename) for error in shut)

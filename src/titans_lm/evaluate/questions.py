@@ -126,7 +126,7 @@ def read_questions(name: str, folder: Path, limit: int | None = None) -> list[Qu
             break
         try:
             found.append(_question(task, json.loads(line)))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"got line {number} of {path}, which is no item: {error}") from error
     if not found:
         raise ValueError(f"got {path}, which holds no item")

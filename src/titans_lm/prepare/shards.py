@@ -11,7 +11,7 @@ import numpy as np
 
 from titans_lm.data.prepared import Shard
 from titans_lm.data.tokenizer import TokenIds
-from titans_lm.train.files import HIDDEN, publish, write_atomically
+from titans_lm.train.files import hidden, publish, write_atomically
 
 
 class ShardWriter:
@@ -42,7 +42,7 @@ class ShardWriter:
         data = np.ascontiguousarray(tokens, self.dtype).tobytes()
         try:
             if self.file is None:
-                self.file = tempfile.NamedTemporaryFile(prefix=HIDDEN, dir=self.folder, delete=False)  # noqa: SIM115
+                self.file = tempfile.NamedTemporaryFile(prefix=hidden(), dir=self.folder, delete=False)  # noqa: SIM115
             self.file.write(data)
         except OSError as error:
             raise self._failed(error) from error

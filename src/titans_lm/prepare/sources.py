@@ -103,7 +103,7 @@ def _json_lines(path: Path) -> Iterator[Any]:
         if line.strip():
             try:
                 yield json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"line {number} of {path} is not JSON: {error}; mend or remove it") from error
 
 

@@ -1,6 +1,9 @@
 """The tokeniser of a token folder, and documents through it: <bos> text <eos>."""
 
+import itertools
+import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
+PIECE, AT_ONCE = 1 << 16, 1 << 20
+"""Characters that a long text is cut into, and that are encoded together: a token takes some 200 bytes meanwhile."""
+WORDS = re.compile(r"(?<=\S)(?=[ \n])")
+ANYWHERE = re.compile(rf"{WORDS.pattern}|(?<=[A-Za-z])(?=[\x21-\x40])|(?<=[0-9])(?=[A-Za-z])")
+"""Where GPT-2's pattern ends a piece whatever stands before and after: its only look ahead is within whitespace."""
 
 
 def use_threads(workers: int) -> None:
@@ -76,7 +84,7 @@ def train_bpe(texts: Iterable[Document], settings: PrepareSettings) -> "PreTrain
 
 def _sample(texts: Iterable[Document], most: int) -> Iterator[str]:
     for document in texts:
-        yield as_text(document.data[:most])
+        yield from pieces(as_text(document.data[:most]), ANYWHERE)
         most -= len(document.data)
         if most <= 0:
             return
@@ -87,12 +95,40 @@ def as_text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
+def pieces(text: str, cut: re.Pattern[str] | None) -> Iterator[str]:
+    """Cut a long text at places where its tokens are cut in any case."""
+    start = 0
+    while cut is not None and len(text) - start > PIECE and (found := cut.search(text, start + PIECE)):
+        yield text[start : found.start()]
+        start = found.start()
+    yield text[start:]
+
+
+def safe_cut(backend: Any) -> re.Pattern[str] | None:
+    """Where a text may be cut without changing its tokens; None where that is not known of the tokenizer.
+
+    It is known of byte-level BPE after GPT-2's pattern alone, whose tokens stay within the pattern's pieces, at places
+    that are inside of no added token that is read out of text.
+    """
+    rules = json.loads(backend.to_str())
+    before = rules["pre_tokenizer"] or {}
+    told = before.get("type"), before.get("use_regex"), before.get("add_prefix_space"), rules["normalizer"]
+    if told != ("ByteLevel", True, False, None):
+        return None
+    read = [token for token in rules["added_tokens"] if not (token["special"] and backend.encode_special_tokens)]
+    if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in read):
+        return None
+    cuts = (cut for cut in (ANYWHERE, WORDS) if not any(cut.search(token["content"]) for token in read))
+    return next(cuts, None)
+
+
 class Encoder:
     """Documents into token ids: <bos> text <eos>, as far as the tokeniser has these."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer, self.bytes = tokenizer, is_byte_tokenizer(tokenizer)
         self.backend = _backend(tokenizer)
+        self.cut = None if self.backend is None else safe_cut(self.backend)
         self.vocab_size = len(tokenizer)
         self.dtype = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
         self.before, self.after = (
@@ -105,12 +141,30 @@ class Encoder:
         if self.bytes:
             return [encode_document(document.data) for document in documents]
         texts = [as_text(document.data) for document in documents]
-        if self.backend is None:
-            found = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-            ids: Iterable[Any] = found["input_ids"]
-        else:
-            ids = (each.ids for each in self.backend.encode_batch_fast(texts, add_special_tokens=False))
-        return [np.concatenate([self.before, np.array(each, self.dtype), self.after]) for each in ids]
+        parts = [list(pieces(text, self.cut)) for text in texts]
+        ids = self._ids(itertools.chain.from_iterable(parts))
+        return [np.concatenate([self.before, *itertools.islice(ids, len(of_text)), self.after]) for of_text in parts]
+
+    def _ids(self, texts: Iterator[str]) -> Iterator[TokenIds]:
+        """Encode texts, about AT_ONCE characters at a time."""
+        for group in _together(texts):
+            if self.backend is None:
+                found = self.tokenizer(group, add_special_tokens=False, return_attention_mask=False, verbose=False)
+                yield from (np.array(ids, self.dtype) for ids in found["input_ids"])
+            else:
+                encoded = self.backend.encode_batch_fast(group, add_special_tokens=False)
+                yield from [np.array(each.ids, self.dtype) for each in encoded]
+
+
+def _together(texts: Iterator[str]) -> Iterator[list[str]]:
+    group: list[str] = []
+    for text in texts:
+        group.append(text)
+        if sum(map(len, group)) >= AT_ONCE:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _backend(tokenizer: Any) -> Any:

@@ -17,7 +17,7 @@ from titans_lm.serve.engine import Engine
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, failure, not_found
 from titans_lm.serve.gate import Gate
 from titans_lm.serve.runner import Runner
-from titans_lm.serve.schema import NAME_LENGTH, Asked, Chat, Completion, Look, NewMemory
+from titans_lm.serve.schema import NAME_LENGTH, Asked, Chat, Completion, Look, NewMemory, plain_name
 from titans_lm.serve.shape import Shape, events
 from titans_lm.serve.store import Kind
 
@@ -148,7 +148,10 @@ def _check(asked: Asked, request: Request, name: str, most: int) -> None:
         given = request.headers.get("x-conversation") or None
         if given is not None and len(given) > NAME_LENGTH:
             raise bad_request(f"x-conversation: expected at most {NAME_LENGTH} characters")
-        asked.conversation = given
+        try:
+            asked.conversation = None if given is None else plain_name(given)
+        except ValueError as error:
+            raise bad_request(f"x-conversation: {error}") from error
     if max(asked.max_tokens or 0, asked.max_completion_tokens or 0) > most:
         raise bad_request(f"this server writes at most {most:,} tokens at once", "max_tokens")
 

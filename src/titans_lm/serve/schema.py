@@ -4,15 +4,25 @@ Fields that change nothing about the text (user, metadata, …) are let through;
 error, since a client would take the answer for something it is not.
 """
 
+import unicodedata
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from titans_lm.config import nearest
 
 NAME_LENGTH = 200
-Name = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH)]
-"""Names of conversations and memories: anything short; they reach the file system as hashes."""
+
+
+def plain_name(name: str) -> str:
+    """Refuse a name with line breaks or other control characters: no address could name it again."""
+    if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in name):
+        raise ValueError("expected a name without line breaks and other control characters")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH), AfterValidator(plain_name)]
+"""Names of conversations and memories: anything short in one line; they reach the file system as hashes."""
 Stop = Annotated[str, Field(min_length=1, max_length=100)]
 
 NOT_DONE: dict[str, tuple[Any, ...]] = {

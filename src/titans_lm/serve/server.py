@@ -9,6 +9,7 @@ import torch
 import uvicorn
 
 from titans_lm.serve.app import create_app
+from titans_lm.serve.connection import Connection
 from titans_lm.serve.engine import Engine
 from titans_lm.serve.settings import ServeSettings, check_key
 from titans_lm.serve.store import Store
@@ -44,8 +45,9 @@ def serve_model(
             shown = f"[{host}]" if ":" in host else host
             say(f"{name} at http://{shown}:{port}, {store.counts()['stored']} memories in {store.folder}")
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, server_header=False
-        )
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, server_header=False,
+            http=Connection,
+        )  # fmt: skip
         uvicorn.Server(config).run([listening])
     finally:
         listening.close()

@@ -21,7 +21,7 @@ from titans_lm.serve.errors import ClientError
 from titans_lm.streaming import Memory, save_memory
 from titans_lm.streaming.file import Header, open_memory, read_header
 from titans_lm.streaming.fingerprint import fingerprint
-from titans_lm.train.files import remove_unfinished
+from titans_lm.train.files import remove_file, remove_unfinished
 
 Kind = Literal["conversation", "memory"]
 log = logging.getLogger("titans_lm.serve")
@@ -60,11 +60,12 @@ class Store:
         self._loaded: OrderedDict[Path, Entry] = OrderedDict()
         self._known: dict[Path, dict[str, Any]] = {}
         self._coming: dict[Path, Kind] = {}
+        self._damaged: set[Path] = set()
         for path in sorted(self.folder.glob("*.memory")):
             try:
                 self._known[path] = described(read_header(path), path)
-            except (ValueError, KeyError) as error:
-                log.warning("left out %s: %s", path, error)
+            except (ValueError, KeyError, OSError) as error:
+                self._refuse(path, error)
 
     def close(self) -> None:
         """Let another server have the folder."""
@@ -81,14 +82,16 @@ class Store:
         return sorted(found, key=lambda known: (-known["used"], known["id"]))
 
     def describe(self, kind: Kind, name: str) -> dict[str, Any] | None:
-        """What a client may know of an entry; None where there is none."""
+        """What a client may know of an entry; None where there is none, ClientError 409 where it is damaged."""
+        self._check_whole(kind, name)
         with self._lock:
             return self._known.get(self.path(kind, name))
 
     def get(self, kind: Kind, name: str) -> Entry | None:
-        """Find an entry, in RAM or on disk; None where there is none."""
+        """Find an entry, in RAM or on disk; None where there is none, ClientError 409 where it is damaged."""
         path = self.path(kind, name)
         while True:
+            self._check_whole(kind, name)
             with self._lock:
                 if path in self._loaded:
                     self._loaded.move_to_end(path)
@@ -102,8 +105,8 @@ class Store:
                 with self._lock:
                     if self._known.get(path) is not known:  # deleted or written meanwhile
                         continue
-                log.error("%s", error)
-                raise ClientError(500, f"the {kind} {name[:100]!r} cannot be read from the store any more") from error
+                    self._refuse(path, error)
+                continue
             entry = Entry(kind, name, memory, header.notes)
             if self._keep(path, entry, known):
                 return entry
@@ -128,6 +131,7 @@ class Store:
     def check_room(self, kind: Kind, name: str, *, reserve: bool = False) -> None:
         """Refuse a new entry where the store is full; with `reserve` keep its place until it is written."""
         path = self.path(kind, name)
+        self._check_whole(kind, name)
         with self._lock:
             count = sum(known["object"] == kind for known in self._known.values())
             count += sum(other == kind for other in self._coming.values())
@@ -143,9 +147,24 @@ class Store:
         path = self.path(kind, name)
         with self._lock:
             self._loaded.pop(path, None)
-            found = self._known.pop(path, None) is not None
-        path.unlink(missing_ok=True)
+            found = self._known.pop(path, None) is not None or path in self._damaged
+            self._damaged.discard(path)
+        remove_file(path)
         return found
+
+    def _refuse(self, path: Path, error: Exception) -> None:
+        """Let nobody use a file that cannot be read: taken for none it would be written over."""
+        log.error("%s cannot be used until it is mended or deleted: %s", path, error)
+        self._known.pop(path, None)
+        self._damaged.add(path)
+
+    def _check_whole(self, kind: Kind, name: str) -> None:
+        path = self.path(kind, name)
+        if path in self._damaged:
+            raise ClientError(
+                409, f"the {kind} {name[:100]!r} is kept in a file that cannot be read ({path.name}; see the log); "
+                "delete it, or take another name", code="damaged",
+            )  # fmt: skip
 
     def _keep(self, path: Path, entry: Entry, known: dict[str, Any]) -> bool:
         """Hold an entry in RAM, unless what is known of it has changed since: then it is an old one."""

@@ -7,6 +7,7 @@ metadata    format, version, and `header`: JSON with the model's fingerprint, wh
 """
 
 import hashlib
+import io
 import json
 import struct
 from collections.abc import Iterator
@@ -18,18 +19,24 @@ from typing import Any, Literal
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from titans_lm.config import check_choice
 from titans_lm.ops.state import state_dtype
 from titans_lm.streaming.fingerprint import Fingerprint, fingerprint, hash_tensors
-from titans_lm.streaming.memory import Memory, Source
+from titans_lm.streaming.memory import NONE, Memory, Source
 from titans_lm.streaming.reader import check_readable
 from titans_lm.train.files import write_atomically
 
 FORMAT, VERSION = "titans-memory", 1
 Precision = Literal["exact", "bfloat16"]
+MOST_HEADER = 100_000_000
+"""Bytes of a header; safetensors takes no more either."""
+_DAMAGE = (
+    SafetensorError, KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError,
+    struct.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class Header:
         values = json.loads(text)
         values["model"] = Fingerprint(**values["model"])
         values["sources"] = tuple(tuple(Source(**source) for source in row) for row in values["sources"])
+        values["shared"] = dict(values["shared"])
         return cls(**{**values, "tokens": tuple(values["tokens"]), "open": tuple(values["open"])})
 
 
@@ -96,7 +104,8 @@ def save_memory(
     text = json.dumps(asdict(header), ensure_ascii=False)
     metadata = {"format": FORMAT, "version": str(VERSION), "header": text, "digest": _digest(text, tensors)}
     # safetensors copies what it is given to bytes; views of one storage become tensors of their own
-    write_atomically(Path(path), safetensors.torch.save({k: v.clone() for k, v in tensors.items()}, metadata))
+    data = safetensors.torch.save({k: v.clone() for k, v in tensors.items()}, metadata)
+    write_atomically(Path(path), data, 0o600)  # it tells what was read
     return header
 
 
@@ -119,25 +128,44 @@ def open_memory(path: str | Path, model: nn.Module) -> tuple[Header, Memory]:
     for name, x in tensors.items():
         if x.is_floating_point():
             tensors[name] = x.to(precision)
-    for name, same in header.shared.items():
-        tensors[name] = tensors[same]
-    expected = dict(named_state(pattern, "state"))
-    if expected.keys() | {"pending"} != tensors.keys() or any(
-        x.shape[1:] != tensors[name].shape[1:] for name, x in expected.items()
-    ):
+    tensors |= {name: tensors[same] for name, same in header.shared.items() if same in tensors}
+    if not _fits(header, tensors, dict(named_state(pattern, "state")), owner.config.vocab_size):
         raise ValueError(f"got the memory {str(path)!r}, whose tensors are not those of this model's state")
+    if not all(bool(x.isfinite().all()) for x in tensors.values()):
+        raise ValueError(f"the memory {str(path)!r} holds numbers that are not finite")
     memory = Memory(_rebuild(pattern, "state", tensors), tensors["pending"], header.tokens, header.open, header.sources)
     return header, memory.to(next(model.parameters()).device)
+
+
+def _fits(header: Header, tensors: dict[str, Tensor], pattern: dict[str, Tensor], vocab_size: int) -> bool:
+    """Whether names, shapes, precisions and rows are those of a model's state."""
+    rows = len(header.tokens)
+    if tensors.keys() != pattern.keys() | {"pending"} or not tensors.keys() >= set(header.shared.values()):
+        return False
+    pending = tensors["pending"]
+    return (
+        all(tensors[name].shape == (rows, *x.shape[1:]) for name, x in pattern.items())
+        and all(_kind(tensors[name]) == _kind(x) for name, x in pattern.items())
+        and (pending.shape, pending.dtype) == ((rows,), torch.int64)
+        and bool(((pending >= NONE) & (pending < vocab_size)).all())
+        and rows == len(header.open) == len(header.sources)
+        and all(isinstance(count, int) for count in header.tokens)
+    )
+
+
+def _kind(x: Tensor) -> torch.dtype | None:
+    """A tensor's precision; None for those of real numbers, which are read in the model's."""
+    return None if x.is_floating_point() else x.dtype
 
 
 def read_memory_file(path: str | Path) -> tuple[Header, dict[str, Tensor]]:
     """Read header and tensors of a memory file without its model; ValueError unless every bit is as it was written."""
     path = Path(path)
-    with _opened(path) as file:
-        metadata = _metadata(path, file)
-        # Copies: they keep no file open, and lie in memory as tensors do that were computed, to the last bit of what is
-        # computed with them.
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
+    with _reading(path):
+        data = path.read_bytes()  # at once: another process may give the path to another file meanwhile
+        metadata = _metadata(path, io.BytesIO(data))
+        # Copies: they lie in memory as tensors do that were computed, to the last bit of what is computed with them.
+        tensors = {name: x.clone() for name, x in safetensors.torch.load(data).items()}
         header = Header.parse(metadata["header"])
     if _digest(metadata["header"], tensors) != metadata.get("digest"):
         raise ValueError(f"the memory {str(path)!r} is damaged: its contents are not what was written")
@@ -147,25 +175,27 @@ def read_memory_file(path: str | Path) -> tuple[Header, dict[str, Tensor]]:
 def read_header(path: str | Path) -> Header:
     """Read what a memory file says of itself and nothing else; whether its tensors are whole is not looked at."""
     path = Path(path)
-    with _opened(path) as file:
+    with _reading(path), path.open("rb") as file:
         return Header.parse(_metadata(path, file)["header"])
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open a memory file; whatever shows that it is none, or not whole, is a ValueError."""
+def _reading(path: Path) -> Iterator[None]:
+    """Read a memory file; whatever shows that it is none, or not whole, is a ValueError."""
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "does not exist"
         raise ValueError(f"got the memory {str(path)!r}, which {found}; expected a file that `titans read` has written")
     try:
-        with safe_open(path, "pt") as file:
-            yield file
-    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError, struct.error) as error:
+        yield
+    except _DAMAGE as error:
         raise ValueError(f"the memory {str(path)!r} cannot be read: it is damaged or not whole ({error})") from error
 
 
-def _metadata(path: Path, file: Any) -> dict[str, str]:
-    metadata = file.metadata() or {}
+def _metadata(path: Path, file: io.BufferedIOBase) -> dict[str, str]:
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > MOST_HEADER:
+        raise SafetensorError(f"its header would be {length:,} bytes")
+    metadata = json.loads(file.read(length)).get("__metadata__") or {}
     _check_format(path, metadata)
     return metadata
 

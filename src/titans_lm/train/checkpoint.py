@@ -43,6 +43,10 @@ _INCIDENTAL = {
 """What a config.json says beside what the model is and computes."""
 
 
+class DamagedCheckpoint(ValueError):
+    """A checkpoint that is not as it was written."""
+
+
 def save_checkpoint(
     folder: Path,
     model: nn.Module,
@@ -64,7 +68,15 @@ def write_checkpoint(
 ) -> None:
     """Fill the folder of a checkpoint, beside what is in it already, and sum up all of it; for `weights` see below."""
     save_model(folder, model, tokenizer, weights)
-    torch.save({"format": FORMAT, **trainer}, folder / TRAINER)
+    try:
+        torch.save({"format": FORMAT, **trainer}, folder / TRAINER)
+    except RuntimeError as error:  # a full disk, as torch tells it
+        raise OSError(errno.EIO, " ".join(str(error).split())[:300], str(folder / TRAINER)) from error
+    write_sums(folder)
+
+
+def write_sums(folder: Path) -> None:
+    """Write size and CRC-32 of all files of a folder beside them."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     write_json(folder / FILES, {path.relative_to(folder).as_posix(): _sum(path) for path in files})
 
@@ -190,20 +202,41 @@ def load_trainer(folder: Path) -> dict[str, Any]:
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Compare every file with its size and CRC-32."""
+    """Compare every file with its size and CRC-32: DamagedCheckpoint; refuse files that were added: ValueError."""
     if not (folder / FILES).is_file():
-        raise ValueError(f"{folder} holds no {FILES}, so it is no checkpoint of titans-lm, or not a whole one")
-    try:
-        files = json.loads((folder / FILES).read_bytes())
-        expected = {name: (int(size), int(crc)) for name, (size, crc) in files.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder / FILES} cannot be read: {_advice(folder)}") from error
+        raise DamagedCheckpoint(f"{folder} holds no {FILES}, so it is no checkpoint of titans-lm, or not a whole one")
+    expected = _written(folder)
     for name in sorted({TRAINER, *expected}):
         path = folder / name
         if not path.is_file():
-            raise ValueError(f"{path} is missing: {_advice(folder)}")
+            raise DamagedCheckpoint(f"{path} is missing: {_advice(folder)}")
         if _sum(path) != expected.get(name):
-            raise ValueError(f"{path} is damaged (its size or checksum is not what was written): {_advice(folder)}")
+            raise DamagedCheckpoint(
+                f"{path} is damaged (its size or checksum is not what was written): {_advice(folder)}"
+            )
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.relative_to(folder).as_posix() not in {FILES, *expected}:
+            raise ValueError(f"{path} was not written with this checkpoint; move it elsewhere to load the checkpoint")
+
+
+def verify_weights(folder: Path) -> None:
+    """Compare a saved model's weights with the sums beside them, where there are any: DamagedCheckpoint."""
+    expected = _written(folder) if (folder / FILES).is_file() else {}
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.name in expected and _sum(path) != expected[path.name]:
+            raise DamagedCheckpoint(
+                f"{path} is damaged (its size or checksum is not what was written); "
+                f"bring it back, or remove {FILES} if it was changed on purpose"
+            )
+
+
+def _written(folder: Path) -> dict[str, tuple[int, int]]:
+    """Read sizes and sums by file."""
+    try:
+        files = json.loads((folder / FILES).read_bytes())
+        return {name: (int(size), int(crc)) for name, (size, crc) in files.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{folder / FILES} cannot be read: {_advice(folder)}") from error
 
 
 def _advice(folder: Path) -> str:

@@ -1,9 +1,11 @@
 """Files that are there whole or not at all: written under another name, flushed to the disk, then renamed."""
 
+import fcntl
 import json
 import math
 import os
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
@@ -16,28 +18,52 @@ HIDDEN = ".unfinished-"
 _ASKING = threading.Lock()
 
 
-def write_atomically(path: Path, data: str | bytes | Iterable[str]) -> None:
-    """Write a file, at once or piece by piece, so that a reader, or a machine that dies, finds the old or the new."""
+def hidden() -> str:
+    """Begin the name of something unfinished: whose it is can be told from it."""
+    return f"{HIDDEN}{os.getpid()}-"
+
+
+def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 0o666) -> None:
+    """Write a file, at once or piece by piece, so that a reader, or a machine that dies, finds the old or the new.
+
+    `mode` says who may read and write it, as far as the process's umask lets them.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = tempfile.NamedTemporaryFile(prefix=HIDDEN, dir=path.parent, delete=False)  # noqa: SIM115 - it is renamed
+    with naming(path):
+        _write(path, data, mode)
+
+
+def _write(path: Path, data: str | bytes | Iterable[str], mode: int) -> None:
+    file = tempfile.NamedTemporaryFile(prefix=hidden(), dir=path.parent, delete=False)  # noqa: SIM115 - it is renamed
     try:
         with file:
             for part in [data] if isinstance(data, str | bytes) else data:
                 file.write(part.encode() if isinstance(part, str) else part)
-            publish(file, path)
+            publish(file, path, mode)
     except BaseException:
         Path(file.name).unlink(missing_ok=True)
         raise
 
 
-def publish(file: IO[bytes], path: Path) -> None:
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file in an OSError that names none: on a full disk Python says what failed, and not where."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def publish(file: IO[bytes], path: Path, mode: int = 0o666) -> None:
     """Give a file that was written under another name its own, once all of it is on the disk."""
     with file:
         file.flush()
         os.fsync(file.fileno())
-    os.chmod(file.name, 0o666 & ~_umask())
+    os.chmod(file.name, mode & ~_umask())
     os.replace(file.name, path)
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -61,8 +87,9 @@ def new_folder(path: Path) -> Iterator[Path]:
     """Fill a folder that appears under its name only when the block ends well; an older one of that name goes."""
     unfinished = begin_folder(path)
     try:
-        yield unfinished
-        finish_folder(unfinished, path)
+        with naming(path):
+            yield unfinished
+            finish_folder(unfinished, path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -71,7 +98,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 def begin_folder(path: Path) -> Path:
     """Make a folder to fill, beside the place that it is for."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{HIDDEN}{path.name}-", dir=path.parent))
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{hidden()}{path.name}-", dir=path.parent))
     unfinished.chmod(0o777 & ~_umask())
     return unfinished
 
@@ -79,28 +106,71 @@ def begin_folder(path: Path) -> Path:
 def finish_folder(unfinished: Path, path: Path) -> None:
     """Give a filled folder its name once all of it is on the disk; an older one of that name goes."""
     for file in unfinished.rglob("*"):
-        _sync_folder(file)
-    _sync_folder(unfinished)
+        sync(file)
+    sync(unfinished)
     remove_folder(path)
     os.replace(unfinished, path)
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 def remove_folder(path: Path) -> None:
     """Remove a folder; it loses its name at once, so nobody ever reads a part of it."""
     if path.exists():
-        doomed = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=path.parent))
+        doomed = Path(tempfile.mkdtemp(prefix=hidden(), dir=path.parent))
         os.replace(path, doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there, and make the disk know."""
+    path.unlink(missing_ok=True)
+    sync(path.parent)
+
+
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a process that was killed left unfinished."""
+    """Remove what a process that was killed left unfinished; what another one is at is left."""
     for leftover in folder.glob(f"{HIDDEN}*"):
+        owner = leftover.name.removeprefix(HIDDEN).partition("-")[0]
+        if owner.isdigit() and int(owner) != os.getpid() and _runs(int(owner)):
+            continue
         shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
-def _sync_folder(path: Path) -> None:
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Have a lock file to this process alone while the block runs; ValueError, naming its owner, where another has it.
+
+    A lock of POSIX: it ends with the process, however that ends, and processes made by this one do not have it.
+    """
+    with path.open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ValueError(
+                f"got the folder {path.parent}, which {file.read()[:200] or 'another process'} has in use; "
+                "wait for it, stop it, or take another folder"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
     """Make the disk hold a file's content, or a folder's names."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from titans_lm.train.files import finite, write_atomically
+from titans_lm.train.files import finite, naming, write_atomically
 
 Own = TypeVar("Own", bound="Report")
 QUIET_SECONDS = 10.0
@@ -27,15 +27,25 @@ class JsonLines:
     def append(self, record: dict[str, Any]) -> None:
         """Add a line; numbers that are not finite become null."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(record)) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
         """Return the records; a last line that was cut off when the machine died is left out."""
         if not self.path.exists():
             return []
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        return [self._record(number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+
+    def _record(self, number: int, line: bytes) -> dict[str, Any]:
+        """Read a line; ValueError where it is no record of a step."""
+        try:
+            record = json.loads(line)
+            if isinstance(record["step"], int):
+                return record
+        except (ValueError, TypeError, KeyError, RecursionError):
+            pass  # said below
+        raise ValueError(f"{self.path} holds no record of a step in line {number}; remove that line")
 
     def rewind(self, step: int) -> None:
         """Drop the records after a step: training goes on from there and writes them again."""

@@ -9,16 +9,27 @@ runs/NAME/
     step-000250/      a checkpoint: a saved model, and what training needs to go on
     LATEST            the name of the newest whole one
   model/              the model after the last step, without the rest
+  in-use              who trains it now: a lock
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from torch import nn
 
-from titans_lm.train.checkpoint import FILES, quiet_transformers, save_checkpoint, save_model
+from titans_lm.train.checkpoint import (
+    FILES,
+    DamagedCheckpoint,
+    quiet_transformers,
+    save_checkpoint,
+    save_model,
+    verify_checkpoint,
+    verify_weights,
+    write_sums,
+)
 from titans_lm.train.device import choose_device, commit, environment
 from titans_lm.train.files import new_folder, remove_folder, remove_unfinished, write_atomically, write_json
 from titans_lm.train.log import JsonLines
@@ -28,7 +39,7 @@ if TYPE_CHECKING:
 
 SETTINGS, ENVIRONMENT, METRICS, MODEL = "settings.json", "environment.json", "metrics.jsonl", "model"
 CHECKPOINTS, LATEST, STEP, CONTENTS = "checkpoints", "LATEST", "step", "contents.json"
-COMMITS, UNKNOWN = "commits", "unknown"
+IN_USE, COMMITS, UNKNOWN = "in-use", "commits", "unknown"
 
 
 class RunFolder:
@@ -47,7 +58,7 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise ValueError(f"got the run folder {path}, which is a file; expected a folder to make")
         found = {entry.name for entry in path.iterdir()} if path.exists() else set()
-        if found - {SETTINGS, ENVIRONMENT, CONTENTS}:
+        if found - {SETTINGS, ENVIRONMENT, CONTENTS, IN_USE}:
             raise ValueError(
                 f"got the run folder {path}, which holds {sorted(found)[0]!r} already; "
                 "choose another folder, or resume the run"
@@ -67,6 +78,21 @@ class RunFolder:
     def latest(self) -> Path | None:
         """Find the checkpoint to go on from: the one that LATEST names, else the newest that is there."""
         return latest_checkpoint(self.path)
+
+    def whole(self, passed_over: Callable[[DamagedCheckpoint], None]) -> Path | None:
+        """Find the newest checkpoint that is as it was written; DamagedCheckpoint where there are some and none is."""
+        latest, damage = self.latest(), None
+        candidates = [latest, *(path for path in reversed(_steps(self.path)) if path != latest)] if latest else []
+        for checkpoint in candidates:
+            try:
+                verify_checkpoint(checkpoint)
+                return checkpoint
+            except DamagedCheckpoint as error:
+                damage = damage or error
+                passed_over(error)
+        if damage is not None:
+            raise damage
+        return None
 
     def save(
         self,
@@ -106,6 +132,7 @@ class RunFolder:
         with new_folder(self.path / MODEL) as unfinished:
             save_model(unfinished, model, self.tokenizer, weights)
             write_json(unfinished / f"{STEP}.json", {STEP: step})
+            write_sums(unfinished)
         _note_commit(self.path)
         return self.path / MODEL
 
@@ -138,11 +165,9 @@ def seconds_of(run: Path) -> float:
 
 def latest_checkpoint(run: Path) -> Path | None:
     """Find a run's newest checkpoint, or None: what LATEST names, unless somebody removed it."""
-    pointer = run / CHECKPOINTS / LATEST
-    named = run / CHECKPOINTS / pointer.read_text().strip() if pointer.is_file() else None
-    if named is not None and named.parent == run / CHECKPOINTS and named.is_dir():
-        return named
-    return (_steps(run) or [None])[-1]
+    pointer, steps = run / CHECKPOINTS / LATEST, _steps(run)
+    named = pointer.read_bytes().strip() if pointer.is_file() else b""
+    return next((path for path in steps if path.name.encode() == named), (steps or [None])[-1])
 
 
 def resolve_model(path: str | Path) -> Path:
@@ -192,6 +217,8 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
 
 def _load(auto_class: Any, folder: Path, what: str) -> Any:
     try:
+        if what == "model":
+            verify_weights(folder)
         with quiet_transformers():
             return auto_class.from_pretrained(folder)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
@@ -201,7 +228,7 @@ def _load(auto_class: Any, folder: Path, what: str) -> Any:
 
 def _steps(run: Path) -> list[Path]:
     """List a run's checkpoints, oldest first."""
-    folders = [path for path in (run / CHECKPOINTS).glob("step-*") if path.name[5:].isdigit() and path.is_dir()]
+    folders = [path for path in (run / CHECKPOINTS).glob("step-*") if path.name[5:].isdecimal() and path.is_dir()]
     return sorted(folders, key=lambda path: int(path.name[5:]))
 
 

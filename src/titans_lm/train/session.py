@@ -2,18 +2,18 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from titans_lm.train.beside import Beside, copied
-from titans_lm.train.checkpoint import verify_checkpoint, write_checkpoint
-from titans_lm.train.files import HIDDEN, begin_folder, finish_folder
+from titans_lm.train.checkpoint import write_checkpoint
+from titans_lm.train.files import HIDDEN, begin_folder, claimed, finish_folder, naming
 from titans_lm.train.log import ProgressReport
 from titans_lm.train.parallel import plain
-from titans_lm.train.run import RunFolder
-from titans_lm.train.sharded import begin_state, has_state, save_state, whole_weights
+from titans_lm.train.run import IN_USE, RunFolder
+from titans_lm.train.sharded import begin_state, save_state, whole_weights
 from titans_lm.train.sinks import NumberSink, flat_numbers, open_sinks
 from titans_lm.train.trainer import Record, Trainer
 
@@ -30,17 +30,16 @@ class Session:
         self.trainer, self.run, self.progress = trainer, run, progress
         self.saved: tuple[int, Path | None] = (-1, None)
         self.sinks: list[NumberSink] = []
-        self.beside = Beside(trainer.world)
+        self.beside, self.held = Beside(trainer.world), ExitStack()
 
     def resume(self) -> None:
-        """Go on from the run's newest checkpoint, if it has one."""
+        """Go on from the run's newest checkpoint, if it has one; ValueError where another process trains it."""
         run, world = self.run, self.trainer.world
         if run is None:
             return
-        checkpoint = world.told(run.latest())
+        world.first(lambda: self.held.enter_context(claimed(run.path / IN_USE)))
+        checkpoint = world.first(lambda: run.whole(lambda damage: self.progress.say(f"passed over: {damage}")))
         if checkpoint is not None:
-            if world.size > 1 or has_state(checkpoint):  # else it is done while loading
-                world.first(lambda: verify_checkpoint(checkpoint))
             if world.main and any(run.checkpoints.glob(f"{HIDDEN}*")):
                 self.progress.say("a checkpoint was not finished when the run ended: the one before it is used")
             self.trainer.load(checkpoint)
@@ -72,6 +71,7 @@ class Session:
         for sink in self.sinks:  # they write what they have kept back
             sink.close()
         self.sinks = []
+        self.held.close()
 
     def save(self, *, beside: bool = False) -> Path | None:
         """Write a checkpoint of the step that was taken last, unless there is one.
@@ -133,7 +133,8 @@ class Session:
     def _or_nothing(self, unfinished: Path) -> Iterator[None]:
         """Leave no part of a folder behind where something fails."""
         try:
-            yield
+            with naming(unfinished):
+                yield
         except BaseException:
             if self.trainer.world.main:
                 shutil.rmtree(unfinished, ignore_errors=True)

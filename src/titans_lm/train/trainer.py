@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from titans_lm.backbone import check_compiler
 from titans_lm.data.ahead import Ahead
 from titans_lm.data.batches import Batch
-from titans_lm.train.checkpoint import load_checkpoint, load_trainer, random_state, restore_random_state
+from titans_lm.train.checkpoint import load_trainer, load_weights, random_state, restore_random_state
 from titans_lm.train.device import mixed_precision, to_device
 from titans_lm.train.optimiser import build_optimiser, learning_rate, load_whole_optimiser
 from titans_lm.train.parallel import World, blocks_of, is_spread, later, plain, spread, whole
@@ -214,9 +214,9 @@ class Trainer:
         }
 
     def load(self, folder: Path) -> None:
-        """Stand where the run stood when the checkpoint was written."""
+        """Stand where the run stood when the checkpoint was written, which was verified before."""
         alone = self.world.size == 1
-        saved = load_trainer(folder) if not alone or has_state(folder) else load_checkpoint(folder, self.model)
+        saved = load_trainer(folder)
         if saved["batches"] != getattr(self.batches, "fingerprint", ""):
             raise ValueError(
                 f"{folder} was trained on other data, or with another batch_size, seq_len or seed, than it is to go on "
@@ -231,8 +231,7 @@ class Trainer:
         if has_state(folder):
             load_state(folder, self.model, self.optimiser)
         else:
-            if not alone:
-                load_whole_weights(folder, self.model)
+            (load_weights if alone else load_whole_weights)(folder, self.model)
             load_whole_optimiser(self.optimiser, saved["optimiser"])
         for group, settings in zip(self.optimiser.param_groups, kept, strict=True):
             group.update(settings)
