@@ -83,7 +83,7 @@ def run_genomics(command: Genomics) -> None:
 
 
 def train(command: TrainClassifier, tell: Callable[[str], None]) -> None:
-    from titans_lm.genomics.train import train_on_file
+    from titans_lm.genomics.fit import train_on_file
     from titans_lm.train.log import ProgressReport
 
     settings = _only(command, TrainSettings)
@@ -93,7 +93,7 @@ def train(command: TrainClassifier, tell: Callable[[str], None]) -> None:
 
 
 def pretrain(command: Pretrain, tell: Callable[[str], None]) -> None:
-    from titans_lm.genomics.pretrain import pretrain_on_file
+    from titans_lm.genomics.fit import pretrain_on_file
     from titans_lm.train.log import ProgressReport
 
     settings = _only(command, PretrainSettings)
