@@ -1,53 +1,17 @@
-"""Baselines without steps, by scikit-learn: words of k nucleotides, counted, and the length of a sequence alone."""
+"""Baselines that learn without steps: linear classifiers of counted words, or of the length, by scikit-learn."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from titans_lm.genomics.model import length_features
-from titans_lm.genomics.records import LETTERS, Sequences, Tokens, decode, reverse_complement
+from titans_lm.genomics.model import LinearClassifier, features
+from titans_lm.genomics.records import Sequences, reverse_complement
 from titans_lm.genomics.settings import GenomicsFit, extra
 
 STRENGTHS = {"kmer-lr": (1e-4, 1e-3, 1e-2, 1e-1), "length": (1e-1, 1.0, 1e1, 1e2)}
 """C of logistic regression, the inverse of its penalty: the best on the validation part is taken."""
-
-
-@dataclass(frozen=True)
-class LinearClassifier:
-    """softmax(f W + b) of the `features` f that settings name: the form of all these baselines."""
-
-    settings: GenomicsFit
-    weight: NDArray[np.float64]
-    """W (F, K)."""
-    bias: NDArray[np.float64]
-    """b (K,)."""
-
-    def probabilities(self, rows: Sequence[Tokens]) -> NDArray[np.float64]:
-        """Give the probability of every class for every sequence, (rows, K)."""
-        return self.of_features(features(rows, self.settings))
-
-    def of_features(self, found: Any) -> NDArray[np.float64]:
-        return extra("scipy.special").softmax(found @ self.weight + self.bias, axis=1)
-
-
-def features(rows: Sequence[Tokens], settings: GenomicsFit) -> Any:
-    """Give what a baseline reads of sequences: (rows, F).
-
-    kmer-nb   how often each of the 4^k words, AA…A to TT…T, is there; none that has an N in it; sparse
-    kmer-lr   the same, as shares of all words of the sequence
-    length    `length_features`
-    """
-    if settings.baseline == "length":
-        return length_features(np.array([len(row) for row in rows], np.int64))
-    words = ["".join(word) for word in product(LETTERS[:4], repeat=settings.k)]
-    vectorizer = extra("sklearn.feature_extraction.text").CountVectorizer
-    vectorizer = vectorizer(analyzer="char", ngram_range=(settings.k, settings.k), vocabulary=words, lowercase=False)
-    counts = vectorizer.transform(map(decode, rows)).astype(float)
-    return counts if settings.baseline == "kmer-nb" else extra("sklearn.preprocessing").normalize(counts, norm="l1")
 
 
 def fit_baseline(settings: GenomicsFit, train: Sequences, valid: Sequences) -> tuple[LinearClassifier, dict[str, Any]]:
@@ -93,13 +57,16 @@ def _training_rows(settings: GenomicsFit, data: Sequences) -> tuple[Any, NDArray
 def _fit(settings: GenomicsFit, rows: Any, labels: NDArray[np.int64], strength: float | None) -> LinearClassifier:
     if settings.baseline == "kmer-nb":
         bayes = extra("sklearn.naive_bayes").MultinomialNB(alpha=1.0).fit(rows, labels)
-        return LinearClassifier(settings, bayes.feature_log_prob_.T.copy(), bayes.class_log_prior_.copy())
-    scale = np.ones(rows.shape[1])
-    if settings.baseline == "kmer-lr":
-        scaler = extra("sklearn.preprocessing").StandardScaler(with_mean=False).fit(rows)
-        rows, scale = scaler.transform(rows), scaler.scale_
-    found = extra("sklearn.linear_model").LogisticRegression(C=strength, max_iter=5000).fit(rows, labels)
-    weight, bias = found.coef_.T / scale[:, None], found.intercept_
-    if weight.shape[1] == 1:  # of two classes the second alone has a logit
-        weight, bias = np.hstack([np.zeros_like(weight), weight]), np.concatenate([np.zeros(1), bias])
-    return LinearClassifier(settings, weight, bias)
+        weight, bias = bayes.feature_log_prob_.T, bayes.class_log_prior_
+    else:
+        scale = np.ones(rows.shape[1])
+        if settings.baseline == "kmer-lr":
+            scaler = extra("sklearn.preprocessing").StandardScaler(with_mean=False).fit(rows)
+            rows, scale = scaler.transform(rows), scaler.scale_
+        found = extra("sklearn.linear_model").LogisticRegression(C=strength, max_iter=5000).fit(rows, labels)
+        weight, bias = found.coef_.T / scale[:, None], found.intercept_
+        if len(bias) == 1:  # of two classes the second alone has a logit
+            weight, bias = np.hstack([np.zeros_like(weight), weight]), np.array([0.0, *bias])
+    fitted = LinearClassifier(settings, len(bias))
+    fitted.load_state_dict({"weight": torch.from_numpy(weight.copy()), "bias": torch.from_numpy(bias.copy())})
+    return fitted

@@ -50,26 +50,27 @@ BACKBONE = (*SEQUENCES, *LEARNING, "pooling", "word_size", "see_length", "pretra
 """Settings that a variant of ours may change beside those of the backbone."""
 
 
-def base_of(name: str) -> str:
-    """Give what a model is, without what is varied: lmm of lmm:pooling=last."""
-    return name.partition(":")[0]
+def parse_name(name: str) -> tuple[str, dict[str, Any]]:
+    """Read the name of a model, such as lmm, cnn or kmer-nb:k=6: what it is, and the settings that it varies."""
+    base, colon, changes = name.partition(":")
+    return base, read_changes(name, changes, "NAME") if colon else {}
 
 
 def is_network(name: str) -> bool:
     """Tell whether a model learns by steps."""
-    return base_of(name) not in COUNTED
+    return parse_name(name)[0] not in COUNTED
 
 
 def model_settings(shared: GenomicsFit, name: str, parameters: int | None = None) -> GenomicsFit:
-    """Give the settings of a model by its name, such as lmm, cnn or kmer-nb:k=6, from those that all share.
+    """Give the settings of a model by its name, from those that all share.
 
     A backbone gets the width and the MLP that give its stack as many parameters as asked for; all else of it goes by
     `stack_of`. ValueError for a name that is not known, and for what cannot be varied.
     """
-    base, ours = base_of(name), base_of(name) in get_args(Architecture)
-    changes = _changes(name)
+    base, changes = parse_name(name)
     check_choice("models", base, (*get_args(Architecture), *get_args(Baseline)))
     backbone = {field.name for field in dataclasses.fields(BackboneConfig)} - {"architecture", *FITTED}
+    ours = base in get_args(Architecture)
     known = [*BACKBONE, *sorted(backbone)] if ours else VARIED[base]
     for changed in changes:
         if changed not in known:
@@ -84,16 +85,11 @@ def model_settings(shared: GenomicsFit, name: str, parameters: int | None = None
     return merge_settings(dataclasses.replace(shared, model=model, baseline=None, parameters=None), own)
 
 
-def _changes(name: str) -> dict[str, Any]:
-    _, colon, written = name.partition(":")
-    return read_changes(name, written, "NAME") if colon else {}
-
-
 def shared_size(shared: GenomicsFit, names: tuple[str, ...]) -> int | None:
     """Count the parameters that all backbones shall have, as `match_parameters` counts: those of the first."""
     if shared.parameters is not None:
         return shared.parameters
-    first = next((name for name in names if base_of(name) in get_args(Architecture)), None)
+    first = next((name for name in names if parse_name(name)[0] in get_args(Architecture)), None)
     return None if first is None else count_parameters(model_settings(shared, first).model, VOCAB_SIZE)
 
 
@@ -238,7 +234,7 @@ def _tune(
     that, and without several rates there is nothing to try. Counted baselines have none.
     """
     every, steps = range(settings.folds), settings.tune_steps
-    tuned = [name for name in fits if is_network(name) and "lr" not in _changes(name)]
+    tuned = [name for name in fits if is_network(name) and "lr" not in parse_name(name)[1]]
     rates = {
         (name, fold): settings.rates[0] if name in tuned and settings.rates else fit.lr
         for name, fit in fits.items() for fold in every

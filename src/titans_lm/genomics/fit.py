@@ -26,13 +26,7 @@ from titans_lm.genomics.model import (
     make_network,
     nucleotide_loss,
 )
-from titans_lm.genomics.predict import (
-    Classifier,
-    load_classifier,
-    load_nucleotides,
-    save_classifier,
-    save_nucleotides,
-)
+from titans_lm.genomics.predict import Classifier, load_classifier, load_nucleotides, save_classifier, save_nucleotides
 from titans_lm.genomics.records import VOCAB_SIZE, Sequences, Tokens, read_sequences
 from titans_lm.genomics.settings import (
     COUNTED,
@@ -200,8 +194,7 @@ def _train_network(
 
 def check_network(settings: GenomicsFit, classes: int) -> None:
     """Build the network once, so that what will not do is told before anything is trained; ValueError for that."""
-    if settings.baseline not in COUNTED:
-        make_network(_resolve_model(settings)[0], classes)
+    make_network(_resolve_model(settings)[0], classes)
 
 
 def _resolve_model(settings: GenomicsFit) -> tuple[GenomicsFit, Found | None]:

@@ -1,8 +1,9 @@
 """Networks: the backbone with masked pooling, a CNN and a bag of words as baselines, the backbone over nucleotides."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ from torch.nn import functional as F
 from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import IGNORED, Batch
-from titans_lm.genomics.records import VOCAB_SIZE, N
-from titans_lm.genomics.settings import GenomicsFit, Pooling
+from titans_lm.genomics.records import LETTERS, VOCAB_SIZE, N, Tokens, decode
+from titans_lm.genomics.settings import COUNTED, GenomicsFit, Pooling, extra
 from titans_lm.layers import RMSNorm
 from titans_lm.ops.state import state_dtype
 
@@ -189,9 +190,44 @@ class NucleotideModel(nn.Module):
         return self.head(self.encoder(tokens, valid))
 
 
+def features(rows: Sequence[Tokens], settings: GenomicsFit) -> Any:
+    """Give what a baseline reads of sequences: (rows, F).
+
+    kmer-nb   how often each of the 4^k words, AA…A to TT…T, is there; none that has an N in it; sparse
+    kmer-lr   the same, as shares of all words of the sequence
+    length    `length_features`
+    """
+    if settings.baseline == "length":
+        return length_features(np.array([len(row) for row in rows], np.int64))
+    words = ["".join(word) for word in product(LETTERS[:4], repeat=settings.k)]
+    vectorizer = extra("sklearn.feature_extraction.text").CountVectorizer
+    vectorizer = vectorizer(analyzer="char", ngram_range=(settings.k, settings.k), vocabulary=words, lowercase=False)
+    counts = vectorizer.transform(map(decode, rows)).astype(float)
+    return counts if settings.baseline == "kmer-nb" else extra("sklearn.preprocessing").normalize(counts, norm="l1")
+
+
+class LinearClassifier(nn.Module):
+    """The baselines without steps: softmax(f W + b) of `features` f, W (F, K), in float64; fitted in `baselines`."""
+
+    def __init__(self, settings: GenomicsFit, classes: int) -> None:
+        super().__init__()
+        self.settings = settings
+        size = 2 * len(WAVES) if settings.baseline == "length" else 4**settings.k
+        self.weight = nn.Parameter(torch.zeros(size, classes, dtype=torch.float64), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(classes, dtype=torch.float64), requires_grad=False)
+
+    def probabilities(self, rows: Sequence[Tokens]) -> NDArray[np.float64]:
+        """Give the probability of every class for every sequence, (rows, K)."""
+        return self.of_features(features(rows, self.settings))
+
+    def of_features(self, found: Any) -> NDArray[np.float64]:
+        logits = found @ self.weight.cpu().numpy() + self.bias.cpu().numpy()
+        return torch.from_numpy(logits).softmax(1).numpy()
+
+
 def make_network(settings: GenomicsFit, classes: int) -> nn.Module:
-    """Build the network that settings describe, with fresh weights."""
-    made = {"cnn": ConvolutionalClassifier, "words": BagOfWords}
+    """Build the network or the linear classifier that settings describe, with fresh weights."""
+    made = {"cnn": ConvolutionalClassifier, "words": BagOfWords, **dict.fromkeys(COUNTED, LinearClassifier)}
     return made.get(settings.baseline or "", SequenceClassifier)(settings, classes)
 
 

@@ -18,12 +18,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from titans_lm.config import BackboneConfig
-from titans_lm.genomics.baselines import LinearClassifier
 from titans_lm.genomics.batches import padded
 from titans_lm.genomics.metrics import scores, write_own_confusion
-from titans_lm.genomics.model import NucleotideModel, evaluating, make_network
+from titans_lm.genomics.model import LinearClassifier, NucleotideModel, evaluating, make_network
 from titans_lm.genomics.records import Sequences, Tokens, read_sequences, reverse_complement
-from titans_lm.genomics.settings import COUNTED, GenomicsFit, PredictSettings, extra
+from titans_lm.genomics.settings import GenomicsFit, PredictSettings, extra
 from titans_lm.train.checkpoint import WEIGHTS
 from titans_lm.train.device import choose_device, to_device
 from titans_lm.train.files import new_folder, write_atomically, write_json
@@ -42,7 +41,7 @@ class Classifier:
 
     settings: GenomicsFit
     classes: tuple[str, ...]
-    core: nn.Module | LinearClassifier
+    core: nn.Module
 
     def probabilities(
         self, rows: Sequence[Tokens], *, batch_size: int = 64, both_strands: bool | None = None
@@ -54,48 +53,33 @@ class Classifier:
         """
         if not len(rows):
             raise ValueError("got no sequences; expected at least one to tell the class of")
-
-        def one_strand(rows: Sequence[Tokens]) -> Probabilities:
-            if isinstance(self.core, LinearClassifier):
-                return self.core.probabilities(rows)
-            return network_probabilities(self.core, rows, batch_size)
-
-        found = one_strand(rows)
+        found = self._one_strand(rows, batch_size)
         if not (self.settings.both_strands if both_strands is None else both_strands):
             return found
-        return 0.5 * (found + one_strand([reverse_complement(row) for row in rows]))
+        return 0.5 * (found + self._one_strand([reverse_complement(row) for row in rows], batch_size))
 
-    def weights(self) -> dict[str, Tensor]:
-        if isinstance(self.core, nn.Module):
-            return self.core.state_dict()
-        return {"weight": torch.from_numpy(self.core.weight), "bias": torch.from_numpy(self.core.bias)}
+    def _one_strand(self, rows: Sequence[Tokens], batch_size: int) -> Probabilities:
+        """Read sequences of about one length together, in the precision of the weights, however they were trained."""
+        if isinstance(self.core, LinearClassifier):
+            return self.core.probabilities(rows)
+        device = next(self.core.parameters()).device
+        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+        found: list[Tensor] = []
+        with evaluating(self.core), torch.autocast(device.type, enabled=False):
+            for start in range(0, len(order), batch_size):
+                batch = to_device(padded([rows[place] for place in order[start : start + batch_size]]), device)
+                found.append(self.core(batch["tokens"], batch["valid"]).double().softmax(1).cpu())
+        return torch.cat(found).numpy()[np.argsort(order)]
 
     def parameters(self) -> int:
         """Count the numbers that were fitted."""
-        fitted = self.core.parameters() if isinstance(self.core, nn.Module) else self.weights().values()
-        return sum(tensor.numel() for tensor in fitted)
-
-
-def network_probabilities(network: nn.Module, rows: Sequence[Tokens], batch_size: int) -> Probabilities:
-    """Give the probability of every class for every sequence, (rows, K); those of about one length are read together.
-
-    In the precision of the weights, whatever the precision of training is: what is chosen on validation and what is
-    tested are measured alike. The network is left in the mode that it was in.
-    """
-    device = next(network.parameters()).device
-    order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-    found: list[Tensor] = []
-    with evaluating(network), torch.autocast(device.type, enabled=False):
-        for start in range(0, len(order), batch_size):
-            batch = to_device(padded([rows[place] for place in order[start : start + batch_size]]), device)
-            found.append(network(batch["tokens"], batch["valid"]).double().softmax(1).cpu())
-    return torch.cat(found).numpy()[np.argsort(order)]
+        return sum(parameter.numel() for parameter in self.core.parameters())
 
 
 def save_classifier(folder: Path, classifier: Classifier) -> Path:
     """Save a classifier; the folder appears as a whole, in place of an older one."""
     config = {"classes": list(classifier.classes), "settings": plain_settings(classifier.settings)}
-    return _save(folder, CLASSIFIER, config, classifier.weights())
+    return _save(folder, CLASSIFIER, config, classifier.core.state_dict())
 
 
 def save_nucleotides(folder: Path, model: NucleotideModel) -> Path:
@@ -117,10 +101,6 @@ def load_classifier(path: Path, device: str = "auto") -> Classifier:
     """Load a classifier from a run or from its folder, ready to be used; ValueError where there is none."""
     folder, config = _config(path, CLASSIFIER)
     settings, classes = merge_settings(GenomicsFit(), config["settings"]), tuple(config["classes"])
-    if settings.baseline in COUNTED:
-        weights = _weights(folder)
-        core = LinearClassifier(settings, weights["weight"].numpy(), weights["bias"].numpy())
-        return Classifier(settings, classes, core)
     network = _filled(make_network(settings, len(classes)), folder)
     return Classifier(settings, classes, network.eval().to(choose_device(device)))
 
@@ -155,16 +135,12 @@ def _config(path: Path, kind: str) -> tuple[Path, dict[str, Any]]:
     return folder, config
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
+def _filled(network: nn.Module, folder: Path) -> nn.Module:
+    """Give a model the weights in its folder; ValueError where they cannot be read, or are of another model."""
     try:
-        return safetensors.torch.load_file(folder / WEIGHTS)
+        network.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder / WEIGHTS} cannot be read: {' '.join(str(error).split())[:300]}") from error
-
-
-def _filled(network: nn.Module, folder: Path) -> nn.Module:
-    try:
-        network.load_state_dict(_weights(folder))
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"the weights in {folder} do not fit its {CONFIG}: {reason}") from error

@@ -257,10 +257,8 @@ def _table(path: Path, settings: ReadSettings) -> Iterator[Record]:
         raise ValueError(f"got {path}, which is empty; expected a row with the names of columns, then sequences")
     if {"region", "start", "end"} <= set(head):
         raise ValueError(f"got intervals in {path}; expected sequences, or the folder of its class with a reference")
-    sequence, label = (
-        _column(path, head, settings.sequence_column, SEQUENCE),
-        _column(path, head, settings.label_column, LABEL),
-    )
+    sequence = _column(path, head, settings.sequence_column, SEQUENCE)
+    label = _column(path, head, settings.label_column, LABEL)
     if sequence is None:
         raise ValueError(
             f"got {path} with the columns {', '.join(head)}; expected one named {' or '.join(SEQUENCE)}, or the name "
