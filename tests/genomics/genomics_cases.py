@@ -29,6 +29,11 @@ def write_table(path: Path, rows: list[tuple[str, str]]) -> Path:
     return path
 
 
+def words_of(row: np.ndarray, k: int) -> list[int]:
+    """The numbers of the words of k nucleotides, none of them N: AA…A is 0, TT…T is 4^k − 1."""
+    return [int("".join(map(str, row[start : start + k])), 4) for start in range(len(row) - k + 1)]
+
+
 def sequences(rows: list[tuple[str, str]]) -> Sequences:
     """The same without a file, by hand: A 0, C 1, G 2, T 3."""
     classes = tuple(sorted({label for _, label in rows}))

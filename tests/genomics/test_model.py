@@ -10,22 +10,22 @@ from torch import nn
 from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model
 from model_cases import ARCHITECTURES, wake
 from titans_lm.genomics.batches import padded, with_targets
-from titans_lm.genomics.lengths import length_features
 from titans_lm.genomics.model import (
     Encoder,
     NucleotideModel,
     class_loss,
+    length_features,
     make_network,
     nucleotide_loss,
     pooled,
 )
-from titans_lm.genomics.nucleotides import PAD
+from titans_lm.genomics.records import PAD
 
 ROWS = [row for row in sequences(letters(5, shortest=7, longest=31)).tokens]
 CASES = {
-    **{name: {"model": tiny_model(architecture=name)} for name in (*ARCHITECTURES, "hybrid")},
+    **{name: {"model": tiny_model(architecture=name)} for name in ARCHITECTURES},
+    "hybrid": {"model": tiny_model(architecture="hybrid", num_hidden_layers=2)},
     "last": {"pooling": "last"},
-    "stem": {"stem_size": 4},
     "words": {"word_size": 3},
     "length": {"see_length": True},
     "cnn": {"baseline": "cnn", "cnn_layers": 3},
@@ -59,7 +59,7 @@ def test_a_batch_is_what_its_sequences_are_alone(case: str) -> None:
         torch.testing.assert_close(alone, all_at_once, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", ["lmm", "stem", "words", "length", "cnn", "bag"])
+@pytest.mark.parametrize("case", ["lmm", "words", "length", "cnn", "bag"])
 def test_what_stands_on_padding_is_not_looked_at(case: str) -> None:
     model, batch = network(case), padded(ROWS)
     other = batch["tokens"].masked_fill(~batch["valid"], 2)
@@ -74,10 +74,10 @@ def test_pooling_by_hand() -> None:
     assert pooled(x, valid, "last").tolist() == [[2.0, 3.0], [10.0, 11.0]]
 
 
-@pytest.mark.parametrize(("stem", "words"), [(1, 1), (3, 1), (1, 4)])
-def test_the_encoder_looks_back_only(stem: int, words: int) -> None:
+@pytest.mark.parametrize("words", [1, 4])
+def test_the_encoder_looks_back_only(words: int) -> None:
     """Else the next nucleotide could be read and not predicted."""
-    encoder = Encoder(tiny_model(), stem, words).double()
+    encoder = Encoder(tiny_model(), words).double()
     wake(encoder)
     batch = padded(ROWS[:1])
     changed = batch["tokens"].clone()
@@ -94,20 +94,9 @@ def entering(encoder: Encoder, tokens: torch.Tensor) -> torch.Tensor:
     return encoder.eval()(tokens, tokens < PAD)
 
 
-def test_the_stem_reads_words() -> None:
-    """x_t = e_t + Σ_j W_j e_{t−j}, by hand."""
-    encoder = Encoder(tiny_model(), 3)
-    tokens = torch.tensor([[0, 1, 2, 3]])
-    x = entering(encoder, tokens)[0]
-    e, kernel = encoder.embedding.weight, encoder.stem.weight  # (out, in, 3): the last tap is the present
-    for t in range(4):
-        told = e[t] + sum(kernel[:, :, 2 - j] @ e[t - j] for j in range(3) if t >= j)
-        torch.testing.assert_close(x[t], told)
-
-
 def test_words_have_embeddings_of_their_own() -> None:
     """x_t = e_t + Σ_k E_k[the word of k that ends at t]: every word has a row that no other has, and none with an N."""
-    encoder = Encoder(tiny_model(), 1, 3)
+    encoder = Encoder(tiny_model(), 3)
     table = encoder.words.table.weight
     assert table.shape == (1 + 4**2 + 4**3, 16)
     assert not table.any(), "a network starts as it would without them"
@@ -153,6 +142,14 @@ def test_the_length_is_seen_by_its_waves() -> None:
     torch.testing.assert_close(after - before, waves @ model.length.weight.T)
 
 
+def test_waves_by_hand() -> None:
+    """sin and cos of 2πT / λ, λ from 4 to 2,000 nucleotides."""
+    found = length_features(np.array([3, 500]))
+    assert found.shape == (2, 64)
+    np.testing.assert_allclose(found[0, [0, 32]], [-1.0, 0.0], atol=1e-12)  # three quarters of the shortest
+    np.testing.assert_allclose(found[1, [31, 63]], [1.0, 0.0], atol=1e-12)  # a quarter of the longest
+
+
 def test_the_cnn_by_hand() -> None:
     """One layer of one channel: the largest of ReLU(norm(w ∗ x)), where an N is a column of zeros."""
     model = make_network(tiny_fit(baseline="cnn", cnn_layers=1, cnn_channels=1, cnn_kernel=3, embed_dropout=0.0), 2)
@@ -187,7 +184,7 @@ def test_losses_by_hand() -> None:
 
 
 def test_a_classifier_starts_from_a_model_of_nucleotides() -> None:
-    fit = tiny_fit(stem_size=3)
+    fit = tiny_fit(word_size=3)
     model = NucleotideModel(fit.model, 3)
     made = make_network(fit, 2)
     made.encoder.load_state_dict(model.encoder.state_dict())

@@ -1,4 +1,4 @@
-"""Sequences from files: FASTA, tables, a folder for each class, intervals; and what is said about bad ones."""
+"""Letters as ids; sequences from FASTA, tables, folders and intervals; and what is said about bad ones."""
 
 import gzip
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from titans_lm.genomics.nucleotides import decode
-from titans_lm.genomics.records import Sequences, cropped, read_sequences
+from titans_lm.genomics.records import IUPAC, PAD, N, Sequences, decode, encode, read_sequences, reverse_complement
 from titans_lm.genomics.settings import ReadSettings
 
 USUAL = ReadSettings()
@@ -26,6 +25,52 @@ def put(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
+
+
+def test_letters_have_their_ids_in_capitals_or_not() -> None:
+    assert encode("ACGTN", "s").tolist() == [0, 1, 2, 3, 4]
+    assert encode("acgtn", "s").tolist() == [0, 1, 2, 3, 4]
+    assert encode("AUu", "s").tolist() == [0, 3, 3], "RNA's U stands where DNA has T"
+    assert encode("A", "s").dtype == np.uint8
+
+
+def test_codes_for_several_bases_are_read_as_n() -> None:
+    assert encode(IUPAC + IUPAC.lower(), "s").tolist() == [N] * 20
+    assert encode("ARC", "s").tolist() == [0, N, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "letter", "position"),
+    [("ACXT", "iupac", "X", 3), ("-ACT", "iupac", "-", 1), ("ACGé", "iupac", "é", 4), ("ACR", "error", "R", 3)],
+)
+def test_what_is_no_nucleotide_is_named_with_its_place(text: str, unknown: str, letter: str, position: int) -> None:
+    with pytest.raises(
+        ValueError, match=f"got '{letter}' at position {position} of the sequence 'chr7'; expected ACGTN"
+    ):
+        encode(text, "chr7", unknown)
+
+
+def test_everything_may_be_read_as_n(unchecked: None) -> None:
+    assert encode("A-é*R1", "s", "n").tolist() == [0, N, N, N, N, N]
+    with pytest.raises(ValueError, match=r"got unknown='N'; did you mean 'n'\?"):
+        encode("A", "s", "N")
+
+
+def test_no_letters_are_no_sequence() -> None:
+    with pytest.raises(ValueError, match="got the sequence 'empty' without a nucleotide in it"):
+        encode("", "empty")
+
+
+def test_the_other_strand() -> None:
+    assert decode(reverse_complement(encode("AACGTN", "s"))) == "NACGTT"
+    row = np.array([0, 1, PAD], np.uint8)
+    assert reverse_complement(row).tolist() == [PAD, 2, 3], "padding is no nucleotide"
+    tokens = encode("ACGTTTGANC", "s")
+    assert (reverse_complement(reverse_complement(tokens)) == tokens).all()
+
+
+def test_ids_become_letters_again() -> None:
+    assert decode(np.array([0, 1, 2, 3, 4, PAD], np.uint8)) == "ACGTN"
 
 
 @pytest.mark.parametrize("name", ["a.fa", "a.fasta.gz", "a.FNA"])
@@ -54,7 +99,7 @@ def test_sequences_of_a_table_may_be_long(tmp_path: Path, name: str) -> None:
 
 
 def test_what_is_no_row_of_a_table_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("titans_lm.genomics.fasta.LONGEST", 100)
+    monkeypatch.setattr("titans_lm.genomics.records.LONGEST", 100)
     with pytest.raises(ValueError, match=r"got line 2 of .*a\.tsv, which is no row of a table: .*expected columns"):
         read(put(tmp_path / "a.tsv", "seq\tlabel\n" + "A" * 101 + "\t1\n"))
 
@@ -175,7 +220,7 @@ INTERVALS = "id,region,start,end,strand\n7,chr1,1,4,+\n8,chr2,0,3,-\n9,chr1,4,6,
 
 def test_intervals_are_cut_out_of_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As GenomicBenchmarks' repository has them: positions from 0, the end excluded, − from the other strand."""
-    import titans_lm.genomics.fasta as module
+    import titans_lm.genomics.records as module
 
     records, opened = module.fasta_records, []
     monkeypatch.setattr(module, "fasta_records", lambda path: opened.append(path) or records(path))
@@ -251,7 +296,7 @@ def test_longer_sequences_are_cut_by_the_stated_rule(tmp_path: Path) -> None:
     assert texts(data.cropped(3, "end")) == ["GTA", "AC", "CGT"]
     assert texts(data.cropped(0, "end")) == texts(data)
     assert [data.longer_than(length) for length in (0, 2, 4, 5)] == [0, 2, 1, 0]
-    assert cropped(np.arange(4, dtype=np.uint8), 4, "end").tolist() == [0, 1, 2, 3]
+    assert texts(data.cropped(4, "end")) == ["CGTA", "AC", "ACGT"]
 
 
 def test_some_of_them() -> None:

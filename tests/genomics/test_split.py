@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from genomics.genomics_cases import letters, sequences
-from titans_lm.genomics.nucleotides import reverse_complement
-from titans_lm.genomics.records import Sequences
-from titans_lm.genomics.split import copies, folds, held_out
+from titans_lm.genomics.records import Sequences, reverse_complement
+from titans_lm.genomics.split import folds, overlap_groups
+from titans_lm.genomics.split import held_out as split_off
 
 
 def many(counts: tuple[int, ...]) -> Sequences:
@@ -15,6 +15,13 @@ def many(counts: tuple[int, ...]) -> Sequences:
     tokens = tuple(np.array([(number >> bit) & 1 for bit in range(10)] + [0], np.uint8) for number in range(total))
     labels = np.repeat(np.arange(len(counts)), counts)
     return Sequences(tuple(map(str, range(total))), tokens, labels, tuple("abcdef"[: len(counts)]))
+
+
+def held_out(data: Sequences, *settings: float) -> tuple[list[int], list[int]]:
+    """The places of both parts."""
+    place = {name: number for number, name in enumerate(data.names)}
+    train, valid = ([place[name] for name in part.names] for part in split_off(data, *settings))
+    return train, valid
 
 
 def test_folds_are_of_one_size_in_all_and_by_class() -> None:
@@ -30,8 +37,8 @@ def test_the_seed_decides_and_nothing_else() -> None:
     data = many((20, 20))
     assert (folds(data, 5, 3) == folds(data, 5, 3)).all()
     assert (folds(data, 5, 3) != folds(data, 5, 4)).any()
-    first, other = (held_out(data, 0.2, seed)[1].tolist() for seed in (0, 1))
-    assert first == held_out(data, 0.2, 0)[1].tolist()
+    first, other = (held_out(data, 0.2, seed)[1] for seed in (0, 1))
+    assert first == held_out(data, 0.2, 0)[1]
     assert first != other
 
 
@@ -47,7 +54,7 @@ def test_copies_stay_on_one_side() -> None:
     other = {"A": "T", "C": "G", "G": "C", "T": "A"}
     turned = [("".join(other[letter] for letter in reversed(text)), label) for text, label in rows]
     data = sequences([*rows, *rows[:10], *turned])
-    groups = copies(data.tokens)
+    groups = overlap_groups(data.tokens)
     assert groups[:30].tolist() == list(range(30))
     assert groups[30:].tolist() == [*range(10), *range(30)]
     parts = folds(data, 5, 0)
@@ -65,16 +72,16 @@ def test_what_overlaps_stays_on_one_side() -> None:
     whose = np.repeat(np.arange(12), 3)
     tokens, labels = tuple(rows), whose % 2
     data = Sequences(tuple(map(str, range(36))), tokens, labels, ("a", "b"))
-    assert len(set(copies(tokens))) == 36
-    assert copies(tokens, overlap=25).tolist() == whose.tolist()
-    assert len(set(copies(tokens, overlap=26))) == 36
+    assert len(set(overlap_groups(tokens))) == 36
+    assert overlap_groups(tokens, overlap=25).tolist() == whose.tolist()
+    assert len(set(overlap_groups(tokens, overlap=26))) == 36
     parts = folds(data, 4, 0, overlap=20)
     assert sorted(np.bincount(parts)) == [9, 9, 9, 9]
     assert all(len(set(parts[whose == number])) == 1 for number in range(12))
     train, valid = held_out(data, 0.25, 0, 20)
     assert not set(whose[train]) & set(whose[valid])
     unknown = tuple(np.where(np.arange(40) % 20 == 10, np.uint8(4), row) for row in rows)
-    assert len(set(copies(unknown, overlap=20))) == 36, "an N is like nothing"
+    assert len(set(overlap_groups(unknown, overlap=20))) == 36, "an N is like nothing"
 
 
 def test_classes_that_are_too_small() -> None:

@@ -1,6 +1,5 @@
 """titans genomics: DNA sequences to classes."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from titans_lm.commands.show import say, write_result
-from titans_lm.genomics.settings import EvaluateSettings, PredictSettings, PretrainSettings, TrainSettings
+from titans_lm.genomics.settings import EvaluateSettings, PredictSettings, PretrainSettings, TrainSettings, as_settings
 from titans_lm.train.settings import written_command
 
 
@@ -83,20 +82,20 @@ def run_genomics(command: Genomics) -> None:
 
 
 def train(command: TrainClassifier, tell: Callable[[str], None]) -> None:
-    from titans_lm.genomics.train import train_on_file
+    from titans_lm.genomics.fit import train_on_file
     from titans_lm.train.log import ProgressReport
 
-    settings = _only(command, TrainSettings)
+    settings = as_settings(TrainSettings, command)
     result = train_on_file(settings, resume=command.resume, progress=ProgressReport(quiet=command.quiet))
     write_result(command.json, result)
     tell(f"{100 * result['validation']['accuracy']:.1f} % of the part held out are right; model in {result['model']}")
 
 
 def pretrain(command: Pretrain, tell: Callable[[str], None]) -> None:
-    from titans_lm.genomics.pretrain import pretrain_on_file
+    from titans_lm.genomics.fit import pretrain_on_file
     from titans_lm.train.log import ProgressReport
 
-    settings = _only(command, PretrainSettings)
+    settings = as_settings(PretrainSettings, command)
     result = pretrain_on_file(settings, resume=command.resume, progress=ProgressReport(quiet=command.quiet))
     write_result(command.json, result)
     tell(f"{result['held_out_bits_per_nucleotide']:.4f} bits per nucleotide held out; model in {result['model']}")
@@ -112,7 +111,7 @@ def evaluate(command: EvaluateClassifiers, tell: Callable[[str], None]) -> None:
     from titans_lm.bench.classified import lines
     from titans_lm.genomics.evaluate import FILE, run_evaluation
 
-    settings = _only(command, EvaluateSettings)
+    settings = as_settings(EvaluateSettings, command)
     result = run_evaluation(settings, command_line(settings), tell)
     write_result(command.json, result)
     tell("\n".join(lines(result)))
@@ -122,13 +121,8 @@ def evaluate(command: EvaluateClassifiers, tell: Callable[[str], None]) -> None:
 def predict_classes(command: Predict, tell: Callable[[str], None]) -> None:
     from titans_lm.genomics.predict import predict
 
-    result = predict(_only(command, PredictSettings))
+    result = predict(as_settings(PredictSettings, command))
     write_result(command.json, result)
     counts = ", ".join(f"{name} {many:,}" for name, many in result["predicted"].items())
     right = f"; {100 * result['accuracy']:.1f} % are right" if "accuracy" in result else ""
     tell(f"{result['sequences']:,} sequences: {counts}{right}; classes in {result['out']}")
-
-
-def _only(command: Any, settings: type) -> Any:
-    """Leave out what the command alone knows."""
-    return settings(**{item.name: getattr(command, item.name) for item in dataclasses.fields(settings)})

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from titans_lm.data.batches import IGNORED, Batch, fingerprint, shuffled
-from titans_lm.genomics.nucleotides import PAD, N, Tokens, reverse_complement
-from titans_lm.genomics.records import Sequences
+from titans_lm.genomics.records import PAD, N, Tokens, reverse_complement
 
 
 def padded(rows: Sequence[Tokens]) -> Batch:
@@ -16,62 +16,14 @@ def padded(rows: Sequence[Tokens]) -> Batch:
     tokens   (B, T)   ids, T the longest of them, padded on the right
     valid    (B, T)   whether there is a nucleotide
     """
-    lengths = np.array([len(row) for row in rows])
-    tokens = np.full((len(rows), lengths.max()), PAD, np.int64)
+    tokens = np.full((len(rows), max(map(len, rows))), PAD, np.int64)
     for place, row in enumerate(rows):
         tokens[place, : len(row)] = row
-    return {
-        "tokens": torch.from_numpy(tokens),
-        "valid": torch.from_numpy(np.arange(tokens.shape[1]) < lengths[:, None]),
-    }
-
-
-class _Drawn:
-    """Sequences in an order that is drawn anew each time around, each perhaps from its other strand."""
-
-    def __init__(self, rows: Sequence[Tokens], batch_size: int, seed: int, strands: bool) -> None:
-        self.rows, self.batch_size, self.seed, self.strands = rows, batch_size, seed, strands
-
-    def draw(self, step: int) -> tuple[list[Tokens], list[int]]:
-        """Give the sequences of a step, and which they are."""
-        count, places = len(self.rows), []
-        for entry in range(step * self.batch_size, (step + 1) * self.batch_size):
-            places.append(int(shuffled(self.seed, entry // count, count)[entry % count]))
-        rows = [self.rows[place] for place in places]
-        if self.strands:
-            turned = np.random.default_rng([self.seed, step, 1]).random(len(rows)) < 0.5
-            rows = [reverse_complement(row) if turn else row for row, turn in zip(rows, turned, strict=True)]
-        return rows, places
-
-
-class ClassBatches(_Drawn):
-    """Sequences with their classes, `labels` (B,): each is read once before any is read again."""
-
-    def __init__(self, data: Sequences, *, batch_size: int, seed: int = 0, strands: bool = False) -> None:
-        super().__init__(data.tokens, batch_size, seed, strands)
-        self.labels = data.with_labels()
-        settings = {"kind": "classes", "batch_size": batch_size, "seed": seed, "strands": int(strands)}
-        self.fingerprint = fingerprint([*data.tokens, self.labels.astype(np.uint16)], **settings)
-
-    def __call__(self, step: int) -> Batch:
-        rows, places = self.draw(step)
-        return {**padded(rows), "labels": torch.from_numpy(self.labels[places])}
-
-
-class NucleotideBatches(_Drawn):
-    """Sequences with the nucleotide that follows each: `targets` (B, T), −100 where it is an N or there is none."""
-
-    def __init__(self, rows: Sequence[Tokens], *, batch_size: int, seed: int = 0, strands: bool = False) -> None:
-        super().__init__(rows, batch_size, seed, strands)
-        settings = {"kind": "nucleotides", "batch_size": batch_size, "seed": seed, "strands": int(strands)}
-        self.fingerprint = fingerprint(rows, **settings)
-
-    def __call__(self, step: int) -> Batch:
-        return with_targets(self.draw(step)[0])
+    return {"tokens": torch.from_numpy(tokens), "valid": torch.from_numpy(tokens != PAD)}
 
 
 def with_targets(rows: Sequence[Tokens]) -> Batch:
-    """Lay sequences side by side, each token with the one after it as its target."""
+    """Lay sequences side by side, with the nucleotide after each: `targets` (B, T), −100 where it is an N or none."""
     batch = padded(rows)
     following = torch.full_like(batch["tokens"], PAD)
     following[:, :-1] = batch["tokens"][:, 1:]
@@ -82,3 +34,38 @@ def pieces(rows: Sequence[Tokens], max_length: int) -> list[Tokens]:
     """Cut sequences into pieces of at most so many nucleotides; a rest of one, which predicts nothing, is left out."""
     cut = [row[start : start + max_length] for row in rows for start in range(0, len(row), max_length)]
     return [piece for piece in cut if len(piece) > 1]
+
+
+class SequenceBatches:
+    """Sequences in an order that is drawn anew each epoch, with `strands` each perhaps from its other strand.
+
+    With them come their classes, `labels` (B,); without labels the `targets` of `with_targets`.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Tokens],
+        labels: NDArray[np.int64] | None = None,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        strands: bool = False,
+    ) -> None:
+        self.rows, self.labels, self.batch_size, self.seed, self.strands = rows, labels, batch_size, seed, strands
+        known = [] if labels is None else [labels.astype(np.uint16)]
+        kind = "nucleotides" if labels is None else "classes"
+        self.fingerprint = fingerprint(
+            [*rows, *known], kind=kind, batch_size=batch_size, seed=seed, strands=int(strands)
+        )
+
+    def __call__(self, step: int) -> Batch:
+        count, first = len(self.rows), step * self.batch_size
+        entries = range(first, first + self.batch_size)
+        places = [int(shuffled(self.seed, entry // count, count)[entry % count]) for entry in entries]
+        rows = [self.rows[place] for place in places]
+        if self.strands:
+            turned = np.random.default_rng([self.seed, step, 1]).random(len(rows)) < 0.5
+            rows = [reverse_complement(row) if turn else row for row, turn in zip(rows, turned, strict=True)]
+        if self.labels is None:
+            return with_targets(rows)
+        return {**padded(rows), "labels": torch.from_numpy(self.labels[places])}

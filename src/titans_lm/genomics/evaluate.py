@@ -1,13 +1,14 @@
 """Cross-validation of several classifiers on one file: what `titans genomics evaluate` runs."""
 
 import dataclasses
+import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,29 +16,86 @@ from numpy.typing import NDArray
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, work
+from titans_lm.compare.settings import FITTED, read_changes, stack_of
 from titans_lm.compare.spent import spent, spent_on
+from titans_lm.config import Architecture, BackboneConfig, check_choice, nearest
 from titans_lm.data.batches import fingerprint
-from titans_lm.genomics.contenders import contender, folder_name, is_network, own_rate, shared_size
-from titans_lm.genomics.figures import write_plots
-from titans_lm.genomics.needed import needed
-from titans_lm.genomics.nucleotides import Tokens
-from titans_lm.genomics.paired import corrected_t, mcnemar, share_tested
-from titans_lm.genomics.records import Sequences, read_sequences
-from titans_lm.genomics.scores import confusion, scores
-from titans_lm.genomics.settings import EvaluateSettings, GenomicsFit
-from titans_lm.genomics.split import folds
-from titans_lm.genomics.train import check_network, counted, cut_told, parted, train_classifier
+from titans_lm.genomics.fit import check_network, describe_data, train_classifier
+from titans_lm.genomics.metrics import corrected_t, mcnemar, resampling_ratio, scores, write_confusion
+from titans_lm.genomics.records import VOCAB_SIZE, Sequences, read_sequences
+from titans_lm.genomics.settings import COUNTED, Baseline, EvaluateSettings, GenomicsFit, extra
+from titans_lm.genomics.split import Places, folds, held_out
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_atomically, write_json
+from titans_lm.train.match import count_parameters, match_parameters
 from titans_lm.train.run import RunFolder, begun_with
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.settings import merge_settings, plain_settings
 
 FILE, PREDICTIONS = "results.json", "predictions.tsv"
 CHOSEN = "validation_accuracy"
 SCORES = ("accuracy", "mcc", "f1")
-Rates = dict[tuple[str, int], float]
-"""Learning rates by the names of models and the numbers of folds."""
 KEPT = ("steps", "best_step", CHOSEN, "seconds", "skipped_steps", "strength", *SCORES)
+
+SEQUENCES = ("max_length", "crop", "reverse_complement", "both_strands")
+LEARNING = ("lr", "weight_decay", "steps", "embed_dropout")
+VARIED = {
+    "cnn": (*SEQUENCES, *LEARNING, "cnn_channels", "cnn_layers", "cnn_kernel"),
+    "words": (*SEQUENCES, *LEARNING, "word_size"),
+    "kmer-nb": (*SEQUENCES, "k"),
+    "kmer-lr": (*SEQUENCES, "k"),
+    "length": ("max_length", "crop"),
+}
+"""Settings that a variant of a baseline may change."""
+BACKBONE = (*SEQUENCES, *LEARNING, "pooling", "word_size", "see_length", "pretrain_steps")
+"""Settings that a variant of ours may change beside those of the backbone."""
+
+
+def parse_name(name: str) -> tuple[str, dict[str, Any]]:
+    """Read the name of a model, such as lmm, cnn or kmer-nb:k=6: what it is, and the settings that it varies."""
+    base, colon, changes = name.partition(":")
+    return base, read_changes(name, changes, "NAME") if colon else {}
+
+
+def is_network(name: str) -> bool:
+    """Tell whether a model learns by steps."""
+    return parse_name(name)[0] not in COUNTED
+
+
+def model_settings(shared: GenomicsFit, name: str, parameters: int | None = None) -> GenomicsFit:
+    """Give the settings of a model by its name, from those that all share.
+
+    A backbone gets the width and the MLP that give its stack as many parameters as asked for; all else of it goes by
+    `stack_of`. ValueError for a name that is not known, and for what cannot be varied.
+    """
+    base, changes = parse_name(name)
+    check_choice("models", base, (*get_args(Architecture), *get_args(Baseline)))
+    backbone = {field.name for field in dataclasses.fields(BackboneConfig)} - {"architecture", *FITTED}
+    ours = base in get_args(Architecture)
+    known = [*BACKBONE, *sorted(backbone)] if ours else VARIED[base]
+    for changed in changes:
+        if changed not in known:
+            raise ValueError(f"got {changed!r}, which a variant of {base!r} cannot change; {nearest(changed, known)}")
+    own = {changed: value for changed, value in changes.items() if changed not in backbone}
+    if not ours:
+        shared = merge_settings(shared, own)
+        return dataclasses.replace(shared, baseline=base, pretrain_steps=0, pretrained=None)  # pyrefly: ignore
+    model = stack_of(shared.model, base, {name: value for name, value in changes.items() if name in backbone})
+    if parameters is not None:
+        model = match_parameters(model, VOCAB_SIZE, parameters)
+    return merge_settings(dataclasses.replace(shared, model=model, baseline=None, parameters=None), own)
+
+
+def shared_size(shared: GenomicsFit, names: tuple[str, ...]) -> int | None:
+    """Count the parameters that all backbones shall have, as `match_parameters` counts: those of the first."""
+    if shared.parameters is not None:
+        return shared.parameters
+    first = next((name for name in names if parse_name(name)[0] in get_args(Architecture)), None)
+    return None if first is None else count_parameters(model_settings(shared, first).model, VOCAB_SIZE)
+
+
+def folder_name(name: str) -> str:
+    """Name a folder by a model."""
+    return re.sub(r"[^\w.=,-]", "-", name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +106,8 @@ class FoldJob:
     settings: GenomicsFit
     folder: Path
     data: Sequences
-    parts: NDArray[np.int64]
+    """All sequences of the file; they are cropped for this classifier here."""
+    parts: Places
     """The fold of every sequence."""
     fold: int
     counts: bool
@@ -57,15 +116,19 @@ class FoldJob:
     def rate(self) -> float:
         return self.settings.lr
 
+    def cropped(self) -> Sequences:
+        return self.data.cropped(self.settings.max_length, self.settings.crop)
+
     def asked(self) -> Result:
         """Tell what the result depends on: all but where it is kept."""
+        data = self.cropped()
         return {
             "name": self.name,
             "settings": plain_settings(self.settings),
             "fold": self.fold,
-            "data": fingerprint([*self.data.tokens, self.data.with_labels().astype(np.uint16)], kind="file"),
+            "data": fingerprint([*data.tokens, data.with_labels().astype(np.uint16)], kind="file"),
             "parts": fingerprint([self.parts.astype(np.uint16)], kind="folds"),
-            "classes": list(self.data.classes),
+            "classes": list(data.classes),
         }
 
     def begun(self) -> Result | None:
@@ -76,17 +139,18 @@ class FoldJob:
         """Train it, from where it stopped if it did, and test it on sequences that it has not seen."""
         if not self.begun():
             RunFolder.create(self.folder, self.asked())
-        started = time.perf_counter()
-        train, valid = parted(self.data.take(np.flatnonzero(self.parts != self.fold)), self.settings)
-        classifier, told = train_classifier(self.settings, train, valid, self.folder)
-        kept = {"seconds": time.perf_counter() - started, **told, "parameters": classifier.parameters()}
+        started, data, settings = time.perf_counter(), self.cropped(), self.settings
+        others = data.take(np.flatnonzero(self.parts != self.fold))
+        parts = held_out(others, settings.held_out, settings.seed, settings.overlap)
+        classifier, fitted = train_classifier(settings, *parts, self.folder)
+        result = {"seconds": time.perf_counter() - started, **fitted, "parameters": classifier.parameters()}
         if not self.counts:
-            return kept
+            return result
         places = np.flatnonzero(self.parts == self.fold)
-        test = self.data.take(places)
+        test = data.take(places)
         predicted = classifier.probabilities(test.tokens).argmax(1)
-        found = scores(confusion(test.with_labels(), predicted, len(test.classes)))
-        return {**kept, **found, "places": places.tolist(), "predicted": predicted.tolist()}
+        found = scores(test.with_labels(), predicted, len(test.classes))
+        return {**result, **found, "places": places.tolist(), "predicted": predicted.tolist()}
 
     def told(self, result: Result) -> str:
         """Phrase what came out."""
@@ -95,7 +159,7 @@ class FoldJob:
         return f"{100 * what:.1f} % {part}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
 
 
-def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> dict[str, Any]:
+def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> Result:
     """Train and test all models fold by fold and write OUT/results.json; stopped, the same call goes on.
 
     Every sequence is tested once a seed, by a model that was trained on the other folds; its best step, and its
@@ -106,104 +170,95 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> dict[s
     """
     if settings.data is None:
         raise ValueError("got no data; expected titans genomics evaluate DATA")
-    if len(settings.models) > 1:
-        needed("scipy.stats")  # the paired tests stand at the end of hours
+    for module in ("scipy.stats", "sklearn.metrics"):
+        extra(module)  # the paired tests stand at the end of hours
     data = read_sequences(settings.data, settings.read)
     size = shared_size(settings.train, settings.models)
-    fits = {name: contender(settings.train, name, size) for name in settings.models}
-    read = _as_read(data, fits)
-    parts = folds(data, settings.folds, settings.fold_seed, *read, overlap=settings.train.overlap)
+    fits = {name: model_settings(settings.train, name, size) for name in settings.models}
+    crops = dict.fromkeys((fit.max_length, fit.crop) for fit in fits.values() if data.longer_than(fit.max_length))
+    cropped = [data.cropped(*crop).tokens for crop in crops]
+    parts = folds(data, settings.folds, settings.fold_seed, *cropped, overlap=settings.train.overlap)
     for fit in fits.values():
         check_network(fit, len(data.classes))
     cut = data.longer_than(settings.train.max_length)
-    say(f"{len(data):,} sequences: {counted(data)}{cut_told(cut, settings.train)}")
+    say(f"{len(data):,} sequences: {describe_data(data, cut, settings.train)}")
     settings.out.mkdir(parents=True, exist_ok=True)
     tuning, rates = _tune(settings, fits, data, parts, say)
-    jobs = list(finals(settings, fits, data, parts, rates))
-    ran = work(jobs, settings.jobs, say)
-    contenders = [_contender(name, tuning.get(name, []), ran, data) for name in settings.models]
-    told = {name: told_classes(ran, name, len(data)) for name in settings.models}
-    first, *others = settings.models
+    ran = work(final_jobs(settings, fits, data, parts, rates), settings.jobs, say)
+    predicted = {name: _predicted(ran, name, len(data)) for name in settings.models}
+    models = [_summary(name, tuning[name], ran, data, predicted[name]) for name in settings.models]
     result = {
         "format": FORMAT,
         "what": "genomics",
         "command": command,
         "hardware": hardware(),
-        **spent_on(part for one in contenders for part in [*one["tuning"], *one["runs"]]),
+        **spent_on(part for one in models for part in [*one["tuning"], *one["runs"]]),
         "settings": plain_settings(settings),
         "sequences": len(data),
         "classes": data.counts(),
         "cut_sequences": cut,
         "majority": max(data.counts().values()) / len(data),
         "backbone_parameters": size,
-        "contenders": contenders,
-        "paired": [_paired(settings, contenders, told, data, first, other) for other in others],
+        "contenders": models,
+        "paired": [_paired(settings, models[0], other, predicted, data.with_labels()) for other in models[1:]],
     }
     write_json(settings.out / FILE, result)
-    write_atomically(settings.out / PREDICTIONS, _lines(data, parts, told, settings.seeds))
-    write_plots(result, settings.out)
+    write_atomically(settings.out / PREDICTIONS, _table(data, parts, predicted))
+    _write_plots(result, settings.out)
     return result
 
 
-def _as_read(data: Sequences, fits: dict[str, GenomicsFit]) -> list[tuple[Tokens, ...]]:
-    """Give the sequences in every form that a model reads them in, where it is not the whole."""
-    cuts = dict.fromkeys((fit.max_length, fit.crop) for fit in fits.values() if data.longer_than(fit.max_length))
-    return [data.cropped(*cut).tokens for cut in cuts]
-
-
-def _job(
-    name: str, settings: GenomicsFit, folder: Path, data: Sequences, parts: NDArray[np.int64], fold: int, counts: bool
-) -> FoldJob:
-    return FoldJob(name, settings, folder, data.cropped(settings.max_length, settings.crop), parts, fold, counts)
-
-
-def finals(
+def final_jobs(
     settings: EvaluateSettings,
     fits: dict[str, GenomicsFit],
     data: Sequences,
-    parts: NDArray[np.int64],
-    rates: Rates,
-) -> Iterator[FoldJob]:
+    parts: Places,
+    rates: dict[tuple[str, int], float],
+) -> list[FoldJob]:
     """List the runs that count: seed by seed and fold by fold, so that all models are as far as another."""
-    for seed in settings.seeds:
-        for fold in range(settings.folds):
-            for name, base in fits.items():
-                folder = settings.out / "runs" / f"{folder_name(name)}-fold{fold}-seed{seed}"
-                run = dataclasses.replace(base, lr=rates[name, fold], seed=seed)
-                yield _job(name, run, folder, data, parts, fold, counts=True)
+    return [
+        FoldJob(
+            name, dataclasses.replace(base, lr=rates[name, fold], seed=seed),
+            settings.out / "runs" / f"{folder_name(name)}-fold{fold}-seed{seed}", data, parts, fold, counts=True,
+        )
+        for seed in settings.seeds for fold in range(settings.folds) for name, base in fits.items()
+    ]  # fmt: skip
 
 
 def _tune(
-    settings: EvaluateSettings, fits: dict[str, GenomicsFit], data: Sequences, parts: NDArray[np.int64], say: Say
-) -> tuple[dict[str, list[Result]], Rates]:
-    """Try every network with every learning rate in every fold, on its training part; the fold is not looked at.
+    settings: EvaluateSettings, fits: dict[str, GenomicsFit], data: Sequences, parts: Places, say: Say
+) -> tuple[dict[str, list[Result]], dict[tuple[str, int], float]]:
+    """Try every network with every learning rate in every fold, on its training part; give the trials and the rates.
 
     Another fold's training part holds this fold, so each has trials of its own. A variant that names its own rate has
-    that, and without several rates there is nothing to try. Baselines that count words have none.
+    that, and without several rates there is nothing to try. Counted baselines have none.
     """
-    every = range(settings.folds)
-    usual = {name: fit.lr if own_rate(name) else [*settings.rates, fit.lr][0] for name, fit in fits.items()}
-    rates = {(name, fold): rate for name, rate in usual.items() for fold in every}
-    tried = [name for name in fits if is_network(name) and not own_rate(name) and len(settings.rates) > 1]
+    every, steps = range(settings.folds), settings.tune_steps
+    tuned = [name for name in fits if is_network(name) and "lr" not in parse_name(name)[1]]
+    rates = {
+        (name, fold): settings.rates[0] if name in tuned and settings.rates else fit.lr
+        for name, fit in fits.items() for fold in every
+    }  # fmt: skip
+    tuning: dict[str, list[Result]] = {name: [] for name in fits}
+    if len(settings.rates) < 2:
+        return tuning, rates
     jobs = []
-    for name, fold, rate in product(tried, every, settings.rates):
-        steps = settings.tune_steps
+    for name, fold, rate in product(tuned, every, settings.rates):
         short = {"steps": steps, "warmup_steps": min(fits[name].warmup_steps, steps // 4), "lr": rate}
-        run = dataclasses.replace(fits[name], seed=TRIAL_SEED, **short)
+        fit = dataclasses.replace(fits[name], seed=TRIAL_SEED, **short)
         folder = settings.out / "trials" / f"{folder_name(name)}-fold{fold}-{rate:g}"
-        jobs.append(_job(name, run, folder, data, parts, fold, counts=False))
-    tuning: dict[str, list[Result]] = {name: [] for name in tried}
+        jobs.append(FoldJob(name, fit, folder, data, parts, fold, counts=False))
     for job, result in zip(jobs, work(jobs, settings.jobs, say), strict=True):
         tuning[job.name].append({"fold": job.fold, "rate": job.rate, CHOSEN: result.get(CHOSEN), **spent(result)})
-    for name, fold in product(tried, every):
-        found = [one for one in tuning[name] if one["fold"] == fold]
-        rates[name, fold] = best_rate(f"{name} in fold {fold}", found, CHOSEN, most=True)
-    for name in tried:
+    for name in tuned:
+        for fold in every:
+            tried = [one for one in tuning[name] if one["fold"] == fold]
+            rates[name, fold] = best_rate(f"{name} in fold {fold}", tried, CHOSEN, most=True)
         say(f"learning rates of {name} by fold: " + ", ".join(f"{rates[name, fold]:g}" for fold in every))
     return tuning, rates
 
 
-def told_classes(ran: list[Result], name: str, count: int) -> dict[int, NDArray[np.int64]]:
+def _predicted(ran: list[Result], name: str, count: int) -> dict[int, NDArray[np.int64]]:
     """Put together what a model took every sequence for, over all folds, by seed."""
     found: dict[int, NDArray[np.int64]] = {}
     for result in ran:
@@ -213,7 +268,9 @@ def told_classes(ran: list[Result], name: str, count: int) -> dict[int, NDArray[
     return found
 
 
-def _contender(name: str, tuning: list[Result], ran: list[Result], data: Sequences) -> Result:
+def _summary(
+    name: str, tuning: list[Result], ran: list[Result], data: Sequences, predicted: dict[int, NDArray[np.int64]]
+) -> Result:
     mine = [result for result in ran if result["name"] == name]
     runs = [
         {
@@ -225,49 +282,55 @@ def _contender(name: str, tuning: list[Result], ran: list[Result], data: Sequenc
         }
         for result in mine
     ]
-    whole = [
-        scores(confusion(data.with_labels(), told, len(data.classes)))
-        for told in told_classes(ran, name, len(data)).values()
-    ]
-    folds = sorted({run["fold"] for run in runs})
-    rates = {run["fold"]: run["rate"] for run in runs}
+    whole = [scores(data.with_labels(), found, len(data.classes)) for found in predicted.values()]
+    by_fold = [[run for run in runs if run["fold"] == fold] for fold in sorted({run["fold"] for run in runs})]
     return {
         "name": name,
         "parameters": mine[0]["parameters"],
-        "rates": [rates[fold] for fold in folds] if is_network(name) else None,
+        "rates": [same[0]["rate"] for same in by_fold] if is_network(name) else None,
         "tuning": tuning,
         "runs": runs,
         # Every sequence once a seed: scores of all folds together, their spread that of seeds.
         **{key: mean_with_spread([one[key] for one in whole]) for key in SCORES},
-        "by_fold": [mean(run["accuracy"] for run in runs if run["fold"] == fold) for fold in folds],
+        "by_fold": [mean(run["accuracy"] for run in same) for same in by_fold],
         "confusion": np.sum([one["confusion"] for one in whole], axis=0).tolist(),
     }
 
 
 def _paired(
-    settings: EvaluateSettings, contenders: list[Result], told: dict[str, Any], data: Sequences, first: str, other: str
+    settings: EvaluateSettings, first: Result, other: Result, predicted: dict[str, Any], labels: NDArray[np.int64]
 ) -> Result:
     """Compare two models: McNemar's test seed by seed, and the corrected t-test over folds, means over seeds."""
-    labels = data.with_labels()
-    by_seed = [mcnemar(told[first][seed] == labels, told[other][seed] == labels) for seed in settings.seeds]
-    by_fold = {one["name"]: one["by_fold"] for one in contenders}
-    differences = [a - b for a, b in zip(by_fold[first], by_fold[other], strict=True)]
+    names = first["name"], other["name"]
+    by_seed = [
+        {"seed": seed, **mcnemar(*(predicted[name][seed] == labels for name in names))} for seed in settings.seeds
+    ]
+    differences = [a - b for a, b in zip(first["by_fold"], other["by_fold"], strict=True)]
     # What counts words learns from the held-out share too; of two ratios the larger one promises less.
-    held = settings.train.held_out if is_network(first) or is_network(other) else 0.0
+    held = settings.train.held_out if any(map(is_network, names)) else 0.0
     return {
-        "first": first,
-        "second": other,
-        "mcnemar": [{"seed": seed, **asdict(found)} for seed, found in zip(settings.seeds, by_seed, strict=True)],
-        "mcnemar_p": max(found.p for found in by_seed),
-        "folds": asdict(corrected_t(differences, share_tested(settings.folds, held))),
+        "first": names[0],
+        "second": names[1],
+        "mcnemar": by_seed,
+        "mcnemar_p": max(found["p"] for found in by_seed),
+        "folds": corrected_t(differences, resampling_ratio(settings.folds, held)),
     }
 
 
-def _lines(data: Sequences, parts: NDArray[np.int64], told: dict[str, Any], seeds: tuple[int, ...]) -> Iterator[str]:
+def _table(data: Sequences, parts: Places, predicted: dict[str, dict[int, NDArray[np.int64]]]) -> Iterator[str]:
     """Write a table: a line for each sequence, a column for each model and seed."""
-    columns = [(f"{name} seed {seed}", told[name][seed]) for name in told for seed in seeds]
-    yield "\t".join(["name", "fold", "label", *(head for head, _ in columns)]) + "\n"
-    labels = data.with_labels()
-    for place, name in enumerate(data.names):
-        taken = [data.classes[values[place]] for _, values in columns]
-        yield "\t".join([name, str(parts[place]), data.classes[labels[place]], *taken]) + "\n"
+    columns = {f"{name} seed {seed}": found for name, seeds in predicted.items() for seed, found in seeds.items()}
+    yield "\t".join(["name", "fold", "label", *columns]) + "\n"
+    for name, part, *numbers in zip(data.names, parts, data.with_labels(), *columns.values(), strict=True):
+        yield "\t".join([name, str(part), *(data.classes[number] for number in numbers)]) + "\n"
+
+
+def _write_plots(result: Result, folder: Path) -> None:
+    """Draw accuracy by fold and the confusions of all models."""
+    from titans_lm.bench.classified import plot, short
+    from titans_lm.report.plots import draw, save_png
+
+    save_png(draw(plot(result)), folder / "folds.png")
+    panels = {short(one["name"]): one["confusion"] for one in result["contenders"]}
+    title = "Confusion: which class is predicted for which, % of each class"
+    write_confusion(folder / "confusion.png", title, list(result["classes"]), panels)

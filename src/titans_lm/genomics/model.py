@@ -1,26 +1,36 @@
-"""Classifiers of sequences: the backbone with masked pooling, a CNN, and the backbone as a model of nucleotides."""
+"""Networks: the backbone with masked pooling, a CNN and a bag of words as baselines, the backbone over nucleotides."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import IGNORED, Batch
-from titans_lm.genomics.lengths import FEATURES, length_features
-from titans_lm.genomics.nucleotides import VOCAB_SIZE, N
-from titans_lm.genomics.settings import GenomicsFit, Pooling
+from titans_lm.genomics.records import LETTERS, VOCAB_SIZE, N, Tokens, decode
+from titans_lm.genomics.settings import COUNTED, GenomicsFit, Pooling, extra
 from titans_lm.layers import RMSNorm
 from titans_lm.ops.state import state_dtype
 
 Ids = Int[Tensor, "B T"]
 Mask = Bool[Tensor, "B T"]
 Hidden = Float[Tensor, "B T E"]
+WAVES = np.geomspace(4.0, 2000.0, 32)
+"""Wavelengths, in nucleotides: from those that tell 200 from 201 to those that tell short from long."""
+
+
+def length_features(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Give sin(2π T / λ) and cos(2π T / λ) for every number of nucleotides T and 32 wavelengths λ: (rows, 64)."""
+    turns = 2.0 * np.pi * lengths[:, None] / WAVES
+    return np.concatenate([np.sin(turns), np.cos(turns)], 1)
 
 
 class WordEmbedding(nn.Module):
@@ -56,19 +66,16 @@ class WordEmbedding(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Nucleotides in, hidden states out: embedding, an optional stem, optional words, dropout, backbone.
-
-        x_t = e_t + Σ_j W_j e_{t−j} + words_t     j from 0 to stem_size − 1, words of up to word_size nucleotides
+    """Nucleotides in, hidden states out: x_t = e_t + words_t, words of up to word_size nucleotides; dropout, backbone.
 
     All of it is causal, so the same weights predict the next nucleotide and classify the sequence. Padding stands on
     the right: nothing that is real comes after it, and the backbone is told where it begins.
     """
 
-    def __init__(self, config: BackboneConfig, stem_size: int = 1, word_size: int = 1, dropout: float = 0.0) -> None:
+    def __init__(self, config: BackboneConfig, word_size: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
-        self.stem_size, self.word_size = stem_size, word_size
+        self.word_size = word_size
         self.embedding = nn.Embedding(VOCAB_SIZE, config.hidden_size)
-        self.stem = nn.Conv1d(config.hidden_size, config.hidden_size, stem_size, bias=False) if stem_size > 1 else None
         self.words = WordEmbedding(word_size, config.hidden_size) if word_size > 1 else None
         self.dropout = nn.Dropout(dropout)
         self.backbone = Backbone(config)
@@ -76,8 +83,6 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: Ids, valid: Mask) -> Hidden:
         x = self.embedding(tokens)
-        if self.stem is not None:
-            x = x + self.stem(F.pad(x.transpose(1, 2), (self.stem_size - 1, 0))).transpose(1, 2)
         if self.words is not None:
             x = x + self.words(tokens)
         return self.backbone(self.dropout(x), valid=valid)[0]
@@ -88,19 +93,19 @@ class SequenceClassifier(nn.Module):
 
     mean     p = Σ_t m_t h_t / Σ_t m_t      m_t is 1 where there is a nucleotide and 0 on padding
     last     p = h_T                        T the last nucleotide
-    logits   W p + b                        + U f(T) with see_length, f the waves of `lengths`, U zero at the start
+    logits   W p + b                        + U f(T) with see_length, f `length_features`, U zero at the start
     """
 
     def __init__(self, settings: GenomicsFit, classes: int) -> None:
         super().__init__()
         self.pooling: Pooling = settings.pooling
-        self.encoder = Encoder(settings.model, settings.stem_size, settings.word_size, settings.embed_dropout)
+        self.encoder = Encoder(settings.model, settings.word_size, settings.embed_dropout)
         self.dropout = nn.Dropout(settings.embed_dropout)
         self.head = nn.Linear(settings.model.hidden_size, classes)
         self.encoder.backbone.init_weights(self.head)
         self.length = None
         if settings.see_length:
-            self.length = nn.Linear(FEATURES, classes, bias=False)
+            self.length = nn.Linear(2 * len(WAVES), classes, bias=False)
             nn.init.zeros_(self.length.weight)
 
     def forward(self, tokens: Ids, valid: Mask) -> Float[Tensor, "B K"]:
@@ -175,9 +180,9 @@ class BagOfWords(nn.Module):
 class NucleotideModel(nn.Module):
     """What nucleotide comes next, by the encoder that a classifier then starts from: logits of A, C, G and T."""
 
-    def __init__(self, config: BackboneConfig, stem_size: int = 1, word_size: int = 1, dropout: float = 0.0) -> None:
+    def __init__(self, config: BackboneConfig, word_size: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
-        self.encoder = Encoder(config, stem_size, word_size, dropout)
+        self.encoder = Encoder(config, word_size, dropout)
         self.head = nn.Linear(config.hidden_size, N)
         self.encoder.backbone.init_weights(self.head)
 
@@ -185,9 +190,44 @@ class NucleotideModel(nn.Module):
         return self.head(self.encoder(tokens, valid))
 
 
+def features(rows: Sequence[Tokens], settings: GenomicsFit) -> Any:
+    """Give what a baseline reads of sequences: (rows, F).
+
+    kmer-nb   how often each of the 4^k words, AA…A to TT…T, is there; none that has an N in it; sparse
+    kmer-lr   the same, as shares of all words of the sequence
+    length    `length_features`
+    """
+    if settings.baseline == "length":
+        return length_features(np.array([len(row) for row in rows], np.int64))
+    words = ["".join(word) for word in product(LETTERS[:4], repeat=settings.k)]
+    vectorizer = extra("sklearn.feature_extraction.text").CountVectorizer
+    vectorizer = vectorizer(analyzer="char", ngram_range=(settings.k, settings.k), vocabulary=words, lowercase=False)
+    counts = vectorizer.transform(map(decode, rows)).astype(float)
+    return counts if settings.baseline == "kmer-nb" else extra("sklearn.preprocessing").normalize(counts, norm="l1")
+
+
+class LinearClassifier(nn.Module):
+    """The baselines without steps: softmax(f W + b) of `features` f, W (F, K), in float64; fitted in `baselines`."""
+
+    def __init__(self, settings: GenomicsFit, classes: int) -> None:
+        super().__init__()
+        self.settings = settings
+        size = 2 * len(WAVES) if settings.baseline == "length" else 4**settings.k
+        self.weight = nn.Parameter(torch.zeros(size, classes, dtype=torch.float64), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(classes, dtype=torch.float64), requires_grad=False)
+
+    def probabilities(self, rows: Sequence[Tokens]) -> NDArray[np.float64]:
+        """Give the probability of every class for every sequence, (rows, K)."""
+        return self.of_features(features(rows, self.settings))
+
+    def of_features(self, found: Any) -> NDArray[np.float64]:
+        logits = found @ self.weight.cpu().numpy() + self.bias.cpu().numpy()
+        return torch.from_numpy(logits).softmax(1).numpy()
+
+
 def make_network(settings: GenomicsFit, classes: int) -> nn.Module:
-    """Build the network that settings describe, with fresh weights."""
-    made = {"cnn": ConvolutionalClassifier, "words": BagOfWords}
+    """Build the network or the linear classifier that settings describe, with fresh weights."""
+    made = {"cnn": ConvolutionalClassifier, "words": BagOfWords, **dict.fromkeys(COUNTED, LinearClassifier)}
     return made.get(settings.baseline or "", SequenceClassifier)(settings, classes)
 
 

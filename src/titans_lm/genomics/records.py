@@ -1,32 +1,78 @@
-"""Sequences with names and classes, from FASTA, from tables, and from a folder for each class."""
+"""DNA sequences with names and classes: nucleotides as ids, and the files that they are read from.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+Read are FASTA, tables, a folder for each class, and intervals cut out of a reference genome; plain or gzip.
+"""
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from titans_lm.config import nearest
-from titans_lm.genomics.fasta import (
-    FASTA,
-    Interval,
-    cut_out,
-    fasta_records,
-    lines_of,
-    read_intervals,
-    suffix_of,
-    table_rows,
-)
-from titans_lm.genomics.nucleotides import Tokens, encode
-from titans_lm.genomics.settings import Crop, ReadSettings
+from titans_lm.config import check_choice, nearest
+from titans_lm.genomics.settings import Crop, ReadSettings, Unknown
 
+Tokens = NDArray[np.uint8]
+LETTERS = "ACGTN"
+N, PAD = 4, 5
+VOCAB_SIZE = 6
+IUPAC = "RYSWKMBDHV"
+"""Codes for one of two or three bases: R is A or G, Y is C or T, and so on; N takes their place."""
+_OTHER, _CODE = 255, 254
+_COMPLEMENT = np.array([3, 2, 1, 0, N, PAD], np.uint8)
+
+FASTA = (".fa", ".fasta", ".fna", ".ffn")
 TABLES = {".tsv": "\t", ".txt": "\t", ".csv": ","}
 SEQUENCE, LABEL, NAME = ("seq", "sequence"), ("label", "class"), ("name", "id")
 """Names that columns may have, the first that is there is taken."""
+INTERVAL = ("id", "region", "start", "end", "strand")
+"""Columns of GenomicBenchmarks' tables of intervals."""
 MARK = "label="
 SPLITS = {"train", "test", "valid", "validation", "val"}
+LONGEST = 2**31 - 1
+"""Letters that a cell of a table may have; csv stops at 131,072 otherwise."""
+
+
+_IDS = np.full(256, _OTHER, np.uint8)
+for _letter, _number in (*zip(LETTERS, range(5), strict=True), ("U", 3), *((code, _CODE) for code in IUPAC)):
+    _IDS[[ord(_letter), ord(_letter.lower())]] = _number
+
+
+def encode(text: str, name: str, unknown: Unknown = "iupac") -> Tokens:
+    """Turn letters into ids: A 0, C 1, G 2, T 3, N 4, in capitals or not; U, which RNA has in place of T, is 3.
+
+    The ten codes for one of several bases (RYSWKMBDHV) become N by default and are an error with unknown="error".
+    Everything else (gaps, digits, letters of proteins) is an error, and becomes N with unknown="n". ValueError for
+    these, naming the sequence and the position, which counts from 1, and for a sequence of no letters.
+    """
+    check_choice("unknown", unknown, ("iupac", "error", "n"))
+    tokens = _IDS[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
+    if not len(tokens):
+        raise ValueError(f"got the sequence {name!r} without a nucleotide in it; expected at least one")
+    strange = tokens == _OTHER if unknown == "iupac" else tokens >= _CODE
+    if unknown != "n" and strange.any():
+        place = int(strange.argmax())
+        expected = f"{LETTERS}, U" + (f" or one of {IUPAC}" if unknown == "iupac" else "")
+        raise ValueError(
+            f"got {text[place]!r} at position {place + 1} of the sequence {name!r}; expected {expected}, or "
+            "unknown='n', which reads everything else as N"
+        )
+    return np.where(tokens >= _CODE, np.uint8(N), tokens)
+
+
+def decode(tokens: Tokens) -> str:
+    """Turn ids back into capital letters; padding is left out."""
+    return np.frombuffer(LETTERS.encode(), np.uint8)[tokens[tokens != PAD]].tobytes().decode()
+
+
+def reverse_complement(tokens: Tokens) -> Tokens:
+    """Read the other strand: the order reversed, A for T, C for G, N and padding as they are."""
+    return _COMPLEMENT[tokens[::-1]]
 
 
 @dataclass(frozen=True)
@@ -50,9 +96,19 @@ class Sequences:
         )
 
     def cropped(self, max_length: int, crop: Crop) -> "Sequences":
-        """Cut those that are longer: the center is kept, or the start, or the end; 0 cuts nothing."""
-        kept = tuple(cropped(tokens, max_length, crop) for tokens in self.tokens)
-        return Sequences(self.names, kept, self.labels, self.classes)
+        """Cut those that are longer to the center (of an odd rest the end loses one more), the start or the end.
+
+        0 cuts nothing.
+        """
+        if not self.longer_than(max_length):
+            return self
+
+        def cut(tokens: Tokens) -> Tokens:
+            extra = max(len(tokens) - max_length, 0)
+            start = {"start": 0, "center": extra // 2, "end": extra}[crop]
+            return tokens[start : start + max_length]
+
+        return replace(self, tokens=tuple(map(cut, self.tokens)))
 
     def longer_than(self, max_length: int) -> int:
         """Count those that are longer; none is longer than 0, which sets no limit."""
@@ -76,13 +132,18 @@ class Sequences:
         return self.labels
 
 
-def cropped(tokens: Tokens, max_length: int, crop: Crop) -> Tokens:
-    """Keep `max_length` nucleotides of a longer sequence; of an odd rest the end loses one more."""
-    extra = len(tokens) - max_length
-    if not max_length or extra <= 0:
-        return tokens
-    start = {"start": 0, "center": extra // 2, "end": extra}[crop]
-    return tokens[start : start + max_length]
+class Interval(NamedTuple):
+    """Positions start … end − 1 of a chromosome, counted from 0; strand − is read from the other side."""
+
+    name: str
+    region: str
+    start: int
+    end: int
+    strand: str
+
+
+Record = tuple[str, Tokens | Interval, str | None]
+"""Name, nucleotides or where they stand in the reference, and class."""
 
 
 def read_sequences(path: Path, settings: ReadSettings) -> Sequences:
@@ -98,50 +159,78 @@ def read_sequences(path: Path, settings: ReadSettings) -> Sequences:
     """
     if not path.exists():
         raise ValueError(f"got {str(path)!r}, which does not exist; expected a FASTA file, a table or a folder")
-    if path.is_dir():
-        return _folder(path, settings)
     suffix = suffix_of(path)
-    if suffix in FASTA:
-        return _with_classes(_fasta(path, settings), path)
-    if suffix in TABLES:
-        return _with_classes(_table(path, settings), path)
-    known = ", ".join([*FASTA, *TABLES])
-    raise ValueError(
-        f"got {path.name!r}, which is no kind of file that is read here; expected one of {known}, or .gz of it"
-    )
-
-
-Row = tuple[str, Tokens, str | None]
-
-
-def _with_classes(rows: Iterator[Row], path: Path) -> Sequences:
-    """Number the classes of rows in sorted order; ValueError where some have one and some have none."""
-    names, tokens, labels = [], [], []
-    for name, ids, label in rows:
-        names.append(name)
-        tokens.append(ids)
-        labels.append(label)
-    if not tokens:
+    if path.is_dir():
+        records = list(_folder(path, settings))
+    elif suffix in FASTA:
+        records = list(_fasta(path, settings))
+    elif suffix in TABLES:
+        records = list(_table(path, settings))
+    else:
+        raise ValueError(
+            f"got {path.name!r}, which is no kind of file that is read here; expected one of "
+            f"{', '.join([*FASTA, *TABLES])}, or .gz of it"
+        )
+    if not records:
         raise ValueError(f"got {path}, which holds no sequence; expected at least one")
+    names, found, labels = zip(*records, strict=True)
     without = [name for name, label in zip(names, labels, strict=True) if not label]
-    if len(without) == len(names):
-        return Sequences(tuple(names), tuple(tokens), None, ())
-    if without:
+    if without and len(without) < len(names):
         raise ValueError(
             f"got the sequence {without[0]!r} in {path} without a class; expected one for each, or for none"
         )
-    return _numbered(names, tokens, [label or "" for label in labels])
+    tokens = cut_out(found, settings)
+    if without:
+        return Sequences(names, tokens, None, ())
+    classes, numbers = np.unique(labels, return_inverse=True)
+    return Sequences(names, tokens, numbers.astype(np.int64), tuple(classes.tolist()))
 
 
-def _numbered(names: list[str], tokens: list[Tokens], labels: list[str]) -> Sequences:
-    classes = sorted(set(labels))
-    number = {name: place for place, name in enumerate(classes)}
-    return Sequences(
-        tuple(names), tuple(tokens), np.array([number[label] for label in labels], np.int64), tuple(classes)
-    )
+def suffix_of(path: Path) -> str:
+    """Give the ending of a file's name in small letters, what says that it is compressed left out."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def _fasta(path: Path, settings: ReadSettings) -> Iterator[Row]:
+def _lines(path: Path) -> Iterator[str]:
+    """Read the lines of a text file, plain or gzip, without a byte-order mark; ValueError for one that is neither."""
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            yield from file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"got {path}, which is no whole gzip file ({error}); expected one, or no .gz in its name"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"got {path}, which is not text; expected letters of nucleotides (.gz where compressed)"
+        ) from error
+
+
+def fasta_records(path: Path) -> Iterator[tuple[str, str]]:
+    """Read (header without ">", sequence) record by record; lines of a sequence are joined.
+
+    ValueError for letters before the first header, and for a file without a record.
+    """
+    header, parts = None, []
+    for number, line in enumerate(_lines(path), start=1):
+        line = line.strip()
+        if line.startswith(">"):
+            if header is not None:
+                yield header, "".join(parts)
+            header, parts = line[1:].strip(), []
+        elif line and not line.startswith(";"):
+            if header is None:
+                raise ValueError(
+                    f"got {line[:20]!r} in line {number} of {path}; expected a header, which begins with >"
+                )
+            parts.append(line)
+    if header is None:
+        raise ValueError(f"got {path}, which holds no sequence; expected FASTA with at least one record")
+    yield header, "".join(parts)
+
+
+def _fasta(path: Path, settings: ReadSettings) -> Iterator[Record]:
     for number, (header, letters) in enumerate(fasta_records(path), start=1):
         words = header.split()
         label = next((word.removeprefix(MARK) for word in words[1:] if word.startswith(MARK)), None)
@@ -149,17 +238,35 @@ def _fasta(path: Path, settings: ReadSettings) -> Iterator[Row]:
         yield name, encode(letters, name, settings.unknown), label
 
 
-def _table(path: Path, settings: ReadSettings) -> Iterator[Row]:
-    head, rows = table_rows(path, TABLES[suffix_of(path)])
+def _rows(path: Path, separator: str) -> tuple[list[str], list[dict[str, str]]]:
+    """Read the names of a table's columns and its rows; ValueError, naming the line, where there is no table."""
+    csv.field_size_limit(LONGEST)
+    rows = csv.DictReader(_lines(path), delimiter=separator)
+    try:
+        return list(rows.fieldnames or ()), list(rows)
+    except csv.Error as error:
+        raise ValueError(
+            f"got line {rows.reader.line_num} of {path}, which is no row of a table: {error}; expected columns "
+            f"parted by {separator!r}"
+        ) from error
+
+
+def _table(path: Path, settings: ReadSettings) -> Iterator[Record]:
+    head, rows = _rows(path, TABLES[suffix_of(path)])
     if not head:
         raise ValueError(f"got {path}, which is empty; expected a row with the names of columns, then sequences")
-    if "region" in head and "start" in head and "end" in head:
+    if {"region", "start", "end"} <= set(head):
         raise ValueError(f"got intervals in {path}; expected sequences, or the folder of its class with a reference")
     sequence = _column(path, head, settings.sequence_column, SEQUENCE)
-    label = _column(path, head, settings.label_column, LABEL, needed=False)
-    named = next((name for name in NAME if name in head), None)
+    label = _column(path, head, settings.label_column, LABEL)
+    if sequence is None:
+        raise ValueError(
+            f"got {path} with the columns {', '.join(head)}; expected one named {' or '.join(SEQUENCE)}, or the name "
+            "of another: --read.sequence-column NAME"
+        )
+    named = _column(path, head, None, NAME)
     for number, row in enumerate(rows, start=2):
-        if None in row or any(row[name] is None for name in head):
+        if None in row or None in row.values():
             raise ValueError(
                 f"got line {number} of {path} with more or fewer than {len(head)} columns; expected as many"
             )
@@ -167,22 +274,16 @@ def _table(path: Path, settings: ReadSettings) -> Iterator[Row]:
         yield name, encode(row[sequence].strip(), name, settings.unknown), row[label].strip() if label else None
 
 
-def _column(path: Path, head: list[str], asked: str | None, usual: tuple[str, ...], needed: bool = True) -> Any:
+def _column(path: Path, head: list[str], asked: str | None, usual: tuple[str, ...]) -> str | None:
     """Find the column that was asked for, or one of the usual names."""
-    if asked is not None:
-        if asked not in head:
-            raise ValueError(f"got the column {asked!r}, which {path} does not have; {nearest(asked, head)}")
-        return asked
-    found = next((name for name in usual if name in head), None)
-    if found is None and needed:
-        raise ValueError(
-            f"got {path} with the columns {', '.join(head)}; expected one named {' or '.join(usual)}, or the name of "
-            "another: --read.sequence-column NAME"
-        )
-    return found
+    if asked is None:
+        return next((name for name in usual if name in head), None)
+    if asked not in head:
+        raise ValueError(f"got the column {asked!r}, which {path} does not have; {nearest(asked, head)}")
+    return asked
 
 
-def _folder(path: Path, settings: ReadSettings) -> Sequences:
+def _folder(path: Path, settings: ReadSettings) -> Iterator[Record]:
     """Read a folder for each class, or as GenomicBenchmarks' repository has it, a table of intervals for each."""
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     folders = [entry for entry in entries if entry.is_dir()]
@@ -194,62 +295,88 @@ def _folder(path: Path, settings: ReadSettings) -> Sequences:
             f"got the folder {path}, whose folders {', '.join(folder.name for folder in folders)} are splits and no "
             f"classes; expected one of these, such as {folders[-1]}"
         )
-    names: list[str] = []
-    tokens: list[Tokens | Interval] = []
-    labels: list[str] = []
     for place in places:
         label = place.name if place.is_dir() else place.name.partition(".")[0]
-        found = list(_class(place, settings))
+        files = [place] if place.is_file() else [file for file in place.iterdir() if not file.name.startswith(".")]
+        found = [record for file in sorted(files, key=_by_number) for record in _file(file, place.name, settings)]
         if not found:
             raise ValueError(
                 f"got the class {label!r} without a sequence in {place}; expected at least one, or no folder"
             )
-        names += [f"{label}/{name}" for name, _ in found]
-        tokens += [ids for _, ids in found]
-        labels += [label] * len(found)
-    return _numbered(names, _cut_out(tokens, settings), labels)
-
-
-def _cut_out(found: list[Tokens | Interval], settings: ReadSettings) -> list[Tokens]:
-    """Put sequences in the place of intervals, those of all classes in one reading of the reference."""
-    intervals = [one for one in found if isinstance(one, Interval)]
-    if not intervals or settings.reference is None:
-        return [one for one in found if not isinstance(one, Interval)]
-    cut = iter(cut_out(intervals, settings.reference, settings.unknown))
-    return [next(cut) if isinstance(one, Interval) else one for one in found]
-
-
-def _class(place: Path, settings: ReadSettings) -> Iterator[tuple[str, Tokens | Interval]]:
-    """Read all sequences of a class; files are taken in the order of their names, numbers by their size."""
-    files = [place] if place.is_file() else [file for file in place.iterdir() if not file.name.startswith(".")]
-    for file in sorted(files, key=_by_number):
-        suffix = suffix_of(file)
-        if suffix == ".txt":
-            name = file.name.removesuffix(".gz").removesuffix(".txt")
-            yield (
-                name,
-                encode("".join(line.strip() for line in lines_of(file)), f"{place.name}/{name}", settings.unknown),
-            )
-        elif suffix in FASTA:
-            yield from ((name, ids) for name, ids, _ in _fasta(file, settings))
-        elif suffix == ".csv":
-            yield from _intervals(file, settings)
-        else:
-            raise ValueError(
-                f"got {file}, which is no kind of file that is read here; expected .txt, {', '.join(FASTA)} or .csv"
-            )
+        yield from ((f"{label}/{name}", ids, label) for name, ids, _ in found)
 
 
 def _by_number(file: Path) -> tuple[int, str]:
+    """Order files by their names, numbers by their size."""
     stem = file.name.partition(".")[0]
     return (int(stem) if stem.isdigit() else -1, file.name)
 
 
-def _intervals(file: Path, settings: ReadSettings) -> Iterator[tuple[str, Interval]]:
+def _file(file: Path, label: str, settings: ReadSettings) -> Iterable[Record]:
+    """Read the sequences of one file of a class."""
+    suffix = suffix_of(file)
+    if suffix in FASTA:
+        return _fasta(file, settings)
+    if suffix == ".csv":
+        return _intervals(file, settings)
+    if suffix == ".txt":
+        name = file.name.removesuffix(".gz").removesuffix(".txt")
+        letters = "".join(line.strip() for line in _lines(file))
+        return [(name, encode(letters, f"{label}/{name}", settings.unknown), None)]
+    raise ValueError(
+        f"got {file}, which is no kind of file that is read here; expected .txt, {', '.join(FASTA)} or .csv"
+    )
+
+
+def _intervals(path: Path, settings: ReadSettings) -> Iterator[Record]:
+    """Read GenomicBenchmarks' table of intervals; ValueError, naming the line, for places that are no interval."""
     if settings.reference is None:
         raise ValueError(
-            f"got intervals in {file} and no reference to cut them out of; expected the genome as FASTA, such as "
+            f"got intervals in {path} and no reference to cut them out of; expected the genome as FASTA, such as "
             "--read.reference GRCh38.fa.gz"
         )
-    for interval in read_intervals(file):
-        yield interval.name, interval
+    head, rows = _rows(path, ",")
+    if not set(INTERVAL) <= set(head):
+        raise ValueError(
+            f"got {path} with the columns {', '.join(head or ['none'])}; expected those of intervals, "
+            f"{', '.join(INTERVAL)}"
+        )
+    for number, row in enumerate(rows, start=2):
+        start, end = (int(row[name]) if (row[name] or "").isdigit() else -1 for name in ("start", "end"))
+        if not 0 <= start < end or row["strand"] not in ("+", "-"):
+            raise ValueError(
+                f"got start {row['start']!r}, end {row['end']!r}, strand {row['strand']!r} in line {number} of {path}; "
+                "expected 0 ≤ start < end and + or -"
+            )
+        yield row["id"], Interval(row["id"], row["region"], start, end, row["strand"]), None
+
+
+def cut_out(found: Sequence[Tokens | Interval], settings: ReadSettings) -> tuple[Tokens, ...]:
+    """Put nucleotides of the reference in the place of intervals, in one reading, a chromosome in memory at a time.
+
+    A chromosome is known by the first word of its header. ValueError for a region that the reference lacks, and for an
+    interval that ends behind the end of its chromosome.
+    """
+    tokens = list(found)
+    wanted: dict[str, list[int]] = {}
+    for place, one in enumerate(found):
+        if isinstance(one, Interval):
+            wanted.setdefault(one.region, []).append(place)
+    reference = settings.reference
+    for header, letters in fasta_records(reference) if wanted and reference is not None else ():
+        region = header.split(maxsplit=1)[0] if header else ""
+        for place in wanted.pop(region, []):
+            name, _, start, end, strand = cast(Interval, found[place])
+            if end > len(letters):
+                raise ValueError(
+                    f"got the interval {name!r} up to {end} of {region}, which has {len(letters)} nucleotides in "
+                    f"{reference}; expected the reference that the intervals were made for"
+                )
+            cut = encode(letters[start:end], name, settings.unknown)
+            tokens[place] = reverse_complement(cut) if strand == "-" else cut
+    if wanted:
+        raise ValueError(
+            f"got intervals on {sorted(wanted)[0]!r}, which {reference} does not hold; expected a reference with all "
+            f"chromosomes ({len(wanted)} are missing)"
+        )
+    return tuple(cast(list[Tokens], tokens))

@@ -1,9 +1,10 @@
 """Settings of `titans genomics`: how sequences are read, what classifies them, how it learns, how it is compared."""
 
 import dataclasses
+import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive, check_switch
 from titans_lm.train.settings import FitSettings
@@ -14,6 +15,8 @@ Pooling = Literal["mean", "last"]
 Baseline = Literal["cnn", "words", "kmer-nb", "kmer-lr", "length"]
 COUNTED = ("kmer-nb", "kmer-lr", "length")
 """Baselines that are no networks."""
+LEAST = {"cnn_channels": 1, "cnn_layers": 1, "cnn_kernel": 1, "parameters": 1, "patience": 0, "pretrain_steps": 0}
+"""Least values of settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,23 +46,50 @@ def small_model() -> BackboneConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenomicsFit(FitSettings):
-    """Settings of one classifier and its training."""
+class SequenceFit(FitSettings):
+    """Settings of training on sequences, with classes or without."""
 
+    least_length: ClassVar[int] = 0
+    """Least value of max_length."""
     steps: int = 1000
     """Steps of the optimiser."""
-    lr: float = 3e-3
-    """Peak learning rate."""
-    eval_every: int = 100
-    """Steps between two looks at the validation part; the best of them is kept."""
-    save_every: int = 200
-    """Steps between two checkpoints; 0 saves at the end only."""
     log_every: int = 10
     """Steps between two lines of metrics.jsonl."""
     keep: int = 1
     """Checkpoints kept, the newest ones."""
     model: BackboneConfig = field(default_factory=small_model)
     """The backbone."""
+    batch_size: int = 32
+    """Sequences of a batch."""
+    max_length: int = 1024
+    """Nucleotides of a sequence that are read; 0 reads all of them."""
+    held_out: float = 0.1
+    """Share of the sequences that is not trained on."""
+    word_size: int = 1
+    """Nucleotides of the longest words that have an embedding of their own, beside all shorter ones; 1 is none."""
+    embed_dropout: float = 0.0
+    """Share of the embedding's channels that is dropped while training."""
+    reverse_complement: bool = False
+    """Whether every second sequence, drawn anew each time, is read from the other strand while training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("batch_size", self.batch_size, 1)
+        check_at_least("max_length", self.max_length, self.least_length)
+        check_between("held_out", self.held_out, 0.001, 0.5)
+        check_between("embed_dropout", self.embed_dropout, 0.0, 0.9)
+        check_switch("reverse_complement", self.reverse_complement)
+        _check_words("word_size", self.word_size)
+        if self.parallel == "fsdp":
+            raise ValueError("got parallel='fsdp' for a model of sequences, which is small; expected auto or ddp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenomicsFit(SequenceFit):
+    """Settings of one classifier and its training."""
+
+    eval_every: int = 100
+    """Steps between two evaluations on the validation part; the best of them is kept."""
     baseline: Baseline | None = None
     """Another classifier instead: cnn (convolutions), words (the mean of embedded words), kmer-nb (naive Bayes of
     words, counted), kmer-lr (logistic regression of words), length (that of the number of nucleotides)."""
@@ -69,31 +99,21 @@ class GenomicsFit(FitSettings):
     """Run of titans genomics pretrain to start from; the model's settings are then its own."""
     pretrain_steps: int = 0
     """Steps of predicting the next nucleotide of the training part, before classes are learned."""
-    batch_size: int = 32
-    """Sequences of a batch."""
-    max_length: int = 1024
-    """Nucleotides of a sequence that are read; 0 reads all of them."""
     crop: Crop = "center"
-    """Which of them, where a sequence has more."""
+    """Which nucleotides are read, where a sequence has more than max_length."""
     held_out: float = 0.1
     """Share of each class that is not trained on, and that the best step is chosen by."""
     overlap: int = 0
     """Sequences that share a stretch of so many nucleotides, on either strand, stay on one side of every split; 0 keeps
     equal ones together only."""
     patience: int = 0
-    """Looks at the validation part without a new best after which training ends; 0 takes all steps."""
+    """Evaluations without a new best after which training ends; 0 takes all steps."""
     pooling: Pooling = "mean"
     """What the classifier reads: the mean over the nucleotides of a sequence, or the last of them."""
-    stem_size: int = 1
-    """Taps of a causal convolution on the embedding, which reads short words of nucleotides; 1 is none."""
-    word_size: int = 1
-    """Nucleotides of the longest words that have an embedding of their own, beside all shorter ones; 1 is none."""
     embed_dropout: float = 0.1
     """Share of the embedding's channels that is dropped while training, and of what is pooled."""
     see_length: bool = False
     """Whether the length of a sequence is an input of its own: in some sets it says most of the class."""
-    reverse_complement: bool = False
-    """Whether every second sequence, drawn anew each time, is read from the other strand while training."""
     both_strands: bool = False
     """Whether predictions are the mean of those for both strands."""
     cnn_channels: int = 64
@@ -107,24 +127,18 @@ class GenomicsFit(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("batch_size", "stem_size", "word_size", "cnn_channels", "cnn_layers", "cnn_kernel", "k"):
-            check_at_least(name, getattr(self, name), 1)
-        for name in ("max_length", "patience", "pretrain_steps"):
-            check_at_least(name, getattr(self, name), 0)
-        for name in ("see_length", "reverse_complement", "both_strands"):
+        for name, least in LEAST.items():
+            if getattr(self, name) is not None:
+                check_at_least(name, getattr(self, name), least)
+        for name in ("see_length", "both_strands"):
             check_switch(name, getattr(self, name))
-        if self.overlap:
-            check_at_least("overlap", self.overlap, 8)
-        check_choice("crop", self.crop, get_args(Crop))
-        check_choice("pooling", self.pooling, get_args(Pooling))
+        for name, known in (("crop", Crop), ("pooling", Pooling)):
+            check_choice(name, getattr(self, name), get_args(known))
         if self.baseline is not None:
             check_choice("baseline", self.baseline, get_args(Baseline))
-        if self.parameters is not None:
-            check_at_least("parameters", self.parameters, 1)
-        check_between("held_out", self.held_out, 0.001, 0.5)
-        check_between("embed_dropout", self.embed_dropout, 0.0, 0.9)
         _check_words("k", self.k)
-        _check_words("word_size", self.word_size)
+        if self.overlap:
+            check_at_least("overlap", self.overlap, 8)
         if not self.cnn_kernel % 2:
             raise ValueError(f"got cnn_kernel={self.cnn_kernel}; expected an odd number: as many taps on either side")
         self._check_together()
@@ -132,10 +146,8 @@ class GenomicsFit(FitSettings):
     def _check_together(self) -> None:
         if self.baseline == "words" and self.word_size < 2:
             raise ValueError(f"got baseline='words' with word_size={self.word_size}; expected 2 to 8 nucleotides")
-        if self.parallel == "fsdp":
-            raise ValueError("got parallel='fsdp' for a classifier, which is small; expected auto or ddp")
         if self.patience and not self.eval_every:
-            raise ValueError(f"got patience={self.patience} with eval_every=0; expected looks to be patient for")
+            raise ValueError(f"got patience={self.patience} with eval_every=0; expected evaluations to be patient for")
         if self.pretrained is not None and (self.pretrain_steps or self.baseline is not None):
             raise ValueError("got pretrained with pretrain_steps or a baseline; expected it alone")
         if self.pretrain_steps and self.baseline is not None:
@@ -155,51 +167,22 @@ class TrainSettings(GenomicsFit):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainSettings(FitSettings):
+class PretrainSettings(SequenceFit):
     """Settings of `titans genomics pretrain`."""
 
+    least_length: ClassVar[int] = 2
     data: Path | None = None
     """Sequences whose next nucleotides are predicted; classes are not looked at."""
     run: Path | None = None
     """Folder of the run, and of the model that comes of it."""
     read: ReadSettings = field(default_factory=ReadSettings)
     """How the file is read."""
-    steps: int = 1000
-    """Steps of the optimiser."""
-    lr: float = 3e-3
-    """Peak learning rate."""
-    log_every: int = 10
-    """Steps between two lines of metrics.jsonl."""
-    keep: int = 1
-    """Checkpoints kept, the newest ones."""
-    model: BackboneConfig = field(default_factory=small_model)
-    """The backbone."""
-    batch_size: int = 32
-    """Sequences of a batch."""
     max_length: int = 1024
     """Nucleotides of a sequence; longer ones are cut into several."""
     held_out: float = 0.1
     """Share of the sequences that bits per nucleotide are measured on; at most 1,024 pieces."""
-    stem_size: int = 1
-    """Taps of a causal convolution on the embedding; 1 is none."""
-    word_size: int = 1
-    """Nucleotides of the longest words that have an embedding of their own; 1 is none."""
-    embed_dropout: float = 0.0
-    """Share of the embedding's channels that is dropped while training."""
     reverse_complement: bool = True
     """Whether every second sequence, drawn anew each time, is read from the other strand."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("batch_size", "stem_size", "word_size"):
-            check_at_least(name, getattr(self, name), 1)
-        _check_words("word_size", self.word_size)
-        check_at_least("max_length", self.max_length, 2)
-        check_between("held_out", self.held_out, 0.001, 0.5)
-        check_between("embed_dropout", self.embed_dropout, 0.0, 0.9)
-        check_switch("reverse_complement", self.reverse_complement)
-        if self.parallel == "fsdp":
-            raise ValueError("got parallel='fsdp' for a model of nucleotides, which is small; expected auto or ddp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,11 +263,26 @@ class PredictSettings:
 
 
 def _check_words(name: str, size: int) -> None:
+    check_at_least(name, size, 1)
     if size > 8:
         raise ValueError(f"got {name}={size}; expected 1 to 8: there are 4^{size} words")
 
 
-def fit_settings(settings: GenomicsFit) -> GenomicsFit:
-    """Leave out of settings what is not about the classifier and its training."""
-    names = [item.name for item in dataclasses.fields(GenomicsFit)]
-    return GenomicsFit(**{name: getattr(settings, name) for name in names})
+Kind = TypeVar("Kind")
+
+
+def as_settings(kind: type[Kind], settings: Any, **changes: Any) -> Kind:
+    """Give settings of another kind with the values of all names that both have, and changes."""
+    names = [item.name for item in dataclasses.fields(kind) if hasattr(settings, item.name)]  # pyrefly: ignore
+    return kind(**{name: getattr(settings, name) for name in names} | changes)
+
+
+def extra(module: str) -> Any:
+    """Import a module of the extra `genomics` (scikit-learn, scipy); ValueError, saying how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"got no {error.name}, which splits, scores and counted words need; install it with: "
+            "pip install 'titans-lm[genomics]'"
+        ) from error

@@ -208,8 +208,8 @@ def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Cost:
     from torch import nn
 
     from titans_lm.bench.flops import model_flops
-    from titans_lm.genomics.contenders import contender as classifier
-    from titans_lm.genomics.contenders import is_network
+    from titans_lm.genomics.evaluate import is_network
+    from titans_lm.genomics.evaluate import model_settings as classifier
     from titans_lm.genomics.model import make_network
 
     assert s.data is not None

@@ -3,19 +3,26 @@
 import numpy as np
 import pytest
 
-from genomics.genomics_cases import letters, sequences, tiny_fit
-from titans_lm.genomics import lengths
-from titans_lm.genomics import needed as extras
-from titans_lm.genomics.kmers import STRENGTHS, fit_counted, words_of
-from titans_lm.genomics.nucleotides import encode, reverse_complement
+from genomics.genomics_cases import letters, sequences, tiny_fit, words_of
+from titans_lm.genomics.baselines import STRENGTHS, fit_baseline
+from titans_lm.genomics.model import features
+from titans_lm.genomics.records import Sequences, encode, reverse_complement
+from titans_lm.genomics.settings import extra
+
+
+def words(text: str, k: int, baseline: str = "kmer-nb") -> dict[int, float]:
+    """The numbers of the words of a sequence, and how often each is there."""
+    [found] = features([encode(text, "s")], tiny_fit(baseline=baseline, k=k)).toarray()
+    assert found.shape == (4**k,)
+    return {int(number): found[number] for number in found.nonzero()[0]}
 
 
 def test_words_by_hand() -> None:
-    assert words_of(encode("ACGT", "s"), 2).tolist() == [0 * 4 + 1, 1 * 4 + 2, 2 * 4 + 3]
-    assert words_of(encode("ACNGT", "s"), 2).tolist() == [1, 11], "no word with an N in it"
-    assert words_of(encode("TTT", "s"), 3).tolist() == [63]
-    assert words_of(encode("AC", "s"), 3).tolist() == []
-    assert words_of(encode("NNN", "s"), 1).tolist() == []
+    assert words("ACGT", 2) == {0 * 4 + 1: 1, 1 * 4 + 2: 1, 2 * 4 + 3: 1}
+    assert words("ACNGT", 2) == {1: 1, 11: 1}, "no word with an N in it"
+    assert words("TTTT", 3) == {63: 2}, "overlapping ones too"
+    assert words("AC", 3) == words("NNN", 1) == words("AC", 3, "kmer-lr") == {}
+    assert words("ANNCAA", 1, "kmer-lr") == {0: 0.75, 1: 0.25}, "shares of the words that are there"
 
 
 def parts(seed: int = 0):
@@ -26,13 +33,12 @@ def parts(seed: int = 0):
 def test_naive_bayes_by_hand() -> None:
     """log p(class) + Σ_w c_w log p(w | class), with one more of every word."""
     train, valid = parts()
-    classifier, told = fit_counted(tiny_fit(baseline="kmer-nb", k=2), train, valid)
+    classifier, told = fit_baseline(tiny_fit(baseline="kmer-nb", k=2), train, valid)
     assert told == {}, "nothing is chosen"
     tokens, labels = [*train.tokens, *valid.tokens], np.concatenate([train.labels, valid.labels])
     counts = np.array([np.bincount(words_of(row, 2), minlength=16) for row in tokens])
     by_class = np.array([counts[labels == number].sum(0) + 1.0 for number in (0, 1)])
-    words = np.log(by_class / by_class.sum(1, keepdims=True))
-    joint = counts @ words.T + np.log(np.bincount(labels) / len(labels))
+    joint = counts @ np.log(by_class / by_class.sum(1, keepdims=True)).T + np.log(np.bincount(labels) / len(labels))
     expected = np.exp(joint) / np.exp(joint).sum(1, keepdims=True)
     np.testing.assert_allclose(classifier.probabilities(tokens), expected, rtol=1e-9)
 
@@ -48,8 +54,8 @@ def test_logistic_regression_is_scikit_learns(classes: int) -> None:
     ]
     data = sequences(rows)
     train, valid = data.take(list(range(32))), data.take(list(range(32, 48)))
-    classifier, told = fit_counted(tiny_fit(baseline="kmer-lr", k=2), train, valid)
-    assert told["strength"] in STRENGTHS
+    classifier, told = fit_baseline(tiny_fit(baseline="kmer-lr", k=2), train, valid)
+    assert told["strength"] in STRENGTHS["kmer-lr"]
     assert 0.0 <= told["validation_accuracy"] <= 1.0
 
     def shares(tokens):
@@ -65,24 +71,24 @@ def test_logistic_regression_is_scikit_learns(classes: int) -> None:
 def test_the_strength_is_that_which_is_best_on_the_validation_part() -> None:
     """What could not be seen in training decides: with classes turned round there, the weakest fit is taken."""
     train, valid = parts()
-    turned = type(valid)(valid.names, valid.tokens, 1 - valid.labels, valid.classes)
-    strong = fit_counted(tiny_fit(baseline="kmer-lr", k=2), train, valid)[1]["strength"]
-    weak = fit_counted(tiny_fit(baseline="kmer-lr", k=2), train, turned)[1]["strength"]
+    turned = Sequences(valid.names, valid.tokens, 1 - valid.labels, valid.classes)
+    strong = fit_baseline(tiny_fit(baseline="kmer-lr", k=2), train, valid)[1]["strength"]
+    weak = fit_baseline(tiny_fit(baseline="kmer-lr", k=2), train, turned)[1]["strength"]
     assert weak < strong
 
 
 def test_the_other_strand_may_be_learned_too() -> None:
     train, valid = parts()
-    both, _ = fit_counted(tiny_fit(baseline="kmer-nb", k=2, reverse_complement=True), train, valid)
+    both, _ = fit_baseline(tiny_fit(baseline="kmer-nb", k=2, reverse_complement=True), train, valid)
     other = [reverse_complement(row) for row in train.tokens]
     np.testing.assert_allclose(both.probabilities(other), both.probabilities(train.tokens), rtol=1e-9)
-    one, _ = fit_counted(tiny_fit(baseline="kmer-nb", k=2), train, valid)
+    one, _ = fit_baseline(tiny_fit(baseline="kmer-nb", k=2), train, valid)
     assert not np.allclose(one.probabilities(other), one.probabilities(train.tokens))
 
 
 def test_sequences_without_a_word_have_the_odds_of_the_classes() -> None:
     train, valid = parts()
-    classifier, _ = fit_counted(tiny_fit(baseline="kmer-nb", k=4), train, valid)
+    classifier, _ = fit_baseline(tiny_fit(baseline="kmer-nb", k=4), train, valid)
     np.testing.assert_allclose(classifier.probabilities([encode("ANA", "s")]), [[0.5, 0.5]])
 
 
@@ -92,22 +98,14 @@ def test_the_length_alone_tells_what_it_can() -> None:
     rows = [("A" * int(rng.choice((20, 40))), "round") for _ in range(30)] + [("A" * 30, "odd") for _ in range(18)]
     data = sequences([rows[place] for place in rng.permutation(len(rows))])
     train, valid = data.take(list(range(32))), data.take(list(range(32, 48)))
-    classifier, told = fit_counted(tiny_fit(baseline="length"), train, valid)
-    assert told["strength"] in lengths.STRENGTHS
+    classifier, told = fit_baseline(tiny_fit(baseline="length"), train, valid)
+    assert told["strength"] in STRENGTHS["length"]
     assert told["validation_accuracy"] == 1.0
     assert (classifier.probabilities(data.tokens).argmax(1) == data.labels).all()
     changed = [np.full_like(row, 3) for row in data.tokens]
     np.testing.assert_array_equal(classifier.probabilities(changed), classifier.probabilities(data.tokens))
 
 
-def test_waves_by_hand() -> None:
-    """sin and cos of 2πT / λ, λ from 4 to 2,000 nucleotides."""
-    found = lengths.length_features(np.array([3, 500]))
-    assert found.shape == (2, lengths.FEATURES)
-    np.testing.assert_allclose(found[0, [0, 32]], [-1.0, 0.0], atol=1e-12)  # three quarters of the shortest
-    np.testing.assert_allclose(found[1, [31, 63]], [1.0, 0.0], atol=1e-12)  # a quarter of the longest
-
-
 def test_what_is_missing_is_said_with_its_remedy() -> None:
     with pytest.raises(ValueError, match=r"got no surely_missing, .*pip install 'titans-lm\[genomics\]'"):
-        extras.needed("surely_missing.part")
+        extra("surely_missing.part")

@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model, write_table
+from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model, words_of, write_table
 from titans_lm.genomics.batches import with_targets
-from titans_lm.genomics.kmers import words_of
+from titans_lm.genomics.fit import BestStep, bits_per_nucleotide, pretrain_on_file, train_classifier, train_on_file
 from titans_lm.genomics.model import NucleotideModel, make_network, nucleotide_loss
-from titans_lm.genomics.nucleotides import reverse_complement
-from titans_lm.genomics.pretrain import bits_per_nucleotide, pretrain_on_file
-from titans_lm.genomics.records import Sequences
-from titans_lm.genomics.saved import Classifier, load_classifier, load_nucleotides, save_classifier, save_nucleotides
+from titans_lm.genomics.predict import Classifier, load_classifier, load_nucleotides, save_classifier, save_nucleotides
+from titans_lm.genomics.records import Sequences, reverse_complement
 from titans_lm.genomics.settings import GenomicsFit, PretrainSettings, TrainSettings
 from titans_lm.genomics.split import held_out
-from titans_lm.genomics.train import train_classifier, train_on_file
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import plain_settings
 
@@ -33,9 +31,7 @@ def settings(folder: Path, **changes: Any) -> TrainSettings:
 
 
 def parts(count: int = 40) -> tuple[Sequences, Sequences]:
-    data = sequences(letters(count))
-    train, valid = held_out(data, 0.25, 0)
-    return data.take(train), data.take(valid)
+    return held_out(sequences(letters(count)), 0.25, 0)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +56,7 @@ def test_the_model_is_that_of_the_best_step(done) -> None:
     assert [line["step"] for line in looks] == [10, 20, 30, 40]
     best = max(looks, key=lambda line: (line["validation_accuracy"], -line["validation_loss"]))
     assert (result["best_step"], result["validation_accuracy"]) == (best["step"], best["validation_accuracy"])
-    data = sequences(letters())
-    valid = data.take(held_out(data, 0.25, 0)[1])
+    _, valid = parts()
     found = load_classifier(told.run, "cpu").probabilities(valid.tokens)
     assert (found.argmax(1) == valid.labels).mean() == best["validation_accuracy"]
     loss = -np.log(found[np.arange(10), valid.labels]).mean()
@@ -100,7 +95,7 @@ def test_no_sequence_has_no_probabilities(tmp_path: Path, baseline: str | None) 
 
 
 def test_of_a_genome_no_more_is_held_out_than_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import titans_lm.genomics.pretrain as module
+    import titans_lm.genomics.fit as module
 
     fit = {"model": tiny_model(), "steps": 1, "warmup_steps": 0, "batch_size": 4, "device": "cpu", "max_length": 16}
     told = PretrainSettings(data=write_table(tmp_path / "dna.tsv", letters()), run=tmp_path / "pre", **fit)
@@ -110,10 +105,10 @@ def test_of_a_genome_no_more_is_held_out_than_can_be_measured(tmp_path: Path, mo
 
 
 def test_patience_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import titans_lm.genomics.train as module
+    import titans_lm.genomics.fit as module
 
     same = {"validation_accuracy": 0.5, "validation_loss": 1.0}
-    monkeypatch.setattr(module, "_look", lambda *_: same)
+    monkeypatch.setattr(module, "_validate", lambda *_: same)
     RunFolder.create(tmp_path / "run", {})
     _, told = train_classifier(tiny_fit(steps=20, patience=2), *parts(), tmp_path / "run")
     assert (told["best_step"], told["steps"]) == (2, 6), "after the looks at 4 and 6"
@@ -123,11 +118,11 @@ def test_patience_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("place", [15, 20], ids=["between looks", "at a look"])
 def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
-    import titans_lm.genomics.train as module
+    import titans_lm.genomics.fit as module
 
     told = settings(tmp_path, steps=40, eval_every=10)
-    fit, look, looks = module.fit, module._look, []
-    monkeypatch.setattr(module, "_look", lambda *args: looks.append(1) or look(*args))
+    fit, look, looks = module.fit, module._validate, []
+    monkeypatch.setattr(module, "_validate", lambda *args: looks.append(1) or look(*args))
 
     def stopping(*args: Any, on_step: Any, **more: Any) -> Any:
         def interrupt(record: dict[str, Any]) -> bool:
@@ -165,8 +160,7 @@ def test_counted_words_are_judged_by_a_fit_that_has_not_seen_the_part(tmp_path: 
     told = settings(tmp_path, baseline=baseline, k=4)
     write_table(told.data, rows)
     result = train_on_file(told)
-    data = sequences(rows)
-    train, valid = (data.take(part) for part in held_out(data, 0.25, 0))
+    train, valid = held_out(sequences(rows), 0.25, 0)
     if baseline == "kmer-lr":
         assert result["validation"]["accuracy"] == result["validation_accuracy"]
     else:
@@ -231,12 +225,12 @@ def test_both_strands_are_the_mean_of_each() -> None:
 def test_pre_training_then_classes(tmp_path: Path) -> None:
     path = write_table(tmp_path / "dna.tsv", letters())
     fit = {"model": tiny_model(), "steps": 6, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "device": "cpu"}
-    told = PretrainSettings(data=path, run=tmp_path / "pre", max_length=16, stem_size=2, word_size=3, **fit)
+    told = PretrainSettings(data=path, run=tmp_path / "pre", max_length=16, word_size=3, **fit)
     result = pretrain_on_file(told)
     assert result["steps"] == 6
     assert result["pieces"] + result["held_out_pieces"] > 40, "longer sequences are cut"
     assert 1.0 < result["held_out_bits_per_nucleotide"] < 2.2
-    with pytest.raises(ValueError, match="which is not empty; choose another folder, or resume the run"):
+    with pytest.raises(ValueError, match="already; choose another folder, or resume the run"):
         pretrain_on_file(told)
     assert pretrain_on_file(told, resume=True)["held_out_bits_per_nucleotide"] == pytest.approx(
         result["held_out_bits_per_nucleotide"]
@@ -249,11 +243,10 @@ def test_pre_training_then_classes(tmp_path: Path) -> None:
     after = classifier.core.encoder.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    own = (classifier.settings.stem_size, classifier.settings.word_size)
-    assert own == (2, 3), "sizes are those of the model that it starts from"
+    assert classifier.settings.word_size == 3, "sizes are those of the model that it starts from"
     RunFolder.create(tmp_path / "other", {})
     with pytest.raises(ValueError, match="got settings of the model beside pretrained="):
-        train_classifier(tiny_fit(pretrained=tmp_path / "pre", stem_size=5), train, valid, tmp_path / "other")
+        train_classifier(tiny_fit(pretrained=tmp_path / "pre", word_size=5), train, valid, tmp_path / "other")
     with pytest.raises(ValueError, match="holds a nucleotides model; expected the run of titans genomics train"):
         load_classifier(tmp_path / "pre", "cpu")
     with pytest.raises(ValueError, match="holds a classifier model; expected the run of titans genomics pretrain"):
@@ -340,7 +333,7 @@ def test_data_that_cannot_be_trained_on(tmp_path: Path) -> None:
         ({"embed_dropout": 1.0}, "got embed_dropout=1.0"),
         ({"both_strands": 1}, "got both_strands=1; expected True or False"),
         ({"patience": 3, "eval_every": 0}, "got patience=3 with eval_every=0"),
-        ({"parallel": "fsdp"}, "got parallel='fsdp' for a classifier"),
+        ({"parallel": "fsdp"}, "got parallel='fsdp' for a model of sequences"),
         ({"pretrained": Path("x"), "baseline": "cnn"}, "got pretrained with pretrain_steps or a baseline"),
         ({"pretrain_steps": 1, "baseline": "cnn"}, "got pretrain_steps with baseline='cnn'"),
         ({"parameters": 0}, "got parameters=0"),
@@ -354,5 +347,62 @@ def test_settings_that_will_not_do(changes: dict[str, Any], said: str) -> None:
 def test_settings_of_pre_training_that_will_not_do() -> None:
     with pytest.raises(ValueError, match="got max_length=1; expected an integer of at least 2"):
         PretrainSettings(max_length=1)
-    with pytest.raises(ValueError, match="got parallel='fsdp' for a model of nucleotides"):
+    with pytest.raises(ValueError, match="got parallel='fsdp' for a model of sequences"):
         PretrainSettings(parallel="fsdp")
+
+
+def test_the_first_of_equals_is_kept_unless_the_loss_is_lower(tmp_path: Path) -> None:
+    looks = iter([(0.5, 1.0), (0.5, 1.0), (0.5, 0.9), (0.4, 0.1), (0.6, 2.0)])
+    model, kept = nn.Linear(1, 1), []
+
+    def measure(_: nn.Module) -> dict[str, float]:
+        accuracy, loss = next(looks)
+        return {"validation_accuracy": accuracy, "validation_loss": loss}
+
+    fit = tiny_fit(patience=2, eval_every=5, steps=99)
+    best = BestStep(tmp_path / "best", model, measure, fit)
+    for step in range(1, 26):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        assert best.on_step({"step": step}) is False
+        if step % 5 == 0:
+            kept.append(best.found["step"])
+            assert best(model) == {name: value for name, value in best.last.items() if name != "step"}
+    assert kept == [5, 5, 15, 15, 25]
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    again = BestStep(
+        tmp_path / "best", model, lambda _: dict.fromkeys(("validation_accuracy", "validation_loss"), 0.0), fit
+    )
+    other = nn.Linear(1, 1)
+    again.load(other)
+    assert again.found == {"step": 25, "validation_accuracy": 0.6, "validation_loss": 2.0}
+    assert other.weight.item() == 25.0
+    assert [again.on_step({"step": step}) for step in (20, 30, 35, 36)] == [False, False, True, True], "two looks"
+
+
+def test_a_best_that_is_half_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import titans_lm.train.files as module
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    looks = iter([0.5, 0.9])
+    model = nn.Linear(1, 1)
+    best = BestStep(
+        tmp_path / "best",
+        model,
+        lambda _: {"validation_accuracy": next(looks), "validation_loss": 1.0},
+        tiny_fit(eval_every=1),
+    )
+    weight = model.weight.item()
+    best.on_step({"step": 1})
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "publish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            best.on_step({"step": 2})
+    again = BestStep(tmp_path / "best", model, lambda _: {}, tiny_fit())
+    again.load(model)
+    assert again.found["validation_accuracy"] == 0.5
+    assert model.weight.item() == weight

@@ -1,0 +1,72 @@
+"""Baselines that learn without steps: linear classifiers of counted words, or of the length, by scikit-learn."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from titans_lm.genomics.model import LinearClassifier, features
+from titans_lm.genomics.records import Sequences, reverse_complement
+from titans_lm.genomics.settings import GenomicsFit, extra
+
+STRENGTHS = {"kmer-lr": (1e-4, 1e-3, 1e-2, 1e-1), "length": (1e-1, 1.0, 1e1, 1e2)}
+"""C of logistic regression, the inverse of its penalty: the best on the validation part is taken."""
+
+
+def fit_baseline(settings: GenomicsFit, train: Sequences, valid: Sequences) -> tuple[LinearClassifier, dict[str, Any]]:
+    """Fit the baseline that settings name, and say how its strength was chosen.
+
+    It needs no steps to be chosen among, so in the end it learns from both parts: what it says of the validation part
+    is then no measure of it (`fit_part` on the training part has one). Naive Bayes adds 1 to the count of every word.
+    Logistic regression takes shares of words, each divided by its standard deviation, or features of the length, and
+    the strength of its penalty that is best on the validation part. With `reverse_complement` the other strand of
+    every sequence is learned too. ValueError where scikit-learn is not installed.
+    """
+    chosen = _choose_strength(settings, train, valid) if settings.baseline in STRENGTHS else {}
+    labels = np.concatenate([train.with_labels(), valid.with_labels()])
+    joined = Sequences(train.names + valid.names, train.tokens + valid.tokens, labels, train.classes)
+    return fit_part(settings, joined, chosen), chosen
+
+
+def fit_part(settings: GenomicsFit, data: Sequences, chosen: dict[str, Any]) -> LinearClassifier:
+    """Fit the baseline on one part, with the strength that was chosen."""
+    return _fit(settings, *_training_rows(settings, data), chosen.get("strength"))
+
+
+def _choose_strength(settings: GenomicsFit, train: Sequences, valid: Sequences) -> dict[str, Any]:
+    """Choose the strength of the penalty on the validation part, by fits on the training part alone."""
+    rows, seen, labels = _training_rows(settings, train), features(valid.tokens, settings), valid.with_labels()
+    tried = {}
+    for strength in STRENGTHS[settings.baseline or ""]:
+        found = _fit(settings, *rows, strength).of_features(seen)
+        accuracy, log_loss = (found.argmax(1) == labels).mean(), -np.log(found[range(len(labels)), labels]).mean()
+        tried[strength] = float(accuracy), -float(log_loss)
+    best = max(tried, key=lambda strength: tried[strength])
+    return {"strength": best, "validation_accuracy": tried[best][0]}
+
+
+def _training_rows(settings: GenomicsFit, data: Sequences) -> tuple[Any, NDArray[np.int64]]:
+    """Give features and labels; twice as many where the other strand is learned too, whose length is no other."""
+    rows, labels = list(data.tokens), data.with_labels()
+    if settings.reverse_complement and settings.baseline != "length":
+        rows, labels = rows + [reverse_complement(row) for row in rows], np.concatenate([labels, labels])
+    return features(rows, settings), labels
+
+
+def _fit(settings: GenomicsFit, rows: Any, labels: NDArray[np.int64], strength: float | None) -> LinearClassifier:
+    if settings.baseline == "kmer-nb":
+        bayes = extra("sklearn.naive_bayes").MultinomialNB(alpha=1.0).fit(rows, labels)
+        weight, bias = bayes.feature_log_prob_.T, bayes.class_log_prior_
+    else:
+        scale = np.ones(rows.shape[1])
+        if settings.baseline == "kmer-lr":
+            scaler = extra("sklearn.preprocessing").StandardScaler(with_mean=False).fit(rows)
+            rows, scale = scaler.transform(rows), scaler.scale_
+        found = extra("sklearn.linear_model").LogisticRegression(C=strength, max_iter=5000).fit(rows, labels)
+        weight, bias = found.coef_.T / scale[:, None], found.intercept_
+        if len(bias) == 1:  # of two classes the second alone has a logit
+            weight, bias = np.hstack([np.zeros_like(weight), weight]), np.array([0.0, *bias])
+    fitted = LinearClassifier(settings, len(bias))
+    fitted.load_state_dict({"weight": torch.from_numpy(weight.copy()), "bias": torch.from_numpy(bias.copy())})
+    return fitted

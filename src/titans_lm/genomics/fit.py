@@ -1,0 +1,360 @@
+"""Training: classes of sequences (`titans genomics train`), or their next nucleotide (`titans genomics pretrain`)."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.nn import functional as F
+
+from titans_lm.data.batches import IGNORED
+from titans_lm.genomics.baselines import fit_baseline, fit_part
+from titans_lm.genomics.batches import SequenceBatches, pieces, with_targets
+from titans_lm.genomics.metrics import scores, write_own_confusion
+from titans_lm.genomics.model import (
+    NucleotideModel,
+    SequenceClassifier,
+    class_loss,
+    evaluating,
+    make_network,
+    nucleotide_loss,
+)
+from titans_lm.genomics.predict import Classifier, load_classifier, load_nucleotides, save_classifier, save_nucleotides
+from titans_lm.genomics.records import VOCAB_SIZE, Sequences, Tokens, read_sequences
+from titans_lm.genomics.settings import (
+    COUNTED,
+    GenomicsFit,
+    PretrainSettings,
+    TrainSettings,
+    as_settings,
+    extra,
+    small_model,
+)
+from titans_lm.genomics.split import held_out
+from titans_lm.train.device import environment, to_device
+from titans_lm.train.files import remove_unfinished, write_atomically, write_json
+from titans_lm.train.log import ProgressReport
+from titans_lm.train.loop import Interrupted, fit
+from titans_lm.train.match import match_parameters
+from titans_lm.train.parallel import World, joined_world
+from titans_lm.train.run import MODEL, SETTINGS, RunFolder
+from titans_lm.train.session import due
+from titans_lm.train.settings import plain_settings
+
+BEST, PRETRAIN, RESULT, CONFUSION = "best.safetensors", "pretrain", "result.json", "confusion.png"
+MOST_HELD_OUT = 1024
+"""Most pieces that are held out: of a genome a share would take longer to measure than to train on."""
+Found = dict[str, Any]
+
+
+def train_on_file(settings: TrainSettings, *, resume: bool = False, progress: ProgressReport | None = None) -> Found:
+    """Train a classifier on a file and say how it did on the part of each class that was held out to choose by.
+
+    The run folder then holds the model, what was found (result.json), and a picture of the confusion. A counted
+    baseline is saved as it is after learning from that part too, and judged as it was before. `resume` goes on with a
+    run that was stopped, by the same settings; one that was finished stays as it is. Raises ValueError for data or
+    settings that will not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
+    """
+    if settings.data is None or settings.run is None:
+        raise ValueError("got no data or no run; expected titans genomics train DATA --run FOLDER")
+    extra("sklearn.metrics")  # scores stand at the end
+    shown = ProgressReport(quiet=True) if progress is None else progress
+    chosen = as_settings(GenomicsFit, settings)
+    data = read_sequences(settings.data, settings.read)
+    cut = data.longer_than(settings.max_length)
+    data = data.cropped(settings.max_length, settings.crop)
+    train, valid = held_out(data, settings.held_out, settings.seed, settings.overlap)
+    counted = describe_data(data, cut, chosen)
+    shown.say(f"{len(train):,} sequences to train on, {len(valid):,} to choose by: {counted}")
+    if not resume:
+        check_network(chosen, len(data.classes))
+    begin(settings.run, settings, resume=resume)
+    if (settings.run / RESULT).is_file():  # it was finished
+        return json.loads((settings.run / RESULT).read_bytes())
+    try:
+        classifier, fitted = train_classifier(chosen, train, valid, settings.run, shown)
+    except Interrupted as stopped:
+        raise KeyboardInterrupt(f"stopped after step {stopped.step}; the same command with --resume goes on") from None
+    judged = classifier
+    if chosen.baseline in COUNTED:  # it has learned from the validation part
+        judged = dataclasses.replace(classifier, core=fit_part(classifier.settings, train, fitted))
+    found = scores(valid.with_labels(), judged.probabilities(valid.tokens).argmax(1), len(data.classes))
+    write_own_confusion(settings.run / CONFUSION, found, classifier.classes)
+    result = {
+        "classes": data.counts(),
+        "train_sequences": len(train),
+        "validation_sequences": len(valid),
+        "cut_sequences": cut,
+        "parameters": classifier.parameters(),
+        **fitted,
+        "validation": found,
+    }
+    return _write_result(settings.run, settings, result)
+
+
+def describe_data(data: Sequences, cut: int, settings: GenomicsFit) -> str:
+    """Write how many sequences each class has, and how many were cut to what."""
+    counts = ", ".join(f"{name} {many:,}" for name, many in data.counts().items())
+    return counts + (f"; {cut:,} cut to the {settings.crop} {settings.max_length:,} nucleotides" if cut else "")
+
+
+def begin(path: Path, settings: Any, *, resume: bool) -> None:
+    """Make the folder of a run, or check that it was begun with these settings.
+
+    ValueError for a folder with something else in it, and for settings that differ.
+    """
+    now = {name: value for name, value in plain_settings(settings).items() if name != "run"}
+    if not resume:
+        RunFolder.create(path, now)
+        return
+    RunFolder.open(path)
+    before, now = json.loads((path / SETTINGS).read_bytes()), json.loads(json.dumps(now))
+    other = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if other:
+        raise ValueError(
+            f"got the run {path}, which was begun with {other[0]}={before.get(other[0])!r} and not "
+            f"{now.get(other[0])!r}; expected the settings that it was begun with"
+        )
+
+
+def _write_result(run: Path, settings: Any, found: Found) -> Found:
+    where = {"run": str(run), "model": str(run / MODEL)}
+    result = {**where, **found, "settings": plain_settings(settings), "environment": environment()}
+    write_json(run / RESULT, result)
+    return result
+
+
+def train_classifier(
+    settings: GenomicsFit, train: Sequences, valid: Sequences, path: Path, progress: ProgressReport | None = None
+) -> tuple[Classifier, Found]:
+    """Train a classifier in a run folder that is there, from where it stopped if it did.
+
+    The model that is saved and returned is that of the step that did best on `valid`; nothing else is looked at.
+    Sequences are cropped already. The numbers beside it are about the training alone.
+    """
+    shown = ProgressReport(quiet=True) if progress is None else progress
+    with joined_world(settings.device) as world:
+        if settings.baseline not in COUNTED:
+            return _train_network(settings, train, valid, path, shown, world)
+        core, chosen = fit_baseline(settings, train, valid)
+        classifier = Classifier(settings, train.classes, core)
+        world.first(lambda: save_classifier(path / MODEL, classifier))
+        return classifier, chosen
+
+
+def _train_network(
+    settings: GenomicsFit, train: Sequences, valid: Sequences, path: Path, progress: ProgressReport, world: World
+) -> tuple[Classifier, Found]:
+    world.share(settings.batch_size)
+    settings, initial = _resolve_model(settings)
+    if settings.pretrain_steps:
+        longest = max(2, *map(len, train.tokens))
+        before = as_settings(PretrainSettings, settings, steps=settings.pretrain_steps, max_length=longest)
+        pretrain(before, train.tokens, path / PRETRAIN, progress, resume=(path / PRETRAIN / SETTINGS).is_file())
+        initial = load_nucleotides(path / PRETRAIN).encoder.state_dict()
+    torch.manual_seed(settings.seed)
+    network = make_network(settings, len(train.classes))
+    if initial is not None and isinstance(network, SequenceClassifier):
+        network.encoder.load_state_dict(initial)
+    progress.say(f"{sum(p.numel() for p in network.parameters()):,} parameters; run folder {path}")
+    best = BestStep(path / BEST, network, lambda model: _validate(settings, model, valid), settings, writes=world.main)
+    batches = SequenceBatches(
+        train.tokens, train.with_labels(),
+        batch_size=settings.batch_size, seed=settings.seed, strands=settings.reverse_complement,
+    )  # fmt: skip
+    ended = fit(
+        network, batches, class_loss, settings,
+        eval_fn=best, on_step=best.on_step, run=RunFolder.open(path), progress=progress,
+    )  # fmt: skip
+
+    def save() -> None:
+        best.load(network)
+        save_classifier(path / MODEL, Classifier(settings, train.classes, network))
+
+    world.first(save)
+    found = best.found
+    assert found is not None
+    fitted = {
+        "steps": best.steps(ended.step),
+        "best_step": found["step"],
+        "validation_accuracy": found["validation_accuracy"],
+        "seconds": ended.seconds,
+        "tokens": ended.tokens,
+        "skipped_steps": ended.skipped,
+    }
+    return load_classifier(path, settings.device), fitted
+
+
+def check_network(settings: GenomicsFit, classes: int) -> None:
+    """Build the network once, so that what will not do is told before anything is trained; ValueError for that."""
+    make_network(_resolve_model(settings)[0], classes)
+
+
+def _resolve_model(settings: GenomicsFit) -> tuple[GenomicsFit, Found | None]:
+    """Resolve the sizes of the model: those that are asked for, or those of the weights that it starts from."""
+    if settings.parameters is not None and settings.baseline is None:
+        model = match_parameters(settings.model, VOCAB_SIZE, settings.parameters)
+        settings = dataclasses.replace(settings, model=model, parameters=None)
+    if settings.pretrained is None:
+        return settings, None
+    encoder = load_nucleotides(settings.pretrained).encoder
+    config, words = encoder.backbone.config, encoder.word_size
+    if settings.model not in (config, small_model()) or settings.word_size not in (words, 1):
+        raise ValueError(
+            f"got settings of the model beside pretrained={str(settings.pretrained)!r}, which has its own; expected "
+            "none, or those that it was pre-trained with"
+        )
+    return dataclasses.replace(settings, model=config, word_size=words), encoder.state_dict()
+
+
+def _validate(settings: GenomicsFit, model: nn.Module, valid: Sequences) -> Found:
+    """Accuracy and mean −log p of the validation part, predicted as the classifier will be used: in float32."""
+    found = Classifier(settings, valid.classes, model).probabilities(valid.tokens)
+    labels = valid.with_labels()
+    loss = -np.log(np.maximum(found[np.arange(len(labels)), labels], 1e-300)).mean()
+    return {"validation_accuracy": float((found.argmax(1) == labels).mean()), "validation_loss": float(loss)}
+
+
+class BestStep:
+    """Keeps the weights of the best step: the highest accuracy on the validation part, of equals the lower loss.
+
+    It is the `on_step` and the `eval_fn` of `fit`: it evaluates when a step is done and before anything is saved, so a
+    run that is stopped at that step, and taken up again, has lost nothing. Such a run finds what was best before; it
+    takes the same steps once more from its checkpoint on, so a best step that lies ahead of it is found again.
+
+    Weights and numbers are one file, which is replaced in one piece.
+    """
+
+    def __init__(
+        self, path: Path, model: nn.Module, measure: Callable[[nn.Module], Found], settings: GenomicsFit,
+        *, writes: bool = True,
+    ) -> None:  # fmt: skip
+        self.path, self.model, self.measure, self.settings, self.writes = path, model, measure, settings, writes
+        self.last: Found = {}
+        self.found: Found | None = None
+        if path.is_file():
+            with safe_open(path, "pt") as file:
+                self.found = json.loads(file.metadata()["found"])
+
+    def on_step(self, record: Found) -> bool:
+        """Evaluate where it is due; true where so many evaluations have found no new best that training is to end.
+
+        A run that had ended so, and is taken up again, takes the one step that it takes to ask, and no more.
+        """
+        step, settings = record["step"], self.settings
+        if due(step, settings.eval_every) or step == settings.steps:
+            self.last = {"step": step, **self.measure(self.model)}
+            if self.found is None or _rank(self.last) > _rank(self.found):
+                self.found = self.last
+                if self.writes:
+                    self._save(self.found)
+        return bool(settings.patience) and self.found is not None and step >= self._last_step(self.found)
+
+    def __call__(self, model: nn.Module) -> Found:
+        """Give the last numbers; one that has taken no step, as it was done before, has none."""
+        return {name: value for name, value in self.last.items() if name != "step"}
+
+    def steps(self, taken: int) -> int:
+        """Count the steps of the run as if it had not been taken up again after its end."""
+        return min(taken, self._last_step(self.found)) if self.settings.patience and self.found else taken
+
+    def load(self, model: nn.Module) -> None:
+        """Give a model the weights of the best step."""
+        safetensors.torch.load_model(model, str(self.path))
+
+    def _save(self, found: Found) -> None:
+        state = {name: value.detach().cpu().contiguous() for name, value in self.model.state_dict().items()}
+        write_atomically(self.path, safetensors.torch.save(state, {"found": json.dumps(found)}))
+        remove_unfinished(self.path.parent)
+
+    def _last_step(self, found: Found) -> int:
+        return found["step"] + self.settings.patience * self.settings.eval_every
+
+
+def _rank(found: Found) -> tuple[float, float]:
+    return found["validation_accuracy"], -found["validation_loss"]
+
+
+def pretrain_on_file(
+    settings: PretrainSettings, *, resume: bool = False, progress: ProgressReport | None = None
+) -> Found:
+    """Train a model of nucleotides on a file; the run folder then holds what classifiers can start from.
+
+    Raises ValueError for data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit`
+    raises.
+    """
+    if settings.data is None or settings.run is None:
+        raise ValueError("got no data or no run; expected titans genomics pretrain DATA --run FOLDER")
+    shown = ProgressReport(quiet=True) if progress is None else progress
+    data = read_sequences(settings.data, settings.read)
+    try:
+        found = pretrain(settings, data.tokens, settings.run, shown, resume=resume)
+    except Interrupted as stopped:
+        raise KeyboardInterrupt(f"stopped after step {stopped.step}; the same command with --resume goes on") from None
+    return _write_result(settings.run, settings, {"sequences": len(data), **found})
+
+
+def pretrain(
+    settings: PretrainSettings, rows: Sequence[Tokens], path: Path, progress: ProgressReport, *, resume: bool
+) -> Found:
+    """Train a model of nucleotides on sequences, in a folder of its own; one that is done is not done again.
+
+    Sequences are cut into pieces of `max_length`, of which a share, drawn by the seed, is held out; no more than
+    `MOST_HELD_OUT`, and the rest is trained on. ValueError where there are fewer than two pieces, and for a folder that
+    was begun with other settings.
+    """
+    cut = pieces(rows, settings.max_length)
+    if len(cut) < 2:
+        raise ValueError(
+            f"got {len(cut)} pieces of {settings.max_length} nucleotides; expected at least two: give more "
+            "sequences or a smaller max_length"
+        )
+    order = np.random.default_rng([settings.seed, 2]).permutation(len(cut))
+    many = min(max(round(len(cut) * settings.held_out), 1), len(cut) - 1, MOST_HELD_OUT)
+    test, train = ([cut[place] for place in part] for part in (order[:many], order[many:]))
+    with joined_world(settings.device) as world:
+        world.share(settings.batch_size)
+        world.first(lambda: begin(path, settings, resume=resume))
+        torch.manual_seed(settings.seed)
+        model = NucleotideModel(settings.model, settings.word_size, settings.embed_dropout)
+        size, seed, strands = settings.batch_size, settings.seed, settings.reverse_complement
+        batches = SequenceBatches(train, batch_size=size, seed=seed, strands=strands)
+        progress.say(f"pre-training on {len(train):,} pieces, {len(test):,} held out; run folder {path}")
+        ended = fit(
+            model, batches, nucleotide_loss, settings, run=RunFolder.open(path), progress=progress,
+            eval_fn=lambda model: {"held_out_bits_per_nucleotide": bits_per_nucleotide(model, test, size)},
+        )  # fmt: skip
+        world.first(lambda: save_nucleotides(path / MODEL, model))
+    return {
+        "pieces": len(train),
+        "held_out_pieces": len(test),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "steps": ended.step,
+        "tokens": ended.tokens,
+        "seconds": ended.seconds,
+        **ended.evaluation,
+    }
+
+
+def bits_per_nucleotide(model: nn.Module, rows: Sequence[Tokens], batch_size: int) -> float:
+    """Mean −log₂ p of every nucleotide after the first of its piece, N left out; 2 is guessing.
+
+    The model is left in the mode that it was in.
+    """
+    device = next(model.parameters()).device
+    total, many = 0.0, 0
+    with evaluating(model):
+        for start in range(0, len(rows), batch_size):
+            batch = to_device(with_targets(rows[start : start + batch_size]), device)
+            logits = model(batch["tokens"], batch["valid"]).float().flatten(0, 1)
+            targets = batch["targets"].flatten()
+            total += float(F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum"))
+            many += int((targets != IGNORED).sum())
+    return total / max(many, 1) / math.log(2)
