@@ -117,11 +117,12 @@ class NormalEquations:
         self.count, self.bias, self.squares = len(windows) * windows.channels, bias, 0.0
         self.inputs = torch.zeros(L + bias, L + bias, dtype=torch.float64)
         self.outputs = torch.zeros(H, L + bias, dtype=torch.float64)
-        for batch in windows.in_order(windows_at_once(windows.channels)):
-            past, future = batch["past"].double(), batch["future"].double()
-            centre = norm(past)[1][0]
-            a, b = ((part - centre).mT.flatten(0, 1) for part in (past, future))
-            a = F.pad(a, (0, int(bias)), value=1.0)
+        every = windows.series.double().unfold(0, L + H, 1)  # (N, C, L + H), a view
+        for some in every.split(windows_at_once(windows.channels)):
+            rows = some.flatten(0, 1).unsqueeze(-1)
+            _, (centre, _) = norm(rows[:, :L])
+            rows = (rows - centre).squeeze(-1)
+            a, b = F.pad(rows[:, :L], (0, int(bias)), value=1.0), rows[:, L:]
             self.inputs += a.T @ a
             self.outputs += b.T @ a
             self.squares += float(b.square().sum())

@@ -126,8 +126,8 @@ class ForecastJob:
         line = f"validation {shown('validation', 'mse')}"
         if self.counts:
             line += f", test {shown('test', 'mse')} {shown('test', 'mae')}"
-        spent = f", {result['steps']:,} steps in {result['seconds'] / 60:.1f} minutes" if result["steps"] else ""
-        return f"{line}; {result['parameters']:,} parameters{spent}"
+        took = f", {result['steps']:,} steps in {result['seconds'] / 60:.1f} minutes" if result["steps"] else ""
+        return f"{line}; {result['parameters']:,} parameters{took}"
 
 
 def _parameters(model: torch.nn.Module) -> int:
@@ -135,22 +135,17 @@ def _parameters(model: torch.nn.Module) -> int:
 
 
 def fresh_model(spec: ModelSpec, data: Prepared, seed: int) -> torch.nn.Module:
-    """Make a model for a table's windows, with the weights that its seed draws."""
-    torch.manual_seed(seed)
+    """Make a model for a table's windows, with the weights that its seed draws; ValueError for what will not train."""
     windows = data.parts["train"]
-    return make_model(spec.base, spec.net, Shape(windows.lookback, windows.horizon, windows.channels), data.season)
-
-
-def check(spec: ModelSpec, data: Prepared) -> None:
-    """Try what would fail after hours: the model, what it reads while training, and rows enough for that."""
-    fresh_model(spec, data, 0)
     if spec.trained:
         if spec.train.windows > 1 and not spec.has_memory:
             raise ValueError(
                 f"got windows={spec.train.windows} for {spec.name!r}, which has no memory to carry between windows; "
                 "expected windows=1, or windows=… in the names of models that have one"
             )
-        data.parts["train"].spanning(spec.train.windows)
+        windows.spanning(spec.train.windows)  # rows enough for that
+    torch.manual_seed(seed)
+    return make_model(spec.base, spec.net, Shape(windows.lookback, windows.horizon, windows.channels), data.season)
 
 
 def _check_tables(paths: tuple[Path, ...], command: str) -> None:
@@ -175,7 +170,6 @@ def train_forecaster(settings: TrainForecaster, say: Say) -> dict[str, Any]:
         spec, settings, path, settings.horizon, settings.seed, settings.out, progress=not settings.quiet
     )  # fmt: skip
     data, model = job.prepare()
-    check(spec, data)
     for note in data.notes:
         say(f"note: {note}")
     counts = ", ".join(f"{count:,} {part}" for part, count in data.counts.items())
@@ -199,7 +193,7 @@ def evaluate_forecasters(settings: EvaluateForecasters, say: Say) -> dict[str, A
         for horizon in settings.horizons:
             data = prepare(table, settings.table, settings.lookback, horizon)
             for spec in specs:
-                check(spec, data)
+                fresh_model(spec, data, 0)
     jobs = _jobs(settings, specs, say)
     runs = work(jobs, settings.jobs, say)
     tables = [[run for job, run in zip(jobs, runs, strict=True) if job.data == path] for path in settings.data]
