@@ -50,7 +50,7 @@ def net(architecture: str = "lmm", **settings) -> NetSettings:
 def forecaster(architecture: str = "lmm", channels: int = 2, **settings) -> Forecaster:
     """A small one whose head has been set off from zero, so that its tokens count."""
     model = Forecaster(net(architecture, **settings), Shape(12, 4, channels))
-    model.head.proj.reset_parameters()
+    model.head.reset_parameters()
     return model
 
 

@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from forecast.forecast_cases import data, forecaster, net
-from titans_lm.forecast.contenders import make_model
-from titans_lm.forecast.fitting import Best, WindowLoss, closed_form, fit_model
-from titans_lm.forecast.linear import DLinear, Linear, NormalEquations, RepeatLast
+from titans_lm.forecast.baselines import DLinear, Linear, SeasonalNaive, make_model
+from titans_lm.forecast.fit import Best, Score, WindowLoss, closed_form, fit_model, score, score_streamed
 from titans_lm.forecast.model import Forecaster, Shape
-from titans_lm.forecast.score import Score, score, score_streamed
 from titans_lm.forecast.settings import TrainSettings
 from titans_lm.train.loop import Interrupted
 from titans_lm.train.run import RunFolder
@@ -24,24 +22,25 @@ def test_nlinear_takes_the_penalty_that_is_best_on_validation():
     fitted = fit_model(model, made, settings)
     errors = {}
     for penalty in settings.ridge:
-        other, equations = Linear(12, 4, 2), NormalEquations(made.parts["train"], "last", bias=True)
-        equations.put(equations.solved(penalty), other.map)
+        other = Linear(12, 4)
+        closed_form(other.map, "last", made, TrainSettings(ridge=(penalty,)))
         errors[penalty] = score(other, made.parts["validation"], CPU).mse
-    assert fitted.penalty == min(errors, key=errors.__getitem__)
-    assert fitted.validation.mse == pytest.approx(errors[fitted.penalty], rel=1e-6)
+    assert fitted.ridge == min(errors, key=errors.__getitem__)
+    assert fitted.validation.mse == pytest.approx(errors[fitted.ridge], rel=1e-6)
     assert (fitted.steps, fitted.seconds) == (0, 0.0)
 
 
 def test_a_model_without_parameters_is_measured():
     made = data()
-    fitted = fit_model(RepeatLast(4), made, TrainSettings())
-    assert fitted.validation == score(RepeatLast(4), made.parts["validation"], CPU)
-    assert fitted.penalty is None
+    last = SeasonalNaive(1, 12, 4)
+    fitted = fit_model(last, made, TrainSettings())
+    assert fitted.validation == score(last, made.parts["validation"], CPU)
+    assert fitted.ridge is None
 
 
 def test_a_shortcut_starts_from_its_closed_form_and_training_makes_it_no_worse():
     made = data()
-    alone = Linear(12, 4, 2, "mean", bias=False)
+    alone = Linear(12, 4, "mean", bias=False)
     closed_form(alone.map, "mean", made, TrainSettings())
     start = score(alone, made.parts["validation"], CPU).mse
     model = Forecaster(net(shortcut="ridge"), SHAPE)

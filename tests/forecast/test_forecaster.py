@@ -5,42 +5,18 @@ import torch
 from torch import nn
 
 from forecast.forecast_cases import SMALL, forecaster, net
+from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
-from titans_lm.forecast.contenders import MODELS, contender, make_model
-from titans_lm.forecast.mixing import EinFFT, MambaBlock, make_stack
-from titans_lm.forecast.model import Embedding, Forecaster, Shape
+from titans_lm.forecast.baselines import MODELS, make_model, model_spec
+from titans_lm.forecast.model import Embedding, Forecaster, MambaBlock, Shape
 from titans_lm.forecast.settings import ForecastSettings, NetSettings
 from titans_lm.forecast.tslib import Model
 
 SHAPE = Shape(12, 4, 2)
 
 
-def test_einfft_by_hand():
-    layer = EinFFT(8)
-    with torch.no_grad():
-        layer.bias.normal_()
-    x = torch.randn(2, 5, 8)
-    weight, bias = torch.view_as_complex(layer.weight), torch.view_as_complex(layer.bias)
-
-    def transform(n, sign):
-        k = torch.arange(n)
-        return torch.exp(sign * 2j * torch.pi * torch.outer(k, k) / n) / n**0.5
-
-    z = torch.einsum("st,btki,lk->bsli", transform(5, -1), x.reshape(2, 5, 4, 2).cfloat(), transform(4, -1))
-    y = torch.empty_like(z)
-    for block in range(4):
-        h = z[:, :, block] @ weight[0, block] + bias[0, block]
-        h = torch.complex(h.real.clamp(min=0), h.imag.clamp(min=0))
-        h = h @ weight[1, block] + bias[1, block]
-        y[:, :, block] = torch.complex(*(p.sign() * (p.abs() - 0.01).clamp(min=0) for p in (h.real, h.imag)))
-    back = torch.einsum("st,btki,lk->bsli", transform(5, 1), y, transform(4, 1)).real.reshape(2, 5, 8)
-    torch.testing.assert_close(layer(x), back, atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match=r"got hidden_size=6 with channel='einfft'; expected a multiple of 4"):
-        EinFFT(6)
-
-
 def test_patches_end_where_the_window_ends():
-    layer = Embedding(SHAPE, 5, 3, 8, mixed=False)
+    layer = Embedding(SHAPE, 5, 3, 8)
     assert (layer.tokens, layer.skipped) == (3, 1)
     z = torch.randn(2, 12, 2)
     tokens = layer(z)
@@ -51,23 +27,17 @@ def test_patches_end_where_the_window_ends():
     torch.testing.assert_close(tokens[0, 0], first)
 
 
-def test_mixed_tokens_hold_all_channels_and_steps_are_patches_of_one():
-    layer = Embedding(SHAPE, 1, 1, 8, mixed=True)
-    z = torch.randn(3, 12, 2)
-    tokens = layer(z)
-    assert tokens.shape == (3, 12, 8)
-    torch.testing.assert_close(tokens[2, 5], layer.proj(z[2, 5]) + layer.place[5])
+def test_a_patch_is_no_longer_than_the_window():
     with pytest.raises(ValueError, match=r"got patch_len=13 and lookback=12"):
-        Embedding(SHAPE, 13, 1, 8, mixed=False)
+        Embedding(SHAPE, 13, 1, 8)
 
 
 @pytest.mark.parametrize("base", [name for name in MODELS if name not in ("seasonal", "repeat")])
 def test_every_model_maps_a_window_to_its_horizon_and_trains_all_its_parameters(base):
-    own = net().backbone
-    who = contender(base, ForecastSettings(net=NetSettings(patch_len=4, stride=4, shortcut="linear", backbone=own)))
-    model = make_model(base, who.net, SHAPE, None)
+    name = "hybrid:num_hidden_layers=2" if base == "hybrid" else base  # one that comes to a memory
+    model = make_model(base, model_spec(name, ForecastSettings(net=net())).net, SHAPE, None)
     if isinstance(model, Forecaster):
-        model.head.proj.reset_parameters()
+        model.head.reset_parameters()
     y = model(torch.randn(3, 12, 2))
     assert y.shape == (3, 4, 2)
     y.square().sum().backward()
@@ -79,22 +49,18 @@ def test_every_model_maps_a_window_to_its_horizon_and_trains_all_its_parameters(
     assert without == []
 
 
-@pytest.mark.parametrize("channel", ["mlp", "einfft"])
-@pytest.mark.parametrize("mixed", [True, False])
-@pytest.mark.parametrize("embedding", ["patch", "step"])
-def test_the_parts_go_together(embedding, mixed, channel):
-    model = forecaster(embedding=embedding, mixed=mixed, channel=channel, instance_norm="last", shortcut="none")
+@pytest.mark.parametrize("patch_len", [1, 4])
+def test_a_model_without_a_shortcut_or_a_mean(patch_len):
+    model = forecaster(patch_len=patch_len, stride=patch_len, instance_norm="last", shortcut="none")
     assert model(torch.randn(2, 12, 2)).shape == (2, 4, 2)
 
 
-def test_channels_are_rows_of_their_own_unless_they_are_mixed():
+def test_channels_are_rows_of_their_own():
     x = torch.randn(2, 12, 2)
     other = x.clone()
     other[:, :, 1] += torch.randn(2, 12)
-    for mixed in (False, True):
-        model = forecaster(mixed=mixed).eval()
-        same = torch.allclose(model(x)[:, :, 0], model(other)[:, :, 0], atol=1e-6)
-        assert same is not mixed
+    model = forecaster().eval()
+    torch.testing.assert_close(model(x)[:, :, 0], model(other)[:, :, 0], atol=1e-6, rtol=0)
 
 
 def test_a_forecaster_follows_the_level_and_the_size_of_its_window():
@@ -109,20 +75,19 @@ def test_beside_a_shortcut_the_head_starts_at_zero():
     model = Forecaster(net(), SHAPE)
     x = torch.randn(2, 12, 2)
     torch.testing.assert_close(model(x), x.mean(1, keepdim=True).expand(2, 4, 2))
-    assert Forecaster(net(shortcut="none"), SHAPE).head.proj.weight.abs().max() > 0
+    assert Forecaster(net(shortcut="none"), SHAPE).head.weight.abs().max() > 0
 
 
 def test_a_block_is_simbas_with_the_memory_in_mambas_place():
-    """x + mix(norm(x)), then x + channel(norm(x)), for each of the mixers."""
+    """x + mix(norm(x)), then x + mlp(norm(x)), for each of the mixers."""
     config = BackboneConfig(architecture="lmm", **SMALL)
     x = torch.randn(2, 5, 8)
-    [block] = make_stack(config, "einfft").layers
-    assert isinstance(block.mlp, EinFFT)
+    ours = Forecaster(net(), SHAPE).stack
+    assert isinstance(ours, Backbone)
+    [block] = ours.layers
     h = x + block.memory(block.mixer_norm(x), block.init_state(2))[0]
-    [ours] = [make_stack(config, "einfft")]
-    ours.layers[0] = block
     torch.testing.assert_close(ours(x)[0], ours.norm(h + block.mlp(block.mlp_norm(h))))
-    mamba = MambaBlock(config, "mlp")
+    mamba = MambaBlock(config)
     h = x + mamba.mixer(mamba.mixer_norm(x))
     torch.testing.assert_close(mamba(x), h + mamba.mlp(mamba.mlp_norm(h)))
     assert (mamba.mixer.ssm_state_size, mamba.mixer.intermediate_size) == (64, 16)
@@ -137,21 +102,26 @@ def test_names_are_read_over_the_settings_that_all_share():
     shared = ForecastSettings(
         net=net(),
     )
-    who = contender("lmm:memory_depth=1,patch_len=6,lr=0.01,shortcut=none", shared)
-    assert (who.net.backbone.memory_depth, who.net.patch_len, who.train.lr, who.net.shortcut) == (1, 6, 0.01, "none")
-    assert who.net.backbone.architecture == "lmm"
-    assert who.has_memory
-    assert who.trained
-    attention = contender("attention", shared)
+    spec = model_spec("lmm:memory_depth=1,patch_len=6,lr=0.01,shortcut=none", shared)
+    assert (spec.net.backbone.memory_depth, spec.net.patch_len, spec.train.lr, spec.net.shortcut) == (
+        1,
+        6,
+        0.01,
+        "none",
+    )
+    assert spec.net.backbone.architecture == "lmm"
+    assert spec.has_memory
+    assert spec.trained
+    attention = model_spec("attention", shared)
     assert attention.net.backbone.attention_conv_size == shared.net.backbone.conv_size
     assert not attention.has_memory
-    assert not contender("mamba", shared).has_memory
-    mixed = contender("hybrid:layer_types=[attention,lmm],num_hidden_layers=2,patch_len=6", shared)
+    assert not model_spec("mamba", shared).has_memory
+    mixed = model_spec("hybrid:layer_types=[attention,lmm],num_hidden_layers=2,patch_len=6", shared)
     assert mixed.net.backbone.blocks == ("attention", "lmm")
     assert (mixed.net.backbone.attention_conv_size, mixed.net.patch_len) == (shared.net.backbone.conv_size, 6)
     assert mixed.has_memory
-    assert contender("dlinear:epochs=2", shared).train.epochs == 2
-    assert not contender("nlinear", shared).trained
+    assert model_spec("dlinear:epochs=2", shared).train.epochs == 2
+    assert not model_spec("nlinear", shared).trained
 
 
 @pytest.mark.parametrize(
@@ -169,7 +139,7 @@ def test_names_are_read_over_the_settings_that_all_share():
 )
 def test_wrong_names_are_told(name, message):
     with pytest.raises(ValueError, match=message):
-        contender(name, ForecastSettings())
+        model_spec(name, ForecastSettings())
 
 
 def test_seasonal_needs_a_season_and_patchtst_a_patch_that_fits():
@@ -183,12 +153,9 @@ def test_seasonal_needs_a_season_and_patchtst_a_patch_that_fits():
     ("settings", "message"),
     [
         ({"instance_norm": "std"}, "got instance_norm='std'"),
-        ({"embedding": "token"}, "got embedding='token'"),
-        ({"channel": "fft"}, "got channel='fft'"),
         ({"shortcut": "yes"}, "got shortcut='yes'"),
         ({"patch_len": 0}, "got patch_len=0"),
         ({"dropout": 1.0}, "got dropout=1.0"),
-        ({"affine": True, "instance_norm": "none"}, "got affine=True"),
     ],
 )
 def test_wrong_settings_of_the_net_are_named(settings, message):

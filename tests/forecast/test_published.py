@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from titans_lm.forecast.contenders import make_model
-from titans_lm.forecast.fitting import fit_model
+from titans_lm.forecast.baselines import make_model
+from titans_lm.forecast.fit import fit_model, score
 from titans_lm.forecast.model import Shape
-from titans_lm.forecast.score import score
 from titans_lm.forecast.settings import NetSettings, TableSettings, TrainSettings
 from titans_lm.forecast.table import read_table
 from titans_lm.forecast.windows import prepare

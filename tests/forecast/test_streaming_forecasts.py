@@ -2,10 +2,9 @@ import pytest
 import torch
 
 from forecast.forecast_cases import data, forecaster, net
-from titans_lm.forecast.contenders import make_model
+from titans_lm.forecast.baselines import make_model
+from titans_lm.forecast.fit import score, score_streamed, streamed
 from titans_lm.forecast.model import Shape
-from titans_lm.forecast.score import score, score_streamed
-from titans_lm.forecast.streaming import streamed
 from titans_lm.memory import held_still
 
 CPU = torch.device("cpu")
@@ -22,12 +21,12 @@ def run(model, series, origins, memory, **settings):
     }
 
 
-@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("architecture", MEMORIES)
-def test_a_carried_memory_has_read_the_windows_before(architecture, mixed):
+def test_a_carried_memory_has_read_the_windows_before(architecture, monkeypatch):
     """Against one window after another, by hand, row by row."""
-    model, series = forecaster(architecture, mixed=mixed).eval(), torch.randn(70, 2).cumsum(0)
-    found = run(model, series, range(12, 71), "carried", at_once=5)
+    monkeypatch.setattr("titans_lm.forecast.fit.CHAINS", 5)
+    model, series = forecaster(architecture).eval(), torch.randn(70, 2).cumsum(0)
+    found = run(model, series, range(12, 71), "carried")
     assert sorted(found) == list(range(12, 71))
     for origin in (12, 23, 24, 40, 70):
         state = None
@@ -98,7 +97,7 @@ def test_scores_of_a_stream_are_of_the_same_windows():
 @pytest.mark.parametrize("architecture", ["lmm", "attention"])
 def test_a_memory_that_is_misspelled_is_named(architecture, unchecked):
     with pytest.raises(ValueError, match="got memory='caried'; did you mean 'carried'"):
-        streamed(forecaster(architecture), torch.zeros(40, 2), range(12, 20), "caried", device=CPU)
+        run(forecaster(architecture), torch.zeros(40, 2), range(12, 20), "caried")
 
 
 def test_many_channels_are_read_in_smaller_batches(monkeypatch):
@@ -109,7 +108,7 @@ def test_many_channels_are_read_in_smaller_batches(monkeypatch):
     monkeypatch.setattr(type(model), "read", lambda self, x, state=None: sizes.append(len(x)) or read(self, x, state))
     for rows, most in ((24, 4), (5, 1)):
         sizes.clear()
-        monkeypatch.setattr("titans_lm.forecast.streaming.ROWS", rows)
+        monkeypatch.setattr("titans_lm.forecast.windows.ROWS", rows)
         found = [score(model, made.parts["test"], CPU), score_streamed(model, made, "test", "carried", CPU)]
         assert max(sizes) == most
         assert found[0] == pytest.approx(whole[0], rel=1e-6)

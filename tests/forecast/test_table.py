@@ -134,6 +134,23 @@ def test_sentinels_are_refused_kept_or_filled(path):
     np.testing.assert_array_equal(read(path, text, sentinels=()).values, kept.values)
 
 
+@pytest.mark.parametrize(
+    ("text", "found", "separator"),
+    [
+        ("date;load;oil\n2020-01-01;1,5;2\n2020-01-02;3,25;4\n", ";", ","),
+        ("date;load\n2020-01-01;1\n2020-01-02;3\n", ";", ","),
+        ("1\t2\n3\t4\n", r"\\t", ","),
+        ("a,b\n1,2\n", ",", ";"),
+    ],
+)
+def test_another_separator_is_named(path, text, found, separator):
+    with pytest.raises(
+        ValueError, match=rf"with no '{separator}' in its first row, but '{found}'; expected --table.sep"
+    ):
+        read(path, text, separator=separator)
+    assert read(path, "a;b\n1\n2\n").channels == ("a;b",), "a name may hold one"
+
+
 MISTAKES = {
     "no file": (None, {}, "which is no file"),
     "an empty file": ("", {}, "which is no table"),

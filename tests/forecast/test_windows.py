@@ -33,12 +33,8 @@ def test_published_window_counts(name, rows, horizon, counts):
 
 def test_the_rows_of_ett_behind_twenty_months_are_not_used():
     found = borders(17_420, 96, TableSettings(split="etth"))
-    assert {part: tuple(border) for part, border in found.items()} == {
-        "train": (0, 8640),
-        "validation": (8544, 11520),
-        "test": (11424, 14400),
-    }
-    assert borders(69_680, 96, TableSettings(split="ettm"))["test"] == (46080 - 96, 57600)
+    assert found == {"train": slice(0, 8640), "validation": slice(8544, 11520), "test": slice(11424, 14400)}
+    assert borders(69_680, 96, TableSettings(split="ettm"))["test"] == slice(46080 - 96, 57600)
 
 
 def test_a_split_by_the_name_is_told():
@@ -54,12 +50,8 @@ def test_a_split_by_the_name_is_told():
 
 def test_shares_are_rounded_down_and_validation_has_the_rest():
     found = borders(103, 5, TableSettings())
-    assert {part: tuple(border) for part, border in found.items()} == {
-        "train": (0, 72),
-        "validation": (67, 83),
-        "test": (78, 103),
-    }
-    assert borders(100, 5, TableSettings(train_share=0.5, test_share=0.25))["test"] == (70, 100)
+    assert found == {"train": slice(0, 72), "validation": slice(67, 83), "test": slice(78, 103)}
+    assert borders(100, 5, TableSettings(train_share=0.5, test_share=0.25))["test"] == slice(70, 100)
 
 
 def test_auto_goes_by_the_name():

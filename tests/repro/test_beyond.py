@@ -16,7 +16,7 @@ import pytest
 from cli_cases import environment, titans
 from repro.repro_cases import dna, micro, named_sets, series
 from titans_lm.commands.genomics import command_line
-from titans_lm.forecast.run import evaluate_command
+from titans_lm.forecast.evaluate import evaluate_command
 from titans_lm.genomics.records import FASTA
 from titans_lm.genomics.records import TABLES as SEQUENCE_TABLES
 from titans_lm.genomics.settings import EvaluateSettings, PredictSettings, TrainSettings

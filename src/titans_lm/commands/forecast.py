@@ -62,7 +62,7 @@ def run_forecast(command: Forecast) -> None:
 
 
 def fit_one(settings: TrainForecaster, tell: Callable[[str], None]) -> None:
-    from titans_lm.forecast.run import train_forecaster
+    from titans_lm.forecast.evaluate import train_forecaster
 
     result = train_forecaster(settings, tell)
     write_result(settings.json, result)
@@ -70,8 +70,7 @@ def fit_one(settings: TrainForecaster, tell: Callable[[str], None]) -> None:
 
 
 def compare_all(settings: EvaluateForecasters, tell: Callable[[str], None]) -> None:
-    from titans_lm.forecast.report import FILE, lines
-    from titans_lm.forecast.run import evaluate_forecasters
+    from titans_lm.forecast.evaluate import FILE, evaluate_forecasters, lines
 
     result = evaluate_forecasters(settings, tell)
     write_result(settings.json, result)

@@ -1,151 +1,227 @@
-"""A forecast of a table: as CSV, and as a plot of history, forecast and, where it is known, truth."""
+"""Fitted models on disk, and a forecast of a table: as CSV, and as a plot of history, forecast and truth."""
 
 import io
-from collections.abc import Sequence
+import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError
+from torch import nn
 
-from titans_lm.forecast.saved import FittedForecaster, load_forecaster
-from titans_lm.forecast.settings import PredictSettings
+from titans_lm.config import check_choice
+from titans_lm.forecast.baselines import MODELS, make_model
+from titans_lm.forecast.fit import streamed
+from titans_lm.forecast.model import Shape
+from titans_lm.forecast.settings import Memory, NetSettings, PredictSettings
 from titans_lm.forecast.table import Table, read_table
+from titans_lm.forecast.windows import Prepared, Scaler
 from titans_lm.report.plots import INK, SOFT, Line, Plot, draw_panels, save_png
 from titans_lm.train.device import choose_device
-from titans_lm.train.files import write_atomically
+from titans_lm.train.files import new_folder, write_atomically, write_json
+from titans_lm.train.settings import merge_settings
 
+FORMAT = "titans-lm forecaster 1"
+FILE, WEIGHTS, MODEL = "forecast.json", "model.safetensors", "model"
 CSV, PNG = "forecast.csv", "forecast.png"
 FORECAST = "#2a6fdb"
 SHOWN = 2
 """Lookbacks of history that the plot shows."""
 
 
+@dataclass(frozen=True)
+class FittedForecaster:
+    """A model with all that it takes to forecast a table in its own units."""
+
+    model: nn.Module
+    name: str
+    """Its name, as titans forecast evaluate takes it."""
+    shape: Shape
+    channels: tuple[str, ...]
+    scaler: Scaler
+    told: dict[str, Any]
+    """What the file says beside that: settings, the table that it was fitted to, its errors."""
+
+    def forecast(
+        self, values: Float[np.ndarray, "R C"], *, memory: Memory = "fresh", device: torch.device | None = None
+    ) -> Float[np.ndarray, "H C"]:
+        """Forecast the H rows after a table (R, C) of at least L rows, both in its own units.
+
+            "fresh"     from the last L rows
+            "carried"   the memory has read all windows of L rows before them too
+            "still"     the memory is frozen, in the last L rows too
+
+        ValueError for a word that is none of these, for a table of another shape, for numbers that are not finite, and
+        for a memory where there is none.
+        """
+        L, _, C = self.shape
+        if values.ndim != 2 or values.shape[1] != C or len(values) < L:
+            raise ValueError(f"got values {values.shape}; expected (R, C) with C = {C} and at least {L} rows")
+        if not np.isfinite(values).all():
+            raise ValueError("got values that are not finite; expected numbers in every cell")
+        device = device or torch.device("cpu")
+        model = self.model.to(device).eval()
+        # a table whose columns were picked lies by columns, which torch would sum up in another order
+        scaled = torch.from_numpy(np.ascontiguousarray(self.scaler.scaled(values))).float()
+        if memory == "fresh":
+            with torch.no_grad():
+                found = model(scaled[None, -L:].to(device))
+        else:
+            last = range(len(scaled), len(scaled) + 1)
+            [(_, found)] = streamed(model, scaled, last, memory, device=device, warm_up=len(scaled) // L - 1)
+        return self.scaler.undone(found[0].double().cpu().numpy())
+
+
+def save_forecaster(folder: Path, model: nn.Module, data: Prepared, told: dict[str, Any]) -> None:
+    """Save a fitted model, its scaler, and what it was asked for and found; interrupted, the folder is whole or absent.
+
+    forecast.json         what it is, what it was fitted to, mean and standard deviation per channel
+    model.safetensors     its weights
+    """
+    fitted_to = {"season": data.season, "channels": list(data.table.channels)}
+    scaler = {name: value.tolist() for name, value in data.scaler._asdict().items()}
+    with new_folder(folder) as unfinished:
+        weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+        safetensors.torch.save_file(weights, str(unfinished / WEIGHTS))
+        write_json(unfinished / FILE, {"format": FORMAT, **fitted_to, **scaler, **told})
+
+
+def load_forecaster(path: Path) -> FittedForecaster:
+    """Load a fitted model from its folder, or from that of its run; ValueError where it cannot be read."""
+    folder = next((found for found in (path / MODEL, path) if (found / FILE).is_file()), None)
+    if folder is None:
+        what = "does not exist" if not path.exists() else f"holds no {FILE}"
+        raise ValueError(
+            f"got the forecaster {str(path)!r}, which {what}; expected a folder that titans forecast train has made"
+        )
+    try:
+        told = json.loads((folder / FILE).read_bytes())
+        if told.get("format") != FORMAT:
+            raise ValueError(f"its format is {told.get('format')!r}, not {FORMAT!r}")
+        check_choice("model", told["model"], MODELS)
+        shape = Shape(told["lookback"], told["horizon"], len(told["channels"]))
+        model = make_model(told["model"], merge_settings(NetSettings(), told["net"]), shape, told["season"])
+        model.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
+        scaler = Scaler(np.array(told["mean"], np.float64), np.array(told["std"], np.float64))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(f"the forecaster in {folder} cannot be loaded: {reason}") from error
+    return FittedForecaster(model.eval(), told["name"], shape, tuple(told["channels"]), scaler, told)
+
+
 def predict(settings: PredictSettings) -> dict[str, Any]:
     """Forecast a table with a fitted model, and write OUT/forecast.csv and OUT/forecast.png.
 
     The rows from `origin` on are forecast from those before; where the table has them, they stand beside the forecast
-    as truth, and the errors are told, scaled as in an evaluation. Raises ValueError for a model or a table that will
-    not do, before anything is written.
+    as truth, with the errors, scaled as in an evaluation. Raises ValueError for a model or a table that will not do,
+    before anything is written.
     """
     if settings.model is None or settings.data is None:
         raise ValueError("got no model or no table; expected titans forecast predict MODEL DATA.csv")
-    fitted, table = load_forecaster(settings.model), read_table(settings.data, settings.table)
-    table = _channels_of(fitted, table)
+    fitted = load_forecaster(settings.model)
+    table = _with_channels(read_table(settings.data, settings.table), fitted.channels)
     origin = _origin(settings.origin, table, fitted.shape.lookback)
-    before = table.values[:origin]
-    forecast = fitted.forecast(before, memory=settings.memory, device=choose_device(settings.device))
-    truth = table.values[origin : origin + fitted.shape.horizon]
-    dates = _dates(table, origin, len(forecast))
-    write_atomically(settings.out / CSV, _csv(table.channels, dates, origin, forecast, truth))
-    panels = _panels(table, origin, forecast, dates, fitted, settings.plot_channels)
+    forecast = fitted.forecast(table.values[:origin], memory=settings.memory, device=choose_device(settings.device))
+    truth = table.values[origin : origin + len(forecast)]
+    index = _index(table, origin, len(forecast))
+    write_atomically(settings.out / CSV, _csv(table, index[origin:], forecast, truth))
+    start = max(0, origin - SHOWN * fitted.shape.lookback)
+    panels = _panels(table, index, start, origin, forecast, settings.plot_channels)
     title = f"{table.name}: {len(forecast)} rows ahead of row {origin:,}, {fitted.name}"
     save_png(draw_panels(title, panels), settings.out / PNG)
+    errors: dict[str, Any] = {}
+    if len(truth):
+        error = fitted.scaler.scaled(forecast[: len(truth)]) - fitted.scaler.scaled(truth)
+        errors = {"truth_rows": len(truth), "mse": float(np.square(error).mean()), "mae": float(np.abs(error).mean())}
     return {
         "model": fitted.name,
         "table": str(settings.data),
         "origin": origin,
-        "first": str(dates[0]) if dates is not None else origin,
+        "first": str(index[origin]) if table.dates is not None else origin,
         "rows": len(forecast),
         "memory": settings.memory,
         "notes": list(table.notes),
-        **_errors(fitted, forecast, truth),
+        **errors,
         "csv": str(settings.out / CSV),
         "plot": str(settings.out / PNG),
     }
 
 
-def _channels_of(fitted: FittedForecaster, table: Table) -> Table:
+def _with_channels(table: Table, channels: tuple[str, ...]) -> Table:
     """Take the model's channels, in its order; ValueError where the table lacks one."""
-    lacking = [name for name in fitted.channels if name not in table.channels]
+    lacking = [name for name in channels if name not in table.channels]
     if lacking:
         raise ValueError(
             f"got a table {table.name!r} without the channels {', '.join(map(repr, lacking[:3]))}; expected those that "
-            f"the model was fitted to: {', '.join(fitted.channels[:8])}"
+            f"the model was fitted to: {', '.join(channels[:8])}"
         )
-    order = [table.channels.index(name) for name in fitted.channels]
-    return Table(table.name, table.values[:, order], fitted.channels, table.dates, table.notes)
+    order = [table.channels.index(name) for name in channels]
+    return Table(table.name, table.values[:, order], channels, table.dates, table.notes)
 
 
-def _origin(told: str | None, table: Table, lookback: int) -> int:
+def _origin(given: str | None, table: Table, lookback: int) -> int:
     """Find the first row to forecast by its number or its date."""
+    import pandas as pd
+
     rows = len(table.values)
-    origin = rows if told is None else int(told) if told.isdecimal() else _row_of(told, table)
+    if given is None or given.isdecimal():
+        origin = rows if given is None else int(given)
+    elif table.dates is None:
+        raise ValueError(f"got origin={given!r} for a table without dates; expected the number of a row")
+    else:
+        try:
+            origin = int(np.searchsorted(table.dates, pd.Timestamp(given).to_datetime64()))
+        except ValueError as error:
+            raise ValueError(
+                f"got origin={given!r}; expected a date such as 2018-02-20, or the number of a row"
+            ) from error
     if not lookback <= origin <= rows:
         raise ValueError(
-            f"got origin {told or 'behind the last row'}, row {origin:,} of {rows:,}; expected a row from {lookback:,} "
-            f"on, as a forecast is made from {lookback:,} rows, to {rows:,}"
+            f"got origin {given or 'behind the last row'}, row {origin:,} of {rows:,}; expected a row from "
+            f"{lookback:,} on, as a forecast is made from {lookback:,} rows, to {rows:,}"
         )
     return origin
 
 
-def _row_of(told: str, table: Table) -> int:
-    import pandas as pd
-
+def _index(table: Table, origin: int, count: int) -> np.ndarray:
+    """Dates, or numbers, of all rows up to the last that is forecast."""
     if table.dates is None:
-        raise ValueError(f"got origin={told!r} for a table without dates; expected the number of a row")
-    try:
-        date = pd.Timestamp(told).to_datetime64()
-    except ValueError as error:
-        raise ValueError(f"got origin={told!r}; expected a date such as 2018-02-20, or the number of a row") from error
-    return int(np.searchsorted(table.dates, date))
-
-
-def _dates(table: Table, origin: int, count: int) -> np.ndarray | None:
-    """Dates of the rows that are forecast: the table's own as far as they go."""
-    if table.dates is None:
-        return None
-    known = table.dates[origin : origin + count]
-    after = table.dates_after(count - len(known))
+        return np.arange(origin + count)
+    known = table.dates[: origin + count]
+    after = table.dates_after(origin + count - len(known))
     return known if after is None else np.concatenate([known, after.astype(known.dtype)])
 
 
-def _csv(
-    channels: Sequence[str], dates: np.ndarray | None, origin: int, forecast: np.ndarray, truth: np.ndarray
-) -> str:
+def _csv(table: Table, index: np.ndarray, forecast: np.ndarray, truth: np.ndarray) -> str:
     """Write a row for each step: its date or number, every channel, and the truth of each as far as it is known."""
     import pandas as pd
 
-    frame = pd.DataFrame(forecast, columns=list(channels))
+    columns = list(table.channels)
+    frame = pd.DataFrame(forecast, columns=columns)
     if len(truth):
-        known = np.full_like(forecast, np.nan)
-        known[: len(truth)] = truth
-        frame = pd.concat([frame, pd.DataFrame(known, columns=[f"{name} (truth)" for name in channels])], axis=1)
-    first = ("row", np.arange(origin, origin + len(forecast))) if dates is None else ("date", dates)
-    frame.insert(0, *first)
+        known = pd.DataFrame(truth, columns=[f"{name} (truth)" for name in columns])
+        frame = pd.concat([frame, known], axis=1)
+    frame.insert(0, "row" if table.dates is None else "date", index)
     file = io.StringIO()
     frame.to_csv(file, index=False)
     return file.getvalue()
 
 
-def _panels(
-    table: Table,
-    origin: int,
-    forecast: np.ndarray,
-    dates: np.ndarray | None,
-    fitted: FittedForecaster,
-    most: int,
-) -> list[Plot]:
+def _panels(table: Table, index: Any, start: int, origin: int, forecast: np.ndarray, most: int) -> list[Plot]:
     """A plot for each of the last channels: history, forecast, and truth where the table has it."""
-    start = max(0, origin - SHOWN * fitted.shape.lookback)
-    ahead: Any = np.arange(origin, origin + len(forecast)) if dates is None else dates
-    behind: Any = np.arange(start, origin) if table.dates is None else table.dates[start:origin]
     truth = table.values[origin : origin + len(forecast)]
-    plots = []
-    shown = range(max(0, len(table.channels) - most), len(table.channels))
-    for place in shown:
-        lines = [Line(label="history", x=behind, y=table.values[start:origin, place].tolist(), colour=SOFT)]
+    plots, count = [], len(table.channels)
+    for place in range(max(0, count - most), count):
+        history = table.values[start:origin, place].tolist()
+        lines = [Line(label="history", x=index[start:origin], y=history, colour=SOFT)]
         if len(truth):
-            y = truth[:, place].tolist()
-            lines.append(Line(label="truth", x=ahead[: len(truth)], y=y, colour=INK, dashed=True))
-        lines.append(Line(label="forecast", x=ahead, y=forecast[:, place].tolist(), colour=FORECAST))
-        last = place == shown[-1]
-        label = ("row" if dates is None else "date") if last else ""
+            ahead, y = index[origin : origin + len(truth)], truth[:, place].tolist()
+            lines.append(Line(label="truth", x=ahead, y=y, colour=INK, dashed=True))
+        lines.append(Line(label="forecast", x=index[origin:], y=forecast[:, place].tolist(), colour=FORECAST))
+        label = ("row" if table.dates is None else "date") if place == count - 1 else ""
         plots.append(Plot(title="", x_label=label, y_label=table.channels[place], lines=lines))
     return plots
-
-
-def _errors(fitted: FittedForecaster, forecast: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-    """How far off the forecast is where the truth is known, on scaled values; nothing where none is."""
-    if not len(truth):
-        return {}
-    error = fitted.scaler.scaled(forecast[: len(truth)]) - fitted.scaler.scaled(truth)
-    return {"truth_rows": len(truth), "mse": float(np.square(error).mean()), "mae": float(np.abs(error).mean())}

@@ -4,15 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive, check_switch
+from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive
 from titans_lm.train.settings import FitSettings, Precision
 
 Split = Literal["auto", "etth", "ettm", "shares"]
 Missing = Literal["error", "fill"]
 Sentinel = Literal["error", "keep", "fill"]
 Normalisation = Literal["mean", "last", "none"]
-Embedding = Literal["patch", "step"]
-Channel = Literal["mlp", "einfft"]
 Shortcut = Literal["none", "linear", "ridge"]
 Loss = Literal["mse", "mae"]
 Memory = Literal["fresh", "carried", "still"]
@@ -77,18 +75,10 @@ class NetSettings:
     instance_norm: Normalisation = "mean"
     """What a window is normalised by, and its forecast brought back with: its own mean and standard deviation, its
     last value, or nothing."""
-    affine: bool = False
-    """Whether the normalised window is scaled and shifted by learned numbers per channel (RevIN)."""
-    embedding: Embedding = "patch"
-    """What a token is made of: a patch of several steps, or one step."""
     patch_len: int = 16
-    """Steps of a patch."""
+    """Steps of a patch; every patch of every channel is a token, and channels share the weights."""
     stride: int = 16
     """Steps from one patch to the next; the last patch ends where the window ends."""
-    mixed: bool = False
-    """Whether a token holds all channels; else each channel is a row of its own, with the same weights."""
-    channel: Channel = "mlp"
-    """What mixes the channels of a token inside a block: a SwiGLU MLP, or EinFFT (Simba)."""
     dropout: float = 0.1
     """Dropout of tokens and of what the head reads."""
     shortcut: Shortcut = "ridge"
@@ -98,16 +88,10 @@ class NetSettings:
 
     def __post_init__(self) -> None:
         check_choice("instance_norm", self.instance_norm, get_args(Normalisation))
-        check_choice("embedding", self.embedding, get_args(Embedding))
-        check_choice("channel", self.channel, get_args(Channel))
         check_choice("shortcut", self.shortcut, get_args(Shortcut))
         check_at_least("patch_len", self.patch_len, 1)
         check_at_least("stride", self.stride, 1)
-        check_switch("affine", self.affine)
-        check_switch("mixed", self.mixed)
         check_between("dropout", self.dropout, 0.0, 0.99)
-        if self.affine and self.instance_norm == "none":
-            raise ValueError('got affine=True with instance_norm="none"; expected "mean" or "last"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,9 +211,7 @@ class EvaluateForecasters(ForecastSettings):
     validation counts, and is that of the other seeds. Only what counts is tested. Without any, train.lr is taken."""
     streaming: bool = False
     """Measure models with a memory by streaming too: the memory carried from window to window over the whole test
-    part, and held still."""
-    warm_up: int = 0
-    """Windows before the test part that a carried memory has read when it begins."""
+    part, and frozen."""
     out: Path = Path("runs/forecast")
     """Folder of the runs and of results.json; the same command goes on where it was stopped."""
     jobs: int = 1
@@ -238,7 +220,6 @@ class EvaluateForecasters(ForecastSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least("jobs", self.jobs, 1)
-        check_at_least("warm_up", self.warm_up, 0)
         for name in ("models", "horizons", "seeds"):
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,25 +12,17 @@ from torch import Tensor
 from titans_lm.config import check_at_least
 from titans_lm.data.batches import Batch, fingerprint, shuffled
 from titans_lm.forecast.settings import TableSettings
-from titans_lm.forecast.table import Table, read_table
+from titans_lm.forecast.table import Table
 
 MONTH = 30 * 24
 """Hours of a month, as the published splits of ETT have it."""
 PARTS = ("train", "validation", "test")
-
-
-class Border(NamedTuple):
-    """Rows of a part: from `start`, where its first window begins, up to `stop`."""
-
-    start: int
-    stop: int
+ROWS = 2048
+"""Rows (windows of one channel) that are read at once: changes speed and memory, and no number but by rounding."""
 
 
 class Scaler(NamedTuple):
-    """z = (x − mean) / std per channel, with the population's standard deviation; 1 for a channel that is constant.
-
-    (R, C) rows in the table's own units, or scaled, in and out.
-    """
+    """z = (x − mean) / std per channel, with the population's standard deviation; 1 for a channel that is constant."""
 
     mean: np.ndarray
     """(C,)."""
@@ -41,8 +32,7 @@ class Scaler(NamedTuple):
     @classmethod
     def of(cls, values: np.ndarray) -> "Scaler":
         """Take both from (R, C) rows, those of training alone."""
-        std = values.std(0)
-        return cls(values.mean(0), np.where(constant(values), 1.0, std))
+        return cls(values.mean(0), np.where(constant(values), 1.0, values.std(0)))
 
     def scaled(self, values: np.ndarray) -> np.ndarray:
         """Scale rows, (R, C) → (R, C)."""
@@ -58,7 +48,7 @@ def constant(values: np.ndarray) -> np.ndarray:
     return (values == values[:1]).all(0)
 
 
-def borders(rows: int, lookback: int, settings: TableSettings, name: str = "") -> dict[str, Border]:
+def borders(rows: int, lookback: int, settings: TableSettings, name: str = "") -> dict[str, slice]:
     """Divide rows into training, validation and test; the later two begin `lookback` rows early.
 
     So their first forecasts begin at the border. Of ETT, 12, 4 and 4 months of 30 days are used and the rest is not;
@@ -76,7 +66,7 @@ def borders(rows: int, lookback: int, settings: TableSettings, name: str = "") -
                 f'got {rows:,} rows for the split "{kind}", which has {ends[-1]:,}; expected as many, or split="shares"'
             )
     starts = (0, max(0, ends[0] - lookback), max(0, ends[1] - lookback))
-    return {part: Border(*border) for part, *border in zip(PARTS, starts, ends, strict=True)}
+    return {part: slice(start, stop) for part, start, stop in zip(PARTS, starts, ends, strict=True)}
 
 
 def split_of(name: str, settings: TableSettings) -> str:
@@ -89,30 +79,24 @@ def split_of(name: str, settings: TableSettings) -> str:
 class Windows:
     """All windows of a part: x = rows [i, i + L), y = rows [i + L, i + L + H), for every i that has both.
 
-    `span` windows one after another can be taken as one: rows [i, i + span · L) and H behind them.
+    `span` windows one after another can be taken as one: rows [i, i + span · L) and H after them.
     """
 
     def __init__(self, series: Float[Tensor, "R C"], lookback: int, horizon: int, span: int = 1) -> None:
         for what, got in (("lookback", lookback), ("horizon", horizon), ("span", span)):
             check_at_least(what, got, 1)
         self.series, self.lookback, self.horizon, self.span = series, lookback, horizon, span
+        self.channels = series.shape[1]
+        self.reach = span * lookback + horizon
+        """Rows of one window with what follows it."""
         if len(self) < 1:
             raise ValueError(
                 f"got {len(series):,} rows; expected at least {self.reach:,} for one window of {span * lookback} rows "
                 f"and {horizon} to forecast: give more rows, or a smaller lookback or horizon"
             )
 
-    @property
-    def reach(self) -> int:
-        """Rows of one window with what follows it."""
-        return self.span * self.lookback + self.horizon
-
     def __len__(self) -> int:
         return len(self.series) - self.reach + 1
-
-    @property
-    def channels(self) -> int:
-        return self.series.shape[1]
 
     def spanning(self, span: int) -> "Windows":
         """The same rows in windows of several times the length."""
@@ -120,14 +104,18 @@ class Windows:
 
     def batch(self, places: Int[Tensor, " B"]) -> Batch:
         """Give windows by their numbers: past (B, span · L, C) and future (B, H, C)."""
-        rows = places[:, None] + torch.arange(self.reach)
-        values = self.series[rows]
+        values = self.series[places[:, None] + torch.arange(self.reach)]
         return {"past": values[:, : -self.horizon], "future": values[:, -self.horizon :]}
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """Give every window once, in order; the last batch is as large as what is left."""
         for places in torch.arange(len(self)).split(size):
             yield self.batch(places)
+
+
+def windows_at_once(channels: int, most: int = ROWS) -> int:
+    """Windows of all channels that are read at once, so that a table of many channels takes no more memory."""
+    return max(1, min(most, ROWS // channels))
 
 
 class WindowBatches:
@@ -144,8 +132,7 @@ class WindowBatches:
     def __call__(self, step: int) -> Batch:
         epoch, place = divmod(step, self.steps)
         order = shuffled(self.seed, epoch, len(self.windows))
-        chosen = order[place * self.batch_size : (place + 1) * self.batch_size]
-        return self.windows.batch(torch.from_numpy(chosen))
+        return self.windows.batch(torch.from_numpy(order[place * self.batch_size : (place + 1) * self.batch_size]))
 
 
 @dataclass(frozen=True)
@@ -156,7 +143,7 @@ class Prepared:
     scaler: Scaler
     scaled: Float[Tensor, "R C"]
     """All rows, float32."""
-    borders: dict[str, Border]
+    borders: dict[str, slice]
     parts: dict[str, Windows]
     notes: tuple[str, ...]
     season: int | None
@@ -170,34 +157,23 @@ class Prepared:
 
 def prepare(table: Table, settings: TableSettings, lookback: int, horizon: int) -> Prepared:
     """Divide a table and scale it by its training rows; ValueError where a part has fewer rows than one window."""
-    found = borders(len(table.values), lookback, settings, table.name)
-    train = table.values[: found["train"].stop]
+    rows, kind = len(table.values), split_of(table.name, settings)
+    found = borders(rows, lookback, settings, table.name)
     for part, border in found.items():
         if border.stop - border.start < lookback + horizon:
             raise ValueError(
-                f"got {border.stop - border.start:,} rows for {part} in {table.name!r} ({len(table.values):,} rows); "
+                f"got {border.stop - border.start:,} rows for {part} in {table.name!r} ({rows:,} rows); "
                 f"expected at least {lookback + horizon:,}, one window of {lookback} rows and {horizon} to forecast: "
                 "give more rows, or a smaller lookback or horizon"
             )
+    notes, train = list(table.notes), table.values[found["train"]]
+    if kind != "shares":
+        why = "by its name: " if settings.split == "auto" else ""
+        rest = rows - found["test"].stop
+        notes.append(f'{why}split "{kind}", 12, 4 and 4 months of 30 days; {rest:,} rows behind them are not used')
+    if still := [table.channels[place] for place in np.flatnonzero(constant(train))]:
+        notes.append(f"constant in the training rows, and so scaled by 1: {', '.join(still)}")
     scaler = Scaler.of(train)
-    still = [table.channels[place] for place in np.flatnonzero(constant(train))]
-    notes = table.notes + _split_told(table, settings, found["test"].stop)
-    if still:
-        notes += (f"constant in the training rows, and so scaled by 1: {', '.join(still)}",)
     scaled = torch.from_numpy(scaler.scaled(table.values)).float()
-    parts = {part: Windows(scaled[border.start : border.stop], lookback, horizon) for part, border in found.items()}
-    return Prepared(table, scaler, scaled, found, parts, notes, settings.period or table.season)
-
-
-def _split_told(table: Table, settings: TableSettings, stop: int) -> tuple[str, ...]:
-    """Tell that a table is divided as ETT is where its name alone says so, and what is not used."""
-    kind, rest = split_of(table.name, settings), len(table.values) - stop
-    if kind == "shares":
-        return ()
-    why = "by its name: " if settings.split == "auto" else ""
-    return (f'{why}split "{kind}", 12, 4 and 4 months of 30 days; {rest:,} rows behind them are not used',)
-
-
-def prepared(path: Path, settings: TableSettings, lookback: int, horizon: int) -> Prepared:
-    """Read, scale and divide a CSV file."""
-    return prepare(read_table(path, settings), settings, lookback, horizon)
+    parts = {part: Windows(scaled[border], lookback, horizon) for part, border in found.items()}
+    return Prepared(table, scaler, scaled, found, parts, tuple(notes), settings.period or table.season)

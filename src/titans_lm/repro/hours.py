@@ -176,12 +176,11 @@ def _forecasts(s: EvaluateForecasters) -> Cost:
     """Forecasters on tables of the paper: by their parameters for each patch, and no run ends before its last epoch."""
     import torch
 
-    from titans_lm.forecast.contenders import contender as forecaster
-    from titans_lm.forecast.contenders import make_model
+    from titans_lm.forecast.baselines import make_model, model_spec
     from titans_lm.forecast.model import Shape
 
     patches = (s.lookback - s.net.patch_len) // s.net.stride + 1
-    who = [one for one in (forecaster(name, s) for name in s.models) if one.trained]
+    who = [one for one in (model_spec(name, s) for name in s.models) if one.trained]
     sizes: set[int] = set()
     flops = trained = tested = 0.0
     for path in s.data:

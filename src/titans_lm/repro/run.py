@@ -166,7 +166,7 @@ def _do(step: Step, command: str, say: Say, quiet: bool) -> None:
 
             _write(step.file, run_bench(settings, say))
         case EvaluateForecasters():
-            from titans_lm.forecast.run import evaluate_forecasters
+            from titans_lm.forecast.evaluate import evaluate_forecasters
             from titans_lm.forecast.table import check_pandas
 
             check_pandas()

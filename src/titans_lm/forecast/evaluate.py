@@ -1,0 +1,325 @@
+"""Runs over models, tables, horizons and seeds: fitted on training, chosen on validation, tested once; and their table.
+
+A trial of a learning rate is such a run as far as it is fitted: where its rate is chosen the run that counts goes on
+from there, and is tested; where it is not, the test part was never looked at.
+"""
+
+import dataclasses
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from titans_lm.bench.hardware import hardware
+from titans_lm.bench.run import FORMAT
+from titans_lm.compare.jobs import Result, Say, best_rate, run_job, work
+from titans_lm.compare.spent import spent, spent_on
+from titans_lm.forecast.baselines import ModelSpec, make_model, model_spec
+from titans_lm.forecast.fit import fit_model, score, score_streamed
+from titans_lm.forecast.model import Shape
+from titans_lm.forecast.predict import MODEL, save_forecaster
+from titans_lm.forecast.settings import EvaluateForecasters, ForecastSettings, TrainForecaster
+from titans_lm.forecast.table import read_table
+from titans_lm.forecast.windows import Prepared, prepare
+from titans_lm.report.spread import mean_with_spread
+from titans_lm.report.table import aligned
+from titans_lm.train.device import choose_device
+from titans_lm.train.files import write_json
+from titans_lm.train.log import ProgressReport
+from titans_lm.train.run import RunFolder, begun_with
+from titans_lm.train.settings import plain_settings, written_command
+
+FILE = "results.json"
+KEPT = ("parameters", "validation", "test", "streaming", "steps", "best_step", "seconds", "skipped_steps", "ridge")
+
+
+@dataclass(frozen=True)
+class ForecastJob:
+    """A model to fit to a table for one horizon from one seed, and to test; a job of `compare.jobs`."""
+
+    spec: ModelSpec
+    shared: ForecastSettings
+    data: Path
+    horizon: int
+    seed: int
+    run: Path
+    """Folder of the run."""
+    counts: bool = True
+    """Whether it is tested; else it is a trial of its learning rate, which may diverge."""
+    streaming: bool = False
+    progress: bool = False
+    """Whether to show how far training is."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def folder(self) -> Path:
+        """Where the result goes: a trial's does not stand in the way of that of the run."""
+        return self.run if self.counts else self.run.parent / "trials" / self.run.name
+
+    @property
+    def rate(self) -> float:
+        return self.spec.train.lr
+
+    def asked(self) -> Result:
+        """Say what the result depends on: all but where it is kept."""
+        return {
+            "name": self.name,
+            "table": self.data.stem,
+            "contents": hashlib.blake2b(self.data.read_bytes(), digest_size=16).hexdigest(),
+            "reading": plain_settings(self.shared.table),
+            "lookback": self.shared.lookback,
+            "horizon": self.horizon,
+            "seed": self.seed,
+            "net": plain_settings(self.spec.net),
+            "train": plain_settings(self.spec.train),
+            "streaming": self.streaming,
+        }
+
+    def begun(self) -> Result | None:
+        """Say what a run that is not done was begun with."""
+        return begun_with(self.run)
+
+    def prepare(self) -> tuple[Prepared, torch.nn.Module]:
+        """Read the table and make the model; ValueError for what does not go together."""
+        data = prepare(read_table(self.data, self.shared.table), self.shared.table, self.shared.lookback, self.horizon)
+        return data, fresh_model(self.spec, data, self.seed)
+
+    def train(self) -> Result:
+        """Fit it, from where it stopped if it did; what counts is tested once then, and saved."""
+        data, model = self.prepare()
+        run = RunFolder.open(self.run) if self.begun() else RunFolder.create(self.run, self.asked())
+        progress = ProgressReport(title=self.name) if self.progress else None
+        fitted = fit_model(model, data, self.spec.train, seed=self.seed, run=run, progress=progress)
+        found: Result = {
+            **fitted._asdict(),
+            "validation": fitted.validation._asdict(),
+            "parameters": _parameters(model),
+            "windows": data.counts,
+        }
+        if not self.counts:
+            return found
+        device = choose_device(self.spec.train.device)
+        found["test"] = score(model, data.parts["test"], device)._asdict()
+        if self.streaming:
+            found["streaming"] = {
+                kind: score_streamed(model, data, "test", kind, device)._asdict() for kind in ("carried", "still")
+            }
+        save_forecaster(self.run / MODEL, model, data, {"model": self.spec.base, **self.asked(), **found})
+        return {**found, "notes": list(data.notes), "rows": len(data.table.values)}
+
+    def told(self, result: Result) -> str:
+        """Phrase the result; an error that is not finite stands as None in a file."""
+
+        def shown(part: str, measure: str) -> str:
+            error = result[part][measure]
+            return f"{measure.upper()} " + ("not a number" if error is None else f"{error:.4f}")
+
+        line = f"validation {shown('validation', 'mse')}"
+        if self.counts:
+            line += f", test {shown('test', 'mse')} {shown('test', 'mae')}"
+        took = f", {result['steps']:,} steps in {result['seconds'] / 60:.1f} minutes" if result["steps"] else ""
+        return f"{line}; {result['parameters']:,} parameters{took}"
+
+
+def _parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def fresh_model(spec: ModelSpec, data: Prepared, seed: int) -> torch.nn.Module:
+    """Make a model for a table's windows, with the weights that its seed draws; ValueError for what will not train."""
+    windows = data.parts["train"]
+    if spec.trained:
+        if spec.train.windows > 1 and not spec.has_memory:
+            raise ValueError(
+                f"got windows={spec.train.windows} for {spec.name!r}, which has no memory to carry between windows; "
+                "expected windows=1, or windows=… in the names of models that have one"
+            )
+        windows.spanning(spec.train.windows)  # rows enough for that
+    torch.manual_seed(seed)
+    return make_model(spec.base, spec.net, Shape(windows.lookback, windows.horizon, windows.channels), data.season)
+
+
+def _check_tables(paths: tuple[Path, ...], command: str) -> None:
+    if not paths:
+        raise ValueError(f"got no table; expected a CSV file{command}")
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"got the table {str(path)!r}, which is no file; expected a CSV file")
+    if len({path.stem for path in paths}) < len(paths):
+        raise ValueError(f"got two tables of one name in {', '.join(map(str, paths))}; expected names that differ")
+
+
+def train_forecaster(settings: TrainForecaster, say: Say) -> dict[str, Any]:
+    """Fit a model to a table, test it once, and leave it in OUT/model; stopped, the same call goes on.
+
+    Raises ValueError for a table, a model or a folder that will not do.
+    """
+    tables = () if settings.data is None else (settings.data,)
+    _check_tables(tables, ": titans forecast train DATA.csv")
+    spec, [path] = model_spec(settings.model, settings), tables
+    job = ForecastJob(
+        spec, settings, path, settings.horizon, settings.seed, settings.out, progress=not settings.quiet
+    )  # fmt: skip
+    data, model = job.prepare()
+    for note in data.notes:
+        say(f"note: {note}")
+    counts = ", ".join(f"{count:,} {part}" for part, count in data.counts.items())
+    say(f"{data.table.name}: {len(data.table.values):,} rows of {len(data.table.channels)} channels; windows: {counts}")
+    say(f"{job.name}: {_parameters(model):,} parameters; run folder {job.folder}")
+    result = run_job(job)
+    say(job.told(result))
+    return {"command": _command("train", tables, settings, None), "model": str(job.folder / MODEL), **result}
+
+
+def evaluate_forecasters(settings: EvaluateForecasters, say: Say) -> dict[str, Any]:
+    """Fit and test all models on all tables and horizons, and write OUT/results.json; stopped, the same call goes on.
+
+    Every model is made once for every table and horizon before the first is trained: ValueError for what will not do.
+    The wall time is that of the runs that count, with the trials that they went on from.
+    """
+    _check_tables(settings.data, " or more: titans forecast evaluate DATA.csv")
+    specs = [model_spec(name, settings) for name in settings.models]
+    for path in settings.data:
+        table = read_table(path, settings.table)
+        for horizon in settings.horizons:
+            data = prepare(table, settings.table, settings.lookback, horizon)
+            for spec in specs:
+                fresh_model(spec, data, 0)
+    jobs = _jobs(settings, specs, say)
+    runs = work(jobs, settings.jobs, say)
+    tables = [[run for job, run in zip(jobs, runs, strict=True) if job.data == path] for path in settings.data]
+    result = {
+        "format": FORMAT,
+        "what": "forecast",
+        "command": evaluate_command(settings),
+        "hardware": hardware(),
+        **spent_on(runs),
+        "settings": plain_settings(settings),
+        "tables": [_table(settings, own) for own in tables],
+    }
+    write_json(settings.out / FILE, result)
+    return result
+
+
+def evaluate_command(settings: EvaluateForecasters) -> str:
+    """Write the command that the settings came from."""
+    return _command("evaluate", settings.data, settings, ())
+
+
+def _command(word: str, paths: Sequence[Path], settings: Any, none: Any) -> str:
+    return written_command("forecast", word, *map(str, paths), settings=settings, data=none, json=None, quiet=False)
+
+
+def _jobs(settings: EvaluateForecasters, specs: list[ModelSpec], say: Say) -> list[ForecastJob]:
+    """List the runs that count; where there are learning rates to choose from, each with its best.
+
+    They are chosen by trials of the first seed, but for models whose names say their own.
+    """
+    first, best = settings.seeds[0], {}
+    places = [(path, horizon, spec) for path in settings.data for horizon in settings.horizons for spec in specs]
+    rated = [place for place in places if settings.rates and place[2].trained and not place[2].own_rate]
+    trials = [[_job(settings, *place, first, rate, counts=False) for rate in settings.rates] for place in rated]
+    if len(settings.rates) > 1:
+        results = iter(work([job for jobs in trials for job in jobs], settings.jobs, say))
+        for place, jobs in zip(rated, trials, strict=True):
+            tried = [{"rate": job.rate, "mse": _validation(next(results))} for job in jobs]
+            best[place] = best_rate(f"{place[2].name} at horizon {place[1]} of {place[0].stem}", tried, "mse")
+    else:
+        best = dict.fromkeys(rated, *settings.rates)
+    return [
+        _job(settings, *place, seed, best.get(place))
+        for place in places
+        for seed in (settings.seeds if place[2].trained else (first,))
+    ]
+
+
+def _validation(result: Result) -> float | None:
+    """The error of a trial; None where it diverged, or forecasts no number."""
+    error = result.get("validation", {}).get("mse")
+    return error if error is not None and math.isfinite(error) else None
+
+
+def _job(
+    settings: EvaluateForecasters, path: Path, horizon: int, spec: ModelSpec, seed: int, rate: float | None, **own: Any
+) -> ForecastJob:
+    if rate is not None:
+        spec = spec._replace(train=dataclasses.replace(spec.train, lr=rate))
+    named = re.sub(r"[^\w.=,-]", "-", f"{spec.name}-{horizon}")
+    if spec.trained:
+        named += f"-lr{spec.train.lr:g}-seed{seed}"
+    run, streaming = settings.out / path.stem / named, settings.streaming and spec.has_memory
+    return ForecastJob(spec, settings, path, horizon, seed, run, streaming=streaming, **own)
+
+
+def _table(settings: EvaluateForecasters, runs: list[Result]) -> Result:
+    first = runs[0]
+    return {
+        "table": first["asked"]["table"],
+        "rows": first["rows"],
+        "notes": first["notes"],
+        "windows": {str(run["asked"]["horizon"]): run["windows"] for run in runs},
+        "contenders": [_model(name, [run for run in runs if run["name"] == name]) for name in settings.models],
+    }
+
+
+def _model(name: str, runs: list[Result]) -> Result:
+    """Sum up the runs of a model: for each horizon over seeds, and for each seed over horizons."""
+    errors = {"test": [run["test"] for run in runs]}
+    if all("streaming" in run for run in runs):
+        errors |= {kind: [run["streaming"][kind] for run in runs] for kind in ("carried", "still")}
+    return {
+        "name": name,
+        "runs": [
+            {
+                "horizon": run["asked"]["horizon"],
+                "seed": run["asked"]["seed"],
+                "rate": run["asked"]["train"]["lr"] if run["steps"] else None,
+                **{key: run[key] for key in KEPT if key in run},
+                **spent(run),
+            }
+            for run in runs
+        ],
+        **{kind: {measure: _by_horizon(runs, found, measure) for measure in ("mse", "mae")}
+           for kind, found in errors.items()},
+    }  # fmt: skip
+
+
+def _by_horizon(runs: list[Result], errors: list[Result], measure: str) -> Result:
+    by_horizon: dict[str, list[float]] = {}
+    by_seed: dict[int, list[float]] = {}
+    for run, error in zip(runs, errors, strict=True):
+        by_horizon.setdefault(str(run["asked"]["horizon"]), []).append(error[measure])
+        by_seed.setdefault(run["asked"]["seed"], []).append(error[measure])
+    spread = {horizon: mean_with_spread(found) for horizon, found in by_horizon.items()}
+    return {**spread, "mean": mean_with_spread([mean(found) for found in by_seed.values()])}
+
+
+def lines(result: Result) -> list[str]:
+    """Write a table of test errors for each table that was read: a row for each horizon and their mean."""
+    written = []
+    for table in result["tables"]:
+        columns = [
+            (one["name"] if kind == "test" else f"{one['name']} {kind}", one[kind])
+            for one in table["contenders"]
+            for kind in ("test", "carried", "still")
+            if kind in one
+        ]
+        horizons = [*table["windows"], *(["mean"] if len(table["windows"]) > 1 else [])]
+        head = ["horizon", *(name for name, _ in columns)]
+        body = [[H, *(f"{_cell(one['mse'][H])}  {_cell(one['mae'][H])}" for _, one in columns)] for H in horizons]
+        written += ["", f"{table['table']}: test MSE and MAE on scaled values", *aligned(head, body)]
+        written += [f"note: {note}" for note in table["notes"]]
+    return written[1:]
+
+
+def _cell(found: Result) -> str:
+    return f"{found['mean']:.3f}" + ("" if found["sd"] is None else f"±{found['sd']:.3f}")

@@ -1,0 +1,277 @@
+"""Errors over all windows, streaming forecasts, and a model fitted to the training windows, best on validation."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import safetensors.torch
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from titans_lm.config import check_at_least, check_choice
+from titans_lm.data.batches import Batch
+from titans_lm.forecast.baselines import Linear, NormalEquations
+from titans_lm.forecast.model import Forecaster, Future
+from titans_lm.forecast.settings import Memory, Normalisation, TrainSettings
+from titans_lm.forecast.windows import Prepared, WindowBatches, Windows, windows_at_once
+from titans_lm.memory import held_still
+from titans_lm.ops.state import map_state
+from titans_lm.train.device import choose_device
+from titans_lm.train.files import write_atomically, write_json
+from titans_lm.train.log import ProgressReport
+from titans_lm.train.loop import fit
+from titans_lm.train.run import RunFolder
+
+Found = dict[str, Any]
+AT_ONCE, CHAINS = 256, 64
+"""Most windows, and most chains of them, that are read at once; fewer of many channels."""
+
+
+class Score(NamedTuple):
+    """Mean squared and mean absolute error on scaled values, and of how many windows."""
+
+    mse: float
+    mae: float
+    windows: int
+
+
+def score(model: nn.Module, windows: Windows, device: torch.device) -> Score:
+    """Measure a model on every window of a part, each read with a fresh memory."""
+    batches = windows.in_order(windows_at_once(windows.channels, AT_ONCE))
+    return _mean(model, ((model(batch["past"].to(device)), batch["future"].to(device)) for batch in batches))
+
+
+def score_streamed(model: nn.Module, data: Prepared, part: str, memory: Memory, device: torch.device) -> Score:
+    """Measure the same windows in the order of time, with a memory that goes on learning, or is frozen."""
+    windows, steps = data.parts[part], torch.arange(data.parts[part].horizon)
+    first = data.borders[part].start + windows.lookback
+    found = streamed(model, data.scaled, range(first, first + len(windows)), memory, device=device)
+    return _mean(model, ((y, data.scaled[chosen[:, None] + steps].to(device)) for chosen, y in found))
+
+
+def _mean(model: nn.Module, pairs: Iterator[tuple[Future, Future]]) -> Score:
+    """Add up errors in float64 and divide once, so that a last batch of another size weighs what it should."""
+    squared, absolute, count, windows = 0.0, 0.0, 0, 0
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        for forecast, future in pairs:
+            error = forecast.double() - future.double()
+            squared += float(error.square().sum())
+            absolute += float(error.abs().sum())
+            count, windows = count + error.numel(), windows + len(error)
+    model.train(training)
+    return Score(squared / count, absolute / count, windows)
+
+
+def streamed(
+    model: nn.Module,
+    series: Tensor,
+    origins: range,
+    memory: Memory,
+    *,
+    device: torch.device,
+    warm_up: int = 0,
+) -> Iterator[tuple[Int[Tensor, " B"], Future]]:
+    """Forecast at every origin t, the first row that is not known yet; gives origins (B,) and forecasts (B, H, C).
+
+        "fresh"     the memory has read [t − L, t)
+        "carried"   it has read the windows before too, back to the first origin, and `warm_up` windows before that
+        "still"     it is frozen: M stays M_init (D31)
+
+    A window is normalised by itself, so windows that overlap show the same rows as different numbers, and a memory that
+    read all of them would read every row L times. So there are L chains, t mod L: each reads windows that follow one
+    another without a gap or an overlap, …, [t − 2L, t − L), [t − L, t), and is a row of a batch.
+    The model is to be in eval mode. Raises ValueError for another word, for a model without a memory, and for origins
+    without a whole window before them.
+    """
+    check_choice("memory", memory, get_args(Memory))
+    if not (isinstance(model, Forecaster) and (memory == "fresh" or model.has_memory)):
+        raise ValueError(
+            f'got memory="{memory}" for a model without a memory; expected a stack with lmm, mac, mag or mal in it, '
+            'or memory="fresh"'
+        )
+    check_at_least("warm_up", warm_up, 0)
+    L, first, stop = model.shape.lookback, origins.start, origins.stop
+    if origins.step != 1 or first < L or stop > len(series) + 1:
+        raise ValueError(
+            f"got origins {first} … {stop - 1} in {len(series)} rows; expected numbers from {L}, the lookback, to "
+            f"{len(series)}"
+        )
+    window, before = torch.arange(-L, 0), min(warm_up, first // L - 1) if memory == "carried" else 0
+    for group in torch.arange(first, min(first + L, stop)).split(windows_at_once(series.shape[1], CHAINS)):
+        state: Any = None
+        for turn in range(-before, -(-(stop - int(group[0])) // L)):
+            chosen = group + turn * L
+            chosen = chosen[chosen < stop]
+            past = series[chosen[:, None] + window].to(device)
+            if state is not None:  # chains that end are the last ones
+                rows = len(chosen) * past.shape[-1]
+                state = map_state(lambda x, rows=rows: x[:rows], state)
+            with torch.no_grad(), held_still(model) if memory == "still" else nullcontext():
+                forecast, after = model.read(past, state)
+            state = after if memory == "carried" else None
+            if turn >= 0:
+                yield chosen, forecast
+
+
+class WindowLoss:
+    """The mean error of forecasts on scaled values; where a row is several windows, of the forecasts of all of them."""
+
+    def __init__(self, settings: TrainSettings, lookback: int, horizon: int) -> None:
+        self.error: Callable[[Tensor, Tensor], Tensor] = F.mse_loss if settings.loss == "mse" else F.l1_loss
+        self.span, self.lookback, self.horizon = settings.windows, lookback, horizon
+
+    def __call__(self, model: Any, batch: Batch) -> tuple[Tensor, Found]:
+        if self.span == 1:
+            return self.error(model(batch["past"]), batch["future"]), {}
+        rows, losses, state = torch.cat([batch["past"], batch["future"]], dim=1), [], None
+        for start in range(0, self.span * self.lookback, self.lookback):
+            stop = start + self.lookback
+            forecast, state = model.read(rows[:, start:stop], state)
+            losses.append(self.error(forecast, rows[:, stop : stop + self.horizon]))
+        return torch.stack(losses).mean(), {}
+
+
+class Best:
+    """Early stopping: evaluations on validation while training goes on, and the best weights.
+
+    It measures when a step is done and before anything is saved, so a run that is taken up again has lost none.
+    With a folder, what was found and the best weights are kept there too.
+    """
+
+    def __init__(
+        self, model: nn.Module, measure: Callable[[], Score], every: int, patience: int, folder: Path | None
+    ) -> None:
+        self.model, self.measure, self.every, self.patience, self.folder = model, measure, every, patience, folder
+        self.history: list[Found] = []
+        self.weights: dict[str, Tensor] = {}
+        self.started = False
+        if folder is not None and (folder / "validation.json").is_file():
+            # what was not finite stands as null
+            for one in json.loads((folder / "validation.json").read_bytes()):
+                self.history.append({name: math.nan if value is None else value for name, value in one.items()})
+
+    def after(self, record: Found, last: int) -> bool:
+        """Measure where it is time to, and say whether to end: no better one for as long as patience lasts.
+
+        A run that had ended so, and is taken up again, takes the one step that it takes to ask, and no more.
+        """
+        step = record["step"]
+        if not self.started:  # the checkpoint that the run goes on from may be older than what is here
+            self.history, self.started = [one for one in self.history if one["step"] < step], True
+        if step % self.every == 0 or step == last:
+            self.add(step)
+        return self.waited >= self.patience
+
+    def add(self, step: int) -> None:
+        """Measure the model as it is, and keep its weights where it is the best so far."""
+        self.history.append({"step": step, **self.measure()._asdict()})
+        if self.best["step"] == step:
+            self.weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+            if self.folder is not None:
+                write_atomically(self.folder / "best.safetensors", safetensors.torch.save(self.weights))
+        if self.folder is not None:
+            write_json(self.folder / "validation.json", self.history)
+
+    @property
+    def best(self) -> Found:
+        """The best evaluation so far, the earliest of equal ones."""
+        return min(self.history, key=lambda one: (math.isnan(one["mse"]), one["mse"]))
+
+    @property
+    def waited(self) -> int:
+        """Evaluations since the best one."""
+        best = self.best["step"]
+        return sum(one["step"] > best for one in self.history)
+
+    def numbers(self) -> Found:
+        """What the training loop logs and says."""
+        last = self.history[-1] if self.history else {}
+        return {f"validation_{name}": last[name] for name in ("mse", "mae") if name in last}
+
+    def restore(self) -> Found:
+        """Give the model the best weights."""
+        if not self.weights and self.folder is not None:  # none was better since the run was taken up again
+            self.weights = safetensors.torch.load_file(self.folder / "best.safetensors")
+        self.model.load_state_dict(self.weights)
+        return self.best
+
+
+class Fitted(NamedTuple):
+    """How a fit ended: the model has the weights that were best on validation."""
+
+    validation: Score
+    steps: int = 0
+    best_step: int = 0
+    seconds: float = 0.0
+    skipped_steps: int = 0
+    ridge: float | None = None
+    """Penalty of the closed form, where there is one."""
+
+
+def fit_model(
+    model: nn.Module,
+    data: Prepared,
+    settings: TrainSettings,
+    *,
+    seed: int = 0,
+    run: RunFolder | None = None,
+    progress: ProgressReport | None = None,
+) -> Fitted:
+    """Fit a model in place; it ends with the weights that were best on validation. The test part is not read.
+
+    Models without parameters are measured. A linear map has its closed form, with the penalty that is best on
+    validation; a shortcut starts from it. What has other parameters is then trained by `train.loop.fit`, and evaluated
+    on validation `evaluations` times an epoch until `patience` of them brought nothing. With a run folder a run
+    that was stopped goes on. Raises what `fit` raises.
+    """
+    device, validation, penalty = choose_device(settings.device), data.parts["validation"], None
+    model.to(device)
+    if isinstance(model, Linear):
+        penalty = closed_form(model.map, model.norm.kind, data, settings)
+    elif isinstance(model, Forecaster) and model.shortcut is not None and model.settings.shortcut == "ridge":
+        penalty = closed_form(model.shortcut, model.norm.kind, data, settings)
+    if isinstance(model, Linear) or not any(parameter.requires_grad for parameter in model.parameters()):
+        return Fitted(score(model, validation, device), ridge=penalty)
+
+    def measure() -> Score:
+        # in float32, as the test part is, whatever the precision of training
+        if settings.windows > 1:
+            return score_streamed(model, data, "validation", "carried", device)
+        return score(model, validation, device)
+
+    windows = data.parts["train"].spanning(settings.windows)
+    batches = WindowBatches(windows, batch_size=settings.batch_size, seed=seed)
+    every, steps = max(1, batches.steps // settings.evaluations), settings.epochs * batches.steps
+    best = Best(model, measure, every, settings.patience, None if run is None else run.path)
+    if not best.history:
+        best.add(0)  # a shortcut from its closed form may be the best there is
+    ended = fit(
+        model, batches, WindowLoss(settings, windows.lookback, windows.horizon),
+        settings.loop(steps=steps, seed=seed, every=every), eval_fn=lambda _: best.numbers(),
+        on_step=lambda record: best.after(record, steps), run=run, progress=progress,
+    )  # fmt: skip
+    found = best.restore()
+    steps = best.history[-1]["step"]  # training ends where it was measured
+    chosen = Score(found["mse"], found["mae"], found["windows"])
+    return Fitted(chosen, steps, found["step"], ended.seconds, ended.skipped, penalty)
+
+
+def closed_form(linear: nn.Linear, kind: Normalisation, data: Prepared, settings: TrainSettings) -> float:
+    """Solve for a linear map of windows, as they are normalised; gives the penalty, the best on validation."""
+    train, validation = (
+        NormalEquations(data.parts[part], kind, bias=linear.bias is not None) for part in ("train", "validation")
+    )
+    maps = {penalty: train.solved(penalty) for penalty in settings.ridge}
+    best = min(maps, key=lambda penalty: validation.error(maps[penalty]))
+    with torch.no_grad():
+        linear.weight.copy_(maps[best][:, : linear.in_features])
+        if linear.bias is not None:
+            linear.bias.copy_(maps[best][:, -1])
+    return best
