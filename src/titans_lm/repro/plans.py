@@ -239,10 +239,10 @@ def make_plan(
     steps = tuple(step for one in plan["steps"] for step in _steps(one, names, amounts, own))
     names |= {step.name: step.settings for step in steps} | {"first": steps[0].settings} | _described(steps)
     tables = tuple(_table(one, names) for one in plan["tables"]) if scale != "paper" else ()
-    names["not_run"] = [
+    names["not_run"] = "; ".join(
         f"{row.title} ({row.paper}) is not run at this scale"
         for one in tables[:1] for row in one.rows if row.model not in getattr(steps[0].settings, "models", ())
-    ]  # fmt: skip
+    )  # fmt: skip
     names |= {name: fill(words, names) for name, words in own.get("words", {}).items()}
     differs = [fill(one["say"], names) if isinstance(one, dict) else fill(one, names)
                for one in plan["differs"] if _holds(one, names)]  # fmt: skip
