@@ -7,7 +7,7 @@ from titans_lm.recipes.estimate import estimate_training
 from titans_lm.recipes.find import read_recipe
 from titans_lm.train.settings import LanguageSettings, merge_settings
 
-ARCHITECTURES = ("lmm", "mac", "mag", "mal")
+ARCHITECTURES = ("lmm", "mac", "mag", "mal", "hybrid")
 
 
 class Size(NamedTuple):

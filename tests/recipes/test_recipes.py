@@ -5,18 +5,30 @@ from itertools import pairwise
 
 import pytest
 
-from recipes.recipe_cases import NAMES, OURS, PAPER, estimate_of, settings_of
+from recipes.recipe_cases import ARCHITECTURES, NAMES, OURS, PAPER, estimate_of, settings_of
 from titans_lm.config import BackboneConfig
 from titans_lm.recipes.find import read_recipe, recipe_names
 from titans_lm.train.fresh import model_without_weights
 from titans_lm.train.settings import small_model
 
 every_recipe = pytest.mark.parametrize("name", NAMES)
-NOT_USED = {"lmm": {"segment_len", "window"}, "mac": {"window"}, "mag": {"segment_len"}, "mal": {"segment_len"}}
+NOT_USED = {
+    "lmm": {"segment_len", "window"}, "mac": {"window"}, "mag": {"segment_len"}, "mal": {"segment_len"},
+    "hybrid": {"segment_len"},
+}  # fmt: skip
 
 
 def test_there_is_one_for_every_size_and_architecture() -> None:
-    assert sorted(NAMES) == list(recipe_names())
+    assert sorted(NAMES) == sorted(recipe_names())
+
+
+def test_a_file_holds_a_size_for_all_architectures() -> None:
+    """Of one size, only the architecture differs, its MLP, and what its attention sees."""
+    own = {"architecture", "intermediate_size", "segment_len", "window", "attention_conv_size"}
+    for size in (*OURS, *PAPER):
+        recipes = [read_recipe(f"{size}-{architecture}") for architecture in ARCHITECTURES]
+        shared = [{**one, "model": {n: v for n, v in one["model"].items() if n not in own}} for one in recipes]
+        assert all(one == shared[0] for one in shared)
 
 
 @every_recipe
@@ -36,9 +48,12 @@ def parameters_by_hand(c: BackboneConfig, vocab_size: int) -> int:
     networks = H * sum(a * b for a, b in pairwise((D, c.memory_expansion * D, D)))
     memory = 5 * E * E + networks + 2 * E + 3 * c.conv_size * E + 3 * (E + 1) * 2 * H + D
     attention, gate = 4 * E * E, E * E + 2 * E
-    mixer = {"lmm": 0, "mac": attention + gate, "mag": attention + gate, "mal": attention + E}[c.architecture]
-    block = 2 * E + 3 * E * c.mlp_width + c.num_persistent * E + memory + mixer
-    return vocab_size * E + c.num_hidden_layers * block + E
+    mixers = {
+        "lmm": memory, "mac": memory + attention + gate, "mag": memory + attention + gate,
+        "mal": memory + attention + E, "sliding": attention + 3 * c.attention_conv_size * E,
+    }  # fmt: skip
+    block = 2 * E + 3 * E * c.mlp_width + c.num_persistent * E
+    return vocab_size * E + E + sum(block + mixers[name] for name in c.blocks)
 
 
 @every_recipe
@@ -74,7 +89,7 @@ def test_it_is_the_recipe_of_the_paper(name: str) -> None:
     assert (c.memory_depth, c.memory_expansion, c.chunk_size, c.conv_size, c.num_persistent) == (2, 4, 16, 4, 128)
     if c.architecture == "mac":
         assert c.segment_len == 512
-    if c.architecture in ("mag", "mal"):
+    if c.architecture in ("mag", "mal", "hybrid"):
         assert c.window == 2048
     assert estimate_of(name)["memory_bytes"]["total"] < 0.95 * 80e9, "its comment says that 80 GB should hold it"
 

@@ -1,15 +1,15 @@
 """A tiny text, small data sets, and an amount of work that takes seconds."""
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from titans_lm.config import BackboneConfig
-from titans_lm.forecast.settings import NetSettings, TrainSettings
+from titans_lm.forecast.settings import TrainSettings
 from titans_lm.genomics.settings import GenomicsFit
-from titans_lm.repro.effort import Dna, Effort, Facts, Forecasts, Needles, Speed, tiny
-from titans_lm.repro.sets import DNA, SERIES
+from titans_lm.repro.plans import merged, read_toml
+
+SERIES, DNA = (read_toml(table)["sets"] for table in ("table3", "table4"))
 
 WORDS = ("the", "memory", "learns", "while", "it", "reads", "and", "forgets", "what", "does", "not", "come", "again")
 
@@ -37,9 +37,9 @@ def named_sets(folder: Path, table: str, *, whole: bool = False) -> str | None:
     for one in SERIES if table == "table3" else DNA:
         if whole and table == "table4":
             for part in ("train", "test"):
-                (place / one.file / part).mkdir(parents=True)
+                (place / one["file"] / part).mkdir(parents=True)
         else:
-            (place / (one.file if table == "table3" else f"{one.file}.tsv")).touch()
+            (place / (one["file"] if table == "table3" else f"{one['file']}.tsv")).touch()
     return str(place)
 
 
@@ -63,28 +63,38 @@ def dna(path: Path, sequences: int = 24) -> None:
     path.write_text("\n".join(["seq\tlabel", *lines]) + "\n")
 
 
-def micro() -> Effort:
-    """The work of the scale tiny with sizes that take seconds."""
-    e = tiny()
+def micro() -> dict[str, Any]:
+    """The amounts of work of the scale tiny with sizes that take seconds."""
     small = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "memory_expansion": 1,
              "segment_len": 16, "window": 16, "num_persistent": 2}  # fmt: skip
-    stack = BackboneConfig(architecture="lmm", intermediate_size=8, memory_depth=1, chunk_size=2, **small)
-    fit = GenomicsFit(model=stack, steps=2, warmup_steps=1, eval_every=1, batch_size=8, device="cpu")
-    return replace(
-        e,
-        forecasts=Forecasts(
-            models=("lmm", "nlinear", "repeat"), epochs={"ECL": 1, "Weather": 1},
-            seeds={"ECL": (0,), "Weather": (0, 1)}, lookback=12, horizons=(4, 8),
-            net=NetSettings(patch_len=4, stride=4, backbone=stack), train=TrainSettings(batch_size=32, device="cpu"),
-        ),
-        dna=Dna(models=("lmm", "kmer-nb"), train=fit, folds=2, seeds=(0, 1), rates=(1e-2,)),
-        text=replace(
-            e.text, model=replace(e.text.model, **small), seq_len=32, batch_size=2, eval_bytes=200, save_every=1
-        ),
-        text_steps=dict.fromkeys(e.text_steps, 2), rates=(3e-3,), task_rate=3e-3, tune_steps=1, seeds=(0, 1),
-        positions=64, test_bytes=200, limit=2, fit=replace(e.fit, model=replace(e.fit.model, **small), batch_size=64),
-        recall_steps=1, recall=("32:2",), recall_tested=("32:2",),
-        needles=Needles(values={"PK": "words"}, taught=("128",), tested=("128", "160", "192"), steps=1, examples=2),
-        facts=Facts(taught=("0", "128"), tested=("0", "256"), steps=2, examples=2), facts_seeds=(0,),
-        speed=Speed(lengths=(24,), depths=(2,), repeats=1, quick=True), jobs=1, device="cpu",
-    )  # fmt: skip
+    stack = {**small, "architecture": "lmm", "intermediate_size": 8, "memory_depth": 1, "chunk_size": 2}
+    text = {"model": small, "seq_len": 32, "batch_size": 2, "eval_bytes": 200, "save_every": 1, "steps": 2,
+            "warmup_steps": 1}  # fmt: skip
+    genomics = {"models": ["lmm", "kmer-nb"]}
+    more = {
+        "compare": {"rates": [3e-3], "tune_steps": 1, "seeds": [0, 1], "positions": 64, "test_bytes": 200, "jobs": 1,
+                    "train": text},
+        "questions": {"limit": 2, "device": "cpu"},
+        "task": {"seeds": [0, 1], "rates": [3e-3], "jobs": 1,
+                 "train": {"model": small, "batch_size": 64, "warmup_steps": 0}},
+        "mqar": {"sizes": ["32:2"], "test_sizes": ["32:2"], "train": {"steps": 1}},
+        "needle": {"sizes": ["128"], "test_sizes": ["128", "160", "192"], "examples": 2, "train": {"steps": 1}},
+        "babilong": {"sizes": ["0", "128"], "test_sizes": ["0", "256"], "seeds": [0], "examples": 2,
+                     "train": {"steps": 2}},
+        "forecast": {"models": ["lmm", "nlinear", "repeat"], "seeds": [0], "lookback": 12, "horizons": [4, 8],
+                     "jobs": 1, "net": {"patch_len": 4, "stride": 4, "backbone": stack},
+                     "train": {"batch_size": 32, "lr": TrainSettings().lr}},
+        "genomics": {"folds": 2, "seeds": [0, 1], "rates": [1e-2], "jobs": 1, "train": {
+            "model": stack, "steps": 2, "warmup_steps": 1, "eval_every": 1, "batch_size": 8, "device": "cpu",
+            "max_length": GenomicsFit().max_length, "word_size": GenomicsFit().word_size}},
+        "bench": {"repeats": 1, "quick": True, "device": "cpu"},
+        "table1": {"text": {"rates": [3e-3], "train": {"steps": 2}}},
+        "table2": {"omit": ["needle-N", "needle-W"]},
+        "table3": {"omit": [], "Weather": {"seeds": [0, 1]}},
+        "table4": {"non-tata": genomics, "human-ocr": genomics},
+        "table5": {"text": {"train": {"steps": 2}}},
+        "figure7": {"text": {"train": {"steps": 2}}, "words": {"spans": [[0, 64]]}},
+        "figure8": {"op-24": {"depths": [2]}, "words": {"lengths": [24]}},
+        "figure9": {"words": {"lengths": [32, 64]}},
+    }  # fmt: skip
+    return merged(read_toml("tiny"), more)

@@ -7,27 +7,28 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
 
 from cli_cases import environment, titans
-from repro.repro_cases import dna, micro, named_sets, series
+from repro.repro_cases import DNA, SERIES, dna, micro, series
 from titans_lm.commands.genomics import command_line
 from titans_lm.forecast.evaluate import evaluate_command
 from titans_lm.genomics.records import FASTA
 from titans_lm.genomics.records import TABLES as SEQUENCE_TABLES
 from titans_lm.genomics.settings import EvaluateSettings, PredictSettings, TrainSettings
 from titans_lm.repro import plans
-from titans_lm.repro.cost import step_minutes
-from titans_lm.repro.effort import small, tiny
-from titans_lm.repro.plans import make_plan
-from titans_lm.repro.published import published
+from titans_lm.repro.plans import make_plan, published, read_toml
 from titans_lm.repro.run import command_of, run_plan
-from titans_lm.repro.sets import DNA, SERIES, find_sets
+from titans_lm.repro.sets import DataSet
+from titans_lm.repro.sets import find_sets as find_named
 from titans_lm.repro.show import plan_lines, result_lines
+
+
+def find_sets(place: Path, sets: list[DataSet]) -> dict[str, Path]:
+    return find_named(place, sets, read_toml("table3" if sets is SERIES else "table4")["kinds"])
 
 
 def quiet(_: str) -> None:
@@ -49,7 +50,7 @@ def by_title(table: dict) -> dict[str, dict[str, dict]]:
 def test_what_is_said_of_the_paper_s_numbers() -> None:
     """The notes of both tables, from their cells."""
     tables = {name: published()[name] for name in ("table3", "table4")}
-    rows = tables["table3"].groups["all"].rows
+    rows = tables["table3"].groups["all"]["rows"]
     assert len(rows) == 9
     behind = {
         (column, name)
@@ -59,7 +60,7 @@ def test_what_is_said_of_the_paper_s_numbers() -> None:
     }
     assert behind == {("Traffic MAE", "iTransformer")}
     assert rows["iTransformer"]["Traffic MAE"] == 0.282
-    rows = tables["table4"].groups["all"].rows
+    rows = tables["table4"].groups["all"]["rows"]
     assert len(rows) == 8
     ours = rows["Neural memory"]
     ahead = {
@@ -79,25 +80,16 @@ def test_what_is_said_of_the_paper_s_numbers() -> None:
 
 def test_names_of_columns_are_the_paper_s() -> None:
     assert [title.split() for title in published()["table3"].columns] == [
-        [one.column, measure] for one in SERIES for measure in ("MSE", "MAE")
+        [one["column"], measure] for one in SERIES for measure in ("MSE", "MAE")
     ]
-    assert [one.column for one in DNA] == list(published()["table4"].columns)
-    assert set(DNA[0].suffixes) == {*FASTA, *SEQUENCE_TABLES}
-    for effort in (tiny(), small()):
-        assert effort.forecasts.epochs.keys() == effort.forecasts.seeds.keys() <= {one.column for one in SERIES}
+    assert [one["column"] for one in DNA] == list(published()["table4"].columns)
+    assert set(read_toml("table4")["kinds"]) == {*FASTA, *SEQUENCE_TABLES, "folder"}
 
 
-@pytest.mark.parametrize(
-    ("column", "horizon", "windows"),
-    [
-        ("ETTh1", 96, (8449, 2785, 2785)), ("ETTh2", 720, (7825, 2161, 2161)),
-        ("ETTm1", 96, (34_369, 11_425, 11_425)), ("ETTm2", 720, (33_745, 10_801, 10_801)),
-        ("Weather", 96, (36_696, 5175, 10_444)), ("Weather", 720, (36_072, 4551, 9820)),
-    ],
-)  # fmt: skip
-def test_windows_are_those_of_the_published_protocol(column: str, horizon: int, windows: tuple) -> None:
-    one = next(one for one in SERIES if one.column == column)
-    assert one.windows(96, horizon) == windows
+def test_an_epoch_of_dna_is_nine_tenths_of_a_set_in_batches() -> None:
+    for one in DNA:
+        assert one["epoch"] == -(-round((1.0 - TrainSettings().held_out) * one["sequences"]) // 128)
+        assert one["steps"] == 100 * one["epoch"]
 
 
 def test_files_are_found_by_name_however_deep(tmp_path: Path) -> None:
@@ -141,7 +133,7 @@ def test_training_sets_of_dna_are_preferred(tmp_path: Path) -> None:
 
 def test_forecasts_beside_the_paper_s(tmp_path: Path) -> None:
     """Means over horizons, seed by seed; tables that are not there, and models that are not run, are not measured."""
-    plan = make_plan("table3", "tiny", data=two_tables(tmp_path), out=tmp_path / "out", effort=micro())
+    plan = make_plan("table3", "tiny", data=two_tables(tmp_path), out=tmp_path / "out", sizes=micro())
     assert [step.name for step in plan.steps] == ["ECL", "Weather"]
     assert command_of(plan.steps[1]) == evaluate_command(plan.steps[1].settings)
     assert "--table.sentinel keep" in command_of(plan.steps[1])
@@ -192,7 +184,7 @@ def test_dna_beside_the_paper_s(tmp_path: Path) -> None:
     """Right classes over all folds, by the predictions themselves; and what makes them no numbers of the paper's."""
     dna(tmp_path / "data" / "human_nontata_promoters.test.tsv")
     data = str(tmp_path / "data")
-    plan = make_plan("table4", "tiny", data=data, out=tmp_path / "out", effort=micro())
+    plan = make_plan("table4", "tiny", data=data, out=tmp_path / "out", sizes=micro())
     (step,) = plan.steps
     assert command_of(step) == command_line(step.settings)
     result = run_plan(plan, quiet)
@@ -216,7 +208,7 @@ def test_dna_beside_the_paper_s(tmp_path: Path) -> None:
 
 def test_tables_that_a_scale_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "traffic.csv").touch()
-    with pytest.raises(ValueError, match="got Traffic, which the scale tiny leaves out; expected ETTh1, "):
+    with pytest.raises(ValueError, match="got Traffic, which the scale tiny leaves out; expected ETTm1, "):
         make_plan("table3", "tiny", data=str(tmp_path))
     (tmp_path / "weather.csv").touch()
     plan = make_plan("table3", "tiny", data=str(tmp_path))
@@ -228,7 +220,7 @@ def test_tables_that_a_scale_leaves_out(tmp_path: Path) -> None:
 def test_the_paper_s_setting_is_printed(tmp_path: Path) -> None:
     """All tables and horizons; the official split of DNA, with files where they usually are."""
     plan = make_plan("table3", "paper")
-    assert [step.name for step in plan.steps] == [one.column for one in SERIES]
+    assert [step.name for step in plan.steps] == [one["column"] for one in SERIES]
     for step in plan.steps:
         assert (step.settings.lookback, step.settings.horizons) == (96, (96, 192, 336, 720))
         assert {"lmm", "mamba"} < set(step.settings.models)
@@ -238,7 +230,9 @@ def test_the_paper_s_setting_is_printed(tmp_path: Path) -> None:
     assert any(line.startswith("Neural Memory  paper      0.358") for line in lines)
     steps = make_plan("table4", "paper").steps
     assert len(steps) == 5 * 3 * 2
-    train, test = steps[0].settings, steps[1].settings
+    train, test = (
+        next(step.settings for step in steps if step.name == f"enhancer-cohn-lmm{end}") for end in ("", "-test")
+    )
     assert isinstance(train, TrainSettings)
     assert isinstance(test, PredictSettings)
     assert (train.data, test.data) == tuple(Path(f"data/dna/human_enhancers_cohn/{part}") for part in ("train", "test"))
@@ -248,35 +242,15 @@ def test_the_paper_s_setting_is_printed(tmp_path: Path) -> None:
     assert any("ETTm1, ETTm2, ETTh1, ETTh2, Traffic: not measured" in line for line in found.differs)
 
 
-def test_minutes_are_windows_and_nucleotides_over_speed(tmp_path: Path) -> None:
-    steps = {step.name: step for step in make_plan("table3", "tiny", data=named_sets(tmp_path, "table3")).steps}
-    only = replace(steps["ETTh1"].settings, models=("lmm", "nlinear", "repeat"), horizons=(96,))
-    windows = 7 * (4 * (8449 + 2785 / 3) + 2785 / 3)
-    assert step_minutes(replace(steps["ETTh1"], settings=only)) == pytest.approx(3 * windows / 6600 / 2 / 60)
-    tried = replace(only, rates=(1e-3, 1e-4))
-    windows = 7 * (4 * 4 * (8449 + 2785 / 3) + 3 * 2785 / 3)
-    assert step_minutes(replace(steps["ETTh1"], settings=tried)) == pytest.approx(windows / 6600 / 2 / 60)
-
-    place = tmp_path / "human_enhancers_cohn.tsv"
-    place.write_text("x" * 3000)
-    (step,) = make_plan("table4", "tiny", data=str(place)).steps
-    only = replace(step.settings, models=("lmm", "kmer-nb"))
-    nucleotides = 360 * 3 * 32 * 500 + 3000 / 3
-    assert step_minutes(replace(step, settings=only)) == pytest.approx(nucleotides / 24_000 / 2 / 60)
-    tried = replace(only, rates=(1e-2, 1e-3), tune_steps=50, seeds=(0, 1), jobs=1)
-    nucleotides = (2 * 50 * 3 + 2 * 360 * 3) * 32 * 500 + 2 * 3000 / 3
-    assert step_minutes(replace(step, settings=tried)) == pytest.approx(nucleotides / 24_000 / 60)
-
-
 def test_without_pandas_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan("table3", "tiny", data=two_tables(tmp_path), out=tmp_path / "out", effort=micro())
+    plan = make_plan("table3", "tiny", data=two_tables(tmp_path), out=tmp_path / "out", sizes=micro())
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ValueError, match=r"got no pandas, .* pip install 'titans-lm\[forecast\]'"):
         run_plan(plan, quiet)
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(plans.EFFORTS, "tiny", micro)
+    monkeypatch.setattr(plans, "read_amounts", lambda *_: micro())
     dna(tmp_path / "human_ocr_ensembl.tsv")
     args = ["repro", "table4", "--data", tmp_path, "--out", tmp_path / "out"]
     code, out, err = titans(capsys, *args, "--dry-run")

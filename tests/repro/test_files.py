@@ -9,10 +9,8 @@ import pytest
 from repro.repro_cases import dna, micro, series, texts
 from titans_lm.data.contents import files_sum, text_sum
 from titans_lm.repro import run
-from titans_lm.repro.files import plan_contents
-from titans_lm.repro.plans import make_plan
-from titans_lm.repro.run import run_plan
-from titans_lm.repro.steps import Plan
+from titans_lm.repro.plans import Plan, make_plan
+from titans_lm.repro.run import plan_contents, run_plan
 
 
 def quiet(_: str) -> None:
@@ -28,7 +26,7 @@ def test_a_plan_notes_what_its_files_held(tmp_path: Path, monkeypatch: pytest.Mo
     """Between two steps a text becomes another one: the second step is not run, and the error names the text."""
     data, test = texts(tmp_path)
     out = tmp_path / "out"
-    plan = one_model(make_plan("table5", "tiny", out=out, data=data, test=test, effort=micro()))
+    plan = one_model(make_plan("table5", "tiny", out=out, data=data, test=test, sizes=micro()))
     do = run._do
 
     def stopped(step, *rest):
@@ -52,11 +50,7 @@ def test_a_plan_notes_what_its_files_held(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert not (out / "recall" / "results.json").exists()
     test.write_text(before)
-    result = run_plan(plan, quiet)
-    (out / "plan.json").write_text(json.dumps({name: noted[name] for name in ("version", "steps")}))
-    said: list[str] = []
-    assert run_plan(plan, said.append) == result
-    assert said[0] == f"{out / 'plan.json'} is of an earlier version, which did not note what {data}, {test} held"
+    assert run_plan(plan, quiet)["differs"] == plan.differs
 
 
 def test_every_kind_of_step_names_what_it_reads(tmp_path: Path) -> None:
@@ -65,7 +59,7 @@ def test_every_kind_of_step_names_what_it_reads(tmp_path: Path) -> None:
     (tmp_path / "questions" / "piqa.jsonl").write_text("{}\n")
     series(tmp_path / "series" / "ETTh1.csv", channels=2)
     dna(tmp_path / "dna" / "human_nontata_promoters.test.tsv")
-    asked = make_plan("table1", "tiny", data=data, test=test, questions=tmp_path / "questions", effort=micro())
+    asked = make_plan("table1", "tiny", data=data, test=test, questions=tmp_path / "questions", sizes=micro())
     assert plan_contents(asked) == {
         data: text_sum(data), str(test): text_sum(test),
         str(tmp_path / "questions"): files_sum(tmp_path / "questions"),

@@ -12,15 +12,11 @@ from titans_lm.compare.run import FILE as COMPARE_FILE
 from titans_lm.compare.run import command_line
 from titans_lm.compare.tasks import FILE as TASK_FILE
 from titans_lm.evaluate.questions import TASKS
-from titans_lm.recipes.find import recipe_names
-from titans_lm.repro import local, paper
-from titans_lm.repro.cost import plan_minutes, step_minutes
-from titans_lm.repro.effort import tiny
-from titans_lm.repro.plans import PRINTED, RUN, TABLES, default_test, list_tables, make_plan, table_name
-from titans_lm.repro.published import published
-from titans_lm.repro.run import command_of
-from titans_lm.repro.steps import COMPARED, SCORED, Plan
+from titans_lm.repro.plans import COMMANDS, Plan, default_test, list_tables, make_plan, published, table_name
+from titans_lm.repro.run import READS, command_of
 from titans_lm.train.settings import plain_settings
+
+TABLES = tuple(published())
 
 
 @pytest.fixture
@@ -68,11 +64,12 @@ def test_cells_point_to_steps_and_to_the_paper(table: str, scale: str, questions
         for column in one.columns:
             assert (column.step is None) == (column.read is None)
             assert column.step is None or column.step in steps
+            assert column.read is None or column.read in READS
             assert column.paper is None or column.paper in found.columns
             assert column.step or column.paper, "a column that nobody fills"
         if table in ("table1", "table2", "table5"):
-            assert {row.contender for row in one.rows} <= contenders
-    shown = found.groups[found.shown].rows if found.groups else {}
+            assert {row.model for row in one.rows} <= contenders
+    shown = found.groups[found.shown]["rows"] if found.groups else {}
     rows = {row.paper for one in plan.tables for row in one.rows if row.paper}
     if table in ("table1", "table3", "table4", "table5"):
         assert rows <= shown.keys()
@@ -80,13 +77,17 @@ def test_cells_point_to_steps_and_to_the_paper(table: str, scale: str, questions
         assert [row.paper for row in plan.tables[0].rows] == list(shown)
 
 
-def test_names_of_files_are_those_that_commands_write() -> None:
-    assert (COMPARED, SCORED) == (COMPARE_FILE, TASK_FILE)
-    assert all(folder_name(name) == name for name in local.ROWS)
-    assert {task for task, _ in local.QUESTIONS.values()} <= set(TASKS)
-    assert all(metric in TASKS[task].metrics for task, metric in local.QUESTIONS.values())
-    plan = make_plan("table5", "tiny")
-    assert command_of(plan.steps[0]) == command_line(plan.steps[0].settings)
+def test_names_of_files_are_those_that_commands_write(questions: Path | None) -> None:
+    files = {file for *_, file in COMMANDS.values()}
+    assert files == {COMPARE_FILE, TASK_FILE, None}
+    plan = make_plan("table1", "tiny", questions=questions)
+    text, asked = plan.steps
+    assert all(folder_name(name) == name for name in text.settings.models)
+    assert set(asked.settings.tasks) <= set(TASKS)
+    scores = [column.at for column in plan.tables[0].columns if column.read == "score"]
+    assert all(metric in TASKS[task].metrics for task, metric in scores)
+    assert {task for task, _ in scores} == set(asked.settings.tasks)
+    assert command_of(text) == command_line(text.settings)
 
 
 def test_questions_are_asked_of_the_runs_of_the_first_seed(questions: Path | None) -> None:
@@ -96,26 +97,33 @@ def test_questions_are_asked_of_the_runs_of_the_first_seed(questions: Path | Non
     assert [step.name for step in make_plan("table1", "tiny").steps] == ["text"]
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_tiny_takes_less_than_an_hour_by_its_estimate(table: str, questions: Path | None, tmp_path: Path) -> None:
-    data = named_sets(tmp_path, table)
-    assert 5 < plan_minutes(make_plan(table, "tiny", data=data, questions=questions)) < 60
-
-
-def test_minutes_are_tokens_over_speed() -> None:
-    step = make_plan("table5", "tiny").steps[0]
-    e = tiny()
-    tokens = len(e.seeds) * (150 * 4 * 512 + 2**17 / 3)
-    seconds = tokens * (5 / 2800 + 1 / 4800 + 1 / 2200 + 1 / 2600 + 1 / 2400)
-    assert step_minutes(step) == pytest.approx(seconds / 2 / 60)
-
-
 def test_the_paper_s_switches_are_ours() -> None:
     """Table 5 takes one thing away from LMM at a time, at every scale the same."""
-    told = [dict(part.split("=") for part in row.contender.partition(":")[2].split(",") if part)
-            for row in local.ABLATIONS[4:]]  # fmt: skip
-    assert told == [{name: str(value).lower() for name, value in one.items()} for one in paper.VARIANTS.values()]
-    assert all(f"{size}-lmm" in recipe_names() for size in paper.MODELS)
+    rows = make_plan("table5", "tiny").tables[0].rows[4:]
+    told = [dict(part.split("=") for part in row.model.partition(":")[2].split(",") if part) for row in rows]
+    steps = {step.name: step for step in make_plan("table5", "paper", data="tokens").steps}
+    whole = plain_settings(steps["400m-lmm"].settings)["model"]
+    for switch, name in zip(
+        told, ("linear", "no-convolution", "no-momentum", "no-decay", "no-persistent"), strict=True
+    ):
+        model = plain_settings(steps[f"400m-{name}"].settings)["model"]
+        changed = {setting: str(value).lower() for setting, value in model.items() if value != whole[setting]}
+        assert changed == switch
+
+
+def test_a_name_that_is_no_recipe_is_another_model_as_large_as_lmm() -> None:
+    steps = {step.name: step for step in make_plan("table1", "paper", data="tokens").steps}
+    assert (steps["400m-mamba2"].recipe, steps["400m-mamba2"].settings.baseline) == ("400m-lmm", "mamba2")
+    assert (steps["400m-mac"].recipe, steps["400m-mac"].settings.baseline) == ("400m-mac", None)
+
+
+@pytest.mark.parametrize("table", ["table1", "table2", "table5", "figure6"])
+def test_all_questions_are_asked_of_all_runs(table: str) -> None:
+    """What is trained at the paper's sizes is what lm-eval is given."""
+    steps = make_plan(table, "paper", data="tokens").steps
+    trained = [str(step.settings.run) for step in steps if step.command == "train"]
+    asked = [name for step in steps if step.command == "evaluate lm-eval" for name in step.settings.models]
+    assert set(asked) == set(trained)
 
 
 MISTAKES = {
@@ -160,7 +168,6 @@ def test_no_such_scale() -> None:
 def test_names_of_tables() -> None:
     assert table_name("table6") == table_name("babilong") == "figure6"
     assert [line.split()[0] for line in list_tables()] == list(TABLES) == list(published())
-    assert set(TABLES) == set(RUN) == set(PRINTED)
 
 
 def hidden_in(table: str, **given: object) -> list[tuple[Path | None, Path | None]]:

@@ -4,7 +4,7 @@ from statistics import mean
 
 import pytest
 
-from titans_lm.repro.published import Published, published
+from titans_lm.repro.plans import Published, published
 from titans_lm.repro.show import printed
 
 WRONG_AVERAGES = {
@@ -23,7 +23,7 @@ def test_averages_of_table_1_are_those_of_their_columns() -> None:
     """Within rounding, but for those that the errata name with what is printed and what the columns give."""
     wrong = {}
     for size, group in table("table1").groups.items():
-        for name, row in group.rows.items():
+        for name, row in group["rows"].items():
             scores = [value for column, value in row.items() if "ppl" not in column and column != "Avg"]
             assert len(scores) == 8
             if abs(mean(scores) - row["Avg"]) > 0.02:
@@ -39,12 +39,12 @@ def test_averages_of_table_1_are_those_of_their_columns() -> None:
 
 def test_table_5_is_made_of_tables_1_and_2() -> None:
     """What the errata say of its columns holds."""
-    small, needles = table("table1").groups["400M"].rows, table("table2").groups["400M"].rows
+    small, needles = table("table1").groups["400M"]["rows"], table("table2").groups["400M"]["rows"]
     for ours, (name, star) in {
         "LMM": ("Titans (LMM)", ""), "+ Attn (MAC)": ("Titans (MAC)", "*"), "+ Attn (MAG)": ("Titans (MAG)", "*"),
         "+ Attn (MAL)": ("Titans (MAL)", "*"),
     }.items():  # fmt: skip
-        row, one = table("table5").groups["400M"].rows[ours], small[name + star]
+        row, one = table("table5").groups["400M"]["rows"][ours], small[name + star]
         assert row["ppl"] == pytest.approx((one["Wiki ppl"] + one["LMB ppl"]) / 2, abs=0.0051)
         assert row["reasoning"] == one["Avg"]
         assert row["long context"] == pytest.approx(mean(needles[name].values()), abs=0.0051)
@@ -52,7 +52,7 @@ def test_table_5_is_made_of_tables_1_and_2() -> None:
 
 def test_numbers_are_where_they_belong() -> None:
     """Some cells, as the paper prints them."""
-    rows = {size: group.rows for size, group in table("table1").groups.items()}
+    rows = {size: group["rows"] for size, group in table("table1").groups.items()}
     assert list(map(len, rows.values())) == [11, 15, 13, 10]
     assert rows["340M"]["Titans (MAC)*"]["Wiki ppl"] == 25.43
     assert rows["760M"]["Titans (MAL)"]["SIQA"] == 30.98
@@ -63,7 +63,7 @@ def test_numbers_are_where_they_belong() -> None:
     assert table("figure6").cell("ARMT", "10M") == 77
     assert table("table5").cell("no such row", "ppl") is None
     for one in published().values():
-        for row in [row for group in one.groups.values() for row in group.rows.values()]:
+        for row in [row for group in one.groups.values() for row in group["rows"].values()]:
             assert all(0 <= value <= 100 for value in row.values() if value is not None)
 
 

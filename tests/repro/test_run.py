@@ -10,10 +10,9 @@ import pytest
 from cli_cases import titans
 from repro.repro_cases import micro, named_sets, texts
 from titans_lm.repro import plans, run
-from titans_lm.repro.plans import make_plan
+from titans_lm.repro.plans import Plan, make_plan, merged, published
 from titans_lm.repro.run import run_plan
 from titans_lm.repro.show import plan_lines, result_lines
-from titans_lm.repro.steps import Plan
 
 
 def quiet(_: str) -> None:
@@ -32,7 +31,7 @@ def cut(plan: Plan, names: tuple[str, ...]) -> Plan:
 def test_a_plan_of_two_steps(tmp_path: Path) -> None:
     """Numbers of the table are those of the commands' own files; what was left out is not measured."""
     data, test = texts(tmp_path)
-    made = make_plan("table5", "tiny", out=tmp_path / "out", data=data, test=test, effort=micro())
+    made = make_plan("table5", "tiny", out=tmp_path / "out", data=data, test=test, sizes=micro())
     plan = cut(made, ("lmm", "lmm:decay=false"))
     said: list[str] = []
     result = run_plan(plan, said.append)
@@ -61,7 +60,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     """Stopped between steps and within one, the same call goes on; other settings are refused."""
     data, test = texts(tmp_path)
     given = {"data": data, "test": test, "out": tmp_path / "out"}
-    plan = cut(make_plan("table5", "tiny", effort=micro(), **given), ("lmm",))
+    plan = cut(make_plan("table5", "tiny", sizes=micro(), **given), ("lmm",))
     do = run._do
 
     def stopped(step, *rest):
@@ -88,13 +87,15 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "out" / "text" / "compare.json").stat().st_mtime_ns == before
     assert run_plan(plan, quiet) == result
     assert ran == ["recall"]
-    other = cut(make_plan("table5", "tiny", effort=replace(micro(), recall_steps=3), **given), ("lmm",))
+    other = cut(
+        make_plan("table5", "tiny", sizes=merged(micro(), {"mqar": {"train": {"steps": 3}}}), **given), ("lmm",)
+    )
     with pytest.raises(ValueError, match="holds a plan of other settings"):
         run_plan(other, quiet)
 
 
 def test_needles_stand_beside_the_lengths_they_are_to(tmp_path: Path) -> None:
-    plan = cut(make_plan("table2", "tiny", out=tmp_path, effort=micro()), ("mac",))
+    plan = cut(make_plan("table2", "tiny", out=tmp_path, sizes=micro()), ("mac",))
     result = run_plan(plan, quiet)
     columns = {column["title"]: column["paper_column"] for column in result["tables"][0]["columns"]}
     assert columns["PK 16K, ours 192"] == "PK 16K"
@@ -107,7 +108,7 @@ def test_needles_stand_beside_the_lengths_they_are_to(tmp_path: Path) -> None:
 
 def test_facts_in_a_text(tmp_path: Path) -> None:
     data, test = texts(tmp_path)
-    facts = cut(make_plan("figure6", "tiny", out=tmp_path / "6", data=data, test=test, effort=micro()), ("lmm",))
+    facts = cut(make_plan("figure6", "tiny", out=tmp_path / "6", data=data, test=test, sizes=micro()), ("lmm",))
     table, paper = run_plan(facts, quiet)["tables"]
     row = next(row for row in table["rows"] if row["title"] == "LMM")
     assert [cell["ours"]["seeds"] for cell in row["cells"]] == [1, 1]
@@ -116,7 +117,7 @@ def test_facts_in_a_text(tmp_path: Path) -> None:
 
 def test_depth_by_position(tmp_path: Path) -> None:
     data, test = texts(tmp_path)
-    plan = make_plan("figure7", "tiny", out=tmp_path / "out", data=data, test=test, effort=micro())
+    plan = make_plan("figure7", "tiny", out=tmp_path / "out", data=data, test=test, sizes=micro())
     plan = cut(plan, ("lmm:memory_depth=1", "lmm:memory_depth=3"))
     rows = {row["title"]: row["cells"] for row in run_plan(plan, quiet)["tables"][0]["rows"]}
     found = json.loads((tmp_path / "out" / "text" / "compare.json").read_text())["contenders"][1]["runs"]
@@ -127,7 +128,7 @@ def test_depth_by_position(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_whole_models_are_timed(tmp_path: Path) -> None:
-    plan = make_plan("figure9", "tiny", out=tmp_path, effort=micro())
+    plan = make_plan("figure9", "tiny", out=tmp_path, sizes=micro())
     plan = cut(plan, ("lmm",))
     whole, op = run_plan(plan, quiet)["tables"]
     rows = {row["title"]: row["cells"] for row in whole["rows"]}
@@ -144,7 +145,7 @@ def test_questions_of_a_folder(tmp_path: Path) -> None:
     folder.mkdir()
     item = {"query": "Question: how to open a door\n", "choices": ["pull", "sing to it"], "gold": 0}
     (folder / "piqa.jsonl").write_text(f"{json.dumps(item)}\n" * 3)
-    plan = make_plan("table1", "tiny", out=tmp_path / "out", data=data, test=test, questions=folder, effort=micro())
+    plan = make_plan("table1", "tiny", out=tmp_path / "out", data=data, test=test, questions=folder, sizes=micro())
     text, asked = cut(plan, ("lmm",)).steps
     runs = (str(text.settings.out / "runs" / "lmm-seed0"),)
     asked = replace(asked, settings=replace(asked.settings, models=runs, tasks=("piqa",)))
@@ -168,10 +169,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     code, out, err = titans(capsys, "repro", "table5", "--scale", "paper", "--json", "plan.json")
     assert (code, err) == (0, "")
     assert "titans train 400m-lmm data/fineweb-edu --model.no-momentum --run runs/repro/table5-paper" in out
-    assert "GPU-hours in all" in out
     assert "Linear memory          paper  28.49" in out
-    hours = [step["gpu_hours"] for step in json.loads(Path("plan.json").read_text())["steps"]]
-    assert f"{sum(filter(None, hours)):,.0f} GPU-hours in all" in out
+    steps = {step["name"]: step for step in json.loads(Path("plan.json").read_text())["steps"]}
+    linear = steps["400m-linear"]
+    assert f"  {linear['parameters'][0]:,} parameters; {linear['trained_on']:,} tokens" in out.splitlines()
+    assert "parameters" not in steps["needles"]
     code, out, err = titans(capsys, "repro", "table5", "--dry-run")
     assert (code, err) == (0, "")
     assert "titans evaluate mqar" in out
@@ -184,7 +186,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
 @pytest.mark.slow
 def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(plans.EFFORTS, "tiny", micro)
+    monkeypatch.setattr(plans, "read_amounts", lambda *_: micro())
     args = ["repro", "figure8", "--out", tmp_path / "out", "--json", tmp_path / "x.json"]
     code, out, err = titans(capsys, *args)
     assert (code, err) == (0, "")
@@ -199,11 +201,11 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
-@pytest.mark.parametrize("table", plans.TABLES)
+@pytest.mark.parametrize("table", published())
 def test_plans_are_shown(table: str, scale: str, tmp_path: Path) -> None:
     plan = make_plan(table, scale, data=named_sets(tmp_path, table, whole=True))
     lines = plan_lines(plan)
     assert "How the setting differs from the paper's:" in lines
     assert sum(line.startswith("  titans ") for line in lines) == len(plan.steps)
-    words = {"tiny": "minutes on two CPU cores", "small": "not measured on a GPU", "paper": "printed and not run"}
-    assert any(words[scale] in line for line in lines)
+    assert any("numbers go to" in line for line in lines) == (scale != "paper")
+    assert any("printed and not run" in line for line in lines) == (scale == "paper")

@@ -20,7 +20,7 @@ class Repro:
     table: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[TABLE]")] = None
     """table1 to table5, or figure6 to figure9."""
     scale: Literal["tiny", "small", "paper"] = "tiny"
-    """tiny: two CPU cores, under an hour. small: one GPU. paper: commands, sizes and GPU-hours are printed."""
+    """tiny: two CPU cores. small: one GPU. paper: commands with their parameters and tokens are printed."""
     data: str | None = None
     """What to train on, as titans train takes it; the Python library's source if not set. For paper, tokens. For table3
     and table4 the folder of their data sets, which are not fetched."""
@@ -31,7 +31,7 @@ class Repro:
     out: Path | None = None
     """Folder of all runs and of repro.json; by default runs/repro/TABLE-SCALE."""
     dry_run: bool = False
-    """Show the commands and what they would take, and run none."""
+    """Show the commands with their parameters and tokens, and run none."""
     config: Path | None = None
     """A .json or .toml file of these settings, which become the defaults."""
     json: Path | None = None
@@ -48,18 +48,18 @@ def run_repro(command: Repro) -> None:
         tell("\n".join(["titans repro TABLE --scale tiny|small|paper, where TABLE is one of", *list_tables()]))
         return
 
-    from titans_lm.repro.run import plain_plan, run_plan
-    from titans_lm.repro.show import plan_lines, result_lines, where
+    from titans_lm.repro.run import FILE, run_plan
+    from titans_lm.repro.show import plain_plan, plan_lines, result_lines
 
     plan = make_plan(
         command.table, command.scale, out=command.out, data=command.data, test=command.test, questions=command.local
     )
     if command.dry_run or not plan.runs:
-        if command.json is not None:  # what it takes on GPUs is counted on models, which takes seconds
+        if command.json is not None:  # parameters are counted on models, which takes seconds
             write_result(command.json, plain_plan(plan))
         if not command.quiet:
             tell("\n".join(plan_lines(plan)))
         return
     result = run_plan(plan, tell, quiet=command.quiet)
     write_result(command.json, result)
-    tell("\n".join(["", *result_lines(result), "", where(plan.out)]))
+    tell("\n".join(["", *result_lines(result), "", f"numbers in {plan.out / FILE}"]))

@@ -10,20 +10,27 @@ from titans_lm.data.text import STDLIB
 from titans_lm.train.settings import read_settings_file
 
 FOLDER = Path(__file__).parent
+ARCHITECTURES = ("lmm", "mac", "mag", "mal", "hybrid")
+"""Tables of a recipe's file that hold what is the architecture's own."""
 OPTION = "--recipe"
 
 
 @cache
 def recipe_names() -> tuple[str, ...]:
-    """Name every recipe, SIZE-ARCHITECTURE."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+    """Name every recipe, SIZE-ARCHITECTURE: each file with each architecture."""
+    sizes = sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return tuple(f"{size}-{architecture}" for size in sizes for architecture in sorted(ARCHITECTURES))
 
 
 def read_recipe(name: str) -> dict[str, Any]:
     """Read a recipe's settings, those of the model below `model`; ValueError for a name that is none."""
     if name not in recipe_names():
         raise ValueError(f"got the recipe {name!r}; {recipe_hint(name)}")
-    return read_settings_file(FOLDER / f"{name}.toml")
+    size, _, architecture = name.rpartition("-")
+    values = read_settings_file(FOLDER / f"{size}.toml")
+    by_architecture = {one: values.pop(one) for one in ARCHITECTURES}
+    values["model"] |= {"architecture": architecture, **by_architecture[architecture]}
+    return values
 
 
 def recipe_hint(name: str) -> str:

@@ -1,98 +1,179 @@
-"""Plans and what came out of them, as lines to read."""
+"""Plans as lines to read, with parameters and tokens, and what came out of them: our numbers over the paper's."""
 
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
-from titans_lm.bench.repeated import NOT_MEASURED, number, rows
+from titans_lm.bench.repeated import FORMAT, NOT_MEASURED, number, rows
+from titans_lm.compare.settings import CompareSettings, contender
+from titans_lm.compare.task_settings import TaskSettings
+from titans_lm.config import BackboneConfig
+from titans_lm.data.text import STDLIB
+from titans_lm.forecast.settings import EvaluateForecasters
+from titans_lm.genomics import settings as dna
 from titans_lm.report.table import aligned
-from titans_lm.repro.cost import plan_minutes, step_minutes
-from titans_lm.repro.hours import Cost, step_cost
-from titans_lm.repro.published import SOURCE, Published, published
-from titans_lm.repro.run import command_of
-from titans_lm.repro.steps import Plan, Result, Step
+from titans_lm.repro.plans import SOURCE, Plan, Published, Step, published, read_toml
+from titans_lm.repro.run import Result, command_of
+from titans_lm.train.settings import LanguageSettings
 
-ASSUMED = (
-    "GPU-hours count matrix products, on a GPU that reaches 5 % of 989 TFLOP/s (assumed for all models, not measured: "
-    "titans train RECIPE --dry-run has --peak-tflops and --utilisation)"
-)
-LIMITED = "an upper bound by the seconds after which a measurement is stopped, and not an estimate"
-SMALL, IDLE = 100_000_000, "it takes longer, as small models leave a GPU idle"
-"""Parameters of a model below which that is said."""
-UNCOUNTED = "not counted, as what they read is not known here"
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a step trains."""
+
+    parameters: tuple[int, ...]
+    """Parameters of each of its models."""
+    trained: int = 0
+    """Tokens that each model is trained on, over all seeds and trials; 0 is not counted."""
+    tested: int = 0
+    """Tokens that each model is tested on, where that is counted."""
+    unit: str = "tokens"
+
+
+def work_of(step: Step) -> Work | None:
+    """Count models and tokens of a step; None for what trains none, and for benchmarks."""
+    match step.settings:
+        case LanguageSettings() as s:
+            size = sized(s.model, s.baseline, s.parameters, _byte_ids() if s.vocab_size is None else s.vocab_size)
+            return Work(parameters=(size,), trained=s.steps * s.batch_size * s.seq_len * s.accumulate)
+        case CompareSettings() | TaskSettings() as s:
+            return _compared(s)
+        case EvaluateForecasters() as s:
+            return _forecasters(replace(s, out=s.out.parent))
+        case dna.TrainSettings() | dna.EvaluateSettings() as s:
+            return _classifiers(s)
+    return None
+
+
+def _byte_ids() -> int:
+    from titans_lm.data.tokenizer import VOCAB_SIZE
+
+    return VOCAB_SIZE
+
+
+@cache
+def sized(model: BackboneConfig, baseline: str | None, parameters: int | None, vocab_size: int) -> int:
+    """Count the parameters of a model that is trained; a baseline is as large as ours, or as `parameters` says."""
+    import torch
+
+    from titans_lm.train.baselines import fit_baseline, make_baseline
+    from titans_lm.train.match import count_parameters, match_parameters
+
+    if baseline is None:
+        return count_parameters(
+            model if parameters is None else match_parameters(model, vocab_size, parameters), vocab_size
+        )
+    size = count_parameters(model, vocab_size) if parameters is None else parameters
+    with torch.device("meta"):
+        return _count(make_baseline(fit_baseline(baseline, model, vocab_size, size)))
+
+
+def _count(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _compared(s: CompareSettings | TaskSettings) -> Work:
+    """Count a comparison or a task: all models are as large as the first, and read as much."""
+    if isinstance(s, CompareSettings):
+        length, tested, vocab = s.train.seq_len, s.test_bytes, _vocabulary(s.data)
+    else:
+        # of a row without text, 64 tokens of facts
+        length = sum(task.length or 64 for task in s.taught) / len(s.taught)
+        tested, vocab = s.examples * sum(task.length for task in s.tested.values()), s.taught[0].vocab_size
+    steps = len(s.seeds) * s.train.steps + (len(s.rates) * s.tune_steps if len(s.rates) > 1 else 0)
+    sizes: list[int] = []
+    for name in s.models:
+        asked = sizes[0] if sizes and s.train.parameters is None else s.train.parameters
+        fit = contender(s.train, name, asked)
+        sizes.append(sized(fit.model, fit.baseline, asked, vocab))
+    trained = round(steps * s.train.batch_size * length)
+    return Work(parameters=tuple(sizes), trained=trained, tested=len(s.seeds) * tested)
+
+
+def _vocabulary(data: str | None) -> int:
+    from titans_lm.data.prepared import TokenFolder, is_token_folder
+
+    if data not in (None, STDLIB) and is_token_folder(data):
+        return TokenFolder(data, verify=False).vocab_size
+    return _byte_ids()
+
+
+def _forecasters(s: EvaluateForecasters) -> Work:
+    """Count the parameters of forecasters at all horizons, which channels share; their windows are the table's."""
+    import torch
+
+    from titans_lm.forecast.baselines import make_model, model_spec
+    from titans_lm.forecast.model import Shape
+
+    trained = [one for one in (model_spec(name, s) for name in s.models) if one.trained]
+    with torch.device("meta"):
+        models = [make_model(m.base, m.net, Shape(s.lookback, h, 1), None) for h in s.horizons for m in trained]
+    return Work(parameters=tuple(_count(model) for model in models))
+
+
+def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Work:
+    """Count classifiers of DNA that learn by steps, and the nucleotides of sequences as long as they are read."""
+    import torch
+
+    from titans_lm.genomics.evaluate import is_network, model_settings
+    from titans_lm.genomics.model import make_network
+
+    (one,) = (one for one in read_toml("table4")["sets"] if one["file"] in str(s.data))
+    if isinstance(s, dna.EvaluateSettings):
+        fits = [model_settings(s.train, name) for name in s.models if is_network(name)]
+        steps = s.folds * ((len(s.rates) * s.tune_steps if len(s.rates) > 1 else 0) + s.train.steps * len(s.seeds))
+    else:
+        fits, steps = [s], s.steps
+    length = min(fits[0].max_length or one["longest"], one["longest"])
+    with torch.device("meta"):
+        sizes = tuple(_count(make_network(fit, one.get("classes", 2))) for fit in fits)
+    return Work(parameters=sizes, trained=steps * fits[0].batch_size * length, unit="nucleotides")
+
+
+def work_told(work: Work) -> str:
+    """Say what a step trains in a line."""
+    least, most = min(work.parameters), max(work.parameters)
+    sizes = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    tested = f" to train on and {work.tested:,} to test on" if work.tested else ""
+    each = " for each model" if len(work.parameters) > 1 else ""
+    tokens = f"; {work.trained:,} {work.unit}{tested}{each}" if work.trained else ""
+    return f"{sizes} parameters{tokens}"
+
+
+def plain_plan(plan: Plan) -> Result:
+    """Give a plan as JSON holds it: commands with parameters and tokens, and how the setting differs."""
+    steps = []
+    for step in plan.steps:
+        work = work_of(step)
+        told = {} if work is None else {
+            "parameters": work.parameters, "unit": work.unit, "trained_on": work.trained, "tested_on": work.tested,
+        }  # fmt: skip
+        steps.append({"name": step.name, "measures": step.what, "command": command_of(step), **told})
+    return {
+        "format": FORMAT, "what": "repro plan", "table": plan.table, "scale": plan.scale, "source": SOURCE,
+        "title": published()[plan.table].title, "differs": plan.differs, "steps": steps,
+    }  # fmt: skip
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Show what a plan runs, and what it would take."""
+    """Show what a plan runs, and how large it is."""
     paper = published()[plan.table]
     lines = [heading(paper, plan.scale), ""]
+    if not plan.runs:
+        lines += ["These commands are printed and not run. Paths and numbers of GPUs are yours to change.", ""]
+    for step in plan.steps:
+        work = work_of(step)
+        lines += [f"{step.name}: {step.what}", f"  {command_of(step)}"] + (
+            [] if work is None else [f"  {work_told(work)}"]
+        )
     if plan.runs:
-        lines += [line for step in plan.steps for line in _step(plan, step)]
-        lines += ["", _taken(plan), "numbers go to " + str(plan.out)]
-    else:
-        lines += _by_hand(plan)
-    return [*lines, "", *differences(plan.differs, paper.notes, paper.errata)] + (
-        [] if plan.runs else ["", *printed(paper)]
-    )
+        lines += ["", f"numbers go to {plan.out}"]
+    lines += ["", *differences(plan.differs, paper.notes, paper.errata)]
+    return lines if plan.runs else [*lines, "", *printed(paper)]
 
 
 def heading(paper: Published, scale: str) -> str:
     return f"{paper.title}: {paper.where} of {SOURCE}, scale {scale}"
-
-
-def _step(plan: Plan, step: Step) -> list[str]:
-    takes = f"about {step_minutes(step):.0f} minutes on two cores" if plan.scale == "tiny" else ""
-    return [f"{step.name}: {step.what}{takes and '; '}{takes}", f"  {command_of(step)}"]
-
-
-def _taken(plan: Plan) -> str:
-    if plan.scale == "tiny":
-        return (
-            f"about {plan_minutes(plan):.0f} minutes on two CPU cores, from the speed of single models on an AMD "
-            "EPYC or an Intel Xeon; the whole was not timed"
-        )
-    costs = [cost for cost in map(step_cost, plan.steps) if cost is not None]
-    return f"one GPU; not measured on a GPU. {_sum(costs)}"
-
-
-def _by_hand(plan: Plan) -> list[str]:
-    """Show commands with sizes and GPU-hours, and their sum."""
-    lines = ["These commands are printed and not run. Paths and numbers of GPUs are yours to change.", ""]
-    costs, uncounted = [], []
-    for step in plan.steps:
-        lines += [f"{step.name}: {step.what}", f"  {command_of(step)}"]
-        cost = step_cost(step)
-        if cost is None:
-            uncounted.append(step.name)
-        else:
-            costs.append(cost)
-            lines.append(f"  {cost_told(cost)}")
-    lines += ["", _sum(costs)]
-    return lines + ([f"{UNCOUNTED}: {', '.join(uncounted)}"] if uncounted else [])
-
-
-def cost_told(cost: Cost) -> str:
-    """Say what a step takes in a line: models, tokens, GPU-hours, and how they were counted."""
-    if cost.measured:
-        return f"{cost.measured} measurements, {cost.note}: at most {_readable(cost.hours)} GPU-hours"
-    least, most = min(cost.parameters), max(cost.parameters)
-    sizes = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    each = " for each model" if len(cost.parameters) > 1 else ""
-    tested = f" to train on and {cost.tested:,.0f} to test on" if cost.tested else ""
-    parts = (f"{sizes} parameters", f"{cost.trained:,.0f} {cost.unit}{tested}{each}", cost.note)
-    counted = f" ({cost.basis})" if cost.basis else ""
-    return "; ".join([*filter(None, parts), f"{_readable(cost.hours)} GPU-hours{counted}"])
-
-
-def _sum(costs: list[Cost]) -> str:
-    """Add up the GPU-hours, bounds of what is timed too, and say what they rest on."""
-    told = f"{_readable(sum(cost.hours for cost in costs))} GPU-hours in all"
-    if all(cost.measured for cost in costs):
-        return f"at most {told}: {LIMITED}"
-    small = any(0 < max(cost.parameters, default=0) < SMALL for cost in costs)
-    return f"{told}; {ASSUMED}{f'; {IDLE}' if small else ''}"
-
-
-def _readable(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
 
 
 def printed(paper: Published) -> list[str]:
@@ -103,9 +184,9 @@ def printed(paper: Published) -> list[str]:
     for group in paper.groups.values():
         body = [
             [name, "paper", *(number(value, paper.digits) for value in row.values())]
-            for name, row in group.rows.items()
+            for name, row in group["rows"].items()
         ]
-        lines += [f"{group.title}; ours: {NOT_MEASURED}", *aligned(["model", "", *paper.columns], body, left=2), ""]
+        lines += [f"{group['title']}; ours: {NOT_MEASURED}", *aligned(["model", "", *paper.columns], body, left=2), ""]
     return lines[:-1]
 
 
@@ -119,25 +200,14 @@ def result_lines(result: Result) -> list[str]:
     if result["paper"]["group"]:
         lines.append(f"paper: {result['paper']['group']}")
     for table in result["tables"]:
-        lines += ["", *([table["title"]] if table["title"] else []), *_table(table, paper.digits)]
+        body = aligned(*rows(table, paper.digits), left=2)
+        lines += ["", *([table["title"]] if table["title"] else []), *body]
     if not paper.groups:
         lines += ["", f"paper: {paper.where} prints no numbers"]
     return [*lines, "", *differences(result["differs"], result["paper"]["notes"], result["paper"]["errata"])]
-
-
-def _table(table: Result, digits: int) -> list[str]:
-    """Two lines for each model, ours and the paper's."""
-    return aligned(*rows(table, digits), left=2)
 
 
 def differences(differs: tuple[str, ...], notes: tuple[str, ...], errata: tuple[str, ...]) -> list[str]:
     """List how the setting differs, and what is known of the paper's numbers."""
     parts = (("How the setting differs from the paper's:", differs), ("The paper:", notes), ("Errata:", errata))
     return [line for title, told in parts if told for line in (title, *(f"- {one}" for one in told))]
-
-
-def where(out: Path) -> str:
-    """Say where the numbers are."""
-    from titans_lm.repro.run import FILE
-
-    return f"numbers in {out / FILE}"
