@@ -10,7 +10,6 @@ from typing import Any
 
 from titans_lm.bench import repeated
 from titans_lm.bench.run import FORMAT
-from titans_lm.bench.targets import target_lines
 from titans_lm.train.files import write_atomically
 
 KINDS = ("peers", "ops", "model", "scaling")
@@ -62,7 +61,7 @@ def page(found: Results, link: str) -> str:
     from titans_lm.bench.figures import plots
 
     drawn = plots(found)
-    parts = [MARK, "", "# Results", "", INTRODUCTION, *target_lines({kind: found[kind] for kind in KINDS})]
+    parts = [MARK, "", "# Results", "", INTRODUCTION]
     for kind in KINDS:
         parts += ["", f"## {TITLES[kind]}", ""]
         if not found[kind]:
