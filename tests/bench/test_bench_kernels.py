@@ -17,9 +17,9 @@ from titans_lm.bench import beside, kernels, run, subjects_beside, subjects_op
 from titans_lm.bench.beside import CPU, SIDES, beside_cases, left_out
 from titans_lm.bench.command import kinds
 from titans_lm.bench.kernels import check_kernels, kernel_shapes, require_gpu, run_kernels
-from titans_lm.bench.render import render_results
 from titans_lm.bench.run import Bench
 from titans_lm.bench.settings import AllSettings, KernelsSettings, OpsSettings
+from titans_lm.report.page import render_results
 
 SMALL = KernelsSettings(widths=(8,), expansions=(0, 2), chunks=(4,), memories=(2,), tokens=12, rounds=1, threads=1)
 

@@ -14,10 +14,10 @@ from typing import Any
 from titans_lm.bench.hardware import hardware, machine_memory
 from titans_lm.bench.settings import ALLOCATORS, BenchSettings
 from titans_lm.demo.run import usable_cores
+from titans_lm.report.sources import FORMAT
 from titans_lm.train.files import write_json
 from titans_lm.train.settings import plain_settings
 
-FORMAT = "titans-lm bench 1"
 WORKER = ("-m", "titans_lm.bench.worker")
 WARMUP, WARMUP_SECONDS = 8, 3.0
 """Runs of a warm-up, and the time after which it ends in any case: at least one run, and with the tuned allocator a few

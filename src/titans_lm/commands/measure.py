@@ -61,7 +61,7 @@ def run_bench(command: Bench) -> None:
     settings = command.what
     tell = (lambda _: None) if settings.quiet else say
     if isinstance(settings, RenderSettings):
-        from titans_lm.bench.render import render_results
+        from titans_lm.report.page import render_results
 
         written = [str(path) for path in render_results(settings.results, settings.docs)]
         tell("\n".join(written))

@@ -36,7 +36,7 @@ def write_confusion(path: Path, heading: str, classes: Sequence[str], panels: di
 
 def write_plots(result: dict[str, Any], folder: Path) -> list[Path]:
     """Draw accuracy by fold and the confusions of an evaluation."""
-    from titans_lm.bench.classified import plot, short
+    from titans_lm.report.genomics import plot, short
     from titans_lm.report.plots import draw, save_png
 
     panels = {short(one["name"]): one["confusion"] for one in result["contenders"]}

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.bench_cases import OP, measured
-from titans_lm.bench.figures import plots
-from titans_lm.bench.render import MARK, page, read_results, render_results
+from titans_lm.report.page import MARK, page, plots, read_results, render_results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,7 +78,7 @@ def test_nothing_measured_is_said():
 
 def test_a_comparison():
     text = page(found(peers=[peers()]), "x")
-    assert cells(text, "our op") == ["our op", "20", "50 %", "19", "1.22", "1.25", "not measured"]
+    assert cells(text, "our op") == ["our op", "20", "50 %", "19", "1.22", "1.25"]
     assert "### Layer of width 384, 1 head: forward + backward, tuned allocator" in text
     assert "[peers.json](x/peers.json): `titans bench peers` on a CPU, 2 threads, float32, 8 GiB" in text
 
@@ -112,7 +111,7 @@ def test_a_gpu_has_a_column_with_its_name():
 def test_a_row_that_failed_says_why():
     text = page(found(scaling=[scaling()]), "x")
     assert cells(text, "1 × 131,072")[1:3] == ["failed: no memory", "–"]
-    assert cells(text, "mac") == ["mac", "30", "5", "1", "1.000", "1.000", "not measured"]
+    assert cells(text, "mac") == ["mac", "30", "5", "1", "1.000", "1.000"]
 
 
 def test_models_have_a_line_each():
@@ -123,7 +122,7 @@ def test_models_have_a_line_each():
         {"label": "mac", "kind": "model", "mode": "decode", "case": {"context": 1000}, "error": "too long"},
     ]
     line = cells(page(found(model=[result("model", rows)]), "x"), "mac")
-    assert line == ["mac", "1,234", "100", "95", "200", "191", "20.00", "failed: too long", "not measured"]
+    assert line == ["mac", "1,234", "100", "95", "200", "191", "20.00", "failed: too long"]
 
 
 def test_tiny_sizes_are_no_measurement():
@@ -160,3 +159,9 @@ def test_files_of_others_are_refused(tmp_path, content, message):
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ValueError, match="which is no folder"):
         read_results(tmp_path / "nothing")
+
+
+def test_paths_of_a_machine_are_not_shown():
+    text = page(found(peers=[peers(command="titans bench peers --out /tmp/res --peers-env /home/me/peers/env")]), "x")
+    assert "`titans bench peers --out res --peers-env peers/env` on a CPU" in text
+    assert "](guides/bench.md)" in text
