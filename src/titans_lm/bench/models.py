@@ -1,9 +1,12 @@
 """`titans bench model`: training step, prompt and decoding of every architecture, and of Llama and Mamba2."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from titans_lm.bench.run import Bench, Case, report
+from titans_lm.bench.registry import Case, Cases, benchmark
 from titans_lm.bench.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from titans_lm.bench.run import Bench
 
 SIZES = {
     "width": 256, "layers": 4, "heads": 4, "ffn": 1024, "depth": 2, "expansion": 4, "chunk": 16, "segment": 128,
@@ -18,9 +21,10 @@ def model_case(name: str, quick: bool) -> dict[str, Any]:
     return {"model": name, **SIZES, **(QUICK if quick else {})}
 
 
-def run_model(settings: ModelSettings, bench: Bench, command: str, check: dict[str, Any]) -> dict[str, Any]:
-    """Measure every model and write model.json."""
-    return report("model", bench, command, check, [bench.measure(case) for case in model_cases(settings)])
+@benchmark("model", ModelSettings)
+def model(settings: ModelSettings, _: "Bench") -> Cases:
+    """Measure every model."""
+    yield model_cases(settings)
 
 
 def model_cases(s: ModelSettings) -> list[Case]:

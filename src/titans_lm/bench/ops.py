@@ -1,9 +1,12 @@
 """`titans bench ops`: the op alone, by length, chunk size, width, heads and depth."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from titans_lm.bench.run import Bench, Case, allocators, report
+from titans_lm.bench.registry import Case, Cases, allocators, benchmark
 from titans_lm.bench.settings import OpsSettings
+
+if TYPE_CHECKING:
+    from titans_lm.bench.run import Bench
 
 PAPER: dict[str, Any] = {"heads": 6, "width": 64, "depth": 2, "expansion": 4, "chunk": 16, "forget_to": "zero"}
 """The paper's form, which one size after the other is varied of."""
@@ -13,10 +16,15 @@ QUICK = {"heads": 2, "width": 8}
 MODEL_WIDTH = 384
 
 
-def run_ops(settings: OpsSettings, bench: Bench, command: str, check: dict[str, Any]) -> dict[str, Any]:
-    """Measure every case of the settings and write ops.json."""
-    rows = [bench.measure(case) for case in op_cases(settings, bench.device)]
-    return report("ops", bench, command, check, rows)
+@benchmark("ops", OpsSettings)
+def ops(settings: OpsSettings, bench: "Bench") -> Cases:
+    """Measure every case of the settings; with backend triton, the kernels beside everything that they compare with."""
+    if settings.backend == "triton":
+        from titans_lm.bench.sides import beside
+
+        return (yield from beside(settings, bench))
+    yield op_cases(settings, bench.device)
+    return None
 
 
 def op_cases(s: OpsSettings, device: str = "cpu") -> list[Case]:

@@ -238,7 +238,7 @@ def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Cost:
 def measurements(s: BenchSettings) -> int:
     """Count the workers of a benchmark, each a process that is stopped when its time is over."""
     from titans_lm.bench import models, ops, scaling
-    from titans_lm.bench.run import allocators
+    from titans_lm.bench.registry import allocators
 
     match s:
         case OpsSettings():
