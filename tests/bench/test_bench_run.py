@@ -294,7 +294,7 @@ def test_a_new_benchmark_is_one_decorated_function(tmp_path, monkeypatch):
     got = []
 
     @benchmark("sleeping", SleepingSettings)
-    def sleeping(settings, bench):
+    def sleeping(settings, at):
         got.append((yield Case(label="nap", kind="op", case=OP)))
         return {"check": {"more": 1}}
 

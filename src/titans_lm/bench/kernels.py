@@ -1,25 +1,22 @@
 """`titans bench kernels`: the experimental kernels and the chunked backend in turn, shape by shape."""
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from titans_lm.bench.registry import Case, Cases, Comparison, benchmark
+from titans_lm.bench.registry import Case, Cases, Comparison, Place, benchmark
 from titans_lm.bench.settings import KernelsSettings
-
-if TYPE_CHECKING:
-    from titans_lm.bench.run import Bench
 
 BACKENDS = ("chunked", "triton")
 
 
 @benchmark("kernels", KernelsSettings, needs_gpu=True)
-def kernels(settings: KernelsSettings, bench: "Bench") -> Cases:
+def kernels(settings: KernelsSettings, at: Place) -> Cases:
     """Measure every shape by both backends. Raises ValueError where they differ; nothing is written then."""
     from titans_lm.bench.gate import check_kernels
 
     shapes = kernel_shapes(settings)
-    largest = check_kernels([shape["case"] for shape in shapes], bench.device)
-    bench.say(f"the kernels agree with the chunked backend within {largest:.0e}")
+    largest = check_kernels([shape["case"] for shape in shapes], at.device)
+    at.say(f"the kernels agree with the chunked backend within {largest:.0e}")
     for shape in shapes:
         cases = [
             Case(label=backend, kind="op", mode=shape["mode"], case={**shape["case"], "backend": backend})

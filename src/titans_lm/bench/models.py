@@ -1,12 +1,9 @@
 """`titans bench model`: training step, prompt and decoding of every architecture, and of Llama and Mamba2."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from titans_lm.bench.registry import Case, Cases, benchmark
+from titans_lm.bench.registry import Case, Cases, Place, benchmark
 from titans_lm.bench.settings import ModelSettings
-
-if TYPE_CHECKING:
-    from titans_lm.bench.run import Bench
 
 SIZES = {
     "width": 256, "layers": 4, "heads": 4, "ffn": 1024, "depth": 2, "expansion": 4, "chunk": 16, "segment": 128,
@@ -22,7 +19,7 @@ def model_case(name: str, quick: bool) -> dict[str, Any]:
 
 
 @benchmark("model", ModelSettings)
-def model(settings: ModelSettings, _: "Bench") -> Cases:
+def model(settings: ModelSettings, _: Place) -> Cases:
     """Measure every model."""
     yield model_cases(settings)
 

@@ -1,12 +1,9 @@
 """`titans bench ops`: the op alone, by length, chunk size, width, heads and depth."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from titans_lm.bench.registry import Case, Cases, allocators, benchmark
+from titans_lm.bench.registry import Case, Cases, Place, allocators, benchmark
 from titans_lm.bench.settings import OpsSettings
-
-if TYPE_CHECKING:
-    from titans_lm.bench.run import Bench
 
 PAPER: dict[str, Any] = {"heads": 6, "width": 64, "depth": 2, "expansion": 4, "chunk": 16, "forget_to": "zero"}
 """The paper's form, which one size after the other is varied of."""
@@ -17,13 +14,13 @@ MODEL_WIDTH = 384
 
 
 @benchmark("ops", OpsSettings)
-def ops(settings: OpsSettings, bench: "Bench") -> Cases:
+def ops(settings: OpsSettings, at: Place) -> Cases:
     """Measure every case of the settings; with backend triton, the kernels beside everything that they compare with."""
     if settings.backend == "triton":
         from titans_lm.bench.sides import beside
 
-        return (yield from beside(settings, bench))
-    yield op_cases(settings, bench.device)
+        return (yield from beside(settings, at))
+    yield op_cases(settings, at.device)
     return None
 
 

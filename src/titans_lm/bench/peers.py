@@ -3,15 +3,12 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from titans_lm.bench.models import model_case
 from titans_lm.bench.ops import ONE_HEAD, PAPER
-from titans_lm.bench.registry import Case, Cases, Comparison, allocators, benchmark
+from titans_lm.bench.registry import Case, Cases, Comparison, Place, allocators, benchmark
 from titans_lm.bench.settings import PeersSettings
-
-if TYPE_CHECKING:
-    from titans_lm.bench.run import Bench
 
 TRAIN = "forward+backward"
 Sides = tuple[str, list[Case]]
@@ -19,7 +16,7 @@ Sides = tuple[str, list[Case]]
 
 
 @benchmark("peers", PeersSettings)
-def peers(settings: PeersSettings, bench: "Bench") -> Cases:
+def peers(settings: PeersSettings, at: Place) -> Cases:
     """Make the peer's environment if need be, and let the sides take turns.
 
     ValueError where the peer cannot be installed; among other benchmarks its rows then say why, and ours are measured.
@@ -28,12 +25,12 @@ def peers(settings: PeersSettings, bench: "Bench") -> Cases:
 
     missing = None
     try:
-        python, versions = peer_python(settings.peers_env, bench.say)
+        python, versions = peer_python(settings.peers_env, at.say)
     except ValueError as error:
-        if bench.alone:
+        if at.alone:
             raise
         python, versions, missing = settings.peers_env, {}, str(error)
-    for title, cases in comparisons(settings, python, bench.device):
+    for title, cases in comparisons(settings, python, at.device):
         yield Comparison(title, [replace(case, missing=missing) if case.python else case for case in cases])
     return {"peers": versions}
 

@@ -3,7 +3,7 @@
 A benchmark is a generator of cases that gets the row of each back; it imports torch where it needs it, and not before:
 
     @benchmark("copying", CopyingSettings)
-    def copying(settings, bench):
+    def copying(settings, at):
         for tokens in settings.lengths:
             row = yield Case(label=f"T {tokens:,}", kind="copy", case={"tokens": tokens})
 
@@ -14,16 +14,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple
 
 from titans_lm.bench.settings import ALLOCATORS, BenchSettings
-
-if TYPE_CHECKING:
-    from titans_lm.bench.run import Bench
-
-Row = dict[str, Any]
-Header = dict[str, Any]
-S = TypeVar("S", bound=BenchSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,59 +37,59 @@ class Case:
     """What this case has otherwise than the others: repeats, warmup."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Sides that take turns for as many rounds as are set; their rows come back as a list."""
 
     title: str
     cases: Sequence[Case]
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """A case that runs once a round, each in a process of its own; its row has the medians of these numbers."""
+class Repeated(NamedTuple):
+    """A case that runs once a round; its row has the medians of these numbers, and `rounds` what is kept of each."""
 
     case: Case
     medians: tuple[str, ...]
     kept: tuple[str, ...]
-    """What is kept of every round."""
 
 
-Cases = Generator[Case | list[Case] | Comparison | Repeated, Any, Header | None]
+class Place(NamedTuple):
+    """Where a benchmark runs: a device, where progress goes, and whether it is the only one."""
+
+    device: str
+    say: Callable[[str], None]
+    alone: bool = True
+
+
+Cases = Generator[Case | list[Case] | Comparison | Repeated, Any, dict[str, Any] | None]
 """What a benchmark yields, to get rows back; what it returns changes the header of its file."""
+Measure = Callable[[Any, Place], Cases]
+Build = Callable[[dict[str, Any], Any], Any]
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """A command of `titans bench`."""
+class Benchmark(NamedTuple):
+    """A command of `titans bench`; one that needs a GPU is refused without, and no part of all of them."""
 
     settings: type[BenchSettings]
-    cases: Callable[[Any, "Bench"], Cases]
-    needs_gpu: bool = False
-    """Whether it is refused without a GPU, and no part of all of them."""
+    cases: Measure
+    needs_gpu: bool
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What a worker does for a kind of case."""
+class Subject(NamedTuple):
+    """What a worker does for a kind of case: imports, before memory is looked at, and a step to time, or the row."""
 
-    build: Callable[[dict[str, Any], Any], Any]
+    build: Build
     load: Callable[[dict[str, Any]], None]
-    """Imports what a case needs, before anybody looks at the memory."""
     timed: bool
-    """Whether `build` gives a step that is to be timed; otherwise it gives the row."""
 
 
 BENCHMARKS: dict[str, Benchmark] = {}
 SUBJECTS: dict[str, Subject] = {}
 
 
-def benchmark(
-    name: str, settings: type[S], *, needs_gpu: bool = False
-) -> Callable[[Callable[[S, "Bench"], Cases]], Callable[[S, "Bench"], Cases]]:
+def benchmark(name: str, settings: type[BenchSettings], *, needs_gpu: bool = False) -> Callable[[Measure], Measure]:
     """Make a generator of cases a command."""
 
-    def register(cases: Callable[[S, "Bench"], Cases]) -> Callable[[S, "Bench"], Cases]:
+    def register(cases: Measure) -> Measure:
         BENCHMARKS[name] = Benchmark(settings, cases, needs_gpu)
         return cases
 
@@ -105,10 +98,10 @@ def benchmark(
 
 def subject(
     kind: str, *, load: Callable[[dict[str, Any]], None] = lambda case: None, timed: bool = True
-) -> Callable[[Callable[[dict[str, Any], Any], Any]], Callable[[dict[str, Any], Any], Any]]:
+) -> Callable[[Build], Build]:
     """Make a function of a request and a device what a worker does for a kind of case."""
 
-    def register(build: Callable[[dict[str, Any], Any], Any]) -> Callable[[dict[str, Any], Any], Any]:
+    def register(build: Build) -> Build:
         SUBJECTS[kind] = Subject(build, load, timed)
         return build
 
@@ -116,10 +109,12 @@ def subject(
 
 
 def benchmarks() -> dict[str, Benchmark]:
-    """Give all benchmarks by name, in the order of the command's help."""
-    for module in ("ops", "models", "peers", "scaling", "kernels"):
-        import_module(f"titans_lm.bench.{module}")
-    return BENCHMARKS
+    """Give all benchmarks by name, in the order of the command's help, whoever imported them first."""
+    modules = [f"titans_lm.bench.{name}" for name in ("ops", "models", "peers", "scaling", "kernels")]
+    for module in modules:
+        import_module(module)
+    places = {module: place for place, module in enumerate(modules)}
+    return dict(sorted(BENCHMARKS.items(), key=lambda one: places.get(one[1].cases.__module__, len(modules))))
 
 
 def subjects() -> dict[str, Subject]:

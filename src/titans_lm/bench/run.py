@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm.bench.hardware import hardware, machine_memory
-from titans_lm.bench.registry import Benchmark, Case, Comparison, Repeated, Row
+from titans_lm.bench.registry import Benchmark, Case, Comparison, Place, Repeated
 from titans_lm.bench.settings import ALLOCATORS, BenchSettings
 from titans_lm.demo.run import usable_cores
 from titans_lm.report.sources import FORMAT
@@ -24,6 +24,7 @@ WARMUP, WARMUP_SECONDS = 8, 3.0
 more until the heap has its size."""
 MATMUL, QUICK_MATMUL = 2048, 128
 Say = Callable[[str], None]
+Row = dict[str, Any]
 
 
 class Bench:
@@ -72,7 +73,7 @@ class Bench:
 
     def run(self, name: str, benchmark: Benchmark, command: str, check: dict[str, Any]) -> dict[str, Any]:
         """Give a benchmark the rows of its cases one after another, and write its file."""
-        cases, rows, found = benchmark.cases(self.settings, self), [], None
+        cases, rows, found = benchmark.cases(self.settings, Place(self.device, self.say, self.alone)), [], None
         while True:
             try:
                 asked = cases.send(found)

@@ -1,15 +1,11 @@
 """`titans bench scaling`: the op over longer and longer texts, and models that read a million tokens."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from titans_lm.bench.models import SIZES
 from titans_lm.bench.ops import ONE_HEAD
-from titans_lm.bench.registry import Case, Cases, Repeated, allocators, benchmark
+from titans_lm.bench.registry import Case, Cases, Place, Repeated, allocators, benchmark
 from titans_lm.bench.settings import ScalingSettings
-
-if TYPE_CHECKING:
-    from titans_lm.bench.run import Bench
 
 FORMS = ((2, 4096), (2, 16_384))
 """Rows and tokens that are measured beside one row of every length."""
@@ -21,13 +17,13 @@ LONG = 65_536
 
 
 @benchmark("scaling", ScalingSettings)
-def scaling(settings: ScalingSettings, bench: "Bench") -> Cases:
+def scaling(settings: ScalingSettings, at: Place) -> Cases:
     """Measure until a length does not fit; then let models read on.
 
     A window of a stream takes seconds, so one ratio of two of them says as much of the machine's neighbours as of the
     model: it runs `rounds` times.
     """
-    allocator = allocators(bench.device)[-1]
+    allocator = allocators(at.device)[-1]
     for case in op_cases(settings, allocator):
         row = yield case
         if "error" in row:

@@ -7,7 +7,7 @@ The chunked backend, other layers' kernels of the same width, attention and a pl
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from titans_lm.bench.gate import check_kernels
 from titans_lm.bench.measure import Runnable
 from titans_lm.bench.ops import PAPER, QUICK
-from titans_lm.bench.registry import Case, Cases, subject
+from titans_lm.bench.registry import Case, Cases, Place, subject
 from titans_lm.bench.settings import OpsSettings
-
-if TYPE_CHECKING:
-    from titans_lm.bench.run import Bench
 
 LENGTHS = (2048, 4096, 8192, 16_384, 32_768, 65_536)
 """Tokens of a row on a GPU, where none are asked for."""
@@ -162,12 +159,12 @@ def build(request: dict[str, Any], device: torch.device) -> Runnable:
     return Runnable(step, tokens)
 
 
-def beside(settings: OpsSettings, bench: "Bench") -> Cases:
+def beside(settings: OpsSettings, at: Place) -> Cases:
     """Measure every side at every length; what is left out is a row that says why."""
     check = {}
-    if bench.device != "cpu":
-        check["kernels_largest_difference"] = check_kernels([{**PAPER, "rows": settings.rows}], bench.device)
-    yield beside_cases(settings, bench.device)
+    if at.device != "cpu":
+        check["kernels_largest_difference"] = check_kernels([{**PAPER, "rows": settings.rows}], at.device)
+    yield beside_cases(settings, at.device)
     return {"what": "ops-triton", "check": check}
 
 
