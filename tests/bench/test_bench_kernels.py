@@ -13,30 +13,25 @@ from bench.bench_cases import OP, REQUEST, measured
 from cli_cases import titans
 from ops.triton_cases import DEVICE
 from titans_lm import ops
-from titans_lm.bench import beside, kernels, run, subjects_beside, subjects_op
-from titans_lm.bench.beside import CPU, SIDES, beside_cases, left_out
+from titans_lm.bench import gate, run, sides, subjects_op
 from titans_lm.bench.command import kinds
-from titans_lm.bench.kernels import check_kernels, kernel_shapes, measurements, require_gpu, run_kernels, write_table
-from titans_lm.bench.render import render_results
+from titans_lm.bench.gate import check_kernels
+from titans_lm.bench.kernels import kernel_shapes
+from titans_lm.bench.registry import benchmarks
 from titans_lm.bench.run import Bench
 from titans_lm.bench.settings import AllSettings, KernelsSettings, OpsSettings
-from titans_lm.ops.measured import Measurement, read_table
+from titans_lm.bench.sides import CPU, SIDES, beside_cases, left_out
+from titans_lm.report.page import render_results
 
 SMALL = KernelsSettings(widths=(8,), expansions=(0, 2), chunks=(4,), memories=(2,), tokens=12, rounds=1, threads=1)
-GPU = "A GPU of the tests"
 
 
 def test_without_a_gpu_nothing_is_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, err = titans(capsys, "bench", "kernels", "--write-table", "--device", "cpu")
+    code, out, err = titans(capsys, "bench", "kernels", "--device", "cpu")
     assert (code, out) == (2, "")
     assert err.startswith("titans: error: got device cpu for titans bench kernels; expected a CUDA device")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_gpu_is_named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"{GPU} {device.index}")
-    assert require_gpu(torch.device("cuda:1")) == f"{GPU} 1"
 
 
 def test_the_kernels_are_a_kind_of_their_own():
@@ -68,8 +63,8 @@ def test_settings_that_will_not_do(wrong, message):
 
 def test_kernels_are_checked_before_they_are_measured(monkeypatch):
     """In the interpreter, where there is no GPU; then with a kernel that is wrong."""
-    shapes = kernel_shapes(replace(SMALL, modes=("forward",)))
-    assert 0 < check_kernels(shapes, DEVICE, tokens=5) <= 1e-3
+    shapes = [shape["case"] for shape in kernel_shapes(replace(SMALL, modes=("forward",)))]
+    assert 0 < check_kernels(shapes, str(DEVICE), tokens=5) <= 1e-3
     right = ops._BACKENDS["triton"]
 
     def wrong(*args: Any, **settings: Any) -> Any:
@@ -78,68 +73,27 @@ def test_kernels_are_checked_before_they_are_measured(monkeypatch):
 
     monkeypatch.setitem(ops._BACKENDS, "triton", wrong)
     with pytest.raises(ValueError, match=r"the kernels are wrong: o differs by a share of 1\.0e-02"):
-        check_kernels(shapes[:1], DEVICE, tokens=5)
+        check_kernels(shapes[:1], str(DEVICE), tokens=5)
 
 
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
-    """Make up a GPU, and workers on it on which kernels take half of the time."""
-    monkeypatch.setattr(kernels, "require_gpu", lambda device: GPU)
-    monkeypatch.setattr(kernels, "check_kernels", lambda shapes, device: 1e-6)
-    monkeypatch.setattr(kernels, "TABLE", tmp_path / "table.json")
+def test_both_backends_are_measured_in_turn(tmp_path, monkeypatch):
+    """On a GPU that is made up, with workers on which kernels take half of the time."""
+    monkeypatch.setattr(gate, "check_kernels", lambda cases, device: 1e-6)
     speeds = {"chunked": 10.0, "triton": 20.0}
     monkeypatch.setattr(run, "ask", lambda request, case, *_: measured(speeds[case.case["backend"]]))
-    return tmp_path / "table.json"
-
-
-def test_what_was_measured_becomes_the_table(tmp_path, monkeypatch):
-    table = on_a_gpu(monkeypatch, tmp_path)
     said: list[str] = []
-    settings = replace(SMALL, out=tmp_path / "out", write_table=True, dtype="bf16")
-    result = run_kernels(settings, Bench(settings, "cpu", said.append), "the command", {"cases": 1})
+    settings = replace(SMALL, out=tmp_path / "out", dtype="bf16")
+    bench = Bench(settings, "cpu", said.append)
+    result = bench.run("kernels", benchmarks()["kernels"], "the command", {"cases": 1})
     assert said[0] == "the kernels agree with the chunked backend within 1e-06"
-    assert said[-1] == f"6 shapes in {table}"
     assert [row["label"] for row in result["rows"]] == ["chunked", "triton"] * 6
+    assert result["rows"][1]["against"]["chunked"]["median"] == 2.0
     assert result["check"] == {"cases": 1, "kernels_largest_difference": 1e-6}
-    rows = read_table(table)
-    assert {(m.device, m.dtype, m.width, m.chunk_size, m.memories) for m in rows} == {(GPU, "bfloat16", 8, 4, 2)}
-    assert {(m.hidden, m.mode, m.tokens) for m in rows} == {
-        (hidden, mode, 1 if mode == "decode" else 12) for hidden in (0, 16) for mode in settings.modes
-    }
-    assert {(m.chunked_seconds, m.triton_seconds) for m in rows} == {(0.1, 0.05)}
-    assert all(m.faster for m in rows)
     written = json.loads(next((tmp_path / "out").iterdir()).read_text())
     assert written["what"] == "kernels"
     page = render_results(tmp_path / "out", tmp_path / "page.md")[0].read_text()
     assert "## The kernels beside the chunked backend" in page
     assert "| forward: 2 memories of 8, linear, C 4 | triton | forward | 20 |" in page
-
-
-def test_without_the_switch_no_table_is_written(tmp_path, monkeypatch):
-    table = on_a_gpu(monkeypatch, tmp_path)
-    settings = replace(SMALL, out=tmp_path / "out", modes=("forward",))
-    run_kernels(settings, Bench(settings, "cpu", lambda _: None), "the command", {})
-    assert not table.exists()
-
-
-ENTRY = Measurement(
-    device=GPU, dtype="float32", width=8, hidden=0, chunk_size=4, mode="forward", memories=2, tokens=12,
-    chunked_seconds=2.0, triton_seconds=1.0,
-)  # fmt: skip
-
-
-def test_a_shape_is_in_the_table_once(tmp_path):
-    path = tmp_path / "table.json"
-    other = replace(ENTRY, device="Another")
-    write_table([ENTRY, other], path)
-    write_table([replace(ENTRY, triton_seconds=3.0)], path)
-    assert set(read_table(path)) == {replace(ENTRY, triton_seconds=3.0), other}
-
-
-def test_a_side_that_failed_is_no_measurement():
-    case = {**OP, "heads": 1, "backend": "chunked"}
-    row = {"mode": "forward", "case": case, **measured(1.0)}
-    assert measurements([row, {**row, "error": "out of memory"}], GPU, "float32") == []
-    assert len(measurements([row, row], GPU, "float32")) == 1
 
 
 def test_on_a_cpu_it_is_said_what_is_left_out(tmp_path, capsys, monkeypatch):
@@ -159,14 +113,14 @@ def test_on_a_cpu_it_is_said_what_is_left_out(tmp_path, capsys, monkeypatch):
 
 
 def test_on_a_gpu_it_is_said_what_is_not_installed(monkeypatch):
-    monkeypatch.setattr(beside, "find_spec", lambda name: None)
+    monkeypatch.setattr(sides, "find_spec", lambda name: None)
     reasons = [left_out(side, "cuda") for side in SIDES]
     assert reasons[0] == 'left out: triton is not installed (pip install "titans-lm[kernels]")'
     assert reasons[1:3] == [None, None]
     assert reasons[3] == "left out: fla is not installed (pip install flash-linear-attention)"
     assert reasons[5] == "left out: mamba_ssm is not installed (pip install mamba-ssm)"
     assert reasons[6:] == [None, None]
-    monkeypatch.setattr(beside, "find_spec", lambda name: name)
+    monkeypatch.setattr(sides, "find_spec", lambda name: name)
     assert [left_out(side, "cuda") for side in SIDES] == [None] * len(SIDES)
 
 
@@ -210,7 +164,7 @@ SIZE = {"rows": 2, "tokens": 12, "heads": 2, "width": 8}
 
 
 def peer(name: str, mode: str) -> Any:
-    return subjects_beside.build({**REQUEST, "mode": mode, "case": {**SIZE, "peer": name}}, torch.device("cpu"))
+    return sides.build({**REQUEST, "mode": mode, "case": {**SIZE, "peer": name}}, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("name", "mode"), [("flash-attention", "forward"), ("copy", "forward")])
@@ -221,8 +175,8 @@ def test_what_runs_on_a_cpu_too(name, mode):
 
 
 def test_attention_is_causal_attention(monkeypatch):
-    draw = subjects_beside.Draw(SIZE, torch.float32, torch.device("cpu"))
-    got = subjects_beside.flash_attention(draw)()
+    draw = sides.Draw(SIZE, torch.float32, torch.device("cpu"))
+    got = sides.flash_attention(draw)()
     q, k, v = (x.transpose(1, 2) for x in draw.leaves)
     mask = torch.ones(12, 12).tril().log()
     expected = torch.softmax(q @ k.transpose(-1, -2) / 8**0.5 + mask, dim=-1) @ v

@@ -9,8 +9,9 @@ import torch
 from bench.bench_cases import streamed
 from titans_lm.bench import peer_env, run
 from titans_lm.bench.command import run_bench
-from titans_lm.bench.peers import comparisons, run_peers
-from titans_lm.bench.run import Bench, Case
+from titans_lm.bench.peers import comparisons, peers
+from titans_lm.bench.registry import Case, Place
+from titans_lm.bench.run import Bench
 from titans_lm.bench.settings import PEER_CASES, AllSettings, BenchSettings, PeersSettings
 
 VERSION = torch.__version__.partition("+")[0]
@@ -112,7 +113,7 @@ def test_without_a_registry_it_says_so_and_measures_nothing(tmp_path, monkeypatc
     settings = PeersSettings(peers_env=tmp_path / "env", out=tmp_path / "out", device="cpu", quick=True)
     said = []
     with pytest.raises(ValueError, match=r"No matching distribution found; expected a registry within reach"):
-        run_peers(settings, Bench(settings, "cpu", said.append), "", {})
+        next(peers(settings, Place("cpu", said.append)))
     assert called == [[sys.executable, "-m", "venv", str(tmp_path / "env")]]
     assert not (tmp_path / "out").exists()
 

@@ -1,5 +1,6 @@
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,15 @@ import torch
 
 from bench.bench_cases import OP, measured, streamed
 from titans_lm import ops
-from titans_lm.bench import gate, run
+from titans_lm.bench import gate, registry, run
 from titans_lm.bench.command import command_line, kinds, run_bench
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.models import model_cases
 from titans_lm.bench.ops import op_cases
-from titans_lm.bench.run import Bench, Case, allocators, file_name
+from titans_lm.bench.peers import comparisons
+from titans_lm.bench.registry import Case, allocators, benchmark, benchmarks, subjects
+from titans_lm.bench.run import Bench, file_name
+from titans_lm.bench.scaling import stream_cases
 from titans_lm.bench.settings import (
     AllSettings,
     BenchSettings,
@@ -214,7 +218,7 @@ def test_a_stream_that_fails_in_one_round_says_why(tmp_path, monkeypatch):
 
 def test_everything_is_every_kind_with_its_own_defaults():
     parts = kinds(AllSettings(threads=1, peers_env=Path("/env")))
-    assert list(parts) == ["ops", "model", "scaling", "peers"]
+    assert list(parts) == ["ops", "model", "peers", "scaling"]
     assert all((part.threads, part.repeats, part.rounds) == (1, 2, 2) for part in parts.values())
     assert parts["peers"].peers_env == Path("/env")
     assert parts["ops"].lengths == OpsSettings().lengths
@@ -277,3 +281,33 @@ def test_the_commit_is_known_or_said_to_be_unknown(monkeypatch):
 def test_settings_that_will_not_do(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_new_benchmark_is_one_decorated_function(tmp_path, monkeypatch):
+    """It gets the rows of its cases back, is part of all of them, and may change the header of its file."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class SleepingSettings(BenchSettings):
+        """A benchmark of the tests."""
+
+    monkeypatch.setattr(registry, "BENCHMARKS", dict(benchmarks()))
+    got = []
+
+    @benchmark("sleeping", SleepingSettings)
+    def sleeping(settings, at):
+        got.append((yield Case(label="nap", kind="op", case=OP)))
+        return {"check": {"more": 1}}
+
+    answers(monkeypatch, [4.0])
+    found = run_bench(SleepingSettings(out=tmp_path, device="cpu", rounds=1), lambda _: None)
+    assert found["rows"] == got
+    assert (got[0]["label"], got[0]["tokens_per_second"]) == ("nap", 4.0)
+    assert (found["what"], found["check"]["more"], found["check"]["cases"]) == ("sleeping", 1, len(gate.CASES))
+    assert (tmp_path / "sleeping.json").is_file()
+    assert "sleeping" in kinds(AllSettings())
+
+
+def test_every_kind_of_case_has_a_subject():
+    sides = [side for _, cases in comparisons(PeersSettings(), Path("python"), "cpu") for side in cases]
+    cases = [*op_cases(OpsSettings()), *model_cases(ModelSettings()), *stream_cases(ScalingSettings())]
+    assert {case.kind for case in [*sides, *cases] if case.python is None} <= subjects().keys()

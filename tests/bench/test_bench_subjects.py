@@ -3,7 +3,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from bench.bench_cases import MODEL, OP, REQUEST
-from titans_lm.bench import subjects_layer, subjects_model, subjects_op
+from titans_lm.bench import subjects_model, subjects_op
 from titans_lm.bench.settings import MODELS
 from titans_lm.bench.worker import work
 
@@ -39,7 +39,7 @@ def test_gradients_are_asked_for_everything_that_learns():
     assert all(leaf.requires_grad for leaf in call.leaves)
 
 
-@pytest.mark.parametrize("layer", subjects_layer.LAYERS)
+@pytest.mark.parametrize("layer", subjects_model.LAYERS)
 @pytest.mark.parametrize("mode", ["forward", "forward+backward"])
 def test_layers(layer, mode):
     row = run("layer", mode, {**OP, "width": 32, "ffn": 16, "layer": layer})
@@ -49,7 +49,7 @@ def test_layers(layer, mode):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name):
-    case = {**MODEL, "model": name}
+    case = {**MODEL, "model": name, **({"layers": 2} if name == "hybrid" else {})}
     modes = ["train", "prefill", "decode", "generate", "loop"] if name in ("mac", "llama") else ["train", "decode"]
     for mode in modes:
         row = run("model", mode, case)

@@ -10,8 +10,6 @@ import torch
 
 from cli_cases import titans
 from model_cases import small_config
-from titans_lm.bench.compared import title, verdict
-from titans_lm.bench.render import render_results
 from titans_lm.compare.jobs import folder_name, run_job
 from titans_lm.compare.run import FILE, command_line, run_compare
 from titans_lm.compare.runs import bits_at, contender_of, finals, trials
@@ -20,6 +18,9 @@ from titans_lm.compare.settings import CompareSettings
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.evaluate.perplexity import bits_per_byte, encode_text
+from titans_lm.report.models import title
+from titans_lm.report.page import render_results, without_folders
+from titans_lm.report.text import verdict
 from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.fresh import byte_model
 from titans_lm.train.run import RunFolder
@@ -230,7 +231,7 @@ def test_the_page_says_it(done, tmp_path: Path) -> None:
     before = (tmp_path / "old.md").read_text()
     assert "Sizes were matched by the MLP's width alone, before D43" in before
     assert "equal time" not in before
-    assert command_line(settings) in page
+    assert without_folders(command_line(settings)) in page
     order = [page.index(f"{one['test_bits_per_byte']['mean']:.4f} ±") for one in result["contenders"]]
     ranked = sorted(result["contenders"], key=lambda one: one["test_bits_per_byte"]["mean"])
     assert [result["contenders"][i]["name"] for i in np.argsort(order)] == [one["name"] for one in ranked]

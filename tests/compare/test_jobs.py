@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from titans_lm.bench.repeated import commits
 from titans_lm.compare.jobs import RESULT, run_job
 from titans_lm.compare.spent import spent, spent_on
+from titans_lm.report.sources import commits
 from titans_lm.train.run import RunFolder, begun_with, commits_of, seconds_of
 from titans_lm.train.trainer import Diverged
 

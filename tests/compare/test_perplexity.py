@@ -13,8 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cli_cases import titans
 from model_cases import small_config, wake
-from titans_lm.bench.positions import heading, lines, more, plot
-from titans_lm.bench.render import render_results
 from titans_lm.cli import parse
 from titans_lm.compare.perplexity import FILE, command_line, run_perplexity
 from titans_lm.compare.perplexity_settings import Mode, PerplexitySettings
@@ -25,6 +23,9 @@ from titans_lm.evaluate.intervals import did_change, difference, far_minus_near
 from titans_lm.evaluate.positions import StretchScore, by_position, overall, score_stretches
 from titans_lm.evaluate.texts import Encoder, books, stretches
 from titans_lm.memory import held_still
+from titans_lm.report.books import differences, heading, plot, tables
+from titans_lm.report.page import render_results, without_folders
+from titans_lm.report.table import screen
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.fresh import byte_model
 from titans_lm.train.run import load_model
@@ -196,16 +197,16 @@ def test_the_page_and_the_screen_say_it(done: Any, tmp_path: Path) -> None:
     (tmp_path / "results" / "books.json").write_text(json.dumps(result))
     written = render_results(tmp_path / "results", tmp_path / "results.md")
     assert tmp_path / "results" / "books.png" in written
-    page, screen = (tmp_path / "results.md").read_text(), "\n".join(lines(result))
+    page, shown = (tmp_path / "results.md").read_text(), "\n".join(screen(tables(result)))
     assert "## Whole books by position: 3 held-out books\n" in page
-    assert command_line(settings) in page
+    assert without_folders(command_line(settings)) in page
     assert "](results/books.png)" in page
     for model in result["models"]:
         for reading in model["readings"]:
             cell = f"{reading['bits_per_byte']['mean']:.4f}"
             far = reading["far_minus_near"]
             told = f"{far['value']:+.4f} [{far['low']:+.4f}, {far['high']:+.4f}]"
-            assert all(cell in text and told in text for text in (page, screen))
+            assert all(cell in text and told in text for text in (page, shown))
     change = result["models"][0]["differences"][2]["change"]
     assert f"{change['value']:+.4f} [{change['low']:+.4f}, {change['high']:+.4f}] |" in page
     drawn = plot(result)
@@ -222,13 +223,13 @@ def test_the_goal_is_said_by_its_number(done: Any) -> None:
     far |= {"value": -0.01, "low": -0.02, "high": -0.005}
     change = told["models"][0]["differences"][0]["change"]
     against = f"against reset 32 {change['value']:+.4f} [{change['low']:+.4f}, {change['high']:+.4f}]"
-    assert f"LMM reaches it (-0.0100 [-0.0200, -0.0050]; {against})" in more(told)[0]
+    assert f"LMM reaches it (-0.0100 [-0.0200, -0.0050]; {against})" in differences(told).said
     far |= {"value": 0.01, "low": -0.02, "high": 0.03}
-    assert "LMM misses it in the mean, not for certain (+0.0100 [-0.0200, +0.0300]; against" in more(told)[0]
+    assert "LMM misses it in the mean, not for certain (+0.0100 [-0.0200, +0.0300]; against" in differences(told).said
     for model in told["models"]:
         for reading in model["readings"]:
             reading["far_minus_near"] = None
-    assert more(told)[0].startswith("No stretch reaches the end of the far positions (128–256)")
+    assert differences(told).said.startswith("No stretch reaches the end of the far positions (128–256)")
 
 
 def test_short_books_have_positions_and_no_goal(done: Any, tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_short_books_have_positions_and_no_goal(done: Any, tmp_path: Path) -> No
     reading = result["models"][0]["readings"][0]
     assert reading["far_minus_near"] is None
     assert [(b["start"], b["tokens"]) for b in reading["by_position"]] == [(0, 192), (64, 192), (128, 6)]
-    assert "nothing is said about them" in "\n".join(lines(result))
+    assert "nothing is said about them" in "\n".join(screen(tables(result)))
     late = run_perplexity(dataclasses.replace(short, skip_tokens=500), "late", lambda _: None)
     assert [one["tokens"] for one in late["models"][0]["documents"]] == [100, 130, 130]
     assert heading(late) == "Whole books by position: 3 held-out books, from token 500 on"

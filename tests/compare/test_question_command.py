@@ -12,8 +12,6 @@ from lm_eval.tasks import TaskManager
 
 from cli_cases import titans
 from question_cases import small_llama, small_titans, word_tokenizer, write_questions, write_tasks
-from titans_lm.bench.answered import lines, rows, shown
-from titans_lm.bench.render import render_results
 from titans_lm.cli import parse
 from titans_lm.commands.evaluate import questions_command_line
 from titans_lm.compare.question_settings import QuestionSettings
@@ -21,6 +19,9 @@ from titans_lm.compare.questions import run_questions, short_names
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.evaluate import harness
 from titans_lm.evaluate.questions import answer_questions, read_questions, score_questions
+from titans_lm.report.lm_eval import shown, tables
+from titans_lm.report.page import render_results, without_folders
+from titans_lm.report.table import screen
 from titans_lm.train import log
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.run import load_model
@@ -81,7 +82,7 @@ def test_files_are_scored_without_lm_eval(
     assert samples[0]["choices"][0]["log_probability"] < 0.0
     assert "ours piqa: acc " in out
     assert out.endswith(f"numbers in {tmp_path / 'scores.json'}\n")
-    assert "\n".join(lines(result)) in out
+    assert "\n".join(screen(tables(result))) in out
     for name in ("ours", "theirs"):
         for task, choices in (("piqa", 8), ("lambada_openai", 4), ("winogrande", 8)):
             assert f"{name} {task}: {choices} of {choices} choices\n" in err
@@ -128,15 +129,16 @@ def test_the_page_has_a_table_of_it(folder: Path, tmp_path: Path) -> None:
     render_results(tmp_path / "results", tmp_path / "results.md")
     page = (tmp_path / "results.md").read_text()
     assert "## Questions scored as lm-eval scores them: ours, theirs" in page
-    assert f"`{questions_command_line(settings)}`" in page
+    assert f"`{without_folders(questions_command_line(settings))}`" in page
     cut = sum(found["cut"] for one in result["models"] for found in one["tasks"].values())
     assert f" {cut} choices, counted for each model, were too long for it" in page
     assert "Not lm-eval's items: boolq: passages without their titles." in page
     accuracy = 100 * result["models"][0]["tasks"]["boolq"]["metrics"]["acc"]["value"]
     [line] = [line for line in page.splitlines() if line.startswith("| boolq |")]
     assert f"| acc | 5 | 50.00 | 60.00 | {accuracy:.2f} ± " in line
-    _, head, body = rows(result)
-    assert [len(row) for row in body] == [len(head)] * 3
+    [table] = tables(result)
+    assert len(table.head) == 7
+    body = table.body
     assert [row[0] for row in body] == ["boolq", "lambada_openai", ""]
 
 

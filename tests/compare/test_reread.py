@@ -14,9 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cli_cases import titans
 from model_cases import small_config, wake
-from titans_lm.bench.compared import reread as returning
-from titans_lm.bench.render import render_results
-from titans_lm.bench.reread import lines, places, plot
 from titans_lm.cli import parse
 from titans_lm.compare.reread import FILE, command_line, run_reread
 from titans_lm.compare.reread_settings import RereadSettings
@@ -26,7 +23,11 @@ from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.evaluate.carried import choose_whole_reading
 from titans_lm.evaluate.reread import Drawing, draw_passages, reread
 from titans_lm.evaluate.texts import Encoder, books
+from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.plots import draw
+from titans_lm.report.reread import places, plot, tables
+from titans_lm.report.table import screen
+from titans_lm.report.text import reread as returning
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.fresh import byte_model
 from titans_lm.train.run import load_model
@@ -141,15 +142,15 @@ def test_the_page_and_the_screen_say_it(done: Any, tmp_path: Path) -> None:
     (tmp_path / "results" / "again.json").write_text(json.dumps(result))
     written = render_results(tmp_path / "results", tmp_path / "results.md")
     assert tmp_path / "results" / "again.png" in written
-    page, screen = (tmp_path / "results.md").read_text(), "\n".join(lines(result))
+    page, shown = (tmp_path / "results.md").read_text(), "\n".join(screen(tables(result)))
     assert "## What a model remembers of a passage that it has read once\n" in page
-    assert command_line(settings) in page
+    assert without_folders(command_line(settings)) in page
     assert "](results/again.png)" in page
     for model in result["models"]:
         for part in model["lengths"]:
             for one in part["distances"]:
                 interval = f"[{one['low']:+.3f}, {one['high']:+.3f}]"
-                assert all(f"{one['gain']['mean']:.3f}" in text and interval in text for text in (page, screen))
+                assert all(f"{one['gain']['mean']:.3f}" in text and interval in text for text in (page, shown))
     assert "of at most 40 tokens, and distances that do not fit are left out" in page
     assert f"{result['models'][0]['state_bytes']['total']:,} (" in page
 

@@ -13,9 +13,6 @@ import pytest
 
 from cli_cases import titans
 from model_cases import small_config
-from titans_lm.bench import scored
-from titans_lm.bench.render import render_results
-from titans_lm.bench.scored import lines
 from titans_lm.cli import parse
 from titans_lm.commands.evaluate import command_line
 from titans_lm.compare.jobs import best_rate, run_job
@@ -38,7 +35,10 @@ from titans_lm.data.tasks.copying import LookupSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import resized
 from titans_lm.evaluate.tasks import TaskScore, task_score
+from titans_lm.report import tasks as scored
+from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.plots import draw
+from titans_lm.report.table import screen
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import plain_settings
 from titans_lm.train.sized import sized_for
@@ -157,19 +157,19 @@ def test_what_models_and_sizes_have_that_is_not_usual_is_said(done) -> None:
     settings = result["settings"]
     model = settings["train"]["model"] = plain_settings(RecallTask())["train"]["model"] | {"of_old": 3}
     del model["theta_later_init"], model["alpha_stretch"]
-    assert "parameters each (alpha stretch 0.0), 6 steps of 4 rows, sizes 16:2, 24:2 taught;" in scored.rows(result)[0]
+    assert "parameters each (alpha stretch 0.0), 6 steps of 4 rows, sizes 16:2, 24:2 taught;" in scored.said(result)
     model |= {"memory_depth": 2, "theta_fan_in": True, "hidden_size": 128, "alpha_stretch": 0.003}
     settings["curriculum"] = True
-    said = scored.rows(result)[0]
+    said = scored.said(result)
     found = re.search(r"parameters each \((.+?)\), 6 steps of 4 rows, sizes 16:2, 24:2 taught, joining one after", said)
     assert found is not None
     assert sorted(found[1].split(", ")) == [
         "hidden size 128", "memory depth 2", "theta fan in true", "theta later init 0.5"
     ]  # fmt: skip
     model["memory_depth"], settings["sizes"] = 1, ["16:2"]
-    assert "parameters each (hidden size 128), 6 steps of 4 rows, sizes 16:2 taught;" in scored.rows(result)[0]
+    assert "parameters each (hidden size 128), 6 steps of 4 rows, sizes 16:2 taught;" in scored.said(result)
     settings["models"] = [*settings["models"], "lmm:memory_depth=2"]
-    assert "theta later init 0.5" in scored.rows(result)[0]
+    assert "theta later init 0.5" in scored.said(result)
 
 
 def test_wall_seconds_and_commits_are_those_of_the_runs(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,16 +237,16 @@ def test_the_page_and_the_screen_say_it(done, tmp_path: Path) -> None:
     (tmp_path / "results" / "mqar.json").write_text(json.dumps(result))
     written = render_results(tmp_path / "results", tmp_path / "results.md")
     assert tmp_path / "results" / "mqar.png" in written
-    page, screen = (tmp_path / "results.md").read_text(), lines(result)
+    page, shown = (tmp_path / "results.md").read_text(), screen(scored.tables(result))
     assert "## Associative recall (MQAR): symbols 16" in page
-    assert command_line(settings) in page
-    for one, line in zip(result["contenders"], screen[1:], strict=True):
+    assert without_folders(command_line(settings)) in page
+    for one, line in zip(result["contenders"], shown[1:], strict=True):
         found = one["exact"]["16:2"]
         cell = f"{100 * found['mean']:.1f} ± {100 * found['sd']:.1f}"
         assert f"| {one['state_bytes']['total']:,}" in page
         assert cell in page
         assert cell in line
-    assert len({len(line) for line in screen}) == 1
+    assert len({len(line) for line in shown}) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -408,12 +408,12 @@ def test_long_rows_are_tested_on_as_many_as_fit(tmp_path: Path) -> None:
     sizes = {"sizes": ("16:2",), "test_sizes": ("16:2", "32:2", "64:2", "512:2")}
     settings = small(tmp_path, models=("lmm",), seeds=(0,), rates=(1e-3,), test_tokens=32 * 5, shares=(2.0,), **sizes)
     result = run_task(settings, "titans evaluate mqar", lambda _: None)
-    assert "sizes 16:2 taught (in the shares 2);" in scored.rows(result)[0]
+    assert "sizes 16:2 taught (in the shares 2);" in scored.said(result)
     tests = result["contenders"][0]["runs"][0]["tests"]
     assert {size: (test["rows"], test["answers"]) for size, test in tests.items()} == {
         "16:2": (8, 16), "32:2": (6, 12), "64:2": (2, 4), "512:2": (1, 2),
     }  # fmt: skip
-    assert "(6 of 32:2, 2 of 64:2, 1 of 512:2)" in scored.rows(result)[0]
+    assert "(6 of 32:2, 2 of 64:2, 1 of 512:2)" in scored.said(result)
 
 
 @pytest.mark.parametrize("name", ["text_weight", "gate_price"])

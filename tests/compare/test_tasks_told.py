@@ -7,10 +7,10 @@ from statistics import mean
 import pytest
 
 from model_cases import small_config
-from titans_lm.bench import scored
 from titans_lm.compare.task_settings import BabiLongTask, CopyTask, TaskFit
 from titans_lm.compare.tasks import FRESH, run_task
 from titans_lm.data.tasks.batches import TaskBatches
+from titans_lm.report import tasks as scored
 
 TRAIN = TaskFit(model=small_config("lmm", hidden_size=16, num_hidden_layers=1), steps=1, warmup_steps=1, batch_size=4)
 
@@ -39,7 +39,7 @@ def test_every_model_has_a_panel_of_its_own() -> None:
 
 
 def test_chance_is_that_of_the_column_it_stands_beside(tmp_path: Path) -> None:
-    """Whole answers; of copies single tokens too. Files from before had single tokens alone, and say so."""
+    """Whole answers; of copies single tokens too."""
     settings = CopyTask(
         models=("sliding",), seeds=(0,), rates=(1e-3,), examples=4, sizes=("2",), test_sizes=("2", "3"),
         train=TRAIN, out=tmp_path,
@@ -47,12 +47,8 @@ def test_chance_is_that_of_the_column_it_stands_beside(tmp_path: Path) -> None:
     result = run_task(settings, "titans evaluate copy", lambda _: None)
     assert result["chance"] == {"2": pytest.approx(26**-2), "3": pytest.approx(26**-3)}
     assert result["token_chance"] == {"2": pytest.approx(2 / 3 / 26), "3": pytest.approx(3 / 4 / 26)}
-    assert "answers are right by chance in 0.15 %, single tokens in 2.9 % at most" in scored.rows(result)[0]
+    assert "answers are right by chance in 0.15 %, single tokens in 2.9 % at most" in scored.said(result)
     assert scored.guessed(result) == "by guessing 0.148 % of whole answers are right"
-    old = {**result, "chance": result["token_chance"]}
-    del old["token_chance"]
-    assert "; single tokens are right by chance in 2.9 % at most" in scored.rows(old)[0]
-    assert scored.guessed(old) == "by guessing 2.88 % of single tokens are right"
 
 
 def test_facts_of_stories_are_told_by_size(tmp_path: Path) -> None:
@@ -72,7 +68,7 @@ def test_facts_of_stories_are_told_by_size(tmp_path: Path) -> None:
     assert means["512"] < means["0"]
     assert (
         f"whose stories have {means['0']:.1f} (size 0), {means['512']:.1f} (size 512) facts on average"
-        in scored.rows(result)[0]
+        in scored.said(result)
     )
 
 

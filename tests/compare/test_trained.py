@@ -15,7 +15,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from cli_cases import titans
 from model_cases import small_config
-from titans_lm.bench import scored
 from titans_lm.compare.jobs import folder_name
 from titans_lm.compare.settings import trained_model
 from titans_lm.compare.task_settings import NeedleTask, RecallTask, TaskFit
@@ -26,6 +25,7 @@ from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.tokenizer import byte_tokenizer
+from titans_lm.report import tasks as scored
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.log import JsonLines
 from titans_lm.train.run import METRICS, RunFolder, load_model
@@ -124,8 +124,8 @@ def test_models_of_others_are_tested_as_they_are(tmp_path: Path, capsys: pytest.
     assert not list((tmp_path / "out").rglob("*.safetensors"))
     assert not (tmp_path / "out" / "trials").exists()
     assert "learning rates" not in out
-    assert "trained models, each with parameters of its own, tested as they are; 2 seeds." in scored.rows(result)[0]
-    assert [row[:4] for row in scored.rows(result)[2]] == [
+    assert "trained models, each with parameters of its own, tested as they are; 2 seeds." in scored.said(result)
+    assert [row[:4] for row in scored.tables(result)[0].body] == [
         [name, f"{one['parameters']:,}", f"{one['state_bytes']['total']:,}", "–"]
         for name, one in zip(("g, trained gpt2", "l, trained Transformer++ (Llama)"), result["contenders"], strict=True)
     ]
@@ -169,7 +169,7 @@ def test_a_run_of_a_task_is_tested_again(ours: Any, tmp_path: Path) -> None:
     wanted = right_by_hand(load_model(folder), settings.tested["48:4"], examples=4, seed=3 * FRESH)
     assert told(tests["48:4"]) == wanted
     assert (one["parameters"], one["start"]["kind"]) == (first["parameters"], "lmm")
-    assert scored.rows(result)[2][0][0] == "**again, trained LMM**"
+    assert scored.tables(result)[0].body[0][0] == "**again, trained LMM**"
     assert scored.heading(result).endswith(", again, trained LMM")
     assert run(settings)["contenders"] == result["contenders"], "nothing is done twice"
 
@@ -188,7 +188,7 @@ def test_training_goes_on_from_the_weights(ours: Any, tmp_path: Path, monkeypatc
     assert (
         f"parameters each{scored.shape(result['settings'])}, but for trained models, which keep theirs, "
         "3 steps of 4 rows"
-    ) in scored.rows(result)[0]
+    ) in scored.said(result)
     batch = settings.taught[0].draw(np.random.default_rng([0, 0]), 4)
     for one, path in zip(trained, folders.values(), strict=True):
         made = settings.out / "runs" / f"{folder_name(one['name'])}-seed0"
@@ -204,7 +204,7 @@ def test_training_goes_on_from_the_weights(ours: Any, tmp_path: Path, monkeypatc
         again = run(recall(tmp_path / "step", (one["name"],), steps=1))
         start = JsonLines(tmp_path / "step" / "runs" / f"{folder_name(one['name'])}-seed0" / METRICS).read()[0]
         assert start["loss"] == pytest.approx(float(loss), rel=1e-5)
-        assert "trained models, each with parameters of its own, 1 more steps of 4" in scored.rows(again)[0]
+        assert "trained models, each with parameters of its own, 1 more steps of 4" in scored.said(again)
         assert (made / "model" / "tokenizer.json").is_file() == (path == other), "what lay beside it goes along"
     moved = load_model(settings.out / "runs" / f"{folder_name(trained[1]['name'])}-seed0").state_dict()
     assert any((moved[name] != weight).any() for name, weight in load_model(other).state_dict().items())

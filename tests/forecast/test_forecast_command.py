@@ -9,12 +9,12 @@ import torch
 
 from cli_cases import titans
 from forecast.forecast_cases import SMALL, write_csv
-from titans_lm.bench.forecasted import heading, plot
-from titans_lm.bench.render import render_results
 from titans_lm.forecast.evaluate import ForecastJob
 from titans_lm.forecast.predict import load_forecaster
 from titans_lm.forecast.settings import TableSettings
 from titans_lm.forecast.table import read_table
+from titans_lm.report.forecast import heading, plot
+from titans_lm.report.page import render_results
 from titans_lm.report.plots import Ranking
 
 SIZES = [f"--net.backbone.{name.replace('_', '-')}={value}" for name, value in SMALL.items()]

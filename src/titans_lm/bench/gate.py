@@ -10,6 +10,8 @@ from titans_lm.bench.subjects_op import Call, make_call
 from titans_lm.ops import MemoryState
 
 TOLERANCE = 1e-9
+KERNELS = 1e-3
+"""Largest difference of kernels in float32, as a share of the largest number of a tensor."""
 BASE = {"rows": 2, "tokens": 21, "heads": 2, "width": 6, "depth": 2, "expansion": 2, "chunk": 4, "forget_to": "zero"}
 CASES: tuple[dict[str, Any], ...] = (
     {},
@@ -96,3 +98,33 @@ def named_gradients(call: Call, gradients: tuple[Tensor | None, ...]) -> dict[st
 def difference(x: Tensor, y: Tensor, scale: float) -> float:
     """Largest difference as a share of the tensor's largest value, counted from 1e-6 of all tensors' largest on."""
     return float((x - y).abs().max()) / max(float(x.abs().max()), 1e-6 * scale, 1e-30)
+
+
+def check_kernels(cases: list[dict[str, Any]], device: str, tokens: int = 150) -> float:
+    """Compare values and gradients of the two in float32 for every form of memory, on two memories."""
+    largest = 0.0
+    forms = {tuple((k, v) for k, v in case.items() if k not in ("rows", "tokens")): case for case in cases}
+    for form in forms.values():
+        case = {**form, "rows": 2, "tokens": tokens}
+        expected, got = (_outcome(case, backend, torch.device(device)) for backend in ("chunked", "triton"))
+        scale = max(float(x.abs().max()) for x in expected.values())
+        for name, x in expected.items():
+            error = difference(x, got[name], scale)
+            if not error <= KERNELS:
+                raise ValueError(
+                    f"the kernels are wrong: {name} differs by a share of {error:.1e} from the chunked backend "
+                    f"({case}); expected at most {KERNELS:.0e}; nothing is measured"
+                )
+            largest = max(largest, error)
+    return largest
+
+
+def _outcome(case: dict[str, Any], backend: str, device: torch.device) -> dict[str, torch.Tensor]:
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        call = make_call(case, torch.float32, device)
+        o, state = call(MemoryState.initial(call.weights, case["rows"]), case["chunk"], backend)
+        towards = torch.randn_like(o)
+    found = torch.autograd.grad((o * towards).sum() + sum(w.sum() for w in state.M), call.leaves)
+    values = {"o": o, **{f"M[{i}]": w for i, w in enumerate(state.M)}}
+    return {**{n: x.detach() for n, x in values.items()}, **named_gradients(call, found)}

@@ -1,65 +1,35 @@
-"""`titans bench kernels`: kernels and chunked backend in turn, and the table by which `auto` chooses between them."""
+"""`titans bench kernels`: the experimental kernels and the chunked backend in turn, shape by shape."""
 
-from dataclasses import fields
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from titans_lm.bench.gate import difference, named_gradients
-from titans_lm.bench.run import Bench, Case, report
+from titans_lm.bench.registry import Case, Cases, Comparison, Place, benchmark
 from titans_lm.bench.settings import KernelsSettings
-from titans_lm.bench.subjects_op import make_call
-from titans_lm.ops.measured import TABLE, Measurement, read_table, table_text
-from titans_lm.ops.state import MemoryState
-from titans_lm.ops.triton.support import unsupported
-from titans_lm.train.files import write_atomically
 
-TOLERANCE = 1e-3
-"""Largest difference of the two in float32, as a share of the largest number of a tensor."""
 BACKENDS = ("chunked", "triton")
 
 
-def require_gpu(device: torch.device) -> str:
-    """Name the GPU; raises ValueError where there is none: a kernel's time elsewhere says nothing."""
-    if device.type != "cuda":
-        raise ValueError(
-            f"got device {device.type} for titans bench kernels; expected a CUDA device: kernels are measured where "
-            "they run, and Triton's interpreter says nothing about speed"
-        )
-    return torch.cuda.get_device_name(device)
+@benchmark("kernels", KernelsSettings, needs_gpu=True)
+def kernels(settings: KernelsSettings, at: Place) -> Cases:
+    """Measure every shape by both backends. Raises ValueError where they differ; nothing is written then."""
+    from titans_lm.bench.gate import check_kernels
 
-
-def run_kernels(settings: KernelsSettings, bench: Bench, command: str, check: dict[str, Any]) -> dict[str, Any]:
-    """Measure every shape by both backends, write kernels.json, and with `write_table` the table of `auto`.
-
-    Raises ValueError without a GPU, and where the kernels differ from the chunked backend; nothing is written then.
-    """
-    device = torch.device(bench.device)
-    name = require_gpu(device)
     shapes = kernel_shapes(settings)
-    largest = check_kernels(shapes, device)
-    bench.say(f"the kernels agree with the chunked backend within {largest:.0e}")
-    rows: list[dict[str, Any]] = []
+    largest = check_kernels([shape["case"] for shape in shapes], at.device)
+    at.say(f"the kernels agree with the chunked backend within {largest:.0e}")
     for shape in shapes:
-        title = label(shape)
         cases = [
             Case(label=backend, kind="op", mode=shape["mode"], case={**shape["case"], "backend": backend})
             for backend in BACKENDS
         ]
-        rows += bench.compare(title, cases)
-    result = report("kernels", bench, command, {**check, "kernels_largest_difference": largest}, rows)
-    if settings.write_table:
-        dtype = {"bf16": "bfloat16"}.get(settings.dtype, settings.dtype)
-        found = measurements(rows, name, dtype)
-        write_table(found, TABLE)
-        bench.say(f"{len(found)} shapes in {TABLE}")
-    return result
+        yield Comparison(label(shape), cases)
+    return {"check": {"kernels_largest_difference": largest}}
 
 
 def kernel_shapes(settings: KernelsSettings) -> list[dict[str, Any]]:
     """List the grid without what no kernel does; decoding knows no length."""
+    from titans_lm.ops.triton.support import unsupported
+
     found = []
     grid = product(settings.widths, settings.expansions, settings.chunks, settings.memories, settings.modes)
     for D, expansion, C, memories, mode in grid:
@@ -78,65 +48,3 @@ def label(shape: dict[str, Any]) -> str:
     case = shape["case"]
     form = "linear" if case["depth"] == 1 else f"expansion {case['expansion']}"
     return f"{shape['mode']}: {case['rows']} memories of {case['width']}, {form}, C {case['chunk']}"
-
-
-def check_kernels(shapes: list[dict[str, Any]], device: torch.device, tokens: int = 150) -> float:
-    """Compare values and gradients of the two in float32 for every form of memory, on two memories."""
-    largest = 0.0
-    forms = {tuple((k, v) for k, v in s["case"].items() if k not in ("rows", "tokens")): s["case"] for s in shapes}
-    for form in forms.values():
-        case = {**form, "rows": 2, "tokens": tokens}
-        expected, got = (_outcome(case, backend, device) for backend in BACKENDS)
-        scale = max(float(x.abs().max()) for x in expected.values())
-        for name, x in expected.items():
-            error = difference(x, got[name], scale)
-            if not error <= TOLERANCE:
-                raise ValueError(
-                    f"the kernels are wrong: {name} differs by a share of {error:.1e} from the chunked backend "
-                    f"({case}); expected at most {TOLERANCE:.0e}; nothing is measured"
-                )
-            largest = max(largest, error)
-    return largest
-
-
-def _outcome(case: dict[str, Any], backend: str, device: torch.device) -> dict[str, torch.Tensor]:
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        call = make_call(case, torch.float32, device)
-        o, state = call(MemoryState.initial(call.weights, case["rows"]), case["chunk"], backend)
-        towards = torch.randn_like(o)
-    found = torch.autograd.grad((o * towards).sum() + sum(w.sum() for w in state.M), call.leaves)
-    values = {"o": o, **{f"M[{i}]": w for i, w in enumerate(state.M)}}
-    return {**{n: x.detach() for n, x in values.items()}, **named_gradients(call, found)}
-
-
-def measurements(rows: list[dict[str, Any]], device: str, dtype: str) -> list[Measurement]:
-    """Make rows in pairs, chunked and triton, to entries of the table; a side that failed makes none."""
-    found = []
-    for chunked, triton in zip(rows[::2], rows[1::2], strict=True):
-        if "error" in chunked or "error" in triton:
-            continue
-        case, decode = chunked["case"], chunked["mode"] == "decode"
-        times = [
-            row["milliseconds_per_call"] / 1e3 if decode else row["seconds"]["median"] for row in (chunked, triton)
-        ]
-        found.append(
-            Measurement(
-                device=device, dtype=dtype, width=case["width"],
-                hidden=0 if case["depth"] == 1 else case["expansion"] * case["width"],
-                chunk_size=case["chunk"], mode=chunked["mode"], memories=case["rows"] * case["heads"],
-                tokens=1 if decode else case["tokens"], chunked_seconds=times[0], triton_seconds=times[1],
-            )
-        )  # fmt: skip
-    return found
-
-
-def write_table(found: list[Measurement], path: Path) -> None:
-    """Add measurements to a table, in place of earlier ones of the same shape on the same GPU."""
-    names = [f.name for f in fields(Measurement) if not f.name.endswith("_seconds")]
-
-    def shape(m: Measurement) -> tuple[Any, ...]:
-        return tuple(getattr(m, name) for name in names)
-
-    kept = {shape(m): m for m in (*(read_table(path) if path.exists() else ()), *found)}
-    write_atomically(path, table_text(list(kept.values())))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from titans_lm.bench.run import Bench, Case, report
+from titans_lm.bench.registry import Case, Cases, Place, benchmark
 from titans_lm.bench.settings import ModelSettings
 
 SIZES = {
@@ -18,9 +18,10 @@ def model_case(name: str, quick: bool) -> dict[str, Any]:
     return {"model": name, **SIZES, **(QUICK if quick else {})}
 
 
-def run_model(settings: ModelSettings, bench: Bench, command: str, check: dict[str, Any]) -> dict[str, Any]:
-    """Measure every model and write model.json."""
-    return report("model", bench, command, check, [bench.measure(case) for case in model_cases(settings)])
+@benchmark("model", ModelSettings)
+def model(settings: ModelSettings, _: Place) -> Cases:
+    """Measure every model."""
+    yield model_cases(settings)
 
 
 def model_cases(s: ModelSettings) -> list[Case]:

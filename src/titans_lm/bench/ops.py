@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from titans_lm.bench.run import Bench, Case, allocators, report
+from titans_lm.bench.registry import Case, Cases, Place, allocators, benchmark
 from titans_lm.bench.settings import OpsSettings
 
 PAPER: dict[str, Any] = {"heads": 6, "width": 64, "depth": 2, "expansion": 4, "chunk": 16, "forget_to": "zero"}
@@ -13,10 +13,15 @@ QUICK = {"heads": 2, "width": 8}
 MODEL_WIDTH = 384
 
 
-def run_ops(settings: OpsSettings, bench: Bench, command: str, check: dict[str, Any]) -> dict[str, Any]:
-    """Measure every case of the settings and write ops.json."""
-    rows = [bench.measure(case) for case in op_cases(settings, bench.device)]
-    return report("ops", bench, command, check, rows)
+@benchmark("ops", OpsSettings)
+def ops(settings: OpsSettings, at: Place) -> Cases:
+    """Measure every case of the settings; with backend triton, the kernels beside everything that they compare with."""
+    if settings.backend == "triton":
+        from titans_lm.bench.sides import beside
+
+        return (yield from beside(settings, at))
+    yield op_cases(settings, at.device)
+    return None
 
 
 def op_cases(s: OpsSettings, device: str = "cpu") -> list[Case]:

@@ -7,35 +7,35 @@ from typing import Any
 
 from titans_lm.bench.models import model_case
 from titans_lm.bench.ops import ONE_HEAD, PAPER
-from titans_lm.bench.peer_env import peer_python
-from titans_lm.bench.run import Bench, Case, allocators, report
+from titans_lm.bench.registry import Case, Cases, Comparison, Place, allocators, benchmark
 from titans_lm.bench.settings import PeersSettings
 
 TRAIN = "forward+backward"
-Comparison = tuple[str, list[Case]]
+Sides = tuple[str, list[Case]]
+"""A title, and what takes turns below it."""
 
 
-def run_peers(
-    settings: PeersSettings, bench: Bench, command: str, check: dict[str, Any], *, required: bool = True
-) -> dict[str, Any]:
-    """Make the peer's environment if need be, let the sides take turns, and write peers.json.
+@benchmark("peers", PeersSettings)
+def peers(settings: PeersSettings, at: Place) -> Cases:
+    """Make the peer's environment if need be, and let the sides take turns.
 
-    ValueError where the peer cannot be installed; unless it is required, its rows then say why, and ours are measured.
+    ValueError where the peer cannot be installed; among other benchmarks its rows then say why, and ours are measured.
     """
+    from titans_lm.bench.peer_env import peer_python
+
     missing = None
     try:
-        python, versions = peer_python(settings.peers_env, bench.say)
+        python, versions = peer_python(settings.peers_env, at.say)
     except ValueError as error:
-        if required:
+        if at.alone:
             raise
         python, versions, missing = settings.peers_env, {}, str(error)
-    rows = []
-    for title, cases in comparisons(settings, python, bench.device):
-        rows += bench.compare(title, [replace(case, missing=missing) if case.python else case for case in cases])
-    return report("peers", bench, command, check, rows, peers=versions)
+    for title, cases in comparisons(settings, python, at.device):
+        yield Comparison(title, [replace(case, missing=missing) if case.python else case for case in cases])
+    return {"peers": versions}
 
 
-def comparisons(s: PeersSettings, python: Path, device: str) -> list[Comparison]:
+def comparisons(s: PeersSettings, python: Path, device: str) -> list[Sides]:
     """List what is compared with what: training beside the peer with every allocator, the rest with the last one."""
     makers = {
         "layer": (partial(layer, TRAIN), partial(layer, "forward")),
@@ -54,7 +54,7 @@ def comparisons(s: PeersSettings, python: Path, device: str) -> list[Comparison]
     return found
 
 
-def layer(mode: str, quick: bool, python: Path) -> Comparison:
+def layer(mode: str, quick: bool, python: Path) -> Sides:
     """One head over the whole width, chunk 64: the setting that titans-pytorch's README begins with."""
     case = {**ONE_HEAD, "rows": 2, "tokens": 4096, **({"width": 16, "chunk": 8, "tokens": 32} if quick else {})}
     theirs = {name: case[name] for name in ("width", "heads", "rows", "tokens")} | {"chunk_size": case["chunk"]}
@@ -71,7 +71,7 @@ def layer(mode: str, quick: bool, python: Path) -> Comparison:
     )  # fmt: skip
 
 
-def paper(quick: bool, _: Path) -> Comparison:
+def paper(quick: bool, _: Path) -> Sides:
     """The paper's form beside blocks of transformers of the same width."""
     case = {**PAPER, "rows": 2, "tokens": 4096, **({"width": 8, "chunk": 8, "tokens": 32} if quick else {})}
     width = case["width"] * case["heads"]
@@ -92,7 +92,7 @@ def paper(quick: bool, _: Path) -> Comparison:
     )  # fmt: skip
 
 
-def exact(quick: bool, python: Path) -> Comparison:
+def exact(quick: bool, python: Path) -> Sides:
     """The rule of the paper token by token: the only setting of titans-pytorch that computes it, and ours."""
     case = {**ONE_HEAD, "rows": 1, "tokens": 128, **({"width": 16, "tokens": 32} if quick else {})}
     theirs = {name: case[name] for name in ("width", "heads", "rows", "tokens")}
@@ -109,7 +109,7 @@ def exact(quick: bool, python: Path) -> Comparison:
     )  # fmt: skip
 
 
-def mac(quick: bool, python: Path) -> Comparison:
+def mac(quick: bool, python: Path) -> Sides:
     """A training step of the MAC model."""
     case = {**model_case("mac", quick), "rows": 4, "tokens": 64 if quick else 1024}
     return (
@@ -124,7 +124,7 @@ def mac(quick: bool, python: Path) -> Comparison:
     )
 
 
-def generation(quick: bool, python: Path) -> Comparison:
+def generation(quick: bool, python: Path) -> Sides:
     """Cached generation of the MAC model, one row."""
     sizes = {"prompt": 16, "tokens": 4} if quick else {"prompt": 128, "tokens": 256}
     case = {**model_case("mac", quick), "rows": 1, **sizes}

@@ -7,48 +7,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from titans_lm.bench.hardware import hardware, machine_memory
+from titans_lm.bench.registry import Benchmark, Case, Comparison, Place, Repeated
 from titans_lm.bench.settings import ALLOCATORS, BenchSettings
 from titans_lm.demo.run import usable_cores
+from titans_lm.report.sources import FORMAT
 from titans_lm.train.files import write_json
 from titans_lm.train.settings import plain_settings
 
-FORMAT = "titans-lm bench 1"
 WORKER = ("-m", "titans_lm.bench.worker")
 WARMUP, WARMUP_SECONDS = 8, 3.0
 """Runs of a warm-up, and the time after which it ends in any case: at least one run, and with the tuned allocator a few
 more until the heap has its size."""
 MATMUL, QUICK_MATMUL = 2048, 128
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One thing to measure: what the worker is asked for, and what the row is called."""
-
-    label: str
-    kind: str
-    case: dict[str, Any]
-    mode: str = ""
-    allocator: str = "default"
-    side: str = "ours"
-    python: Path | None = None
-    """Interpreter of another environment, which runs peer_side.py; None is this one."""
-    missing: str | None = None
-    """Why the other environment is not there."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """What this case has otherwise than the others: repeats, warmup."""
+Row = dict[str, Any]
 
 
 class Bench:
-    """One run of a benchmark: its settings, where progress goes, and the rows so far."""
+    """One run of a benchmark: its settings, where progress goes, and whether it is the only one."""
 
-    def __init__(self, settings: BenchSettings, device: str, say: Say) -> None:
-        self.settings, self.device, self.say = settings, device, say
+    def __init__(self, settings: BenchSettings, device: str, say: Say, *, alone: bool = True) -> None:
+        self.settings, self.device, self.say, self.alone = settings, device, say, alone
         self.threads = settings.threads or usable_cores()
         self.started = time.perf_counter()
 
@@ -78,6 +61,36 @@ class Bench:
                 if j != i and "error" not in row and "error" not in other
             }
         return [{"comparison": title, **row} for row in rows]
+
+    def repeat(self, asked: Repeated) -> Row:
+        """Run a case once a round; numbers are medians, and of every round it keeps what was asked for."""
+        rounds = [self.measure(asked.case) for _ in range(self.settings.rounds)]
+        failed = next((row for row in rounds if "error" in row), None)
+        if failed is not None:
+            return failed
+        medians = {name: statistics.median(row[name] for row in rounds) for name in asked.medians}
+        return {**rounds[0], **medians, "rounds": [{name: row[name] for name in asked.kept} for row in rounds]}
+
+    def run(self, name: str, benchmark: Benchmark, command: str, check: dict[str, Any]) -> dict[str, Any]:
+        """Give a benchmark the rows of its cases one after another, and write its file."""
+        cases, rows, found = benchmark.cases(self.settings, Place(self.device, self.say, self.alone)), [], None
+        while True:
+            try:
+                asked = cases.send(found)
+            except StopIteration as end:
+                header = end.value or {}
+                break
+            found = self.rows(asked)
+            rows += found if isinstance(found, list) else [found]
+        return report(self, command, rows, **{"what": name, **header, "check": {**check, **header.get("check", {})}})
+
+    def rows(self, asked: Case | list[Case] | Comparison | Repeated) -> Row | list[Row]:
+        """Measure what a benchmark asks for."""
+        if isinstance(asked, Comparison):
+            return self.compare(asked.title, asked.cases)
+        if isinstance(asked, Repeated):
+            return self.repeat(asked)
+        return self.measure(asked) if isinstance(asked, Case) else [self.measure(case) for case in asked]
 
     def _run(self, case: Case) -> dict[str, Any]:
         s = self.settings
@@ -163,7 +176,7 @@ def told(row: dict[str, Any]) -> str:
 
 
 def report(
-    what: str, bench: Bench, command: str, check: dict[str, Any], rows: list[dict[str, Any]], **more: Any
+    bench: Bench, command: str, rows: list[Row], *, what: str, check: dict[str, Any], **more: Any
 ) -> dict[str, Any]:
     """Put the rows under their header, and write them to the folder of the settings."""
     result = {
@@ -191,11 +204,6 @@ def file_name(what: str, device: str, dtype: str) -> str:
     """Name the file of a kind: what.json for float32 on the CPU, what-cuda-bf16.json and the like for the others."""
     base = device.partition(":")[0]
     return f"{what}.json" if (base, dtype) == ("cpu", "float32") else f"{what}-{base}-{dtype}.json"
-
-
-def allocators(device: str, wanted: Sequence[str] = tuple(ALLOCATORS)) -> tuple[str, ...]:
-    """Give the allocator settings worth measuring: on a GPU memory is torch's own affair, and one is enough."""
-    return tuple(wanted) if device == "cpu" else tuple(wanted)[:1]
 
 
 def _allocator(case: Case) -> str:

@@ -1,12 +1,10 @@
 """`titans bench scaling`: the op over longer and longer texts, and models that read a million tokens."""
 
 from dataclasses import replace
-from statistics import median
-from typing import Any
 
 from titans_lm.bench.models import SIZES
 from titans_lm.bench.ops import ONE_HEAD
-from titans_lm.bench.run import Bench, Case, allocators, report
+from titans_lm.bench.registry import Case, Cases, Place, Repeated, allocators, benchmark
 from titans_lm.bench.settings import ScalingSettings
 
 FORMS = ((2, 4096), (2, 16_384))
@@ -18,30 +16,21 @@ LONG = 65_536
 """Tokens from which on one run after one warm-up is enough: it takes half a minute."""
 
 
-def run_scaling(settings: ScalingSettings, bench: Bench, command: str, check: dict[str, Any]) -> dict[str, Any]:
-    """Measure until a length does not fit, stream, and write scaling.json."""
-    rows, allocator = [], allocators(bench.device)[-1]
+@benchmark("scaling", ScalingSettings)
+def scaling(settings: ScalingSettings, at: Place) -> Cases:
+    """Measure until a length does not fit; then let models read on.
+
+    A window of a stream takes seconds, so one ratio of two of them says as much of the machine's neighbours as of the
+    model: it runs `rounds` times.
+    """
+    allocator = allocators(at.device)[-1]
     for case in op_cases(settings, allocator):
-        row = bench.measure(case)
-        rows.append(row)
+        row = yield case
         if "error" in row:
             break
-    rows += [streamed(bench, replace(case, allocator=allocator)) for case in stream_cases(settings)]
-    return report("scaling", bench, command, check, rows)
-
-
-def streamed(bench: Bench, case: Case) -> dict[str, Any]:
-    """Let a model read its million tokens `rounds` times, each in a process of its own; ratios are their medians.
-
-    A window takes seconds, so one ratio of two of them says as much of the machine's neighbours as of the model.
-    """
-    rounds = [bench.measure(case) for _ in range(bench.settings.rounds)]
-    failed = next((row for row in rounds if "error" in row), None)
-    if failed is not None:
-        return failed
-    names = ("memory_ratio", "throughput_ratio", "tokens_per_second")
-    kept = [{name: row[name] for name in (*names, "windows")} for row in rounds]
-    return {**rounds[0], **{name: median(row[name] for row in rounds) for name in names}, "rounds": kept}
+    ratios = ("memory_ratio", "throughput_ratio", "tokens_per_second")
+    for case in stream_cases(settings):
+        yield Repeated(replace(case, allocator=allocator), medians=ratios, kept=(*ratios, "windows"))
 
 
 def op_cases(s: ScalingSettings, allocator: str) -> list[Case]:

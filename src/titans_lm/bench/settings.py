@@ -111,7 +111,7 @@ class OpsSettings(BenchSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsSettings(BenchSettings):
-    """The kernels and the chunked backend over a grid of shapes, on a GPU: what the table of `auto` is made from."""
+    """The experimental kernels and the chunked backend in turn, over a grid of shapes, on a GPU."""
 
     widths: tuple[int, ...] = (64, 128)
     """Channels D of a head."""
@@ -126,8 +126,6 @@ class KernelsSettings(BenchSettings):
     modes: tuple[str, ...] = ("forward", "forward+backward", "decode")
     """What is run: forward, forward+backward, decode."""
     rounds: int = 2
-    write_table: bool = False
-    """Add what was measured to the table that backend="auto" asks, in place of earlier numbers of the same shapes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,18 +1,22 @@
-"""A language model as a case: a training step, the reading of a prompt, single tokens, or generation.
+"""Layers and language models as cases: a training step, a prompt, single tokens, generation, a text that goes on.
 
 Ours of any architecture, and Llama and Mamba2 from transformers at the same width, depth and vocabulary.
 """
 
+import dataclasses
+import gc
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from titans_lm.bench.measure import Runnable
-from titans_lm.bench.subjects_layer import SDPA, mamba2_config
-from titans_lm.config import BackboneConfig
+from titans_lm.bench.measure import Runnable, matmul_times, resident
+from titans_lm.bench.registry import subject
+from titans_lm.config import BackboneConfig, MemoryConfig
+from titans_lm.memory import NeuralMemory
 
 PIECE = 4096
 """Tokens of a long context that are read at once."""
@@ -20,9 +24,108 @@ DECODED = 32
 """Tokens that a run of decoding writes."""
 Carried = Any
 """What a model keeps of the tokens it has read: our state, or a cache of transformers."""
+Forward = Callable[[Tensor], Tensor]
 
 
-def load() -> None:
+def load_layer(case: dict[str, Any]) -> None:
+    """Import what a layer needs, before anybody looks at the memory."""
+    layer = case["layer"]
+    if layer == "llama":
+        import transformers.models.llama.modeling_llama
+    if layer == "mamba2":
+        import transformers.models.mamba2.modeling_mamba2  # noqa: F401
+
+
+@subject("layer", load=load_layer)
+def layer(request: dict[str, Any], device: torch.device) -> Runnable:
+    """Make the case of a request ready to run: forward alone, or gradients of every parameter and of the input."""
+    case, dtype = request["case"], getattr(torch, request["dtype"])
+    module, forward = LAYERS[case["layer"]](case)
+    module.to(device)
+    x = torch.randn(case["rows"], case["tokens"], case["width"], device=device, requires_grad=True)
+    towards = torch.randn_like(x)
+    autocast = dtype != torch.float32
+
+    @torch.no_grad()
+    def read() -> None:
+        with torch.autocast(device.type, dtype, enabled=autocast):
+            forward(x)
+
+    def train() -> None:
+        with torch.autocast(device.type, dtype, enabled=autocast):
+            y = forward(x)
+        torch.autograd.grad(y, [x, *module.parameters()], towards.to(y.dtype))
+
+    step = train if request["mode"] == "forward+backward" else read
+    parameters = sum(p.numel() for p in module.parameters())
+    return Runnable(step, case["rows"] * case["tokens"], facts={"parameters": parameters})
+
+
+def memory_layer(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
+    """`NeuralMemory`: projections, convolutions and gates around the op."""
+    module = NeuralMemory(
+        MemoryConfig(
+            hidden_size=case["width"],
+            num_attention_heads=case["heads"],
+            memory_expansion=case["expansion"],
+            chunk_size=case["chunk"],
+            forget_to=case["forget_to"],
+        )
+    )
+    return module, lambda x: module(x)[0]
+
+
+def llama_block(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
+    """transformers' Llama decoder block: full causal attention by scaled_dot_product_attention, and a SwiGLU MLP."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=case["width"],
+        num_attention_heads=case["heads"],
+        intermediate_size=case["ffn"],
+        max_position_embeddings=case["tokens"],
+        **SDPA,
+    )
+    module = LlamaDecoderLayer(config, 0)
+    rotary = LlamaRotaryEmbedding(config)
+
+    def forward(x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device)[None]
+        return module(x, attention_mask=None, position_embeddings=rotary.to(x.device)(x, places))
+
+    return module, forward
+
+
+def mamba2_block(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
+    """transformers' Mamba2 block on its torch path."""
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Block
+
+    module = Mamba2Block(mamba2_config(case["width"], layers=1), 0)
+    return module, module
+
+
+def mamba2_config(width: int, layers: int, **settings: Any) -> Any:
+    """A Mamba2 of this width: expanded twice, heads of 64 (of 16 in tiny models), one group, state 128."""
+    from transformers import Mamba2Config
+
+    head = 64 if 2 * width % 64 == 0 else 16
+    return Mamba2Config(
+        hidden_size=width, num_hidden_layers=layers, num_heads=2 * width // head, head_dim=head, n_groups=1,
+        state_size=128, **settings,
+    )  # fmt: skip
+
+
+SDPA: dict[str, Any] = {"attn_implementation": "sdpa"}
+"""Fused attention, which is transformers' default too."""
+LAYERS: dict[str, Callable[[dict[str, Any]], tuple[nn.Module, Forward]]] = {
+    "memory": memory_layer,
+    "llama": llama_block,
+    "mamba2": mamba2_block,
+}
+
+
+def load_models(_: dict[str, Any]) -> None:
     """Import what models need, before anybody looks at the memory."""
     import transformers.models.llama.modeling_llama
     import transformers.models.mamba2.modeling_mamba2  # noqa: F401
@@ -30,15 +133,16 @@ def load() -> None:
     import titans_lm.hf  # noqa: F401
 
 
-def build(request: dict[str, Any], device: torch.device) -> Runnable:
+@subject("model", load=load_models)
+def model(request: dict[str, Any], device: torch.device) -> Runnable:
     """Make the case of a request ready to run."""
     case = request["case"]
-    model = make_model(case).to(device)
+    made = make_model(case).to(device)
     for setting in ("bos_token_id", "eos_token_id", "pad_token_id"):  # no token ends a text early
-        setattr(model.generation_config, setting, None)
+        setattr(made.generation_config, setting, None)
     if case.get("compiled"):
-        model.compile_decoding()
-    facts = {"parameters": sum(p.numel() for p in model.parameters())}
+        made.compile_decoding()
+    facts = {"parameters": sum(p.numel() for p in made.parameters())}
     dtype = getattr(torch, request["dtype"])
 
     def within(step: Callable[[], Any]) -> Callable[[], Any]:
@@ -48,7 +152,7 @@ def build(request: dict[str, Any], device: torch.device) -> Runnable:
 
         return run
 
-    step, tokens, calls = MODES[request["mode"]](model, case, device)
+    step, tokens, calls = MODES[request["mode"]](made, case, device)
     return Runnable(within(step), tokens, calls=calls, facts=facts)
 
 
@@ -71,8 +175,6 @@ def make_model(case: dict[str, Any]) -> nn.Module:
         layers = case["layers"]
         config = mamba2_config(case["width"], layers, vocab_size=case["vocab"], tie_word_embeddings=True, **ends)
         return Mamba2ForCausalLM(config)
-    import dataclasses
-
     from titans_lm.hf import TitansConfig, TitansForCausalLM
 
     config = BackboneConfig(
@@ -221,3 +323,53 @@ def restart(carried: Carried, context: int) -> Carried:
         if getattr(layer, "keys", None) is not None:
             layer.keys, layer.values = layer.keys[:, :, :context], layer.values[:, :, :context]
     return carried
+
+
+@subject("stream", load=load_models, timed=False)
+def stream(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Read `tokens` in pieces with the state carried; a record for every `window` of them.
+
+    The ratios say whether a long text costs more than a short one: resident memory (all of it, imports too) at the
+    end against that after the first window, throughput of the last window against the second (the first one warms up).
+    """
+    case = request["case"]
+    start = resident(device)
+    model = make_model(case).to(device).eval()
+    carried, records, seen = None, [], 0
+    with torch.no_grad():
+        while seen < case["tokens"]:
+            piece = min(case["window"], case["tokens"] - seen)
+            seconds, carried = read_window(model, case, piece, carried, device)
+            seen += piece
+            gc.collect()
+            memory = resident(device)
+            speed = piece / seconds
+            records.append({"tokens": seen, "tokens_per_second": speed, "memory_bytes": memory})
+    second = records[min(1, len(records) - 1)]
+    return {
+        "tokens": seen,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "windows": records,
+        "memory_before_bytes": start,
+        "memory_ratio": records[-1]["memory_bytes"] / records[0]["memory_bytes"],
+        "throughput_ratio": records[-1]["tokens_per_second"] / second["tokens_per_second"],
+        "tokens_per_second": seen * case["rows"] / sum(case["window"] / r["tokens_per_second"] for r in records),
+        "matmul_flops_per_second": 2 * request["matmul"] ** 3
+        / min(matmul_times(request["matmul"], getattr(torch, request["dtype"]), device)),
+        "threads": torch.get_num_threads(),
+    }  # fmt: skip
+
+
+def read_window(
+    model: torch.nn.Module, case: dict[str, Any], tokens: int, carried: Any, device: torch.device
+) -> tuple[float, Any]:
+    """Read some tokens in pieces; how long it took, and the state after them."""
+    pieces = [draw(case, min(case["piece"], tokens - i), device) for i in range(0, tokens, case["piece"])]
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    for ids in pieces:
+        _, carried = read(model, ids, carried)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started, carried

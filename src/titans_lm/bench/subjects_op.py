@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from titans_lm.bench.flops import memory_flops, memory_widths
 from titans_lm.bench.measure import Runnable, seconds
+from titans_lm.bench.registry import subject
 from titans_lm.config import MemoryConfig
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 from titans_lm.ops.products import has_faster_products, linear
@@ -81,6 +82,7 @@ def make_call(case: dict[str, Any], dtype: torch.dtype, device: torch.device) ->
     return Call(tensors, weights, network, (*tensors, *weights, *norm))
 
 
+@subject("op")
 def build(request: dict[str, Any], device: torch.device) -> Runnable:
     """Make the case of a request ready to run."""
     case, mode = request["case"], request["mode"]

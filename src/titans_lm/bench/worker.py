@@ -14,28 +14,14 @@ from typing import Any
 import torch
 
 from titans_lm.bench.measure import answer, measure
+from titans_lm.bench.registry import subjects
 
 
 def work(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Measure what a request names. Everything heavy is imported before the memory is looked at."""
-    kind = request["kind"]
-    if kind == "op":
-        from titans_lm.bench.subjects_op import build
-    elif kind == "beside":
-        from titans_lm.bench.subjects_beside import build
-    elif kind == "layer":
-        from titans_lm.bench.subjects_layer import build, load
-
-        load(request["case"]["layer"])
-    elif kind == "stream":
-        from titans_lm.bench.subjects_stream import stream
-
-        return stream(request, device)
-    else:
-        from titans_lm.bench.subjects_model import build, load
-
-        load()
-    return measure(request, build, device)
+    subject = subjects()[request["kind"]]
+    subject.load(request["case"])
+    return measure(request, subject.build, device) if subject.timed else subject.build(request, device)
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ class Compare(CompareSettings):
 
 
 def run_compare_command(command: Compare) -> None:
-    from titans_lm.bench.compared import title
     from titans_lm.compare.run import FILE, run_compare
+    from titans_lm.report.models import title
     from titans_lm.report.spread import written
 
     names = [field.name for field in dataclasses.fields(CompareSettings)]

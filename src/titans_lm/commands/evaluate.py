@@ -71,40 +71,44 @@ def run_evaluate(command: Evaluate) -> None:
 
 
 def train_on_task(settings: TaskSettings, tell: Callable[[str], None]) -> None:
-    from titans_lm.bench.scored import guessed, lines
     from titans_lm.compare.tasks import FILE, run_task
+    from titans_lm.report.table import screen
+    from titans_lm.report.tasks import guessed, tables
 
     result = run_task(settings, command_line(settings), tell)
     write_result(settings.json, result)
-    tell("\n".join([*lines(result), guessed(result)]))
+    tell("\n".join([*screen(tables(result)), guessed(result)]))
     tell(f"numbers in {settings.out / FILE}")
 
 
 def read_books(settings: PerplexitySettings, tell: Callable[[str], None]) -> None:
-    from titans_lm.bench.positions import lines
     from titans_lm.compare.perplexity import FILE, command_line, run_perplexity
+    from titans_lm.report.books import tables
+    from titans_lm.report.table import screen
 
     result = run_perplexity(settings, command_line(settings), tell)
     write_result(settings.json, result)
-    tell("\n".join(lines(result)))
+    tell("\n".join(screen(tables(result))))
     tell(f"numbers in {settings.out / FILE}")
 
 
 def read_again(settings: RereadSettings, tell: Callable[[str], None]) -> None:
-    from titans_lm.bench.reread import lines
     from titans_lm.compare.reread import FILE, command_line, run_reread
+    from titans_lm.report.reread import tables
+    from titans_lm.report.table import screen
 
     result = run_reread(settings, command_line(settings), tell)
     write_result(settings.json, result)
-    tell("\n".join(lines(result)))
+    tell("\n".join(screen(tables(result))))
     tell(f"numbers in {settings.out / FILE}")
 
 
 def ask_questions(settings: QuestionSettings, tell: Callable[[str], None]) -> None:
-    from titans_lm.bench.answered import lines
     from titans_lm.compare.questions import run_questions
+    from titans_lm.report.lm_eval import tables
+    from titans_lm.report.table import screen
 
     result = run_questions(settings, questions_command_line(settings), tell)
-    tell("\n".join(lines(result)))
+    tell("\n".join(screen(tables(result))))
     if settings.json is not None:
         tell(f"numbers in {settings.json}")

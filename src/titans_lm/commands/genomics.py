@@ -108,13 +108,14 @@ def command_line(settings: EvaluateSettings) -> str:
 
 
 def evaluate(command: EvaluateClassifiers, tell: Callable[[str], None]) -> None:
-    from titans_lm.bench.classified import lines
     from titans_lm.genomics.evaluate import FILE, run_evaluation
+    from titans_lm.report.genomics import tables
+    from titans_lm.report.table import screen
 
     settings = as_settings(EvaluateSettings, command)
     result = run_evaluation(settings, command_line(settings), tell)
     write_result(command.json, result)
-    tell("\n".join(lines(result)))
+    tell("\n".join(screen(tables(result))))
     tell(f"numbers and plots in {settings.out}, first of all {settings.out / FILE}")
 
 

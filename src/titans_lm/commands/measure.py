@@ -2,20 +2,15 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from titans_lm.bench.settings import (
-    AllSettings,
-    KernelsSettings,
-    ModelSettings,
-    OpsSettings,
-    PeersSettings,
-    RenderSettings,
-    ScalingSettings,
-)
+from titans_lm.bench.registry import benchmarks
+from titans_lm.bench.settings import AllSettings, BenchSettings, RenderSettings
 from titans_lm.commands.show import say, write_result
 from titans_lm.demo.settings import DemoSettings
 
@@ -32,15 +27,15 @@ class Demo(DemoSettings):
     """Show nothing."""
 
 
-Measured = (
-    Annotated[OpsSettings, tyro.conf.subcommand("ops", default=OpsSettings())]
-    | Annotated[ModelSettings, tyro.conf.subcommand("model", default=ModelSettings())]
-    | Annotated[PeersSettings, tyro.conf.subcommand("peers", default=PeersSettings())]
-    | Annotated[ScalingSettings, tyro.conf.subcommand("scaling", default=ScalingSettings())]
-    | Annotated[KernelsSettings, tyro.conf.subcommand("kernels", default=KernelsSettings())]
-    | Annotated[AllSettings, tyro.conf.subcommand("all", default=AllSettings())]
-    | Annotated[RenderSettings, tyro.conf.subcommand("render", default=RenderSettings())]
-)
+if TYPE_CHECKING:
+    Measured = BenchSettings | RenderSettings
+else:
+    _kinds = {
+        **{name: one.settings for name, one in benchmarks().items()},
+        "all": AllSettings,
+        "render": RenderSettings,
+    }
+    Measured = reduce(or_, (Annotated[cls, tyro.conf.subcommand(name, default=cls())] for name, cls in _kinds.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +56,7 @@ def run_bench(command: Bench) -> None:
     settings = command.what
     tell = (lambda _: None) if settings.quiet else say
     if isinstance(settings, RenderSettings):
-        from titans_lm.bench.render import render_results
+        from titans_lm.report.page import render_results
 
         written = [str(path) for path in render_results(settings.results, settings.docs)]
         tell("\n".join(written))

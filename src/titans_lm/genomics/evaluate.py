@@ -327,7 +327,7 @@ def _table(data: Sequences, parts: Places, predicted: dict[str, dict[int, NDArra
 
 def _write_plots(result: Result, folder: Path) -> None:
     """Draw accuracy by fold and the confusions of all models."""
-    from titans_lm.bench.classified import plot, short
+    from titans_lm.report.genomics import plot, short
     from titans_lm.report.plots import draw, save_png
 
     save_png(draw(plot(result)), folder / "folds.png")

@@ -1,7 +1,8 @@
 """The mathematics of the neural memory: pure functions on tensors, no nn.Module.
 
 `neural_memory` writes and reads, `read` only reads. Every backend has the same signature and gives the same results;
-`reference.py` is the definition, `chunked.py` the closed form of a chunk, `triton/` the same in fused kernels.
+`reference.py` is the definition, `chunked.py` the closed form of a chunk, which "auto" is; `triton/` is the same in
+fused kernels, experimental: it was never measured on a GPU.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,6 @@ from torch import Tensor
 from titans_lm.config import Backend, SurpriseSizes, check_choice
 from titans_lm.ops.check import check_call, check_read, check_surprise, layer_gates
 from titans_lm.ops.chunked import chunked
-from titans_lm.ops.measured import kernels_win
 from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters
 from titans_lm.ops.recall import recall
 from titans_lm.ops.reference import reference
@@ -74,8 +74,6 @@ def neural_memory(
         return (torch.zeros_like(q), state, surprise) if return_surprise else (torch.zeros_like(q), state)
     state = state._replace(offset=state.offset.long())
     dtype = state.M[0].dtype
-    if backend == "auto" and kernels_win((q, k, v), gates, state, chunk_size, return_surprise):
-        backend = "triton"
     tensors = [x.to(dtype) for x in (q, k, v)]
     gates = [tuple(g.to(dtype) for g in gate) for gate in gates]
     if valid is not None:  # whatever stands in the padding, a NaN too, must not reach a product

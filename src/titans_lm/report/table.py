@@ -1,4 +1,55 @@
-"""Tables for a terminal."""
+"""Tables: columns and what stands in their rows, laid out in Markdown or for a terminal."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, and how a row's cell below it is written."""
+
+    title: str
+    cell: Callable[[Any], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Columns, the things that make a row each, and what is said before them."""
+
+    columns: Sequence[Column] = ()
+    rows: Sequence[Any] = ()
+    said: str = ""
+    on_screen: bool = True
+    """Whether a terminal shows it too."""
+    said_on_screen: bool = False
+    """Whether a terminal shows what is said before it; where there are no rows it does in any case."""
+
+    @property
+    def head(self) -> list[str]:
+        return [column.title for column in self.columns]
+
+    @property
+    def body(self) -> list[list[str]]:
+        return [[column.cell(row) for column in self.columns] for row in self.rows]
+
+
+def markdown(table: Table) -> list[str]:
+    """Lay out a table in Markdown: the first column to the left, numbers to the right."""
+    head = table.head
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *table.body]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
+
+
+def screen(tables: Sequence[Table]) -> list[str]:
+    """Lay out tables for a terminal, one below the other."""
+    lines: list[str] = []
+    for table in tables:
+        said = [table.said] if table.said and (table.said_on_screen or not table.rows) else []
+        shown = [*said, *(aligned(table.head, table.body) if table.rows else [])]
+        if table.on_screen and shown:
+            lines += ["", *shown]
+    return lines[1:]
 
 
 def aligned(head: list[str], body: list[list[str]], *, left: int = 1) -> list[str]:
@@ -12,3 +63,7 @@ def aligned(head: list[str], body: list[list[str]], *, left: int = 1) -> list[st
         )
         for row in cells
     ]
+
+
+def bold(text: str, whether: bool = True) -> str:
+    return f"**{text}**" if whether else text

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm import __version__
-from titans_lm.bench.repeated import FORMAT
+from titans_lm.report.paper import FORMAT
 from titans_lm.bench.settings import BenchSettings
 from titans_lm.compare.question_settings import QuestionSettings
 from titans_lm.compare.settings import CompareSettings

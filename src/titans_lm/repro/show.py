@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from titans_lm.bench.repeated import FORMAT, NOT_MEASURED, number, rows
+from titans_lm.report.paper import FORMAT, NOT_MEASURED, number, table
 from titans_lm.compare.settings import CompareSettings, contender
 from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.config import BackboneConfig
@@ -199,9 +199,8 @@ def result_lines(result: Result) -> list[str]:
         lines.append("ours: " + "; ".join(f"{name}: {count:,} parameters each" for name, count in sizes.items()))
     if result["paper"]["group"]:
         lines.append(f"paper: {result['paper']['group']}")
-    for table in result["tables"]:
-        body = aligned(*rows(table, paper.digits), left=2)
-        lines += ["", *([table["title"]] if table["title"] else []), *body]
+    for laid in (table(part, paper.digits) for part in result["tables"]):
+        lines += ["", *([laid.said] if laid.said else []), *aligned(laid.head, laid.body, left=2)]
     if not paper.groups:
         lines += ["", f"paper: {paper.where} prints no numbers"]
     return [*lines, "", *differences(result["differs"], result["paper"]["notes"], result["paper"]["errata"])]

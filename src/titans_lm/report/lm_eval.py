@@ -1,37 +1,54 @@
 """Questions on the page of results: scores by task and model, with what guessing gives beside them."""
 
+from collections.abc import Callable
 from typing import Any
 
-from titans_lm.report.table import aligned
+from titans_lm.report.section import Section
+from titans_lm.report.sources import Result
+from titans_lm.report.table import Column, Table
 
 NOTHING = "–"
 AS_SHARE = ("acc", "exact_match", "contains")
 """Metrics that are shares of items, by how their names begin; RULER's are lengths, which are numbers."""
 BEGINNINGS = {"True": "<bos> first", "False": "no <bos>", "tokenizer": "begun as its tokenizer does"}
+Score = tuple[str, Any, str]
+"""A task, what one model scored in it, and a metric."""
 
 
-def heading(result: dict[str, Any]) -> str:
+def heading(result: Result) -> str:
     """Say who asked."""
     asked = "lm-eval's tasks" if result["settings"]["local"] is None else "Questions scored as lm-eval scores them"
     return f"{asked}: {', '.join(one['name'] for one in result['models'])}"
 
 
-def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Say how it was read, and give the head and the rows of a table: a line for every task and metric."""
+def tables(result: Result) -> list[Table]:
+    """A line for every task and metric, a column for every model."""
     models = result["models"]
     tasks = {task: scores for one in models for task, scores in one["tasks"].items()}
-    head = ["task", "metric", "items", "guessing", "most frequent answer", *(one["name"] for one in models)]
-    body = []
-    for task, scores in tasks.items():
-        for number, metric in enumerate(scores["metrics"]):
-            items = NOTHING if scores["items"] is None else f"{scores['items']:,}"
-            guess = [share(scores[name]) if metric.startswith("acc") else NOTHING for name in ("chance", "majority")]
-            cells = [shown(metric, one["tasks"].get(task, {"metrics": {}})["metrics"].get(metric)) for one in models]
-            body.append([task if number == 0 else "", metric, items, *guess, *cells])
-    return said(result, tasks), head, body
+
+    def guess(name: str) -> Callable[[Score], str]:
+        return lambda row: share(row[1][name]) if row[2].startswith("acc") else NOTHING
+
+    def scored(one: Result) -> Callable[[Score], str]:
+        return lambda row: shown(row[2], one["tasks"].get(row[0], {"metrics": {}})["metrics"].get(row[2]))
+
+    return [
+        Table(
+            said=said(result, tasks),
+            columns=[
+                Column("task", lambda row: row[0] if row[2] == next(iter(row[1]["metrics"])) else ""),
+                Column("metric", lambda row: row[2]),
+                Column("items", lambda row: NOTHING if row[1]["items"] is None else f"{row[1]['items']:,}"),
+                Column("guessing", guess("chance")),
+                Column("most frequent answer", guess("majority")),
+                *(Column(one["name"], scored(one)) for one in models),
+            ],
+            rows=[(task, scores, metric) for task, scores in tasks.items() for metric in scores["metrics"]],
+        )
+    ]
 
 
-def said(result: dict[str, Any], tasks: dict[str, Any]) -> str:
+def said(result: Result, tasks: dict[str, Any]) -> str:
     """Say what the models are and what the numbers mean."""
     told = result["settings"]
     models = "; ".join(
@@ -52,11 +69,11 @@ def said(result: dict[str, Any], tasks: dict[str, Any]) -> str:
     )
 
 
-def read_up_to(one: dict[str, Any]) -> str:
+def read_up_to(one: Result) -> str:
     return "any length" if one["max_length"] is None else f"up to {one['max_length']:,} tokens"
 
 
-def shown(metric: str, found: dict[str, Any] | None) -> str:
+def shown(metric: str, found: Result | None) -> str:
     """Write a score with its standard error, shares in per cent; null is what JSON makes of infinity."""
     if found is None:
         return NOTHING
@@ -71,7 +88,4 @@ def share(value: float | None) -> str:
     return NOTHING if value is None else f"{100 * value:.2f}"
 
 
-def lines(result: dict[str, Any]) -> list[str]:
-    """Write the table for a terminal."""
-    _, head, body = rows(result)
-    return aligned(head, body)
+SECTION = Section(heading=heading, tables=tables)

@@ -1,13 +1,15 @@
 """Forecasters of time series on the page of results: errors by horizon, table by table."""
 
 from pathlib import Path
-from statistics import mean
-from typing import Any
 
-from titans_lm.bench import compared
-from titans_lm.bench.compared import contender_lines, remembers
-from titans_lm.report.plots import Plot, Ranking
+from titans_lm.report import models
+from titans_lm.report.figures import Plot, Ranking
+from titans_lm.report.models import contender_lines, remembers
+from titans_lm.report.section import Section
+from titans_lm.report.sources import Result
 from titans_lm.report.spread import written
+from titans_lm.report.table import Column, Table, bold
+from titans_lm.report.text import average
 
 BASES = {
     "attention": "attention in the memory's place", "sliding": "sliding window in the memory's place",
@@ -23,10 +25,10 @@ KINDS = {"test": "", "carried": ", carried from window to window", "still": ", h
 
 def named(name: str) -> str:
     """Name a contender for a reader, a varied one by what was varied."""
-    return compared.named(name, BASES)
+    return models.named(name, BASES)
 
 
-def heading(result: dict[str, Any]) -> str:
+def heading(result: Result) -> str:
     """Name the tables, and what sets a comparison of variants apart from that of models."""
     told = [_table(one) for one in result["tables"]]
     if any(":" in one["name"] for one in result["tables"][0]["contenders"]):
@@ -36,14 +38,42 @@ def heading(result: dict[str, Any]) -> str:
     return f"Forecasts: {', '.join(told)}"
 
 
-def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Say what was equal, and give the head and the rows of a table, in the order of the settings."""
+def tables(result: Result) -> list[Table]:
+    """Errors by horizon: a line for every model and way to read the test part, table by table."""
+    horizons = [str(H) for H in result["settings"]["horizons"]]
+    several, minutes = len(result["tables"]) > 1, average("seconds", ".1f", 60)
+    rows = [
+        (table, one, kind) for table in result["tables"] for one in table["contenders"] for kind in KINDS if kind in one
+    ]
+
+    def model(row: tuple[Result, Result, str]) -> str:
+        return bold(f"{named(row[1]['name'])}{KINDS[row[2]]}", remembers(row[1]["name"]))
+
+    return [
+        Table(
+            said=said(result),
+            columns=[
+                *([Column("table", lambda row: _table(row[0]))] if several else []),
+                Column("model", model),
+                Column("parameters", lambda row: f"{max(run['parameters'] for run in row[1]['runs']):,}"),
+                Column("learning rates", lambda row: _rates(row[1])),
+                *(
+                    Column(H, lambda row, H=H: _cell(row[1][row[2]], H))
+                    for H in (*horizons, *(["mean"] if len(horizons) > 1 else []))
+                ),
+                Column("minutes a run", lambda row: minutes(row[1])),
+            ],
+            rows=rows,
+        )
+    ]
+
+
+def said(result: Result) -> str:
+    """Say what was equal, and what the numbers are."""
     settings, train = result["settings"], result["settings"]["train"]
-    horizons = [str(H) for H in settings["horizons"]]
-    several = len(result["tables"]) > 1
     seeds = len(settings["seeds"])
     rates = ", ".join(f"{rate:g}" for rate in settings["rates"]) or f"{train['lr']:g}"
-    said = (
+    return (
         f"MSE and MAE on values scaled by the training part, over all windows of the test part, with "
         f"{settings['lookback']} rows to forecast from; mean ± standard deviation over "
         f"{seeds} seed{'s' * (seeds > 1)} where a model is trained. Batches of {train['batch_size']}, learning rate "
@@ -52,26 +82,9 @@ def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
         "Parameters are those of the longest horizon. "
         f"{' '.join(f'{_table(one)}: {note}.' for one in result['tables'] for note in one['notes'])}"
     ).strip()
-    columns = [*horizons, *(["mean"] if len(horizons) > 1 else [])]
-    head = [*(["table"] if several else []), "model", "parameters", "learning rates", *columns, "minutes a run"]
-    body = []
-    for table in result["tables"]:
-        for one in table["contenders"]:
-            largest = max(run["parameters"] for run in one["runs"])
-            minutes = mean(run["seconds"] for run in one["runs"]) / 60
-            chosen = sorted({run["rate"] for run in one["runs"]} - {None})
-            shown = ", ".join(f"{rate:g}" for rate in chosen) or "–"
-            for kind, what in KINDS.items():
-                if kind not in one:
-                    continue
-                name = f"{named(one['name'])}{what}"
-                row = [*([_table(table)] if several else []), f"**{name}**" if remembers(one["name"]) else name]
-                row += [f"{largest:,}", shown, *(_cell(one[kind], H) for H in columns), f"{minutes:.1f}"]
-                body.append(row)
-    return said, head, body
 
 
-def plot(result: dict[str, Any]) -> Plot | Ranking:
+def plot(result: Result) -> Plot | Ranking:
     """MSE by horizon, or its mean by table where there are several, of all but naive baselines.
 
     Models without a memory are dashed. A single horizon of a single table is a ranking.
@@ -80,7 +93,7 @@ def plot(result: dict[str, Any]) -> Plot | Ranking:
     horizons = [str(H) for H in result["settings"]["horizons"]]
     shown = [one for one in tables[0]["contenders"] if one["name"] not in NAIVE]
 
-    def label(one: dict[str, Any]) -> str:
+    def label(one: Result) -> str:
         return named(one["name"])
 
     if len(tables) > 1:
@@ -95,15 +108,23 @@ def plot(result: dict[str, Any]) -> Plot | Ranking:
     return Plot(title=heading(result), x_label=axis, y_label="MSE", lines=drawn, x_labels=places)
 
 
-def _errors(table: dict[str, Any], name: str) -> dict[str, Any]:
+def _errors(table: Result, name: str) -> Result:
     """Find the MSE of a contender by horizon."""
     return next(one["test"]["mse"] for one in table["contenders"] if one["name"] == name)
 
 
-def _table(table: dict[str, Any]) -> str:
+def _rates(one: Result) -> str:
+    """Write the learning rates that were chosen, each once."""
+    return ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in one["runs"]} - {None})) or "–"
+
+
+def _table(table: Result) -> str:
     return Path(table["table"]).stem
 
 
-def _cell(errors: dict[str, Any], horizon: str) -> str:
+def _cell(errors: Result, horizon: str) -> str:
     """Write MSE and MAE of a horizon, or of their mean."""
     return " / ".join(written(errors[measure][horizon], ".3f") for measure in ("mse", "mae"))
+
+
+SECTION = Section(heading=heading, tables=tables, plots=lambda result: {"": plot(result)})

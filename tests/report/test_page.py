@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.bench_cases import OP, measured
-from titans_lm.bench.figures import plots
-from titans_lm.bench.render import MARK, page, read_results, render_results
-from titans_lm.bench.targets import target_lines, targets
+from titans_lm.report.page import MARK, page, plots, read_results, render_results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,12 +74,11 @@ def test_nothing_measured_is_said():
     text = page(found(), "x")
     assert text.startswith(MARK)
     assert text.count("Not measured yet") == 4
-    assert "asked" not in text
 
 
 def test_a_comparison():
     text = page(found(peers=[peers()]), "x")
-    assert cells(text, "our op") == ["our op", "20", "50 %", "19", "1.22", "1.25", "not measured"]
+    assert cells(text, "our op") == ["our op", "20", "50 %", "19", "1.22", "1.25"]
     assert "### Layer of width 384, 1 head: forward + backward, tuned allocator" in text
     assert "[peers.json](x/peers.json): `titans bench peers` on a CPU, 2 threads, float32, 8 GiB" in text
 
@@ -114,7 +111,7 @@ def test_a_gpu_has_a_column_with_its_name():
 def test_a_row_that_failed_says_why():
     text = page(found(scaling=[scaling()]), "x")
     assert cells(text, "1 × 131,072")[1:3] == ["failed: no memory", "–"]
-    assert cells(text, "mac") == ["mac", "30", "5", "1", "1.000", "1.000", "not measured"]
+    assert cells(text, "mac") == ["mac", "30", "5", "1", "1.000", "1.000"]
 
 
 def test_models_have_a_line_each():
@@ -125,50 +122,12 @@ def test_models_have_a_line_each():
         {"label": "mac", "kind": "model", "mode": "decode", "case": {"context": 1000}, "error": "too long"},
     ]
     line = cells(page(found(model=[result("model", rows)]), "x"), "mac")
-    assert line == ["mac", "1,234", "100", "95", "200", "191", "20.00", "failed: too long", "not measured"]
+    assert line == ["mac", "1,234", "100", "95", "200", "191", "20.00", "failed: too long"]
 
 
 def test_tiny_sizes_are_no_measurement():
     quick = peers(quick=True)
     assert "no measurement of speed" in page(found(peers=[quick]), "x")
-    assert target_lines(found(peers=[quick])) == []
-
-
-def test_targets_are_met_or_not():
-    lines = target_lines(found(peers=[peers()], scaling=[scaling()]))
-    marks = {line.split(" | ")[0].strip("| "): line.split(" | ")[3:] for line in lines if line.startswith("| ")}
-    assert marks["layer, forward + backward: share of matmul"] == ["50 %", "yes |"]
-    assert marks["layer against titans-pytorch, both tuned"] == ["1.25 ×", "**no** |"]
-    assert marks["layer: peak memory"] == ["0.02 GB", "yes |"]
-    assert marks["mac, 1M tokens: speed at the end"] == ["1 ×", "yes |"]
-    assert marks["MAC model, cached generation, plain loop, compiled"][0] == "not measured"
-
-
-def test_every_target_can_be_found_in_what_the_commands_measure():
-    """The labels that targets look for are those of the cases."""
-    from titans_lm.bench.models import model_cases
-    from titans_lm.bench.peers import comparisons
-    from titans_lm.bench.scaling import op_cases, stream_cases
-    from titans_lm.bench.settings import ModelSettings, PeersSettings, ScalingSettings
-
-    def rows_of(cases, **more):
-        labels = [case.label for case in cases]
-        against = {label: {"median": 1.0} for label in labels}
-        fields = ("label", "side", "kind", "mode", "case", "allocator")
-        streamed = {"memory_ratio": 1.0, "throughput_ratio": 1.0}
-        return [{**row(""), **{n: getattr(case, n) for n in fields}, "against": against, **streamed, **more}
-                for case in cases]  # fmt: skip
-
-    compared = []
-    for title, cases in comparisons(PeersSettings(), Path("python"), "cpu"):
-        compared += rows_of(cases, comparison=title)
-    settings = ScalingSettings()
-    everything = found(
-        peers=[result("peers", compared)],
-        model=[result("model", rows_of(model_cases(ModelSettings())))],
-        scaling=[result("scaling", rows_of([*op_cases(settings, "tuned"), *stream_cases(settings)]))],
-    )
-    assert [target.what for target in targets() if target.find(everything) is None] == []
 
 
 def test_rendering_writes_the_page_and_the_plots(tmp_path):
@@ -200,3 +159,9 @@ def test_files_of_others_are_refused(tmp_path, content, message):
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ValueError, match="which is no folder"):
         read_results(tmp_path / "nothing")
+
+
+def test_paths_of_a_machine_are_not_shown():
+    text = page(found(peers=[peers(command="titans bench peers --out /tmp/res --peers-env /home/me/peers/env")]), "x")
+    assert "`titans bench peers --out res --peers-env peers/env` on a CPU" in text
+    assert "](guides/bench.md)" in text

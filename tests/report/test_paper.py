@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from titans_lm.bench.render import page, read_results
-from titans_lm.bench.repeated import FORMAT
+from titans_lm.report.page import page, read_results
+from titans_lm.report.paper import FORMAT
 
 STEP = {
     "name": "text", "measures": "bits per byte", "command": "titans compare a --test b", "file": "x",

@@ -1,15 +1,18 @@
 """Books read with a memory and without, for the page of results: bits per byte by position, and how sure that is."""
 
-from typing import Any
+from collections.abc import Callable
 
-from titans_lm.bench.compared import COLOURS, short_title, title
-from titans_lm.report.plots import Line, Plot
+from titans_lm.report.figures import Line, Plot
+from titans_lm.report.models import COLOURS, short_title, title
+from titans_lm.report.section import Section
+from titans_lm.report.sources import Result
 from titans_lm.report.spread import written
-from titans_lm.report.table import aligned
+from titans_lm.report.table import Column, Table, bold
 
 EARLY = 1024
 """Positions before this one make one column of the table."""
-Result = dict[str, Any]
+Reading = tuple[Result, Result]
+"""A model and one of the modes that it read in."""
 
 
 def heading(result: Result) -> str:
@@ -19,18 +22,30 @@ def heading(result: Result) -> str:
     return f"Whole books by position: {len(result['models'][0]['documents'])} held-out books{inside}"
 
 
-def rows(result: Result) -> tuple[str, list[str], list[list[str]]]:
-    """Say what was read and how, and give the head and the rows of a table: models and modes as they were given."""
-    body = [
-        [shown(model), mode(reading), str(reading["bits_per_byte"]["seeds"]), written(reading["bits_per_byte"], ".4f")]
-        + [f"{value:.3f}" for _, value in columns(reading)]
-        + [f"{reading['tokens_per_second']:,.0f}"]
-        for model, reading in readings(result)
-    ]
-    widest = max((reading for _, reading in readings(result)), key=lambda reading: len(reading["by_position"]))
-    places = [name for name, _ in columns(widest)]
-    body = [[*row[:-1], *["–"] * (len(places) + 5 - len(row)), row[-1]] for row in body]
-    return told(result), ["model", "memory", "seeds", "bits per byte", *places, "tokens/s"], body
+def tables(result: Result) -> list[Table]:
+    """Bits per byte by position, and how far positions differ from near ones."""
+    rows = readings(result)
+    widest = max((reading for _, reading in rows), key=lambda reading: len(reading["by_position"]))
+
+    def at(place: int) -> Callable[[Reading], str]:
+        def cell(row: Reading) -> str:
+            found = columns(row[1])
+            return f"{found[place][1]:.3f}" if place < len(found) else "–"
+
+        return cell
+
+    by_position = Table(
+        said=told(result),
+        columns=[
+            *WHO,
+            Column("seeds", lambda row: str(row[1]["bits_per_byte"]["seeds"])),
+            Column("bits per byte", lambda row: written(row[1]["bits_per_byte"], ".4f")),
+            *(Column(name, at(place)) for place, (name, _) in enumerate(columns(widest))),
+            Column("tokens/s", lambda row: f"{row[1]['tokens_per_second']:,.0f}"),
+        ],
+        rows=rows,
+    )
+    return [by_position, differences(result)]
 
 
 def told(result: Result) -> str:
@@ -54,14 +69,9 @@ def told(result: Result) -> str:
     )
 
 
-def readings(result: Result) -> list[tuple[Result, Result]]:
+def readings(result: Result) -> list[Reading]:
     """List every model with every of its modes."""
     return [(model, reading) for model in result["models"] for reading in model["readings"]]
-
-
-def shown(model: Result) -> str:
-    name = title(model["name"])
-    return f"**{name}**" if model["memory"] else name
 
 
 def mode(reading: Result) -> str:
@@ -84,26 +94,40 @@ def places(part: Result) -> str:
     return f"{part['start']:,}–{part['stop']:,}"
 
 
-def more(result: Result) -> tuple[str, list[str], list[list[str]]]:
-    """How far positions differ from near ones, with intervals over books: what is said, head and rows of a table."""
+def differences(result: Result) -> Table:
+    """How far positions differ from near ones, with intervals over books."""
     near, far = (thousands(result["settings"][name]) for name in ("near", "far"))
     whole = [reading["far_minus_near"] for _, reading in readings(result) if reading["far_minus_near"]]
     if not whole:
-        return f"No stretch reaches the end of the far positions ({far}): nothing is said about them.", [], []
-    said = (
-        f"Bits per byte at {far} tokens minus those at {near}, of {whole[0]['stretches']} stretches of "
-        f"{whole[0]['books']} books, in brackets the 95 % interval over books (bootstrap; a book's stretches stay "
-        "together, seeds are averaged). Below 0 a model predicts better the more it has read, or the text is easier "
-        "there. **on − mode** (windows − mode, for models without a state) takes the text out: both read the same "
-        f"tokens; its change from near to far is what reading on is worth there. {verdict(result)}"
+        return Table(said=f"No stretch reaches the end of the far positions ({far}): nothing is said about them.")
+
+    def versus(name: str) -> Callable[[Reading], str]:
+        def cell(row: Reading) -> str:
+            model, reading = row
+            found = {one["minus"]: one for one in model["differences"]}.get(named(reading))
+            return "" if found is None else interval(found[name])
+
+        return cell
+
+    return Table(
+        said=(
+            f"Bits per byte at {far} tokens minus those at {near}, of {whole[0]['stretches']} stretches of "
+            f"{whole[0]['books']} books, in brackets the 95 % interval over books (bootstrap; a book's stretches stay "
+            "together, seeds are averaged). Below 0 a model predicts better the more it has read, or the text is "
+            "easier there. **on − mode** (windows − mode, for models without a state) takes the text out: both read "
+            "the same tokens; its change from near to far is what reading on is worth there. "
+            f"{verdict(result)}"
+        ),
+        columns=[
+            *WHO,
+            Column(near, lambda row: ranges(row[1])[0]),
+            Column(far, lambda row: ranges(row[1])[1]),
+            Column(f"{far} − {near}", lambda row: interval(row[1]["far_minus_near"])),
+            Column("on − mode, all positions", versus("overall")),
+            Column("change of on − mode", versus("change")),
+        ],
+        rows=readings(result),
     )
-    head = ["model", "memory", near, far, f"{far} − {near}", "on − mode, all positions", "change of on − mode"]
-    body = []
-    for model, reading in readings(result):
-        versus = {one["minus"]: one for one in model["differences"]}.get(named(reading))
-        row = [shown(model), mode(reading), *ranges(reading), interval(reading["far_minus_near"])]
-        body.append(row + (["", ""] if versus is None else [interval(versus["overall"]), interval(versus["change"])]))
-    return said, head, body
 
 
 def named(reading: Result) -> str:
@@ -161,13 +185,6 @@ def spoken(name: str) -> str:
     return f"{kind} {int(every):,}" if every else kind
 
 
-def lines(result: Result) -> list[str]:
-    """Write both tables for a terminal."""
-    _, head, body = rows(result)
-    said, head_more, body_more = more(result)
-    return [*aligned(head, body), "", *([said] if not body_more else aligned(head_more, body_more))]
-
-
 def plot(result: Result) -> Plot:
     """Bits per byte by position, a colour for each model: on solid, reset dashed, off dotted."""
     most = max((reading["by_position"] for _, reading in readings(result)), key=lambda parts: len(parts))
@@ -193,3 +210,10 @@ def plot(result: Result) -> Plot:
 def short(part: Result) -> str:
     """Name a range in the plot, where there is little room."""
     return f"{part['start']:,}–" if part["start"] < EARLY else f"{part['start'] // 1024}K–"
+
+
+WHO = (
+    Column("model", lambda row: bold(title(row[0]["name"]), row[0]["memory"])),
+    Column("memory", lambda row: mode(row[1])),
+)
+SECTION = Section(heading=heading, tables=tables, plots=lambda result: {"": plot(result)})

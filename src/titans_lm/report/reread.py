@@ -1,14 +1,14 @@
-"""Passages read twice, for the page of results: what the first reading saves at the second, by distance."""
+"""Passages read twice, on the page of results: what the first reading saves at the second, by distance."""
 
 import math
-from typing import Any
+from collections.abc import Callable
 
-from titans_lm.bench.compared import COLOURS, UNSAID, title
-from titans_lm.report.plots import Line, Panels, Plot
+from titans_lm.report.figures import Line, Panels, Plot
+from titans_lm.report.models import COLOURS, UNSAID, state_bytes, title
+from titans_lm.report.section import Section
+from titans_lm.report.sources import Result
 from titans_lm.report.spread import written
-from titans_lm.report.table import aligned
-
-Result = dict[str, Any]
+from titans_lm.report.table import Column, Table, bold
 
 
 def heading(result: Result) -> str:
@@ -16,18 +16,52 @@ def heading(result: Result) -> str:
     return "What a model remembers of a passage that it has read once"
 
 
-def rows(result: Result) -> tuple[str, list[str], list[list[str]]]:
-    """Say what was read and how, and give the head and the rows of a table: passages of one length after another."""
+Reading = tuple[Result, Result, Result]
+"""A model, its passages of one length, and what was found of them by distance."""
+
+
+def tables(result: Result) -> list[Table]:
+    """Gains by distance, and their intervals: passages of one length after another."""
     distances = result["settings"]["distances"]
-    body = []
-    for place, length in enumerate(result["settings"]["lengths"]):
-        for model in result["models"]:
-            mine = model["lengths"][place]
-            by_distance = {one["distance"]: one for one in mine["distances"]}
-            gains = [written(by_distance[d]["gain"], ".3f") if d in by_distance else "–" for d in distances]
-            body.append([shown(model), str(length), *sizes(model), *gains, f"{mine['tokens_per_second']:,.0f}"])
-    head = ["model", "passage", "seeds", "parameters", "state, bytes", *(f"{d:,}" for d in distances), "tokens/s"]
-    return told(result), head, body
+    rows: list[Reading] = [
+        (model, length, {one["distance"]: one for one in length["distances"]})
+        for place in range(len(result["settings"]["lengths"]))
+        for model in result["models"]
+        for length in [{**model["lengths"][place], "tokens": result["settings"]["lengths"][place]}]
+    ]
+
+    def by_distance(show: Callable[[Result], str]) -> list[Column]:
+        return [Column(f"{d:,}", lambda row, d=d: show(row[2][d]) if d in row[2] else "–") for d in distances]
+
+    def unread(place: int) -> Callable[[Reading], str]:
+        return lambda row: written(row[1]["distances"][place]["unread"], ".3f") if row[1]["distances"] else "–"
+
+    who = [
+        Column("model", lambda row: bold(title(row[0]["name"]), row[0]["memory"])),
+        Column("passage", lambda row: str(row[1]["tokens"])),
+    ]
+    gains = Table(
+        said=told(result),
+        columns=[
+            *who,
+            Column("seeds", lambda row: str(len(row[0]["runs"]))),
+            Column("parameters", lambda row: f"{row[0]['parameters']:,}"),
+            Column("state, bytes", lambda row: state_bytes(row[0])),
+            *by_distance(lambda one: written(one["gain"], ".3f")),
+            Column("tokens/s", lambda row: f"{row[1]['tokens_per_second']:,.0f}"),
+        ],
+        rows=rows,
+    )
+    intervals = Table(
+        said=(
+            "The gain's 95 % interval over passages like these (bootstrap; seeds are averaged), and bits per token of "
+            f"a passage that was not read, at {distances[0]:,} tokens and at the longest distance:"
+        ),
+        columns=[*who, *by_distance(interval), Column("unread, first", unread(0)), Column("unread, last", unread(-1))],
+        rows=rows,
+        said_on_screen=True,
+    )
+    return [gains, intervals]
 
 
 def told(result: Result) -> str:
@@ -57,44 +91,8 @@ def told(result: Result) -> str:
     )
 
 
-def shown(model: Result) -> str:
-    return f"**{title(model['name'])}**" if model["memory"] else title(model["name"])
-
-
-def sizes(model: Result) -> list[str]:
-    """Write the number of seeds, parameters and bytes of state."""
-    state = model["state_bytes"]
-    alone = "" if state["memory"] is None else f" ({state['memory']:,})"
-    return [str(len(model["runs"])), f"{model['parameters']:,}", f"{state['total']:,}{alone}"]
-
-
-def more(result: Result) -> tuple[str, list[str], list[list[str]]]:
-    """Intervals over passages, and what a passage costs unread."""
-    distances = result["settings"]["distances"]
-    said = (
-        "The gain's 95 % interval over passages like these (bootstrap; seeds are averaged), and bits per token of a "
-        f"passage that was not read, at {distances[0]:,} tokens and at the longest distance:"
-    )
-    body = []
-    for place, length in enumerate(result["settings"]["lengths"]):
-        for model in result["models"]:
-            found = model["lengths"][place]["distances"]
-            by_distance = {one["distance"]: one for one in found}
-            bounds = [interval(by_distance[d]) if d in by_distance else "–" for d in distances]
-            ends = [written(one["unread"], ".3f") for one in (found[:1] + found[-1:])] or ["–", "–"]
-            body.append([shown(model), str(length), *bounds, *ends])
-    return said, ["model", "passage", *(f"{d:,}" for d in distances), "unread, first", "unread, last"], body
-
-
 def interval(found: Result) -> str:
     return f"[{found['low']:+.3f}, {found['high']:+.3f}]"
-
-
-def lines(result: Result) -> list[str]:
-    """Write both tables for a terminal."""
-    _, head, body = rows(result)
-    said, head_more, body_more = more(result)
-    return [*aligned(head, body), "", said, *aligned(head_more, body_more)]
 
 
 def places(distances: list[int]) -> list[float]:
@@ -150,3 +148,6 @@ def line(model: Result, label: str, index: int, place: int, where: dict[int, flo
 
 def short(distance: int) -> str:
     return f"{distance // 1024}K" if distance and distance % 1024 == 0 else f"{distance:,}"
+
+
+SECTION = Section(heading=heading, tables=tables, plots=lambda result: {"": plot(result)})

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from titans_lm.bench import compared
-from titans_lm.bench.compared import COLOURS, contender_lines, has_memory, short_title, title_of
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.common_words import CommonWordsSettings
 from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
@@ -14,9 +12,13 @@ from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.tracking import TrackingSettings
 from titans_lm.data.tasks.variables import VariablesSettings
-from titans_lm.report.plots import SOFT, HeatMaps, Line, Plot, Ranking
+from titans_lm.report.figures import SOFT, Drawn, HeatMaps, Line, Plot, Ranking
+from titans_lm.report.models import COLOURS, MODEL, PARAMETERS, contender_lines, short_title, state_bytes, title_of
+from titans_lm.report.section import Section
+from titans_lm.report.sources import Result
 from titans_lm.report.spread import in_percent, written
-from titans_lm.report.table import aligned
+from titans_lm.report.table import Column, Table
+from titans_lm.report.text import shapes
 from titans_lm.train.settings import plain_settings, tiny_model
 
 KINDS = {
@@ -40,7 +42,7 @@ BEFORE = {
 """How models were before these could be set, where that is not today's default: older files do not name them."""
 
 
-def heading(result: dict[str, Any]) -> str:
+def heading(result: Result) -> str:
     """Name the task, and the settings beside its sizes that are not the default."""
     called, usual, sizes = KINDS[result["task"]]
     task, default = result["settings"]["task"], plain_settings(usual)
@@ -51,40 +53,41 @@ def heading(result: dict[str, Any]) -> str:
     return f"{called}{': ' * bool(told)}{', '.join(told)}"
 
 
-def rows(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Say what was equal, and give the head and the rows of a table, in the order of the settings."""
+def tables(result: Result) -> list[Table]:
+    """Accuracy by size, models in the order of the settings, and the shapes of models."""
+    sizes = list(result["contenders"][0]["exact"])
+    accuracy = Table(
+        said=said(result),
+        columns=[
+            MODEL,
+            PARAMETERS,
+            Column("state, bytes", state_bytes),
+            Column("learning rate", lambda one: "–" if one["rate"] is None else f"{one['rate']:g}"),
+            *(Column(size or "as set", lambda one, size=size: percent(one["exact"][size])) for size in sizes),
+        ],
+        rows=result["contenders"],
+    )
+    return [accuracy, shapes(result)]
+
+
+def said(result: Result) -> str:
+    """Say what was equal, and what the numbers are."""
     told = result["settings"]
     runs = result["contenders"][0]["runs"]
     depths = f" at each of {len(told['depths'])} depths" if told.get("depths") else ""
     counted = {size: test.get("rows", told["examples"]) for size, test in runs[0]["tests"].items()}
     fewer = ", ".join(f"{count:,} of {size}" for size, count in counted.items() if count < told["examples"])
     few = f" ({fewer})" if fewer else ""
-    said = (
+    return (
         f"{equal(result)} {len(told['seeds'])} seed{'s' * (len(told['seeds']) > 1)}. "
         f"Numbers are % of answers that are right in all of their tokens, on {told['examples']:,} fresh rows of each "
         f"size{depths}{few}{stories(runs)}, mean ± standard deviation over seeds; {by_chance(result)} "
         f"at most. State is what one row carries after {result['contenders'][0]['state_bytes']['length']:,} tokens, in "
         "brackets the weights of the memories alone."
     )
-    sizes = list(result["contenders"][0]["exact"])
-    head = ["model", "parameters", "state, bytes", "learning rate", *(size or "as set" for size in sizes)]
-    body = []
-    for one in result["contenders"]:
-        name, state = title_of(one), one["state_bytes"]
-        alone = "" if state["memory"] is None else f" ({state['memory']:,})"
-        row = [f"**{name}**" if has_memory(one) else name, f"{one['parameters']:,}"]
-        rate = "–" if one["rate"] is None else f"{one['rate']:g}"
-        row += [f"{state['total']:,}{alone}", rate, *(percent(one["exact"][size]) for size in sizes)]
-        body.append(row)
-    return said, head, body
 
 
-def more(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Give the shape that every model has to have so many parameters."""
-    return compared.more(result)
-
-
-def equal(result: dict[str, Any]) -> str:
+def equal(result: Result) -> str:
     """Say what was equal: the number of parameters, and what was learned, up to from how many seeds."""
     told, train, asked = result["settings"], result["settings"]["train"], result["parameters_asked_for"]
     trained = sum("start" in one for one in result["contenders"])
@@ -114,14 +117,14 @@ def shape(settings: Mapping[str, Any]) -> str:
     return f" ({', '.join(told)})" if told else ""
 
 
-def stories(runs: list[dict[str, Any]]) -> str:
+def stories(runs: list[Result]) -> str:
     """Say how many facts the stories of each size have, where it was counted: short rows have room for few."""
     sizes = [size for size, test in runs[0]["tests"].items() if "facts" in test]
     counts = [f"{mean(run['tests'][size]['facts'] for run in runs):.1f} (size {size or 'as set'})" for size in sizes]
     return f", whose stories have {', '.join(counts)} facts on average" if counts else ""
 
 
-def learned(told: dict[str, Any]) -> str:
+def learned(told: Result) -> str:
     """Say how learning rates were found."""
     rates = ", ".join(f"{rate:g}" for rate in told["rates"])
     if len(told["rates"]) == 1:
@@ -134,32 +137,19 @@ def percent(found: dict[str, Any]) -> str:
     return written(in_percent(found), ".1f")
 
 
-def lines(result: dict[str, Any]) -> list[str]:
-    """Write the table for a terminal."""
-    _, head, body = rows(result)
-    return aligned(head, body)
-
-
-def of_single_tokens(result: dict[str, Any]) -> bool:
-    """Whether a file tells the chance of single tokens where its answers have several, as those before did."""
-    return result["task"] in ("Copy", "PhoneBook") and "token_chance" not in result
-
-
-def by_chance(result: dict[str, Any]) -> str:
+def by_chance(result: Result) -> str:
     """Say how much of what the table shows is right without knowing anything but the task."""
-    what = "single tokens" if of_single_tokens(result) else "answers"
     alone = result.get("token_chance")
     single = f", single tokens in {100 * max(alone.values()):.2g} %" if alone else ""
-    return f"{what} are right by chance in {100 * max(result['chance'].values()):.2g} %{single}"
+    return f"answers are right by chance in {100 * max(result['chance'].values()):.2g} %{single}"
 
 
-def guessed(result: dict[str, Any]) -> str:
+def guessed(result: Result) -> str:
     """Say what is right without knowing anything but the task: of text, what the most frequent answer gives."""
-    what = "single tokens" if of_single_tokens(result) else "whole answers"
-    return f"by guessing {100 * max(result['chance'].values()):.3g} % of {what} are right"
+    return f"by guessing {100 * max(result['chance'].values()):.3g} % of whole answers are right"
 
 
-def plot(result: dict[str, Any]) -> Plot | Ranking:
+def plot(result: Result) -> Plot | Ranking:
     """Accuracy by size, a line for each contender, those without a memory dashed; a ranking where they are many."""
     if (ranked := ranking(result)) is not None:
         return ranked
@@ -175,7 +165,7 @@ def plot(result: dict[str, Any]) -> Plot | Ranking:
     )  # fmt: skip
 
 
-def ranking(result: dict[str, Any]) -> Ranking | None:
+def ranking(result: Result) -> Ranking | None:
     """Accuracy on the last size, for more contenders than lines can tell apart; None for fewer."""
     if len(result["contenders"]) <= len(COLOURS):
         return None
@@ -201,7 +191,7 @@ def told_apart(contenders: Sequence[Mapping[str, Any]], *ways: Callable[[Mapping
     return [next((of[i] for of in shown if of.count(of[i]) == 1), one["name"]) for i, one in enumerate(contenders)]
 
 
-def heat(result: dict[str, Any]) -> HeatMaps | None:
+def heat(result: Result) -> HeatMaps | None:
     """Accuracy by length and depth, a panel for each contender; None for a task without depths."""
     tests = [test.split(AT) for test in result["contenders"][0]["by_test"] if AT in test]
     if not tests:
@@ -216,3 +206,12 @@ def heat(result: dict[str, Any]) -> HeatMaps | None:
         title=f"{heading(result)}: right answers, %", x_label="tokens of a row", y_label="depth of the needle",
         x_labels=sizes, y_labels=[f"{100 * float(depth):g} %" for depth in depths], panels=panels,
     )  # fmt: skip
+
+
+def plots(result: Result) -> dict[str, Drawn]:
+    """Accuracy by size, and by length and depth where there are depths."""
+    depths = heat(result)
+    return {"": plot(result), **({} if depths is None else {"-depth": depths})}
+
+
+SECTION = Section(heading=heading, tables=tables, plots=plots)

@@ -1,0 +1,128 @@
+"""Classifiers of sequences on the page of results: accuracy by cross-validation, and paired tests."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from titans_lm.report import models
+from titans_lm.report.figures import Plot
+from titans_lm.report.models import PARAMETERS, TITLES, contender_lines, remembers
+from titans_lm.report.section import Section
+from titans_lm.report.sources import Result
+from titans_lm.report.table import Column, Table, bold
+from titans_lm.report.tasks import percent
+from titans_lm.report.text import average
+
+BASELINES = {
+    "cnn": "CNN",
+    "words": "mean of embedded words",
+    "kmer-nb": "k-mer naive Bayes",
+    "kmer-lr": "k-mer logistic regression",
+    "length": "length alone",
+}
+
+
+def named(name: str) -> str:
+    """Name a contender for a reader, a varied one by what was varied."""
+    return models.named(name, BASELINES)
+
+
+def short(name: str) -> str:
+    """Name a contender where there is little room."""
+    base, _, changes = name.partition(":")
+    shown = BASELINES[base] if base in BASELINES else TITLES[base].partition(" with ")[0]
+    return f"{shown} {changes}".strip()
+
+
+def heading(result: Result) -> str:
+    """Name the file, and how its folds are made where that is not the usual way."""
+    overlap = result["settings"]["train"].get("overlap")  # older files do not say
+    apart = f", folds apart by {overlap} shared nucleotides" if overlap else ""
+    return f"DNA: {Path(result['settings']['data']).name.partition('.')[0].replace('_', ' ')}{apart}"
+
+
+def tables(result: Result) -> list[Table]:
+    """Scores of all models in the order of the settings, and the first of them against each of the others."""
+    scores = Table(
+        said=said(result),
+        columns=[
+            Column("model", lambda one: bold(named(one["name"]), remembers(one["name"]))),
+            PARAMETERS,
+            Column("learning rates", rates),
+            Column("accuracy", lambda one: percent(one["accuracy"])),
+            Column("MCC", lambda one: percent(one["mcc"])),
+            Column("F1", lambda one: percent(one["f1"])),
+            Column("minutes a run", average("seconds", ".1f", 60)),
+        ],
+        rows=result["contenders"],
+    )
+    return [scores, paired(result)]
+
+
+def said(result: Result) -> str:
+    """Say what was equal, and what the numbers are."""
+    told, train = result["settings"], result["settings"]["train"]
+    size, cut = result["backbone_parameters"], result["cut_sequences"]
+    stacks = "" if size is None else f"Stacks of ours are of equal size, {size:,} parameters with an embedding. "
+    tried = ""
+    if len(told["rates"]) > 1:
+        several = ", ".join(f"{rate:g}" for rate in told["rates"])
+        tried = f"Each fold has its own learning rate: the best of {several} by trials on what it is trained on. "
+    return (
+        f"{result['sequences']:,} sequences of {len(result['classes'])} classes in {told['folds']} folds, each tested "
+        f"once a seed by models trained on the others ({len(told['seeds'])} seed{'s' * (len(told['seeds']) > 1)}); "
+        f"{100 * train['held_out']:g} % of what is trained on chooses the best of {train['steps']:,} steps of "
+        f"{train['batch_size']} sequences. {tried}{stacks}"
+        f"The largest class is {100 * result['majority']:.1f} % of all. "
+        f"Accuracy and macro F1 in %, Matthews' correlation times 100, mean ± standard deviation over seeds."
+        " Published numbers of GenomicBenchmarks are from all of its training sets, on its official test sets: not "
+        "comparable with folds of one file."
+        + (f" {cut:,} sequences were cut to {train['max_length']:,} nucleotides." if cut else "")
+    )
+
+
+def rates(one: Result) -> str:
+    """Write the learning rates of all folds, each once."""
+    return ", ".join(f"{rate:g}" for rate in sorted({rate for rate in one["rates"] or () if rate is not None})) or "–"
+
+
+def paired(result: Result) -> Table:
+    """Say how the first model compares with each of the others."""
+    if not result["paired"]:
+        return Table()
+    folds = result["settings"]["folds"]
+
+    def points(form: Callable[[Result], str]) -> Callable[[Result], str]:
+        return lambda one: form({name: 100 * value for name, value in one["folds"].items()})
+
+    return Table(
+        said=(
+            f"{named(result['contenders'][0]['name'])} against each of the others. Difference of accuracy in points, "
+            f"mean over folds and seeds, with its interval of 95 % and p by the corrected resampled t-test over "
+            f"{folds} folds (Nadeau and Bengio 2003); McNemar's exact test on all sequences, the largest p of the "
+            "seeds."
+        ),
+        columns=[
+            Column("against", lambda one: named(one["second"])),
+            Column("difference", points(lambda fold: f"{fold['difference']:+.1f}")),
+            Column("95 %", points(lambda fold: f"{fold['low']:+.1f} to {fold['high']:+.1f}")),
+            Column("p over folds", lambda one: f"{one['folds']['p']:.2g}"),
+            Column("p of McNemar", lambda one: f"{one['mcnemar_p']:.2g}"),
+        ],
+        rows=result["paired"],
+    )
+
+
+def plot(result: Result) -> Plot:
+    """Accuracy by fold, a line for each contender; those without a memory are dashed."""
+    drawn = contender_lines(
+        result["contenders"],
+        lambda one: [{"mean": 100 * value, "sd": None} for value in one["by_fold"]],
+        lambda one: short(one["name"]),
+    )
+    return Plot(
+        title=f"{heading(result)}: accuracy by fold", x_label="fold", y_label="accuracy, %", lines=drawn,
+        x_labels=[str(fold + 1) for fold in range(result["settings"]["folds"])],
+    )  # fmt: skip
+
+
+SECTION = Section(heading=heading, tables=tables, plots=lambda result: {"": plot(result)})

@@ -1,0 +1,121 @@
+"""Models of results by their names: how a reader knows them, and how plots draw them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from titans_lm.config import MEMORY_ARCHITECTURES
+from titans_lm.report.figures import Line
+from titans_lm.report.table import Column, bold
+
+COLOURS = ("#3451c6", "#0f9d8a", "#8a4fd3", "#c2417c", "#e07a1f", "#9a6a00", "#5b6472", "#2f7d32", "#b3261e", "#00788a")
+TITLES = {
+    "lmm": "LMM", "mac": "MAC", "mag": "MAG", "mal": "MAL", "hybrid": "hybrid",
+    "attention": "Transformer++ with short convolution (ours, no memory)",
+    "sliding": "sliding window with short convolution (ours, no memory)",
+    "segment": "segments with short convolution (ours, no memory)",
+    "llama": "Transformer++ (Llama)", "mistral": "sliding window (Mistral)", "mamba": "Mamba", "mamba2": "Mamba2",
+    "qwen3-next": "Gated DeltaNet + attention (Qwen3-Next)",
+    "delta-net": "DeltaNet (its rule by our op, in our block and from our start)",
+    "gated-delta-net": "Gated DeltaNet (its rule by our op, in our block and from our start)",
+}  # fmt: skip
+
+UNSAID = " (ours, no memory)"
+"""What titles leave out where there is little room."""
+DELTA = "chunk_size=1,momentum=false,forget_to=zero,theta_bound=0.5"
+TTT = "momentum=false,decay=false,memory_norm=true,memory_residual=true"
+FAMILY = {DELTA: "the op as Gated DeltaNet", f"{DELTA},decay=false": "the op as DeltaNet", TTT: "the op as TTT"}
+"""Settings that make another model's update of the op (docs/family.md), as results have them from before
+DeltaNet and Gated DeltaNet were contenders by name; its gradient was taken at the memory before it forgot.
+2 θ is DeltaNet's β."""
+SIGMOIDS = (",theta_stretch=0", ",alpha_stretch=0")
+"""What results say of θ and α where they are sigmoids; those from before D33, where they always were, do not."""
+
+
+def title(name: str) -> str:
+    """Name a contender for a reader, a varied one by what was varied."""
+    base, changes = parts(name)
+    shown = TITLES.get(base, base)
+    return f"{shown}, {changes}" if changes else shown
+
+
+def title_of(one: Mapping[str, Any]) -> str:
+    """Name a contender of a result for a reader, a trained one by its own name and what it is."""
+    start = one.get("start")
+    return title(one["name"]) if start is None else f"{start['name']}, trained {title(start['kind'])}"
+
+
+def has_memory(one: Mapping[str, Any]) -> bool:
+    """Tell whether a contender of a result has a neural memory."""
+    start = one.get("start")
+    return remembers(one["name"] if start is None else start["kind"])
+
+
+def parts(name: str) -> tuple[str, str]:
+    """Part the name of a contender into what it is and what is varied, as the page shows it."""
+    base, colon, changes = name.partition(":")
+    if not colon or base not in TITLES:
+        return name, ""
+    plain = changes
+    for sigmoid in SIGMOIDS:
+        plain = plain.replace(sigmoid, "")
+    return base, FAMILY.get(plain) or changes_told(changes)
+
+
+def changes_told(changes: str) -> str:
+    """Write what is varied for a reader."""
+    return changes.replace(",", ", ").replace("=", " ").replace("_", " ")
+
+
+def named(name: str, own: Mapping[str, str]) -> str:
+    """Name a contender for a reader, by a table's own names where it has one."""
+    base, colon, changes = name.partition(":")
+    if base not in own:
+        return title(name)
+    return own[base] + (f", {changes_told(changes)}" if colon else "")
+
+
+def remembers(name: str) -> bool:
+    return parts(name)[0] in MEMORY_ARCHITECTURES
+
+
+def shown(one: Mapping[str, Any]) -> str:
+    """Name a contender of a result in a table: bold where it has a neural memory."""
+    return bold(title_of(one), has_memory(one))
+
+
+MODEL = Column("model", shown)
+PARAMETERS = Column("parameters", lambda one: f"{one['parameters']:,}")
+
+
+def state_bytes(one: Mapping[str, Any]) -> str:
+    """Write the bytes of a state, in brackets those of the memories' weights."""
+    state = one["state_bytes"]
+    return f"{state['total']:,}" + ("" if state["memory"] is None else f" ({state['memory']:,})")
+
+
+def short_title(one: Mapping[str, Any]) -> str:
+    """Name a contender of a result where there is little room."""
+    return title_of(one).replace(UNSAID, "")
+
+
+def contender_lines(
+    contenders: list[dict[str, Any]],
+    values: Callable[[dict[str, Any]], list[dict[str, Any]]],
+    label: Callable[[dict[str, Any]], str] = short_title,
+) -> list[Line]:
+    """Give every contender a line through its means, with their spread; those without a memory are dashed."""
+    drawn = []
+    for index, one in enumerate(contenders):
+        places = values(one)
+        sds = [place["sd"] for place in places]
+        line = Line(
+            label=label(one),
+            x=list(range(len(places))),
+            y=[place["mean"] for place in places],
+            spread=None if None in sds else sds,
+            colour=COLOURS[index % len(COLOURS)],
+            dashed=not has_memory(one),
+            marker=True,
+        )
+        drawn.append(line)
+    return drawn
