@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm import __version__
-from titans_lm.report.paper import FORMAT
 from titans_lm.bench.settings import BenchSettings
 from titans_lm.compare.question_settings import QuestionSettings
 from titans_lm.compare.settings import CompareSettings
 from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics.settings import EvaluateSettings
+from titans_lm.report.paper import FORMAT
 from titans_lm.report.spread import Spread, in_percent, mean_with_spread
 from titans_lm.repro.plans import SOURCE, Plan, Step, Table, published
 from titans_lm.train.settings import plain_settings

@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from titans_lm.report.paper import FORMAT, NOT_MEASURED, number, table
 from titans_lm.compare.settings import CompareSettings, contender
 from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.config import BackboneConfig
 from titans_lm.data.text import STDLIB
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics import settings as dna
+from titans_lm.report.paper import FORMAT, NOT_MEASURED, number, table
 from titans_lm.report.table import aligned
 from titans_lm.repro.plans import SOURCE, Plan, Published, Step, published, read_toml
 from titans_lm.repro.run import Result, command_of
