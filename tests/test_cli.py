@@ -130,8 +130,9 @@ def test_blocks_of_a_stack_come_from_the_command_line(capsys):
     command = parse(["train", "x", "--model.layer-types", "sliding", "lmm", "sliding", "--stateful"])
     assert command.model.blocks == ("sliding", "lmm", "sliding")
     assert command.model.architecture == "hybrid"
-    assert main(["train", "x", "--model.layer-types", "lmm", "lmm", "mac", "mac"]) == 2
-    assert "got layer_types of 4 blocks and num_hidden_layers=3" in capsys.readouterr().err
+    code, _, err = titans(capsys, "train", "x", "--model.layer-types", "lmm", "lmm", "mac", "mac")
+    assert code == 2
+    assert "got layer_types of 4 blocks and num_hidden_layers=3" in err
 
 
 def test_a_run_is_taken_up_with_its_own_settings(tmp_path, text, capsys):
@@ -198,17 +199,18 @@ def test_a_run_is_never_overwritten(tmp_path, text, capsys):
     assert "choose another folder, or resume the run" in err
 
 
-def test_a_damaged_checkpoint_is_a_mistake_that_names_it(tmp_path, text, capsys):
+def test_a_run_whose_checkpoints_are_all_damaged_is_a_mistake_that_names_one(tmp_path, text, capsys):
+    """One before it that is whole is gone on from (tests/train/test_run.py)."""
     run = tmp_path / "run"
     titans(capsys, "train", text, "--run", run, "--steps", 2, "--save-every", 1, *SMALL, "--quiet")
-    newest = run / "checkpoints" / "step-000002"
-    (newest / "trainer.pt").write_bytes(b"not a checkpoint")
+    oldest, newest = (run / "checkpoints" / f"step-00000{step}" for step in (1, 2))
+    kept = (oldest / "trainer.pt").read_bytes()
+    for folder in (oldest, newest):
+        (folder / "trainer.pt").write_bytes(b"not a checkpoint")
     code, _, err = titans(capsys, "train", "--resume", run, "--steps", 3, "--quiet")
     assert code == 2
-    assert f"remove {newest} to go on from step-000001" in err
-    for path in newest.iterdir():
-        path.unlink()
-    newest.rmdir()
+    assert f"{newest / 'trainer.pt'} is damaged" in err
+    (oldest / "trainer.pt").write_bytes(kept)
     assert titans(capsys, "train", "--resume", run, "--steps", 3, "--quiet")[0] == 0
 
 

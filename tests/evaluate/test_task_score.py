@@ -100,10 +100,9 @@ def test_the_state_of_full_attention_grows_and_that_of_a_window_does_not() -> No
     for name, model in made.items():
         short, long = bytes_of_state(model, 20).total, bytes_of_state(model, 40).total
         assert (long == 2 * short) == (name == "llama"), (name, short, long)
-    heads, width = like.num_attention_heads, like.head_dim
-    per_token = like.num_hidden_layers * 2 * heads * width * 4
-    assert bytes_of_state(made["llama"], 20).total == 20 * per_token
-    assert bytes_of_state(made["mistral"], 40).total <= 8 * per_token
+    per_token = {name: like.num_hidden_layers * 2 * model.config.hidden_size * 4 for name, model in made.items()}
+    assert bytes_of_state(made["llama"], 20).total == 20 * per_token["llama"]
+    assert bytes_of_state(made["mistral"], 40).total <= 8 * per_token["mistral"]
 
 
 def test_mamba2_carries_as_much_at_any_length() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from titans_lm.config import MEMORY_BLOCKS, Architecture, BackboneConfig, check_at_least, check_positive, nearest
-from titans_lm.train.baselines import RULES
+from titans_lm.train.rules import RULES
 from titans_lm.train.settings import LanguageSettings, ModelSettings, merge_settings
 
 VARIED = ("stateful", "weight_decay")

@@ -17,6 +17,7 @@ import torch
 
 from titans_lm.config import BackboneConfig, nearest
 from titans_lm.train.match import check_near, fit_shape, match_parameters
+from titans_lm.train.rules import RULES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -60,7 +61,7 @@ def fit_baseline(
     """
     given = {"vocab_size": vocab_size, **special}
     if name in RULES:
-        return _titans_config(match_parameters(with_rule(name, like), vocab_size, parameters), given)
+        return _titans_config(match_parameters(dataclasses.replace(like, **RULES[name]), vocab_size, parameters), given)
     if name not in FAMILIES:
         return _read_config(name, given)
     family = FAMILIES[name]
@@ -96,11 +97,6 @@ def _fitted(
         sizes[knob.name] = nearest_size(count, knob, parameters, below=knob is not knobs[-1])
     check_near(_count(config_of(**sizes)), parameters)
     return config_of(**sizes)
-
-
-def with_rule(name: str, config: BackboneConfig) -> BackboneConfig:
-    """Give the stack of LMM blocks whose memories learn by the rule of DeltaNet or Gated DeltaNet (D44)."""
-    return dataclasses.replace(config, **RULES[name])
 
 
 def _titans_config(config: BackboneConfig, given: Settings) -> "PreTrainedConfig":
@@ -241,14 +237,3 @@ FAMILIES = {
     "qwen3-next": Family("qwen3_next", _qwen3_next),
 }
 """Transformer++, the same with a sliding window, Mamba, Mamba2, and Gated DeltaNet with attention."""
-
-DELTA_RULE: Settings = {
-    "architecture": "lmm", "memory_depth": 1, "memory_residual": False, "memory_norm": False, "memory_objective": "l2",
-    "chunk_size": 1, "momentum": False, "forget_to": "zero", "gates": "head", "theta_bound": 0.5,
-    "theta_stretch": 0.0, "alpha_stretch": 0.0,
-}  # fmt: skip
-RULES: dict[str, Settings] = {
-    "delta-net": {**DELTA_RULE, "decay": False},
-    "gated-delta-net": {**DELTA_RULE, "decay": True, "decay_first": True, "alpha_max": 0.999},
-}
-"""Settings that make the rule of another model of our op, in our block and from our start; 2 θ is its β."""
