@@ -191,7 +191,9 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     code, out, err = titans(capsys, *args)
     assert (code, err) == (0, "")
     assert "paper: figure 8 prints no numbers" in out
-    found = json.loads((tmp_path / "out" / "repro.json").read_text())["tables"][0]["rows"][0]["cells"][0]["ours"]
+    rows = json.loads((tmp_path / "out" / "repro.json").read_text())["tables"][0]["rows"]
+    assert [row["cells"][0]["ours"] is None for row in rows] == [True, False, True, True], "one depth is run"
+    found = rows[1]["cells"][0]["ours"]
     assert f"memory of 2 layers ours {found['mean']:,.0f}" in " ".join(out.split())
     rows = json.loads((tmp_path / "out" / "op-24.json").read_text())["rows"]
     assert found["mean"] in [row["tokens_per_second"] for row in rows if row["case"]["depth"] == 2]
