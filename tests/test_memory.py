@@ -175,6 +175,25 @@ def test_theta_starts_at_its_share_of_the_bound_of_each_layer(kind: str) -> None
         assert_close(part, torch.full_like(part, share * scale * config.theta_max), 1e-7)
 
 
+@pytest.mark.parametrize("parts", [False, True])
+def test_surprise_is_that_at_the_memory_that_has_forgotten_where_it_forgets_first(parts: bool) -> None:
+    """‖∇ℓ‖ = 2 ‖k‖ ‖k (1 − α) M − v‖ with ‖k‖ = 1, whatever the op is given in place of v."""
+    config = small_config("lmm", **VARIANTS["forgets first"])
+    layer = NeuralMemory(config).double()
+    wake(layer)
+    x = torch.randn(2, 5, config.hidden_size, dtype=torch.float64)
+    (_, k, v), _ = layer._streams(x, layer.init_state(2).conv, None)
+    assert layer.alpha_proj is not None
+    kept = 1.0 - layer.alpha_proj(x, k)
+    state = layer.init_state(2)
+    for t in range(5):
+        M, found = state.memory.M[0], []
+        _, state = layer(x[:, t : t + 1], state, surprise=found, parts=parts)
+        error = kept[:, t] * torch.einsum("bhd,bhde->bhe", k[:, t], M) - v[:, t]
+        momentary = found[0][..., 0] if parts else found[0]
+        assert_close(momentary[:, 0, :, 0], 2.0 * error.norm(dim=-1), 1e-10)
+
+
 @pytest.mark.parametrize("kind", ["head", "layer", "channel"])
 @pytest.mark.parametrize("name", ["theta", "eta", "alpha"])
 def test_the_gates_of_heads_start_apart_where_a_pair_is_given(kind: str, name: str) -> None:

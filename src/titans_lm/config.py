@@ -59,11 +59,6 @@ def check_between(what: str, got: Any, low: float, high: float) -> None:
         raise ValueError(f"got {what}={got!r}; expected a number from {low} to {high}")
 
 
-def check_share(what: str, got: Any) -> None:
-    if not isinstance(got, (int, float)) or isinstance(got, bool) or not 0.0 < got < 1.0:
-        raise ValueError(f"got {what}={got!r}; expected a number above 0 and below 1")
-
-
 def check_positive(what: str, got: Any) -> None:
     if not isinstance(got, (int, float)) or isinstance(got, bool) or not 0.0 < got < math.inf:
         raise ValueError(f"got {what}={got!r}; expected a finite number above 0")
@@ -201,7 +196,8 @@ class MemoryConfig:
         for name in ("momentum", "decay", "decay_first", "induction_init", "gates_see_keys"):
             check_switch(name, getattr(self, name))
         for name in ("memory_residual", "memory_norm", "theta_fan_in"):
-            check_switch(name, getattr(self, name) or False)
+            if getattr(self, name) is not None:
+                check_switch(name, getattr(self, name))
         check_positive("norm_eps", self.norm_eps)
         check_positive("memory_init_scale", self.memory_init_scale)
         check_between("theta_bound", self.theta_bound, 0.0, 1.0)

@@ -270,6 +270,7 @@ class NeuralMemory(nn.Module):
             q.new_zeros(q.shape[:3]) if gate is None else gate(x, k)
             for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
         )
+        kept = None
         if self.config.decay_first:
             # ∇ at (1 − α) M: (1 − α) M + 2 θ kᵀ (v − k (1 − α) M) is the write of θ (1 − α) and v / (1 − α) at M.
             kept = 1.0 - alpha
@@ -279,6 +280,8 @@ class NeuralMemory(nn.Module):
             valid=valid_tokens(lengths, x.shape[1]), backend=self.config.memory_backend,
             return_surprise=surprise is not None and ("parts" if parts else True),
         )  # fmt: skip
+        if kept is not None:  # the op was given v / (1 − α): its momentary surprise is as many times too large
+            size = [torch.cat([x[..., :1] * kept[..., None], x[..., 1:]], dim=-1) if parts else x * kept for x in size]
         if surprise is not None:
             surprise.extend(size)
         return o, LayerState(memory, tails)

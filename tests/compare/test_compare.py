@@ -18,7 +18,7 @@ from titans_lm.compare.settings import CompareSettings
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.evaluate.perplexity import bits_per_byte, encode_text
-from titans_lm.report.models import title
+from titans_lm.report.models import remembers, title
 from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.text import verdict
 from titans_lm.train.baselines import fit_baseline, make_baseline
@@ -356,6 +356,38 @@ def test_deltanet_is_a_contender_by_name(texts: Path, tmp_path: Path) -> None:
     assert folder_name("gated-delta-net") == "gated-delta-net"
     assert title("delta-net").startswith("DeltaNet")
     assert title("gated-delta-net:conv_size=2").endswith("start), conv size 2")
+
+
+def test_what_all_share_reaches_a_contender_as_far_as_its_blocks_have_it(texts: Path, tmp_path: Path) -> None:
+    """The attention's convolution is the memory's unless one is given; q, k and v are shared where a block can."""
+    base = small(texts, tmp_path / "out")
+    deep = {"num_hidden_layers": 3}
+    shared = dataclasses.replace(base.train.model, **deep, shared_qkv=True, architecture="mag")
+    sharing = dataclasses.replace(base, train=dataclasses.replace(base.train, model=shared))
+    kernels = {"hybrid:conv_size=2": 2, "hybrid": 4, "sliding:conv_size=3": 3, "hybrid:attention_conv_size=1": 1}
+    for name, kernel in kernels.items():
+        assert contender_of(sharing, name, 20_000).model.attention_conv_size == kernel, name
+    own = dataclasses.replace(base.train.model, **deep, attention_conv_size=8)
+    given = dataclasses.replace(base, train=dataclasses.replace(base.train, model=own))
+    assert contender_of(given, "sliding", 20_000).model.attention_conv_size == 8
+    shares = {name: contender_of(sharing, name, 20_000).model.shared_qkv for name in ("mag", "mac", "sliding", "mal")}
+    assert shares == {"mag": True, "mac": True, "sliding": False, "mal": False}
+    mixed = contender_of(
+        base, "hybrid:layer_types=[mac,sliding],shared_qkv=true,conv_size=2,num_hidden_layers=2", 20_000
+    )
+    assert (mixed.model.shared_qkv, mixed.model.attention_conv_size) == (True, 2)
+    with pytest.raises(ValueError, match="got shared_qkv=True"):
+        contender_of(base, "sliding:shared_qkv=true", 20_000)
+    stack = dataclasses.replace(base.train.model, **deep, layer_types=("sliding", "lmm"), alpha_init=(0.001, 0.1))
+    other = dataclasses.replace(base, train=dataclasses.replace(base.train, model=stack))
+    assert contender_of(other, "delta-net", 20_000).model.blocks == ("lmm",) * 3
+    rule = fit_baseline("delta-net", stack, 50, 9_000)
+    assert rule.backbone_config().blocks == ("lmm",) * 3
+    assert [remembers(f"hybrid:layer_types=[{blocks}]") for blocks in ("sliding,attention", "sliding,mac")] == [
+        False,
+        True,
+    ]
+    assert remembers("delta-net")
 
 
 def test_a_stack_of_blocks_is_a_contender(texts: Path, tmp_path: Path) -> None:

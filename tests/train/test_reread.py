@@ -105,6 +105,9 @@ def test_a_trial_has_its_share_of_the_first_phase(tmp_path: Path) -> None:
     shared = settings(tmp_path, steps=600, reread=dataclasses.replace(REREAD, first_steps=300))
     contest = CompareSettings(data="text", test=tmp_path, train=shared, rates=(1e-3, 2e-3), tune_steps=200)
     assert {job.settings.reread.first_steps for job in trials(contest, 10_000)} == {100}
+    short = settings(tmp_path, steps=100, reread=dataclasses.replace(REREAD, first_steps=60))
+    longer = dataclasses.replace(contest, train=short)
+    assert {job.settings.reread.first_steps for job in trials(longer, 10_000)} == {120}
 
 
 def test_settings_are_said_and_read_again(texts: Path) -> None:

@@ -133,10 +133,11 @@ def finals(settings: CompareSettings, parameters: int, rates: dict[str, float]) 
 
 def _job(settings: CompareSettings, parameters: int, attempt: Attempt) -> TextJob:
     base = contender_of(settings, attempt.name, parameters)
-    if attempt.steps is not None:  # a trial has the same share of a curriculum's first phase
-        first = base.reread.first_steps * attempt.steps // base.steps
-        base = dataclasses.replace(base, reread=dataclasses.replace(base.reread, first_steps=first))
-    run = dataclasses.replace(attempt.applied(base), run=attempt.folder)
-    if attempt.steps is not None:
-        return TextJob(attempt.name, run)
-    return TextJob(attempt.name, run, settings.test, settings.positions, settings.test_bytes)
+    if attempt.steps is None:
+        run = dataclasses.replace(attempt.applied(base), run=attempt.folder)
+        return TextJob(attempt.name, run, settings.test, settings.positions, settings.test_bytes)
+    # a trial has the same share of a curriculum's first phase
+    first = base.reread.first_steps * attempt.steps // base.steps
+    plain = dataclasses.replace(base, reread=dataclasses.replace(base.reread, first_steps=0))
+    phases = dataclasses.replace(base.reread, first_steps=first)
+    return TextJob(attempt.name, dataclasses.replace(attempt.applied(plain), run=attempt.folder, reread=phases))

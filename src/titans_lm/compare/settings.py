@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
-from titans_lm.config import MEMORY_BLOCKS, Architecture, BackboneConfig, check_at_least, check_positive, nearest
+from titans_lm.config import (
+    MEMORY_BLOCKS,
+    SHARING_BLOCKS,
+    Architecture,
+    BackboneConfig,
+    check_at_least,
+    check_positive,
+    nearest,
+)
 from titans_lm.train.rules import RULES
 from titans_lm.train.settings import LanguageSettings, ModelSettings, merge_settings
 
@@ -178,16 +186,20 @@ def stack_of(shared: BackboneConfig, base: str, changes: dict[str, Any]) -> Back
     """Give the stack of a contender, from what all share: an architecture with its changes.
 
     Where a block has no memory, the attention of the stack gets the short convolution that the memory has, on its q, k
-    and v, so that it is no advantage of the memory's (D21, D38). ValueError for blocks of what is not the hybrid.
+    and v, unless it is given one, so that it is no advantage of the memory's (D21, D38). Where no block can share
+    q, k and v, a shared_qkv of all is left out. ValueError for blocks of what is not the hybrid.
     """
     if "layer_types" in changes and base != "hybrid":
         raise ValueError(f"got layer_types for a variant of {base!r}; expected hybrid:layer_types=[…]")
     blocks = shared.layer_types if base == "hybrid" else None
     rule = RULES.get(base, {"architecture": base})
-    stack = merge_settings(shared, {"layer_types": blocks, **rule, **changes})
-    if "attention_conv_size" not in changes and not set(stack.blocks) <= set(MEMORY_BLOCKS):
-        stack = dataclasses.replace(stack, attention_conv_size=shared.conv_size)
-    return stack
+    own = {name: value for name, value in changes.items() if name != "shared_qkv"}
+    stack = merge_settings(shared, {"layer_types": blocks, "shared_qkv": False, **rule, **own})
+    given = "attention_conv_size" in changes or shared.attention_conv_size > 1
+    if not given and not set(stack.blocks) <= set(MEMORY_BLOCKS):
+        stack = dataclasses.replace(stack, attention_conv_size=stack.conv_size)
+    can_share = bool(set(stack.blocks) & set(SHARING_BLOCKS))
+    return merge_settings(stack, {"shared_qkv": changes.get("shared_qkv", shared.shared_qkv and can_share)})
 
 
 def contender(shared: Shared, name: str, parameters: int | None) -> Shared:

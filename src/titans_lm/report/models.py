@@ -1,11 +1,13 @@
 """Models of results by their names: how a reader knows them, and how plots draw them."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from titans_lm.config import MEMORY_ARCHITECTURES
+from titans_lm.config import MEMORY_ARCHITECTURES, MEMORY_BLOCKS
 from titans_lm.report.figures import Line
 from titans_lm.report.table import Column, bold
+from titans_lm.train.rules import RULES
 
 COLOURS = ("#3451c6", "#0f9d8a", "#8a4fd3", "#c2417c", "#e07a1f", "#9a6a00", "#5b6472", "#2f7d32", "#b3261e", "#00788a")
 TITLES = {
@@ -75,7 +77,12 @@ def named(name: str, own: Mapping[str, str]) -> str:
 
 
 def remembers(name: str) -> bool:
-    return parts(name)[0] in MEMORY_ARCHITECTURES
+    """Tell whether a contender's blocks have a memory, by its name."""
+    base, _, changes = name.partition(":")
+    listed = re.search(r"layer_types=\[([^\]]*)\]", changes)
+    if listed is not None:
+        return any(block in listed[1] for block in MEMORY_BLOCKS)
+    return base in MEMORY_ARCHITECTURES or base in RULES
 
 
 def shown(one: Mapping[str, Any]) -> str:

@@ -306,7 +306,7 @@ def _steps(one: dict[str, Any], names: dict[str, Any], amounts: dict[str, Any], 
         settings = fill(merged(*shared, one["settings"], own.get(name, {})), each)
         kind, recipe = COMMANDS[one["command"]][0], fill(one.get("recipe"), each)
         if recipe is not None and recipe not in recipe_names():  # another model, as large as LMM
-            size, _, settings["baseline"] = recipe.rpartition("-")
+            size, _, settings["baseline"] = recipe.partition("-")
             recipe = f"{size}-lmm"
         default = kind() if recipe is None else from_recipe(recipe)
         model = settings.get("train", {}).get("model", {})

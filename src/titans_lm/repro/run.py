@@ -107,7 +107,7 @@ def _begin(plan: Plan) -> None:
         _write(path, {**asked, "contents": now})
         return
     begun = json.loads(path.read_bytes())
-    before = begun.pop("contents")
+    before = begun.pop("contents", {})
     if begun != asked:
         raise ValueError(
             f"{plan.out} holds a plan of other settings; give another --out, or those that it was begun with"

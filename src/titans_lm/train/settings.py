@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_known
 from titans_lm.data.curriculum import RereadCurriculum
+from titans_lm.train.rules import RULES
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Boundaries = Literal["carry", "reset"]
@@ -175,7 +176,7 @@ class LanguageSettings(ModelSettings):
         check_choice("boundaries", self.boundaries, get_args(Boundaries))
         if self.vocab_size is not None:
             check_at_least("vocab_size", self.vocab_size, 1)
-        if self.stateful and self.baseline is not None:
+        if self.stateful and self.baseline is not None and self.baseline not in RULES:
             raise ValueError(
                 f"got stateful=True with baseline={self.baseline!r}, which carries no state from step to step; "
                 "expected no baseline, or rows that start anew"

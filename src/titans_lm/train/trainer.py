@@ -266,7 +266,7 @@ def _compile_blocks(model: nn.Module, device: torch.device) -> None:
     if any(type(block).__module__.startswith(__name__.partition(".")[0]) for block in blocks_of(model)):
         raise ValueError(
             f"got compile for a {type(model).__name__}, whose gradients are written by hand, which torch.compile does "
-            "not trace (torch 2.13 fails on their views); expected a baseline, or no compile"
+            "not trace (torch 2.13 fails on their views); expected another library's model, or no compile"
         )
     blocks = blocks_of(model)
     if not blocks:

@@ -1,6 +1,6 @@
 """Fused kernels in Triton behind the signature of every backend: a linear memory, and one of two layers.
 
-Triton is imported when the first call asks for it by name or a measured table does, never before. What the kernels do
+Triton is imported when the first call asks for it by name, never before. What the kernels do
 not do is refused with a ValueError that says what they do (support.py). Design and numbers: docs/kernels.md.
 """
 
