@@ -42,7 +42,7 @@ def test_what_all_share_reaches_a_contender_as_far_as_its_blocks_have_it(tmp_pat
     deep = {"num_hidden_layers": 3}
     shared = dataclasses.replace(base.train.model, **deep, shared_qkv=True, architecture="mag")
     sharing = dataclasses.replace(base, train=dataclasses.replace(base.train, model=shared))
-    kernels = {"hybrid:conv_size=2": 2, "hybrid": 4, "sliding:conv_size=3": 3, "hybrid:attention_conv_size=1": 1}
+    kernels = {"hybrid:conv_size=2": 2, "hybrid": 4, "sliding:conv_size=3": 4, "hybrid:attention_conv_size=1": 1}
     for name, kernel in kernels.items():
         assert contender_of(sharing, name, 20_000).model.attention_conv_size == kernel, name
     own = dataclasses.replace(base.train.model, **deep, attention_conv_size=8)

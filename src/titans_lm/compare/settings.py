@@ -197,7 +197,8 @@ def stack_of(shared: BackboneConfig, base: str, changes: dict[str, Any]) -> Back
     stack = merge_settings(shared, {"layer_types": blocks, "shared_qkv": False, **rule, **own})
     given = "attention_conv_size" in changes or shared.attention_conv_size > 1
     if not given and not set(stack.blocks) <= set(MEMORY_BLOCKS):
-        stack = dataclasses.replace(stack, attention_conv_size=stack.conv_size)
+        kernel = stack.conv_size if stack.has_memory else shared.conv_size
+        stack = dataclasses.replace(stack, attention_conv_size=kernel)
     can_share = bool(set(stack.blocks) & set(SHARING_BLOCKS))
     return merge_settings(stack, {"shared_qkv": changes.get("shared_qkv", shared.shared_qkv and can_share)})
 
