@@ -89,10 +89,9 @@ class Backbone(nn.Module):
     def init_weights(self, module: nn.Module) -> None:
         """Draw a module's weights: the one place where every parameter of a model gets its first value.
 
-        Linear maps N(0, 1 / fan-in); maps into the residual stream (o_proj, down_proj) with 1 / √(8 · blocks) of that
-        spread and embeddings N(0, 1 / 4E), so that no branch drowns the tokens at the start (both are GPT-2's 0.02 at
-        width 768, kept in proportion), behind ⊗ = "memory" a tenth of it (D22); gate projections N(0, 0.02²), their
-        biases as D2 says; the memory as D14 says.
+        Linear maps N(0, 1 / fan-in); embeddings N(0, 1 / 4E); maps into the residual stream (o_proj, down_proj)
+        N(0, 1 / (800 · blocks · fan-in)), so that no branch drowns the tokens at the start (D22); gate projections
+        N(0, 0.02²), their biases as D2 says; the memory as D14 says.
         """
         if isinstance(module, nn.Linear):
             start_linear(module)
@@ -105,10 +104,7 @@ class Backbone(nn.Module):
         """Tell maps into the residual stream how they start: weights may be drawn module by module, in any order."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and name.endswith(("o_proj", "down_proj")):
-                std = (8 * self.config.num_hidden_layers * module.in_features) ** -0.5
-                # what such a ⊗ gives has just been normalised, and is noise at the start (D22)
-                noise = name.endswith("gate.o_proj") and self.config.gating == "memory"
-                module.start_std = 0.1 * std if noise else std
+                module.start_std = (800 * self.config.num_hidden_layers * module.in_features) ** -0.5
 
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document, persistent tokens read."""
