@@ -118,7 +118,7 @@ def test_nothing_is_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finis
     if finished:
         prepare(settings(texts, out))
     else:
-        monkeypatch.setattr(running, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(running._Folder, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             prepare(settings(texts, out, shard_tokens=2**26))
         monkeypatch.undo()
