@@ -81,7 +81,7 @@ def test_open_gates_have_their_price(titans, architecture, changes):
     free, _ = TaskLoss()(model, batch)
     for handle in handles:
         handle.remove()
-    loss, told = TaskLoss(gate_price=3.0)(model, batch)
+    loss, told = TaskLoss(gate_l1=3.0)(model, batch)
     assert means
     torch.testing.assert_close(told["gates"], torch.stack(means).mean().detach())
     torch.testing.assert_close(loss, free + 3.0 * torch.stack(means).mean())
@@ -96,7 +96,7 @@ def test_open_gates_have_their_price(titans, architecture, changes):
 
 def test_a_model_without_a_memory_pays_nothing(llama):
     model, batch = llama(), TaskBatches(BabiLongSettings(length=0), batch_size=3)(0)
-    loss, told = TaskLoss(gate_price=3.0)(model, batch)
+    loss, told = TaskLoss(gate_l1=3.0)(model, batch)
     torch.testing.assert_close(loss, TaskLoss()(model, batch)[0])
     assert "gates" not in told
 

@@ -6,14 +6,8 @@ from pathlib import Path
 import pytest
 
 from titans_lm.config import BackboneConfig
-from titans_lm.train.settings import (
-    FitSettings,
-    LanguageSettings,
-    as_options,
-    merge_settings,
-    plain_settings,
-    read_settings_file,
-)
+from titans_lm.train.options import as_options, merge_settings, plain_settings, read_settings_file
+from titans_lm.train.settings import FitSettings, LanguageSettings
 
 
 def test_settings_survive_a_file(tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import check_at_least
-from titans_lm.data.batches import IGNORED
+from titans_lm.data.batches import IGNORED, padded
 from titans_lm.data.prepared import Split
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import TokenIds, encode_document, is_byte_tokenizer
@@ -33,7 +33,7 @@ class Bucket:
     bits_per_token: float
 
 
-class HeldOut:
+class BitsPerByte:
     """Measure bits per byte on documents, over all and by position: the evaluation that runs during training.
 
     A position counts what the model has read before: in the document where the state is carried, else in the piece of
@@ -189,17 +189,12 @@ def _score(model: nn.Module, pieces: Sequence[TokenIds], state: object, *, carry
     """Return the bits of each piece's tokens after its first, and the state after the piece."""
     device = next(model.parameters()).device
     lengths = [len(tokens) - 1 for tokens in pieces]
-    shape = (len(pieces), max(lengths))
-    inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED)
-    for row, tokens in enumerate(pieces):
-        inputs[row, : lengths[row]], targets[row, : lengths[row]] = tokens[:-1], tokens[1:]
-    input_ids = torch.from_numpy(inputs).to(device)
+    batch = padded(pieces, max(lengths))
+    input_ids, targets = batch["input_ids"].to(device), batch["targets"].to(device)
     # Padding stands on the right of rows that end here: a causal model's answers before it do not depend on it.
     extra = {"state": state, "return_state": True} if carry else {}
     output = model(input_ids=input_ids, use_cache=False, **extra)
     logits = output.logits.float()
-    nats = F.cross_entropy(
-        logits.flatten(0, 1), torch.from_numpy(targets).to(device).flatten(), reduction="none", ignore_index=IGNORED
-    )
-    bits = (nats.view(shape) / LN2).double().cpu()
+    nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+    bits = (nats.view(targets.shape) / LN2).double().cpu()
     return [bits[row, :length] for row, length in enumerate(lengths)], output.state if carry else None
