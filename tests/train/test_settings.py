@@ -59,6 +59,18 @@ def test_what_is_wrong_in_a_file_is_said(values, message):
         merge_settings(LanguageSettings(), values)
 
 
+def test_settings_of_saved_runs_are_found_by_the_names_that_they_had():
+    @dataclasses.dataclass(frozen=True)
+    class Now:
+        lm_loss_weight: float = 0.0
+        gate_l1: float = 0.0
+
+    assert merge_settings(Now(), {"text_weight": 0.5, "gate_price": 0.1}) == Now(0.5, 0.1)
+    assert merge_settings(Now(), plain_settings(Now(0.5, 0.1))) == Now(0.5, 0.1)
+    with pytest.raises(ValueError, match="unknown setting 'text_weigt' for Now"):
+        merge_settings(Now(), {"text_weigt": 0.5})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

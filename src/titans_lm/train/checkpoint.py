@@ -303,13 +303,9 @@ def verify_checkpoint(folder: Path) -> None:
         raise DamagedCheckpoint(f"{folder} holds no {FILES}, so it is no checkpoint of titans-lm, or not a whole one")
     expected = _written(folder)
     for name in sorted({TRAINER, *expected}):
-        path = folder / name
-        if not path.is_file():
-            raise DamagedCheckpoint(f"{path} is missing: {_advice(folder)}")
-        if _sum(path) != expected.get(name):
-            raise DamagedCheckpoint(
-                f"{path} is damaged (its size or checksum is not what was written): {_advice(folder)}"
-            )
+        if not (folder / name).is_file():
+            raise DamagedCheckpoint(f"{folder / name} is missing: {_advice(folder)}")
+        _verify(folder / name, expected.get(name), f": {_advice(folder)}")
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.relative_to(folder).as_posix() not in {FILES, *expected}:
             raise ValueError(f"{path} was not written with this checkpoint; move it elsewhere to load the checkpoint")
@@ -317,13 +313,21 @@ def verify_checkpoint(folder: Path) -> None:
 
 def verify_weights(folder: Path) -> None:
     """Compare a saved model's weights with the sums beside them, where there are any: DamagedCheckpoint."""
-    expected = _written(folder) if (folder / FILES).is_file() else {}
-    for path in sorted(folder.glob("*.safetensors")):
-        if path.name in expected and _sum(path) != expected[path.name]:
-            raise DamagedCheckpoint(
-                f"{path} is damaged (its size or checksum is not what was written); "
-                f"bring it back, or remove {FILES} if it was changed on purpose"
-            )
+    for name, expected in _written(folder).items() if (folder / FILES).is_file() else ():
+        if name.endswith(".safetensors") and (folder / name).is_file():
+            _verify(folder / name, expected, f"; bring it back, or remove {FILES} if it was changed on purpose")
+
+
+def _verify(path: Path, expected: tuple[int, int] | None, advice: str) -> None:
+    if _sum(path) != expected:
+        raise DamagedCheckpoint(f"{path} is damaged (its size or checksum is not what was written){advice}")
+
+
+def _sum(path: Path) -> tuple[int, int]:
+    size, crc = 0, 0
+    for block in blocks(path):
+        size, crc = size + len(block), zlib.crc32(block, crc)
+    return size, crc
 
 
 def _written(folder: Path) -> dict[str, tuple[int, int]]:
@@ -340,13 +344,6 @@ def _advice(folder: Path) -> str:
     if others:
         return f"remove {folder} to go on from {max(others, key=lambda name: (len(name), name))}"
     return f"remove {folder}; there is no older checkpoint, so the run starts again"
-
-
-def _sum(path: Path) -> tuple[int, int]:
-    size, crc = 0, 0
-    for block in blocks(path):
-        size, crc = size + len(block), zlib.crc32(block, crc)
-    return size, crc
 
 
 def random_state() -> dict[str, Any]:

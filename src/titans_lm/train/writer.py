@@ -194,31 +194,19 @@ def _tensorboard(run: Path, step: int, stack: ExitStack) -> Logger:
     return log
 
 
-def _wandb(run: Path, step: int, stack: ExitStack) -> Logger:
-    """One run there for each run folder, taken up again with it."""
-    name = _name_of(run)
-    return _tracker("wandb", stack, name=run.name, id=name, dir=str(run))
-
-
-def _trackio(run: Path, step: int, stack: ExitStack) -> Logger:
-    """The same; it knows a run by its name alone."""
-    return _tracker("trackio", stack, name=f"{run.name}-{_name_of(run)}")
-
-
-def _name_of(run: Path) -> str:
-    return hashlib.blake2b(str(run.resolve()).encode(), digest_size=8).hexdigest()
-
-
-def _tracker(library: str, stack: ExitStack, **given: str) -> Logger:
-    tracked = _library(library, library).init(project=PROJECT, resume="allow", **given)
+def _tracker(library: str, run: Path, stack: ExitStack) -> Logger:
+    """One run of wandb or trackio for each run folder, taken up again with it; trackio knows it by its name alone."""
+    key = hashlib.blake2b(str(run.resolve()).encode(), digest_size=8).hexdigest()
+    named = {"name": run.name, "id": key, "dir": str(run)} if library == "wandb" else {"name": f"{run.name}-{key}"}
+    tracked = _library(library, library).init(project=PROJECT, resume="allow", **named)
     stack.callback(tracked.finish)
     return lambda step, numbers: tracked.log(numbers, step=step)
 
 
 LOGGERS: dict[str, Callable[[Path, int, ExitStack], Logger]] = {
     "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "trackio": _trackio,
+    "wandb": lambda run, step, stack: _tracker("wandb", run, stack),
+    "trackio": lambda run, step, stack: _tracker("trackio", run, stack),
 }
 """Where numbers go beside metrics.jsonl: libraries that are loaded when they are asked for."""
 
