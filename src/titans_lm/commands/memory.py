@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from titans_lm.commands.show import Configured, say, show, write_result
+from titans_lm.commands.show import Configured, Written, say, show
 from titans_lm.train.options import plain_settings
 
 
@@ -35,37 +35,31 @@ class Read(Configured):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryShow:
+class MemoryShow(Written):
     """Show what a memory file holds: sources, model, sizes."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """Memory file."""
-    json: Path | None = None
-    """Write it to this file too."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryDiff:
+class MemoryDiff(Written):
     """Show how far two memories of one model are apart."""
 
     first: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FIRST")]
     """Memory file."""
     second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SECOND")]
     """Memory file."""
-    json: Path | None = None
-    """Write it to this file too."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryVerify:
+class MemoryVerify(Written):
     """Check that a memory file is whole, that its numbers are finite and, with a model, that it is this model's."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """Memory file."""
     model: Path | None = None
     """Run folder, checkpoint, or folder of a saved model."""
-    json: Path | None = None
-    """Write it to this file too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +124,7 @@ def run_memory(command: MemoryFiles) -> None:
 
         result = verify_memory(what.file, None if what.model is None else load_model(what.model, "cpu"))
     show(result)
-    write_result(what.json, result)
+    what.write(result)
 
 
 def run_surprise(command: SurpriseOf) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from titans_lm.commands.show import Configured, say, show, write
+from titans_lm.commands.show import Configured, Written, say, show, write
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.recipes.find import check_data
 from titans_lm.serve.settings import ServeSettings
@@ -98,13 +98,11 @@ class Serve(ServeSettings, OfModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Info(OfModel):
+class Info(Written, OfModel):
     """Show a model's parameters and state bytes, the versions of what is installed, and the devices."""
 
     config: Path | None = None
     """A .json or .toml file of these settings, which become the defaults."""
-    json: Path | None = None
-    """Write the same to this file."""
 
 
 def run_prepare(command: Prepare) -> None:
@@ -202,7 +200,6 @@ def run_serve(command: Serve) -> None:
 
 
 def run_info(command: Info) -> None:
-    from titans_lm.commands.show import write_result
     from titans_lm.train.device import environment
 
     result: dict[str, Any] = {"environment": environment()}
@@ -212,5 +209,5 @@ def run_info(command: Info) -> None:
 
         model = load_model(command.model, "cpu")
         result = {"path": str(resolve_model(command.model)), **describe_model(model), **result}
-    write_result(command.json, result)
+    command.write(result)
     show(result)

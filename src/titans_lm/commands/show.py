@@ -11,20 +11,26 @@ import tyro
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
-    """Where a command's result goes beside the screen."""
+class Written:
+    """A result that may go into a file."""
 
     json: Path | None = None
     """Write what came out to this file too."""
+
+    def write(self, result: dict[str, Any]) -> None:
+        write_result(self.json, result)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Written):
+    """The same, where the screen may be left alone."""
+
     quiet: bool = False
     """Show nothing but what was asked for."""
 
     def say(self, text: str) -> None:
         if not self.quiet:
             say(text)
-
-    def write(self, result: dict[str, Any]) -> None:
-        write_result(self.json, result)
 
 
 @dataclass(frozen=True, kw_only=True)
