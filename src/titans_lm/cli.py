@@ -107,7 +107,7 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
         if not path.is_file():
             raise ValueError(f"got the run folder {resume!r}, which holds no settings.json; expected a run to resume")
         layers.append(read_settings_file(path))
-    return reduce(merge_settings, [*layers, values], default)
+    return reduce(merge_settings, filter(None, [*layers, values]), default)
 
 
 def _value(option: str, args: Sequence[str]) -> str | None:
