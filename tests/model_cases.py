@@ -14,8 +14,10 @@ MEMORIES = ("lmm", "mac", "mag", "mal")
 PLAIN = ("attention", "sliding", "segment")
 ARCHITECTURES = MEMORIES + PLAIN
 MIXED = ("sliding+lmm+sliding", "lmm+attention+mac", "mag+segment+mal")
-"""Stacks of different blocks; in the code they are layer_types."""
+"""Stacks of different blocks; in the code they are layer_types. Between them they have a block of every kind."""
 STACKS = ARCHITECTURES + MIXED
+EVERY_KIND = ("mac", "attention", *MIXED)
+"""Few stacks that have a block of every kind, for what lies above the blocks."""
 REMEMBERING = MEMORIES + MIXED
 BOUNDED = tuple(name for name in STACKS if "attention" not in name)
 """Those whose state has a constant size."""

@@ -19,7 +19,7 @@ from torch import nn
 
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.streaming.memory import NONE, Memory
-from titans_lm.train.heldout import LN2
+from titans_lm.train.bits_per_byte import LN2
 
 Part = Literal["momentary", "past", "forgotten"]
 PARTS: tuple[Part, ...] = get_args(Part)

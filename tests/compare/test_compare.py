@@ -22,8 +22,9 @@ from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.text import verdict
 from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.fresh import byte_model
+from titans_lm.train.options import plain_settings
 from titans_lm.train.run import RunFolder
-from titans_lm.train.settings import LanguageSettings, plain_settings
+from titans_lm.train.settings import LanguageSettings
 
 WORDS = ["the", "memory", "learns", "while", "it", "reads", "and", "forgets", "what", "does", "not", "come", "again"]
 

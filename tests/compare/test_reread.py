@@ -30,8 +30,9 @@ from titans_lm.report.table import screen
 from titans_lm.report.text import reread as returning
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.fresh import byte_model
+from titans_lm.train.options import plain_settings
 from titans_lm.train.run import load_model
-from titans_lm.train.settings import LanguageSettings, plain_settings
+from titans_lm.train.settings import LanguageSettings
 
 
 def saved(folder: Path, architecture: str, seed: int = 0) -> Path:

@@ -39,8 +39,8 @@ from titans_lm.report import tasks as scored
 from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.plots import draw
 from titans_lm.report.table import screen
+from titans_lm.train.options import plain_settings
 from titans_lm.train.run import RunFolder
-from titans_lm.train.settings import plain_settings
 from titans_lm.train.sized import sized_for
 
 SIZE = {

@@ -27,7 +27,7 @@ from titans_lm.data.tasks.task import Task
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.report import tasks as scored
 from titans_lm.train.checkpoint import save_model
-from titans_lm.train.log import JsonLines
+from titans_lm.train.files import JsonLines
 from titans_lm.train.run import METRICS, RunFolder, load_model
 
 
@@ -261,7 +261,7 @@ def test_progress_is_shown_unless_it_is_quiet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps while training, tokens while testing, trials too; several jobs at once would write over each other."""
-    monkeypatch.setattr("titans_lm.train.log.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("titans_lm.train.progress.QUIET_SECONDS", 0.0)
     settings = recall(
         tmp_path / "out", ("sliding",), sizes=("24:2",), test_sizes=("5000:2",), steps=2, tune_steps=1, examples=6,
         rates=(1e-3, 1e-2), quiet=False,

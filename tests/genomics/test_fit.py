@@ -20,8 +20,8 @@ from titans_lm.genomics.predict import Classifier, load_classifier, load_nucleot
 from titans_lm.genomics.records import Sequences, reverse_complement
 from titans_lm.genomics.settings import GenomicsFit, PretrainSettings, TrainSettings
 from titans_lm.genomics.split import held_out
+from titans_lm.train.options import plain_settings
 from titans_lm.train.run import RunFolder
-from titans_lm.train.settings import plain_settings
 
 
 def settings(folder: Path, **changes: Any) -> TrainSettings:

@@ -14,7 +14,7 @@ from titans_lm.compare.tasks import FILE as TASK_FILE
 from titans_lm.evaluate.questions import TASKS
 from titans_lm.repro.plans import COMMANDS, Plan, default_test, list_tables, make_plan, published, table_name
 from titans_lm.repro.run import READS, command_of
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.options import plain_settings
 
 TABLES = tuple(published())
 

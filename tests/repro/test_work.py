@@ -14,7 +14,7 @@ from titans_lm.recipes.estimate import estimate_training
 from titans_lm.repro.plans import Step, make_plan, published
 from titans_lm.repro.show import plan_lines, work_of, work_told
 from titans_lm.train.baselines import fit_baseline
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.options import plain_settings
 
 
 def steps_of(table: str, scale: str = "paper", **given) -> dict[str, Step]:

@@ -8,9 +8,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from titans_lm.config import BackboneConfig
 from titans_lm.data.text import load_corpus
 from titans_lm.data.tokenizer import encode_document
-from titans_lm.train.heldout import token_bits
+from titans_lm.train.bits_per_byte import token_bits
 from titans_lm.train.language import train_language_model
-from titans_lm.train.settings import LanguageSettings, merge_settings, read_settings_file
+from titans_lm.train.options import merge_settings, read_settings_file
+from titans_lm.train.settings import LanguageSettings
 
 SMALL = BackboneConfig(
     architecture="mac",

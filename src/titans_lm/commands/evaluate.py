@@ -21,7 +21,7 @@ from titans_lm.compare.task_settings import (
     TaskSettings,
     TrackingTask,
 )
-from titans_lm.train.settings import written_command
+from titans_lm.train.options import written_command
 
 Evaluated = (
     Annotated[PerplexitySettings, tyro.conf.subcommand("perplexity", default=PerplexitySettings())]

@@ -7,35 +7,28 @@ from typing import Annotated, Any
 
 import tyro
 
-from titans_lm.commands.show import say, write_result
-from titans_lm.genomics.settings import EvaluateSettings, PredictSettings, PretrainSettings, TrainSettings, as_settings
-from titans_lm.train.settings import written_command
+from titans_lm.commands.show import Output, say, write_result
+from titans_lm.genomics.settings import EvaluateSettings, PredictSettings, PretrainSettings, TrainSettings
+from titans_lm.train.options import as_settings, written_command
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainClassifier(TrainSettings):
+class Fitted(Output):
+    """What training takes beside its settings."""
+
+    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
+    resume: bool = False
+    """Go on with --run where it was stopped, by the same settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainClassifier(Fitted, TrainSettings):
     """Train a classifier on sequences with classes: titans genomics train DATA --run runs/dna."""
 
-    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-    resume: bool = False
-    """Go on with --run where it was stopped, by the same settings."""
-    json: Path | None = None
-    """Write what came out to this file too."""
-    quiet: bool = False
-    """Show no progress."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrain(PretrainSettings):
+class Pretrain(Fitted, PretrainSettings):
     """Learn to predict the next nucleotide; titans genomics train DATA --pretrained RUN starts from it."""
-
-    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-    resume: bool = False
-    """Go on with --run where it was stopped, by the same settings."""
-    json: Path | None = None
-    """Write what came out to this file too."""
-    quiet: bool = False
-    """Show no progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,34 +64,27 @@ class Genomics:
 def run_genomics(command: Genomics) -> None:
     what = command.what
     tell = (lambda _: None) if what.quiet else say
-    if isinstance(what, TrainClassifier):
+    if isinstance(what, TrainClassifier | Pretrain):
         train(what, tell)
-    elif isinstance(what, Pretrain):
-        pretrain(what, tell)
     elif isinstance(what, EvaluateClassifiers):
         evaluate(what, tell)
     else:
         predict_classes(what, tell)
 
 
-def train(command: TrainClassifier, tell: Callable[[str], None]) -> None:
-    from titans_lm.genomics.fit import train_on_file
-    from titans_lm.train.log import ProgressReport
+def train(command: TrainClassifier | Pretrain, tell: Callable[[str], None]) -> None:
+    from titans_lm.genomics.fit import pretrain_on_file, train_on_file
+    from titans_lm.train.progress import ProgressReport
 
-    settings = as_settings(TrainSettings, command)
-    result = train_on_file(settings, resume=command.resume, progress=ProgressReport(quiet=command.quiet))
-    write_result(command.json, result)
-    tell(f"{100 * result['validation']['accuracy']:.1f} % of the part held out are right; model in {result['model']}")
-
-
-def pretrain(command: Pretrain, tell: Callable[[str], None]) -> None:
-    from titans_lm.genomics.fit import pretrain_on_file
-    from titans_lm.train.log import ProgressReport
-
-    settings = as_settings(PretrainSettings, command)
-    result = pretrain_on_file(settings, resume=command.resume, progress=ProgressReport(quiet=command.quiet))
-    write_result(command.json, result)
-    tell(f"{result['held_out_bits_per_nucleotide']:.4f} bits per nucleotide held out; model in {result['model']}")
+    how: dict[str, Any] = {"resume": command.resume, "progress": ProgressReport(quiet=command.quiet)}
+    if isinstance(command, TrainClassifier):
+        result = train_on_file(as_settings(TrainSettings, command), **how)
+        found = f"{100 * result['validation']['accuracy']:.1f} % of the part held out are right"
+    else:
+        result = pretrain_on_file(as_settings(PretrainSettings, command), **how)
+        found = f"{result['held_out_bits_per_nucleotide']:.4f} bits per nucleotide held out"
+    command.write(result)
+    tell(f"{found}; model in {result['model']}")
 
 
 def command_line(settings: EvaluateSettings) -> str:

@@ -24,9 +24,9 @@ from titans_lm.memory import held_still
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.device import commit
 from titans_lm.train.files import write_json
-from titans_lm.train.log import TokenReport
+from titans_lm.train.options import plain_settings, written_command
+from titans_lm.train.progress import TokenReport
 from titans_lm.train.run import UNKNOWN, load_model, load_tokenizer, resolve_model
-from titans_lm.train.settings import plain_settings, written_command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -27,9 +27,9 @@ from titans_lm.evaluate.questions import (
     score_questions,
 )
 from titans_lm.train.files import finite, write_atomically, write_json
-from titans_lm.train.log import Report
+from titans_lm.train.options import plain_settings
+from titans_lm.train.progress import Report
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
-from titans_lm.train.settings import plain_settings
 
 Scores = dict[str, Any]
 Sample = dict[str, Any]

@@ -25,9 +25,9 @@ from titans_lm.evaluate.texts import Book, Encoder, books
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.device import commit
 from titans_lm.train.files import write_json
-from titans_lm.train.log import TokenReport
+from titans_lm.train.options import plain_settings, written_command
+from titans_lm.train.progress import TokenReport
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
-from titans_lm.train.settings import plain_settings, written_command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

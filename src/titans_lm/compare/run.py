@@ -11,10 +11,10 @@ from titans_lm.compare.score import read_texts
 from titans_lm.compare.settings import CompareSettings
 from titans_lm.compare.spent import spent, spent_on
 from titans_lm.report.spread import mean_with_spread
-from titans_lm.train.corpus import language_data
 from titans_lm.train.files import write_json
+from titans_lm.train.language import language_data
 from titans_lm.train.match import count_parameters
-from titans_lm.train.settings import plain_settings, written_command
+from titans_lm.train.options import plain_settings, written_command
 from titans_lm.train.sized import sized_model
 
 FILE = "compare.json"

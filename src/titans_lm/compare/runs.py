@@ -10,11 +10,11 @@ from titans_lm.compare.jobs import Attempt, Result, final_attempts, trial_attemp
 from titans_lm.compare.score import score_run
 from titans_lm.compare.settings import CompareSettings, contender
 from titans_lm.data.contents import files_sum, text_sum
-from titans_lm.train.files import write_json
-from titans_lm.train.log import JsonLines
+from titans_lm.train.files import JsonLines, write_json
 from titans_lm.train.match import MATCHED_BY
+from titans_lm.train.options import plain_settings
 from titans_lm.train.run import CONTENTS, METRICS, SETTINGS, begun_with
-from titans_lm.train.settings import LanguageSettings, plain_settings
+from titans_lm.train.settings import LanguageSettings
 
 HELD_OUT = "held_out_bits_per_byte"
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from titans_lm.data.text import Document, read_documents
 from titans_lm.evaluate.perplexity import Text, encode_text, score_texts
-from titans_lm.train.heldout import buckets
+from titans_lm.train.bits_per_byte import buckets
 
 EDGES = (0, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 PIECE = 512

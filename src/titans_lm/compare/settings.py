@@ -17,8 +17,9 @@ from titans_lm.config import (
     check_positive,
     nearest,
 )
+from titans_lm.train.options import merge_settings
 from titans_lm.train.rules import RULES
-from titans_lm.train.settings import LanguageSettings, ModelSettings, merge_settings
+from titans_lm.train.settings import LanguageSettings, ModelSettings
 
 VARIED = ("stateful", "weight_decay")
 """Settings of training that a variant may change beside those of the model."""

@@ -23,12 +23,12 @@ from titans_lm.data.tasks.task import Task
 from titans_lm.evaluate.tasks import bytes_of_state, task_score
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_json
-from titans_lm.train.log import ProgressReport, TokenReport
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import TaskLoss
 from titans_lm.train.match import MATCHED_BY, count_parameters
+from titans_lm.train.options import plain_settings
+from titans_lm.train.progress import ProgressReport, TokenReport
 from titans_lm.train.run import RunFolder, begun_with
-from titans_lm.train.settings import plain_settings
 from titans_lm.train.sized import Sized, sized_for
 from titans_lm.train.trainer import FitResult
 

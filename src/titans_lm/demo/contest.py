@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from titans_lm.config import BackboneConfig
-from titans_lm.train.describe import describe_model
-from titans_lm.train.log import ProgressReport
+from titans_lm.train.fresh import describe_model
 from titans_lm.train.loop import fit
-from titans_lm.train.settings import FitSettings, plain_settings
+from titans_lm.train.options import plain_settings
+from titans_lm.train.progress import ProgressReport
+from titans_lm.train.settings import FitSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,7 +15,7 @@ from titans_lm.demo.settings import RecallPlan
 from titans_lm.evaluate.recall import Recall, recall_accuracy, sliding_reach
 from titans_lm.train.losses import recall_loss
 from titans_lm.train.match import count_parameters, match_parameters
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.options import plain_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

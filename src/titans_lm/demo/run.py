@@ -21,8 +21,8 @@ from titans_lm.demo.settings import DemoPlan, DemoSettings, fast_plan, full_plan
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.device import environment
 from titans_lm.train.files import new_folder, write_atomically, write_json
+from titans_lm.train.options import plain_settings
 from titans_lm.train.run import MODEL
-from titans_lm.train.settings import plain_settings
 
 FORMAT = "titans-lm demo 1"
 REPORT, RESULTS = "report.html", "results.json"

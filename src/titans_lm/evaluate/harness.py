@@ -27,7 +27,7 @@ from torch import Tensor
 
 from titans_lm.config import check_at_least
 from titans_lm.evaluate.likelihood import encode, longest_input, starts_with_bos
-from titans_lm.train.heldout import LN2, token_bits
+from titans_lm.train.bits_per_byte import LN2, token_bits
 from titans_lm.train.run import load_model, load_tokenizer
 
 if TYPE_CHECKING:

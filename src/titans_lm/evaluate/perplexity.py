@@ -19,7 +19,7 @@ from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import TokenIds, encode_document, is_byte_tokenizer
 from titans_lm.evaluate.bootstrap import bounds
-from titans_lm.train.heldout import Bucket, buckets, default_edges, token_bits
+from titans_lm.train.bits_per_byte import Bucket, buckets, default_edges, token_bits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,7 +18,7 @@ from titans_lm.config import check_at_least
 from titans_lm.data.batches import IGNORED
 from titans_lm.evaluate.carried import Reading
 from titans_lm.evaluate.texts import Stretch, Tokens
-from titans_lm.train.heldout import LN2
+from titans_lm.train.bits_per_byte import LN2
 
 FIRST = 64
 """Where the first range of positions ends; each later one ends at twice the position."""

@@ -13,7 +13,7 @@ from titans_lm.config import Architecture, BackboneConfig, nearest
 from titans_lm.forecast.model import Forecaster, Future, InstanceNorm, Past, Shape, over_time
 from titans_lm.forecast.settings import ForecastSettings, NetSettings, Normalisation, TrainSettings
 from titans_lm.forecast.windows import Windows, windows_at_once
-from titans_lm.train.settings import merge_settings
+from titans_lm.train.options import merge_settings
 
 STACKS = (*get_args(Architecture), "mamba")
 TRAINED = (*STACKS, "patchtst", "dlinear")

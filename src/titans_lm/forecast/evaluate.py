@@ -31,9 +31,9 @@ from titans_lm.report.spread import mean_with_spread
 from titans_lm.report.table import aligned
 from titans_lm.train.device import choose_device
 from titans_lm.train.files import write_json
-from titans_lm.train.log import ProgressReport
+from titans_lm.train.options import plain_settings, written_command
+from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import RunFolder, begun_with
-from titans_lm.train.settings import plain_settings, written_command
 
 FILE = "results.json"
 KEPT = ("parameters", "validation", "test", "streaming", "steps", "best_step", "seconds", "skipped_steps", "ridge")

@@ -23,8 +23,8 @@ from titans_lm.memory import held_still
 from titans_lm.ops.state import map_state
 from titans_lm.train.device import choose_device
 from titans_lm.train.files import write_atomically, write_json
-from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import fit
+from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import RunFolder
 
 Found = dict[str, Any]

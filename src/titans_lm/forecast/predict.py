@@ -23,7 +23,7 @@ from titans_lm.forecast.windows import Prepared, Scaler
 from titans_lm.report.plots import INK, SOFT, Line, Plot, draw_panels, save_png
 from titans_lm.train.device import choose_device
 from titans_lm.train.files import new_folder, write_atomically, write_json
-from titans_lm.train.settings import merge_settings
+from titans_lm.train.options import merge_settings
 
 FORMAT = "titans-lm forecaster 1"
 FILE, WEIGHTS, MODEL = "forecast.json", "model.safetensors", "model"

@@ -28,8 +28,8 @@ from titans_lm.genomics.split import Places, folds, held_out
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_atomically, write_json
 from titans_lm.train.match import count_parameters, match_parameters
+from titans_lm.train.options import merge_settings, plain_settings
 from titans_lm.train.run import RunFolder, begun_with
-from titans_lm.train.settings import merge_settings, plain_settings
 
 FILE, PREDICTIONS = "results.json", "predictions.tsv"
 CHOSEN = "validation_accuracy"

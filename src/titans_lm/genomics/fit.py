@@ -40,13 +40,13 @@ from titans_lm.genomics.settings import (
 from titans_lm.genomics.split import held_out
 from titans_lm.train.device import environment, to_device
 from titans_lm.train.files import remove_unfinished, write_atomically, write_json
-from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import Interrupted, fit
 from titans_lm.train.match import match_parameters
-from titans_lm.train.parallel import World, joined_world
+from titans_lm.train.options import plain_settings
+from titans_lm.train.parallel import Distributed, joined_distributed
+from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, SETTINGS, RunFolder
-from titans_lm.train.session import due
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.writer import due
 
 BEST, PRETRAIN, RESULT, CONFUSION = "best.safetensors", "pretrain", "result.json", "confusion.png"
 MOST_HELD_OUT = 1024
@@ -140,7 +140,7 @@ def train_classifier(
     Sequences are cropped already. The numbers beside it are about the training alone.
     """
     shown = ProgressReport(quiet=True) if progress is None else progress
-    with joined_world(settings.device) as world:
+    with joined_distributed(settings.device) as world:
         if settings.baseline not in COUNTED:
             return _train_network(settings, train, valid, path, shown, world)
         core, chosen = fit_baseline(settings, train, valid)
@@ -150,7 +150,7 @@ def train_classifier(
 
 
 def _train_network(
-    settings: GenomicsFit, train: Sequences, valid: Sequences, path: Path, progress: ProgressReport, world: World
+    settings: GenomicsFit, train: Sequences, valid: Sequences, path: Path, progress: ProgressReport, world: Distributed
 ) -> tuple[Classifier, Found]:
     world.share(settings.batch_size)
     settings, initial = _resolve_model(settings)
@@ -319,7 +319,7 @@ def pretrain(
     order = np.random.default_rng([settings.seed, 2]).permutation(len(cut))
     many = min(max(round(len(cut) * settings.held_out), 1), len(cut) - 1, MOST_HELD_OUT)
     test, train = ([cut[place] for place in part] for part in (order[:many], order[many:]))
-    with joined_world(settings.device) as world:
+    with joined_distributed(settings.device) as world:
         world.share(settings.batch_size)
         world.first(lambda: begin(path, settings, resume=resume))
         torch.manual_seed(settings.seed)

@@ -19,7 +19,8 @@ from titans_lm.report.sources import Result
 from titans_lm.report.spread import in_percent, written
 from titans_lm.report.table import Column, Table
 from titans_lm.report.text import shapes
-from titans_lm.train.settings import plain_settings, tiny_model
+from titans_lm.train.options import plain_settings
+from titans_lm.train.settings import tiny_model
 
 KINDS = {
     "Recall": ("Associative recall (MQAR)", RecallSettings(symbols=256, answers=False), ("length", "pairs")),

@@ -27,7 +27,8 @@ from titans_lm.genomics import settings as dna
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.recipes.find import read_recipe, recipe_names
 from titans_lm.repro.sets import describe_sets, differs_in_size, find_sets
-from titans_lm.train.settings import LanguageSettings, as_options, merge_settings
+from titans_lm.train.options import as_options, merge_settings
+from titans_lm.train.settings import LanguageSettings
 
 Scale = Literal["tiny", "small", "paper"]
 SOURCE, EMPTY = "arXiv 2501.00663", "–"

@@ -17,7 +17,7 @@ from titans_lm.genomics.settings import EvaluateSettings
 from titans_lm.report.paper import FORMAT
 from titans_lm.report.spread import Spread, in_percent, mean_with_spread
 from titans_lm.repro.plans import SOURCE, Plan, Step, Table, published
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.options import plain_settings
 
 PLAN, FILE = "plan.json", "repro.json"
 Result = dict[str, Any]

@@ -4,7 +4,7 @@ import time
 
 from rich.console import Console
 
-from titans_lm.train.log import Report
+from titans_lm.train.progress import Report
 
 
 class ReadingReport(Report):

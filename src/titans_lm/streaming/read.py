@@ -17,7 +17,7 @@ from titans_lm.streaming.progress import ReadingReport
 from titans_lm.streaming.reader import Reader
 from titans_lm.streaming.tokens import TokenStream
 from titans_lm.train.files import remove_unfinished
-from titans_lm.train.stop import StopRequest
+from titans_lm.train.signals import StopRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,7 +18,7 @@ from titans_lm.report.surprise.text import TokenText, read_file
 from titans_lm.streaming import load_memory
 from titans_lm.surprise import PARTS, Surprise, check_surprised, measure_surprise
 from titans_lm.train.files import write_atomically
-from titans_lm.train.log import Report
+from titans_lm.train.progress import Report
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

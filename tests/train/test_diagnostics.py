@@ -5,13 +5,15 @@ import torch
 
 from model_cases import MEMORIES, REMEMBERING
 from titans_lm.memory import NeuralMemory
-from titans_lm.train.insight import memory_numbers
+from titans_lm.train.diagnostics import memory_numbers
 
 IDS = torch.arange(40)[None] % 30
 
 
-@pytest.mark.parametrize("architecture", REMEMBERING)
-@pytest.mark.parametrize("gates", ["head", "layer", "channel"])
+@pytest.mark.parametrize(
+    ("architecture", "gates"),
+    [("lmm", "head"), ("lmm", "channel"), *((architecture, "layer") for architecture in REMEMBERING)],
+)
 def test_numbers_of_every_block_and_layer(titans, architecture: str, gates: str) -> None:
     layers = max(2, len(architecture.split("+")))
     model = titans(architecture, num_hidden_layers=layers, gates=gates, gate_rank=2).eval()

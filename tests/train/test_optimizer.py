@@ -4,8 +4,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from model_cases import STACKS
-from titans_lm.train.optimiser import build_optimiser, decays, learning_rate
 from titans_lm.train.settings import FitSettings
+from titans_lm.train.trainer import build_optimizer, decays, learning_rate
 
 SPARED = ("bias", "norm", "embed", "initial", "persistent", "lm_head")
 
@@ -29,11 +29,11 @@ def test_each_parameter_is_in_one_group_once(tied):
     config.tie_word_embeddings = tied
     model = LlamaForCausalLM(config)
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
-    optimiser = build_optimiser(model, FitSettings(weight_decay=0.3))
-    grouped = [id(p) for group in optimiser.param_groups for p in group["params"]]
+    optimizer = build_optimizer(model, FitSettings(weight_decay=0.3))
+    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
-    assert [group["weight_decay"] for group in optimiser.param_groups] == [0.3, 0.0]
-    decayed = {id(p) for p in optimiser.param_groups[0]["params"]}
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+    decayed = {id(p) for p in optimizer.param_groups[0]["params"]}
     assert (id(model.lm_head.weight) in decayed) != tied
     assert id(model.model.embed_tokens.weight) not in decayed
     assert id(model.model.norm.weight) not in decayed
@@ -45,7 +45,7 @@ def test_frozen_and_marked_parameters_are_left_out():
     model[1].weight._no_weight_decay = True
     assert decays(model) == {"1.weight": False, "1.bias": False, "2.weight": True, "2.bias": False}
     with pytest.raises(ValueError, match="without a parameter that requires a gradient"):
-        build_optimiser(model.requires_grad_(False), FitSettings())
+        build_optimizer(model.requires_grad_(False), FitSettings())
 
 
 def test_decay_pulls_on_matrices_and_leaves_the_rest():
@@ -53,10 +53,10 @@ def test_decay_pulls_on_matrices_and_leaves_the_rest():
     with torch.no_grad():
         model[0].bias.fill_(1.0)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimiser = build_optimiser(model, FitSettings(lr=0.1, weight_decay=0.5))
+    optimizer = build_optimizer(model, FitSettings(lr=0.1, weight_decay=0.5))
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    optimiser.step()
+    optimizer.step()
     for name, p in model.named_parameters():
         factor = 1 - 0.1 * 0.5 if name == "0.weight" else 1.0
         torch.testing.assert_close(p.detach(), before[name] * factor)

@@ -1,6 +1,6 @@
 """Bits per byte on text that was held out: every token predicted once, with the memory carried or started anew."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import check_at_least
-from titans_lm.data.batches import IGNORED
+from titans_lm.data.batches import IGNORED, padded
 from titans_lm.data.prepared import Split
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import TokenIds, encode_document, is_byte_tokenizer
@@ -33,7 +33,7 @@ class Bucket:
     bits_per_token: float
 
 
-class HeldOut:
+class BitsPerByte:
     """Measure bits per byte on documents, over all and by position: the evaluation that runs during training.
 
     A position counts what the model has read before: in the document where the state is carried, else in the piece of
@@ -136,70 +136,53 @@ def token_bits(
     check_at_least("batch_size", batch_size, 1)
     if carry and not hasattr(model, "init_state"):
         raise ValueError(f"got carry=True for a {type(model).__name__}, which has no init_state; expected memory")
+    steps = [max(len(document), 1) if carry else seq_len for document in documents]
+    starts = [range(0, max(len(document) - 1, 1), step) for document, step in zip(documents, steps, strict=True)]
+    texts = [
+        document[start : start + step + 1]
+        for document, step, begun in zip(documents, steps, starts, strict=True)
+        for start in begun
+    ]
     was_training = model.training
     model.eval()
     try:
-        parts: list[list[Tensor]] = [[] for _ in documents]
-        read = _read_on if carry else _read_anew
-        for row, bits in read(model, documents, seq_len, batch_size):
-            parts[row].append(bits)
-        return [torch.cat([torch.zeros(0, dtype=torch.float64), *part]) for part in parts]
+        bits = iter(_read(model, texts, seq_len, batch_size, carry))
     finally:
         model.train(was_training)
+    return [torch.cat([next(bits) for _ in begun]) for begun in starts]
 
 
-def _read_anew(
-    model: nn.Module, documents: Sequence[TokenIds], seq_len: int, batch_size: int
-) -> Iterator[tuple[int, Tensor]]:
-    """Score pieces of all documents side by side; sorted by length, so that little is padding."""
-    pieces = [
-        (row, start, document[start : start + seq_len + 1])
-        for row, document in enumerate(documents)
-        for start in range(0, len(document) - 1, seq_len)
-    ]
-    pieces.sort(key=lambda piece: -len(piece[2]))
-    scored = []
-    for first in range(0, len(pieces), batch_size):
-        group = pieces[first : first + batch_size]
-        bits, _ = _score(model, [tokens for _, _, tokens in group], None, carry=False)
-        scored += [(row, start, part) for (row, start, _), part in zip(group, bits, strict=True)]
-    for row, _, bits in sorted(scored, key=lambda piece: piece[:2]):
-        yield row, bits
+def _read(model: nn.Module, texts: list[TokenIds], seq_len: int, batch_size: int, carry: bool) -> list[Tensor]:
+    """Score texts side by side, piece by piece; longest first, so that rows end from the last on.
 
-
-def _read_on(
-    model: nn.Module, documents: Sequence[TokenIds], seq_len: int, batch_size: int
-) -> Iterator[tuple[int, Tensor]]:
-    """Score documents piece by piece with the state carried; longest first, so that rows end from the last on."""
-    order = sorted((row for row in range(len(documents)) if len(documents[row]) > 1), key=lambda i: -len(documents[i]))
+    With `carry` the state goes on from piece to piece; without it a text is one piece.
+    """
+    found = [[torch.zeros(0, dtype=torch.float64)] for _ in texts]
+    order = sorted((row for row in range(len(texts)) if len(texts[row]) > 1), key=lambda row: -len(texts[row]))
     for first in range(0, len(order), batch_size):
         group, state, start = order[first : first + batch_size], None, 0
         while group:
-            bits, state = _score(
-                model, [documents[row][start : start + seq_len + 1] for row in group], state, carry=True
-            )
-            yield from zip(group, bits, strict=True)
+            pieces = [texts[row][start : start + seq_len + 1] for row in group]
+            bits, state = _score(model, pieces, state, carry=carry)
+            for row, part in zip(group, bits, strict=True):
+                found[row].append(part)
             start += seq_len
-            group = [row for row in group if len(documents[row]) - 1 > start]
+            group = [row for row in group if len(texts[row]) - 1 > start]
             alive = len(group)
-            state = map_state(lambda x, alive=alive: x[:alive], state)
+            state = map_state(lambda x, alive=alive: x[:alive], state) if group else None
+    return [torch.cat(parts) for parts in found]
 
 
 def _score(model: nn.Module, pieces: Sequence[TokenIds], state: object, *, carry: bool) -> tuple[list[Tensor], object]:
     """Return the bits of each piece's tokens after its first, and the state after the piece."""
     device = next(model.parameters()).device
     lengths = [len(tokens) - 1 for tokens in pieces]
-    shape = (len(pieces), max(lengths))
-    inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED)
-    for row, tokens in enumerate(pieces):
-        inputs[row, : lengths[row]], targets[row, : lengths[row]] = tokens[:-1], tokens[1:]
-    input_ids = torch.from_numpy(inputs).to(device)
+    batch = padded(pieces, max(lengths))
+    input_ids, targets = batch["input_ids"].to(device), batch["targets"].to(device)
     # Padding stands on the right of rows that end here: a causal model's answers before it do not depend on it.
     extra = {"state": state, "return_state": True} if carry else {}
     output = model(input_ids=input_ids, use_cache=False, **extra)
     logits = output.logits.float()
-    nats = F.cross_entropy(
-        logits.flatten(0, 1), torch.from_numpy(targets).to(device).flatten(), reduction="none", ignore_index=IGNORED
-    )
-    bits = (nats.view(shape) / LN2).double().cpu()
+    nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+    bits = (nats.view(targets.shape) / LN2).double().cpu()
     return [bits[row, :length] for row, length in enumerate(lengths)], output.state if carry else None

@@ -1,56 +1,17 @@
-"""What training leaves behind for people: a line of JSON per step, and a progress bar."""
+"""How far something is: a bar on a terminal, a line now and then elsewhere."""
 
-import json
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from titans_lm.train.files import finite, naming, write_atomically
-
 Own = TypeVar("Own", bound="Report")
 QUIET_SECONDS = 10.0
 """Seconds between two lines of progress where the screen is a file."""
 SHOWN = ("bits_per_token", "accuracy")
 """Metrics of a loss that the progress shows beside it."""
-
-
-class JsonLines:
-    """A file of one JSON object per line that grows while training runs."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Add a line; numbers that are not finite become null."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite(record)) + "\n")
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the records; a last line that was cut off when the machine died is left out."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        return [self._record(number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
-
-    def _record(self, number: int, line: bytes) -> dict[str, Any]:
-        """Read a line; ValueError where it is no record of a step."""
-        try:
-            record = json.loads(line)
-            if isinstance(record["step"], int):
-                return record
-        except (ValueError, TypeError, KeyError, RecursionError):
-            pass  # said below
-        raise ValueError(f"{self.path} holds no record of a step in line {number}; remove that line")
-
-    def rewind(self, step: int) -> None:
-        """Drop the records after a step: training goes on from there and writes them again."""
-        kept = [record for record in self.read() if record["step"] <= step]
-        write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 class Report:
@@ -115,6 +76,21 @@ class TokenReport(Report):
             left = f"  {(self.total - self.done) / max(rate, 1e-9) / 60.0:.1f} minutes left"
         note = f"{self.done:,}{of} tokens  {rate:,.0f} tokens/s"
         self.show(self.done, note, f"{self.title}: {note}{left}")
+
+
+class ByteReport(Report):
+    """How much text has been read; how much lies ahead is not known."""
+
+    def start(self) -> None:
+        """Begin to count."""
+        self.began = time.monotonic()
+        self.begin(total=None)
+
+    def update(self, done: int) -> None:
+        """Show how many bytes have been read, and how fast."""
+        rate = done / 1e6 / max(time.monotonic() - self.began, 1e-9)
+        note = f"{done / 1e6:,.1f} MB  {rate:,.1f} MB/s"
+        self.show(done, note, f"{self.title}: {note}")
 
 
 class ProgressReport(Report):

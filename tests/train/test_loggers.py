@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,10 @@ from titans_lm.data.batches import RandomCrops
 from titans_lm.data.tokenizer import encode_document
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import next_token_loss
+from titans_lm.train.options import merge_settings, plain_settings
 from titans_lm.train.run import RunFolder
-from titans_lm.train.settings import FitSettings, merge_settings, plain_settings
-from titans_lm.train.sinks import flat_numbers, open_sinks
+from titans_lm.train.settings import FitSettings
+from titans_lm.train.writer import LOGGERS, flat_numbers
 
 BATCHES = RandomCrops([encode_document(b"to and fro " * 20)], seq_len=8, batch_size=2)
 SETTINGS = FitSettings(steps=4, warmup_steps=1, save_every=2, eval_every=2)
@@ -62,7 +64,8 @@ def test_a_run_is_the_same_one_for_the_tracker_when_it_goes_on(tmp_path, monkeyp
     for _ in range(2):
         tracker = Tracker()
         monkeypatch.setitem(sys.modules, "wandb", tracker)
-        open_sinks(["wandb"], tmp_path / "run", 0)
+        with ExitStack() as stack:
+            LOGGERS["wandb"](tmp_path / "run", 0, stack)
         names.append(tracker.given["id"])
     assert names[0] == names[1]
 

@@ -5,7 +5,8 @@ import re
 import pytest
 from rich.console import Console
 
-from titans_lm.train.log import JsonLines, ProgressReport, TokenReport
+from titans_lm.train.files import JsonLines
+from titans_lm.train.progress import ProgressReport, TokenReport
 
 RECORD = {"step": 3, "loss": 1.25, "bits_per_token": 1.8, "tokens_per_second": 1234.0}
 
@@ -54,7 +55,7 @@ def test_a_file_gets_lines_and_the_last_one_surely():
 
 
 def test_tokens_are_counted_up_to_what_is_known(monkeypatch):
-    monkeypatch.setattr("titans_lm.train.log.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("titans_lm.train.progress.QUIET_SECONDS", 0.0)
     screen = io.StringIO()
     for total in (4_000, None):
         with TokenReport(title="book", console=Console(file=screen, width=200)).start(total) as progress:

@@ -1,5 +1,6 @@
 """What the memories of a model do while it reads: gates, surprise, and the norms of what they have become."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,34 +57,26 @@ def _memory_states(state: Any) -> Iterator[MemoryState]:
 @contextmanager
 def _listening(memories: list[NeuralMemory]) -> Iterator[list[dict[str, list[float]]]]:
     """Collect what the gates say: at the end, for each memory the mean of each gate that it has, by layer."""
-    heard: list[dict[str, list[float]]] = [{} for _ in memories]
-    said: dict[tuple[int, str], list[tuple[int, Tensor]]] = {}
-    handles = []
+    found: list[dict[str, list[float]]] = [{} for _ in memories]
+    heard: dict[tuple[int, str], list[tuple[int, Tensor]]] = defaultdict(list)
 
-    def listen(gate: nn.Module, index: int, name: str) -> None:
+    def listen(index: int, name: str, gate: nn.Module) -> Any:
         def hook(module: nn.Module, given: Any, out: Any) -> None:
             parts = out if isinstance(out, tuple) else out.unbind(-1)
             means = torch.stack([part.double().mean() for part in parts])
-            said.setdefault((index, name), []).append((parts[0].shape[1], means))
+            heard[index, name].append((parts[0].shape[1], means))
 
-        handles.append(gate.register_forward_hook(hook))
+        return gate.register_forward_hook(hook)
 
-    for index, memory in enumerate(memories):
-        for name in GATES:
-            gate = getattr(memory, f"{name}_proj")
-            if gate is not None:
-                listen(gate, index, name)
+    gates = [(i, name, getattr(memory, f"{name}_proj")) for i, memory in enumerate(memories) for name in GATES]
+    handles = [listen(*gate) for gate in gates if gate[2] is not None]
     try:
-        yield heard
+        yield found
     finally:
         for handle in handles:
             handle.remove()
-    for (index, name), parts in said.items():
-        parts = parts[_before_the_text(memories[index]) :]
-        counts = torch.tensor([float(count) for count, _ in parts], dtype=torch.float64, device=parts[0][1].device)
-        heard[index][name] = (counts @ torch.stack([means for _, means in parts]) / counts.sum()).tolist()
-
-
-def _before_the_text(memory: NeuralMemory) -> int:
-    """How many calls of the memory come before the text: one where it reads the persistent tokens (D16)."""
-    return int(isinstance(memory.config, BackboneConfig) and memory.config.memory_begins_persistent)
+    for (index, name), calls in heard.items():
+        config = memories[index].config  # its first call reads the persistent tokens in some stacks (D16), not the text
+        calls = calls[int(isinstance(config, BackboneConfig) and config.memory_begins_persistent) :]
+        counts = torch.tensor([float(count) for count, _ in calls], dtype=torch.float64, device=calls[0][1].device)
+        found[index][name] = (counts @ torch.stack([means for _, means in calls]) / counts.sum()).tolist()
