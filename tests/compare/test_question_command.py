@@ -12,13 +12,13 @@ from lm_eval.tasks import TaskManager
 
 from cli_cases import titans
 from question_cases import small_llama, small_titans, word_tokenizer, write_questions, write_tasks
+from titans_lm import lm_eval as harness
 from titans_lm.cli import parse
 from titans_lm.commands.evaluate import questions_command_line
 from titans_lm.compare.question_settings import QuestionSettings
 from titans_lm.compare.questions import run_questions, short_names
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.evaluate import harness
-from titans_lm.evaluate.questions import answer_questions, read_questions, score_questions
+from titans_lm.questions import answer_questions, read_questions, score_questions
 from titans_lm.report.lm_eval import shown, tables
 from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.table import screen

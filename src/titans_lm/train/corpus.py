@@ -13,7 +13,8 @@ from titans_lm.data.prepared import TokenFolder, is_token_folder
 from titans_lm.data.reread import RereadRows
 from titans_lm.data.text import load_corpus
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer, encode_document
-from titans_lm.train.heldout import HeldOut, held_out_bytes, held_out_tokens
+from titans_lm.evaluate.bits_per_byte import HeldOut
+from titans_lm.evaluate.documents import held_out_bytes, held_out_tokens
 from titans_lm.train.settings import LanguageSettings
 
 if TYPE_CHECKING:

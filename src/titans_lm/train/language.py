@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from titans_lm.evaluate.bits_per_byte import HeldOut
 from titans_lm.train.corpus import LanguageData, language_data
 from titans_lm.train.device import environment
-from titans_lm.train.heldout import HeldOut
 from titans_lm.train.insight import memory_numbers
 from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import fit
