@@ -146,7 +146,7 @@ class Engine:
         watch = self._watch(cancel)
         entry = None if asked.conversation is None else self.store.get("conversation", asked.conversation)
         base = self._given(asked.memory) if entry is None else entry.memory
-        data = encoded(asked.text)
+        data = asked.text.encode()
         count = self._count(data, LOOKED_AT)
         if not 2 <= count <= LOOKED_AT:
             got = count if count < 2 else f"more than {LOOKED_AT:,}"
@@ -217,7 +217,7 @@ class Engine:
         `document` says whether the text begins one; by default it does where none is open.
         """
         most = self.settings.max_prompt_tokens
-        data = encoded(text) if isinstance(text, str) else text
+        data = text.encode() if isinstance(text, str) else text
         count = len(data)
         if count > most and isinstance(data, bytes):  # a token is at least a byte
             count = self._count(data, most)
@@ -239,11 +239,3 @@ class Engine:
         while stream.tokens <= most and len(stream.take(PIECE)):
             pass
         return stream.tokens
-
-
-def encoded(text: str) -> bytes:
-    """A text's bytes; halves of characters, which JSON can hold and UTF-8 cannot, are the client's mistake."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise bad_request(f"the text has half a character at position {error.start}; send whole ones") from error

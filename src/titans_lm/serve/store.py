@@ -19,8 +19,7 @@ from torch import nn
 
 from titans_lm.serve.errors import ClientError
 from titans_lm.streaming import Memory, save_memory
-from titans_lm.streaming.file import Header, open_memory, read_header
-from titans_lm.streaming.fingerprint import fingerprint
+from titans_lm.streaming.file import Header, fingerprint, open_memory, read_header
 from titans_lm.train.files import remove_file, remove_unfinished
 
 Kind = Literal["conversation", "memory"]
