@@ -242,11 +242,6 @@ def _metadata(path: Path, file: io.BufferedIOBase) -> dict[str, str]:
     if length > MOST_HEADER:
         raise SafetensorError(f"its header would be {length:,} bytes")
     metadata = json.loads(file.read(length)).get("__metadata__") or {}
-    _check_format(path, metadata)
-    return metadata
-
-
-def _check_format(path: Path, metadata: dict[str, str]) -> None:
     if metadata.get("format") != FORMAT:
         raise ValueError(f"got {str(path)!r}, which is no memory file; expected one that `titans read` has written")
     version = metadata.get("version", "")
@@ -255,6 +250,7 @@ def _check_format(path: Path, metadata: dict[str, str]) -> None:
             f"got the memory {str(path)!r} in format {version or 'unknown'}; this version of titans-lm reads format "
             f"{VERSION}; update titans-lm, or read the text again"
         )
+    return metadata
 
 
 def named_state(state: Any, name: str) -> Iterator[tuple[str, Tensor]]:
