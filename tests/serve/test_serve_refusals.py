@@ -196,7 +196,7 @@ def test_only_who_has_the_key(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def test_too_many_at_once_are_told_to_come_back(tmp_path_factory: pytest.TempPathFactory) -> None:
-    engine = small_engine(tmp_path_factory.mktemp("store"), workers=1, max_waiting=1)
+    engine = small_engine(tmp_path_factory.mktemp("store"), max_batch=1, max_waiting=1)
     body = {"prompt": "x", "max_tokens": 4000, "temperature": 0, "stream": True}
     with serving(engine) as client, ThreadPoolExecutor(1) as pool:
         with client.stream("POST", TEXT, json=body) as first:

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -15,8 +17,9 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from titans_lm.serve.auth import Auth
-from titans_lm.serve.engine import Engine
+from titans_lm.serve.engine import Answer, Emit, Engine
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, failure, not_found
+from titans_lm.serve.metrics import Counted, Metrics
 from titans_lm.serve.responses import Responses, events
 from titans_lm.serve.runner import Runner
 from titans_lm.serve.schema import NAME_LENGTH, Asked, Chat, Completion, Look, NewMemory, Strict, plain_name
@@ -34,21 +37,24 @@ POLICY = (
 def create_app(engine: Engine, name: str, api_key: str | None) -> FastAPI:
     """Build the application for one engine, whose model clients know as `name`."""
     settings = engine.settings
-    runner = Runner(settings.workers, settings.max_waiting)
+    # Those that write wait for the batch, not for a core: there is a thread for each, and for some that read meanwhile.
+    runner = Runner(settings.max_batch + settings.workers, settings.max_batch + settings.max_waiting)
+    metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await runner.close()
-        engine.store.close()
+        engine.close()
 
     app = FastAPI(title="titans serve", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.stop = runner.stop
     app.add_middleware(Auth, settings=settings, api_key=api_key)
+    app.add_middleware(Counted, metrics=metrics)  # the outer one
     _handle_errors(app)
-    _pages(app, engine, runner)
+    _pages(app, engine, runner, metrics)
     _models(app, name)
-    _answers(app, engine, runner, name)
+    _answers(app, engine, runner, metrics, name)
     _memories(app, engine, runner)
     return app
 
@@ -84,10 +90,26 @@ async def _parsed(kind: type[Given], request: Request) -> Given:
         raise bad_request(f"{place}: {first['msg']}" if place else first["msg"], place or None) from None
 
 
-def _pages(app: FastAPI, engine: Engine, runner: Runner) -> None:
+def _pages(app: FastAPI, engine: Engine, runner: Runner, metrics: Metrics) -> None:
     @app.get("/health")
     async def health() -> dict[str, Any]:
         return {"status": "ok", "active": runner.active, **engine.store.counts()}
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        gauges = {
+            "titans_active_requests": ("Requests that are computed or wait.", {"": runner.active}),
+            "titans_batch_rows": ("Answers that are being written.", {"": engine.batcher.rows}),
+            "titans_memories": (
+                "Conversations and memories of documents, all of them on disk, some of them in RAM too.",
+                {
+                    f'{{kind="{kind}",where="{where}"}}': count
+                    for kind in ("conversation", "memory")
+                    for where, count in zip(("disk", "ram"), engine.store.counts(kind).values(), strict=True)
+                },
+            ),
+        }
+        return Response(metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
     for path, (file, kind) in PAGE.items():
         content = resources.files("titans_lm.serve").joinpath("page", file).read_bytes()
@@ -123,17 +145,22 @@ def _models(app: FastAPI, name: str) -> None:
         return card
 
 
-def _answers(app: FastAPI, engine: Engine, runner: Runner, name: str) -> None:
+def _answers(app: FastAPI, engine: Engine, runner: Runner, metrics: Metrics, name: str) -> None:
+    def work(asked: Chat | Completion, emit: Emit, cancel: threading.Event) -> Answer:
+        found = engine.answer(asked, emit, cancel)
+        metrics.count_tokens(prompt=found.prompt_tokens, completion=found.new_tokens)
+        return found
+
     async def answer(asked: Chat | Completion, request: Request) -> Response:
         _check(asked, request, name, engine.settings.max_new_tokens)
         own = None if asked.conversation is None else f"conversation {asked.conversation}"
         responses = Responses(asked, name)
         if asked.stream:
-            items = runner.stream(own, lambda emit, cancel: engine.answer(asked, emit, cancel), request)
+            items = runner.stream(own, partial(work, asked), request)
             first = await anext(items)  # what is wrong with the request shows before there is an answer
             parts = events(responses, first, items)
             return StreamingResponse(parts, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        found = await runner.run(own, lambda _, cancel: engine.answer(asked, lambda _: None, cancel), request)
+        found = await runner.run(own, lambda _, cancel: work(asked, lambda _: None, cancel), request)
         return JSONResponse(responses.whole(found))
 
     @app.post("/v1/completions")
