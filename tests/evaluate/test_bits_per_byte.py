@@ -93,11 +93,10 @@ def test_a_state_by_hand_carried_and_reset(piece_len: int) -> None:
     assert (on.memory, reset.memory) == ("on", "reset every 4 tokens")
 
 
-@pytest.mark.parametrize(("piece_len", "batch_size"), [(5, 1), (8, 3)])
-def test_pieces_and_batches_change_nothing(model: Any, piece_len: int, batch_size: int) -> None:
+def test_pieces_and_batches_change_nothing(model: Any) -> None:
     for every in (None, 12):
         whole = token_bits(model, DOCUMENT_IDS, piece_len=1000, batch_size=1, reset_every=every)
-        cut = token_bits(model, DOCUMENT_IDS, piece_len=piece_len, batch_size=batch_size, reset_every=every)
+        cut = token_bits(model, DOCUMENT_IDS, piece_len=5, batch_size=3, reset_every=every)
         for a, b in zip(whole, cut, strict=True):
             np.testing.assert_allclose(a, b, rtol=0.0, atol=1e-9)
 
