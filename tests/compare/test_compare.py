@@ -17,7 +17,7 @@ from titans_lm.compare.score import read_texts, score, stretches
 from titans_lm.compare.settings import CompareSettings
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.evaluate.perplexity import bits_per_byte, encode_text
+from titans_lm.evaluate.bits_per_byte import bits_per_byte, encode_text
 from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.text import verdict
 from titans_lm.train.baselines import fit_baseline, make_baseline
@@ -198,7 +198,7 @@ def test_one_stretch_scores_as_a_document(tmp_path: Path) -> None:
     ours = byte_model(small_config("mac", hidden_size=16))
     llama = make_baseline(fit_baseline("llama", small_config("mac", hidden_size=16), 259, 20_000))
     for model in (ours, llama):
-        whole = {"memory": "on"} if model is ours else {"memory": "reset", "reset_every": len(document.ids)}
+        whole = {} if model is ours else {"reset_every": len(document.ids)}
         expected = bits_per_byte(model, [document], **whole).bits_per_byte
         found = score(model, byte_tokenizer(), tmp_path / "a.txt", positions=4096, most_bytes=10**6)
         assert found["bits_per_byte"] == pytest.approx(expected, rel=1e-5)

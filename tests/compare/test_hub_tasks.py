@@ -13,8 +13,8 @@ from lm_eval.tasks import TaskManager
 
 from cli_cases import titans
 from question_cases import TASKS, small_titans
+from titans_lm import lm_eval as harness
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.evaluate import harness
 from titans_lm.train.checkpoint import save_model
 
 

@@ -18,10 +18,10 @@ from titans_lm.compare.perplexity import FILE, command_line, run_perplexity
 from titans_lm.compare.perplexity_settings import Mode, PerplexitySettings
 from titans_lm.compare.trained import PIECES
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.evaluate.carried import choose_reading
-from titans_lm.evaluate.intervals import did_change, difference, far_minus_near
-from titans_lm.evaluate.positions import StretchScore, by_position, overall, score_stretches
-from titans_lm.evaluate.texts import Encoder, books, stretches
+from titans_lm.evaluate.documents import Encoder, books, spans
+from titans_lm.evaluate.intervals import difference, difference_in_differences, late_minus_early
+from titans_lm.evaluate.positions import SpanScore, by_position, overall, score_spans
+from titans_lm.evaluate.stream import reader_for
 from titans_lm.memory import held_still
 from titans_lm.report.books import differences, heading, plot, tables
 from titans_lm.report.page import render_results, without_folders
@@ -70,19 +70,19 @@ def done(tmp_path_factory: pytest.TempPathFactory, shelf: Path) -> tuple[Perplex
     return settings, run_perplexity(settings, command_line(settings), lambda _: None)
 
 
-def scores(settings: PerplexitySettings, index: int, mode: Mode) -> list[StretchScore]:
+def scores(settings: PerplexitySettings, index: int, mode: Mode) -> list[SpanScore]:
     """The same by hand."""
     model = load_model(settings.named()[index].path, "cpu")
     sizes = {"window": 64, "window_step": 32}
-    reading = choose_reading(model, piece_len=50, **sizes)
-    found = stretches(books(list(settings.text)), Encoder(None), length=256)
+    reading = reader_for(model, piece_len=50, **sizes)
+    found = spans(books(list(settings.text)), Encoder(None), length=256)
     if mode.kind == "off":
         with held_still(model):
-            return score_stretches(model, found, reading)
+            return score_spans(model, found, reading)
     every = mode.every if mode.kind == "reset" else None
     if every is not None and not reading.constant:
-        reading = choose_reading(model, piece_len=50, window=every, window_step=every)
-    return score_stretches(model, found, reading, reset_every=every)
+        reading = reader_for(model, piece_len=50, window=every, window_step=every)
+    return score_spans(model, found, reading, reset_every=every)
 
 
 def test_every_number_is_what_the_models_do(done: Any) -> None:
@@ -112,7 +112,7 @@ def test_every_number_is_what_the_models_do(done: Any) -> None:
                 assert (told["tokens"], told["bytes"]) == (expected[0].tokens, expected[0].bytes)
                 mean = sum(one.bits_per_byte for one in expected) / len(expected)
                 assert told["bits_per_byte"]["mean"] == pytest.approx(mean, rel=1e-5)
-            whole = far_minus_near([score for one in found for score in one], NEAR, FAR)
+            whole = late_minus_early([score for one in found for score in one], NEAR, FAR)
             assert whole is not None
             assert reading["far_minus_near"]["value"] == pytest.approx(whole.value, abs=1e-5)
             assert reading["far_minus_near"]["low"] == pytest.approx(whole.low, abs=1e-5)
@@ -130,10 +130,10 @@ def test_differences_are_between_readings_of_the_same_tokens(done: Any) -> None:
     off = [scores(settings, seed, Mode("off")) for seed in (0, 1)]
     told = lmm["differences"][2]
     assert told["overall"]["value"] == pytest.approx(difference([*on[0], *on[1]], [*off[0], *off[1]]).value, abs=1e-5)
-    change = did_change([*on[0], *on[1]], [*off[0], *off[1]], NEAR, FAR)
+    change = difference_in_differences([*on[0], *on[1]], [*off[0], *off[1]], NEAR, FAR)
     assert change is not None
     assert told["change"]["value"] == pytest.approx(change.value, abs=1e-5)
-    by_seed = [did_change(a, b, NEAR, FAR) for a, b in zip(on, off, strict=True)]
+    by_seed = [difference_in_differences(a, b, NEAR, FAR) for a, b in zip(on, off, strict=True)]
     assert told["change"]["by_seed"] == pytest.approx([one.value for one in by_seed if one], abs=1e-5)
 
 
@@ -166,9 +166,9 @@ def test_nothing_is_read_twice(done: Any, monkeypatch: pytest.MonkeyPatch, shelf
 
     def counted(*args: Any, reset_every: int | None, **more: Any) -> Any:
         read.append(reset_every)
-        return score_stretches(*args, reset_every=reset_every, **more)
+        return score_spans(*args, reset_every=reset_every, **more)
 
-    monkeypatch.setattr(module, "score_stretches", counted)
+    monkeypatch.setattr(module, "score_spans", counted)
     monkeypatch.setattr(module, "commit", lambda: "later")
     again = run_perplexity(settings, "again", lambda _: None)
     assert read == [None]

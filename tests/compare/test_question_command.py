@@ -12,17 +12,17 @@ from lm_eval.tasks import TaskManager
 
 from cli_cases import titans
 from question_cases import small_llama, small_titans, word_tokenizer, write_questions, write_tasks
+from titans_lm import lm_eval as harness
 from titans_lm.cli import parse
 from titans_lm.commands.evaluate import questions_command_line
 from titans_lm.compare.question_settings import QuestionSettings
 from titans_lm.compare.questions import run_questions, short_names
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.evaluate import harness
-from titans_lm.evaluate.questions import answer_questions, read_questions, score_questions
+from titans_lm.questions import answer_questions, read_questions, score_questions
 from titans_lm.report.lm_eval import shown, tables
 from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.table import screen
-from titans_lm.train import log
+from titans_lm.train import progress
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.run import load_model
 
@@ -52,7 +52,7 @@ def asked(folder: Path, *more: Any) -> list[Any]:
 def test_files_are_scored_without_lm_eval(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "QUIET_SECONDS", 0.0)  # all the lines that a slow model would show
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)  # all the lines that a slow model would show
     for forced in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # they make a terminal of what is none
         monkeypatch.delenv(forced, raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:

@@ -20,9 +20,9 @@ from titans_lm.compare.reread_settings import RereadSettings
 from titans_lm.compare.trained import PIECES
 from titans_lm.data.curriculum import RereadCurriculum
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.evaluate.carried import choose_whole_reading
+from titans_lm.evaluate.documents import Encoder, books
 from titans_lm.evaluate.reread import Drawing, draw_passages, reread
-from titans_lm.evaluate.texts import Encoder, books
+from titans_lm.evaluate.stream import reader_for
 from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.plots import draw
 from titans_lm.report.reread import places, plot, tables
@@ -82,7 +82,7 @@ def test_every_number_is_what_the_models_do(done: Any) -> None:
             bits = []
             for index in indices:
                 one = load_model(settings.named()[index].path, "cpu")
-                reading = choose_whole_reading(one, piece_len=7, max_len=40)
+                reading = reader_for(one, piece_len=7, max_len=40)
                 bits.append(np.concatenate([reread(one, each, distances, reading) for each in drawn], axis=-1))
             assert [part.shape[-1] for part in bits] == [told["passages"]] * len(bits)
             for place, found in enumerate(told["distances"]):

@@ -34,7 +34,7 @@ from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.copying import LookupSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import resized
-from titans_lm.evaluate.tasks import TaskScore, task_score
+from titans_lm.evaluate.accuracy import TaskScore, task_score
 from titans_lm.report import tasks as scored
 from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.plots import draw

@@ -15,8 +15,7 @@ from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.sizes import resized
 from titans_lm.data.tasks.tracking import TrackingSettings
-from titans_lm.evaluate.recall import recall_accuracy
-from titans_lm.evaluate.tasks import TaskScore, bytes_of_state, score_batch, task_score
+from titans_lm.evaluate.accuracy import TaskScore, bytes_of_state, recall_accuracy, score_batch, task_score
 from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.fresh import language_model
 from titans_lm.train.match import count_parameters

@@ -11,7 +11,7 @@ from titans_lm.compare.jobs import folder_name
 from titans_lm.compare.run import FILE as COMPARE_FILE
 from titans_lm.compare.run import command_line
 from titans_lm.compare.tasks import FILE as TASK_FILE
-from titans_lm.evaluate.questions import TASKS
+from titans_lm.questions import TASKS
 from titans_lm.repro.plans import COMMANDS, Plan, default_test, list_tables, make_plan, published, table_name
 from titans_lm.repro.run import READS, command_of
 from titans_lm.train.options import plain_settings

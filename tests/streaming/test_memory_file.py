@@ -142,7 +142,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_the_old_one_or_the_new_one(
         return call
 
     monkeypatch.setattr("torch.UntypedStorage.from_file", replacing(torch.UntypedStorage.from_file))
-    monkeypatch.setattr("titans_lm.streaming.file._check_format", replacing(file._check_format))
+    monkeypatch.setattr("titans_lm.streaming.file._metadata", replacing(file._metadata))
     assert_same_memory(load_memory(path, model), old, 0.0)
     assert_same_memory(load_memory(path, model), new, 0.0)
 

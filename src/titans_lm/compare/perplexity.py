@@ -16,10 +16,10 @@ from titans_lm.compare.settings import NamedModel
 from titans_lm.compare.spent import once, spent_on
 from titans_lm.compare.trained import check_seeds, kind_of, reading_file, weights_sum
 from titans_lm.data.prepared import tokenizer_fingerprint
-from titans_lm.evaluate.carried import choose_reading, remembers
-from titans_lm.evaluate.intervals import Estimate, complete, did_change, difference, far_minus_near
-from titans_lm.evaluate.positions import PositionBits, StretchScore, by_position, overall, score_stretches
-from titans_lm.evaluate.texts import Book, Encoder, books, stretches
+from titans_lm.evaluate.documents import Book, Encoder, books, spans
+from titans_lm.evaluate.intervals import Estimate, complete, difference, difference_in_differences, late_minus_early
+from titans_lm.evaluate.positions import PositionBits, SpanScore, by_position, overall, score_spans
+from titans_lm.evaluate.stream import has_neural_memory, reader_for
 from titans_lm.memory import held_still
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.device import commit
@@ -52,7 +52,7 @@ class Read:
     seconds: float
     commits: list[str]
     """Commits of the sources when it began and when it ended; one where they are the same."""
-    scores: list[StretchScore]
+    scores: list[SpanScore]
 
     @property
     def tokens(self) -> int:
@@ -109,10 +109,10 @@ def _run(
         surveys[mark] = _survey(found, encoder, settings)
     survey, model = surveys[mark], load_model(named.path, settings.device)
     sizes = {"piece_len": settings.piece_len, "window": settings.window, "window_step": settings.window_step}
-    carries = choose_reading(model, **sizes).constant
+    carries = reader_for(model, **sizes).constant
     weights = weights_sum(resolve_model(named.path))
     reads = []
-    for mode in settings.modes(carries=carries, remembers=remembers(model)):
+    for mode in settings.modes(carries=carries, remembers=has_neural_memory(model)):
         asked = {"weights": weights, "tokenizer": mark, "text": survey.sum, **_told(mode, settings)}
         read = _read(model, named, mode, found, encoder, survey, asked, settings)
         score = overall(read.scores)
@@ -122,7 +122,7 @@ def _run(
         )
         reads.append(read)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Run(named, kind_of(resolve_model(named.path)), remembers(model), carries, parameters, survey, reads)
+    return Run(named, kind_of(resolve_model(named.path)), has_neural_memory(model), carries, parameters, survey, reads)
 
 
 def _told(mode: Mode, settings: PerplexitySettings) -> Result:
@@ -145,17 +145,17 @@ def _read(
     file = reading_file(settings.out, f"{named.name}-{mode.name}", asked)
     window = mode.every if mode.kind == "reset" and mode.every is not None else settings.window
     step = window if mode.kind == "reset" else settings.window_step
-    reading = choose_reading(model, piece_len=settings.piece_len, window=window, window_step=step)
+    reading = reader_for(model, piece_len=settings.piece_len, window=window, window_step=step)
     if file.is_file():
         kept = json.loads(file.read_bytes())
         commits = kept.get("commits", [kept.get("commit", UNKNOWN)])
         return Read(mode, reading.constant, kept["seconds"], commits, [_score(one) for one in kept["stretches"]])
-    cut = stretches(found, encoder, **_cut(settings))
+    cut = spans(found, encoder, **_cut(settings))
     first, began = commit(), time.monotonic()
     still = held_still(model) if mode.kind == "off" else nullcontext()
     with TokenReport(quiet=settings.quiet, title=f"{named.name} {mode.name}").start(survey.tokens) as report, still:
         every = mode.every if mode.kind == "reset" else None
-        scores = score_stretches(
+        scores = score_spans(
             model, cut, reading, reset_every=every, batch_size=settings.batch_size, on_piece=report.read
         )
     # A reading may be older than the results that it ends up in.
@@ -169,9 +169,9 @@ def _cut(settings: PerplexitySettings) -> dict[str, Any]:
     return {"length": settings.stretch, "max_tokens": settings.max_tokens, "skip_tokens": settings.skip_tokens}
 
 
-def _score(kept: Result) -> StretchScore:
+def _score(kept: Result) -> SpanScore:
     rows = {name: tuple(kept[name]) for name in ("tokens", "bytes", "bits")}
-    return StretchScore(kept["document"], kept["start"], **rows)
+    return SpanScore(kept["document"], kept["start"], **rows)
 
 
 def _survey(found: list[Book], encoder: Encoder, settings: PerplexitySettings) -> Survey:
@@ -179,9 +179,9 @@ def _survey(found: list[Book], encoder: Encoder, settings: PerplexitySettings) -
     digest, documents = hashlib.blake2b(digest_size=16), []
     for book in found:
         tokens = size = 0
-        for stretch in stretches([book], encoder, **_cut(settings)):
+        for stretch in spans([book], encoder, **_cut(settings)):
             digest.update(f"{book.name} {stretch.start} {stretch.begin.tolist()}".encode())
-            while len((part := stretch.take(2**16)).ids):
+            while len((part := stretch.source.take(2**16)).ids):
                 digest.update(part.ids.tobytes() + part.sizes.tobytes())
                 tokens, size = tokens + len(part.ids), size + int(part.sizes.sum())
         documents.append({"name": book.name, "tokens": tokens, "bytes": size, "file_bytes": book.path.stat().st_size})
@@ -211,8 +211,8 @@ def _reading(seeds: Sequence[Read], settings: PerplexitySettings) -> Result:
     ranges = list(zip(*(by_position(read.scores) for read in seeds), strict=True))
     rates = [read.tokens / max(read.seconds, 1e-9) for read in seeds]
     scores = [score for read in seeds for score in read.scores]
-    far = far_minus_near(scores, settings.near, settings.far, seed=settings.seed)
-    by_seed = [far_minus_near(read.scores, settings.near, settings.far, seed=settings.seed) for read in seeds]
+    far = late_minus_early(scores, settings.near, settings.far, seed=settings.seed)
+    by_seed = [late_minus_early(read.scores, settings.near, settings.far, seed=settings.seed) for read in seeds]
     return {
         "mode": first.mode.kind,
         "every": first.mode.every,
@@ -247,9 +247,9 @@ def _difference(firsts: Sequence[Read], others: Sequence[Read], settings: Perple
     """The first mode against another, of the same tokens: all positions, and how it changes from near to far ones."""
     a, b = ([score for read in reads for score in read.scores] for reads in (firsts, others))
     ranges = settings.near, settings.far
-    change = did_change(a, b, *ranges, seed=settings.seed)
+    change = difference_in_differences(a, b, *ranges, seed=settings.seed)
     pairs = list(zip(firsts, others, strict=True))
-    by_seed = [did_change(x.scores, y.scores, *ranges, seed=settings.seed) for x, y in pairs]
+    by_seed = [difference_in_differences(x.scores, y.scores, *ranges, seed=settings.seed) for x, y in pairs]
     alone = [difference(x.scores, y.scores, seed=settings.seed) for x, y in pairs]
     return {
         "mode": firsts[0].mode.name,
@@ -265,7 +265,7 @@ def _estimate(found: Estimate | None, by_seed: Sequence[Estimate | None]) -> Res
     return {**asdict(found), "by_seed": [one.value for one in by_seed if one is not None]}
 
 
-def _books(scores: Sequence[StretchScore], settings: PerplexitySettings) -> Iterator[Result]:
+def _books(scores: Sequence[SpanScore], settings: PerplexitySettings) -> Iterator[Result]:
     """Sums of every book over its stretches and all seeds: what the intervals are made of."""
     for name in dict.fromkeys(score.document for score in scores):
         mine = [score for score in scores if score.document == name]

@@ -18,13 +18,15 @@ from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Say
 from titans_lm.compare.question_settings import QuestionSettings
-from titans_lm.evaluate.likelihood import Likelihood, longest_input, starts_with_bos
-from titans_lm.evaluate.questions import (
+from titans_lm.questions import (
+    Likelihood,
     Question,
     answer_questions,
     check_local_tasks,
+    longest_input,
     read_questions,
     score_questions,
+    starts_with_bos,
 )
 from titans_lm.train.files import finite, write_atomically, write_json
 from titans_lm.train.options import plain_settings
@@ -147,7 +149,7 @@ def _samples(name: str, task: str, questions: Sequence[Question], found: Sequenc
 
 def asked_by_harness(one: Answering, settings: QuestionSettings) -> Iterator[tuple[str, Scores, list[Sample]]]:
     """Let lm-eval ask its tasks; its progress goes to stderr."""
-    from titans_lm.evaluate.harness import TitansLM, harness_scores, run_tasks
+    from titans_lm.lm_eval import TitansLM, harness_scores, run_tasks
 
     with _out_of_the_way(settings.quiet):
         model = TitansLM(

@@ -17,11 +17,11 @@ from titans_lm.compare.settings import NamedModel
 from titans_lm.compare.spent import once, spent_on
 from titans_lm.compare.trained import check_seeds, kind_of, reading_file, weights_sum
 from titans_lm.data.prepared import tokenizer_fingerprint
-from titans_lm.evaluate.bootstrap import bounds
-from titans_lm.evaluate.carried import choose_whole_reading, remembers
+from titans_lm.evaluate.accuracy import bytes_of_state
+from titans_lm.evaluate.documents import Book, Encoder, books
+from titans_lm.evaluate.intervals import bounds
 from titans_lm.evaluate.reread import Drawing, Passages, draw_passages, fitting_distances, reread
-from titans_lm.evaluate.tasks import bytes_of_state
-from titans_lm.evaluate.texts import Book, Encoder, books
+from titans_lm.evaluate.stream import has_neural_memory, reader_for
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.device import commit
 from titans_lm.train.files import write_json
@@ -126,11 +126,11 @@ def _run(
             told = ", ".join(f"{gain:.3f} at {d:,}" for d, gain in zip(read.distances, read.gains.mean(1), strict=True))
             rate = read.tokens / max(read.seconds, 1e-9)
             say(f"{named.name} ({named.path}), passages of {length}: gain {told} bits per token, {rate:,.0f} tokens/s")
-    carries = choose_whole_reading(model, piece_len=settings.piece_len, max_len=settings.max_len).constant
+    carries = reader_for(model, piece_len=settings.piece_len, max_len=settings.max_len).constant
     longest = 2 * settings.lengths[-1] + settings.distances[-1] if carries else settings.max_len
     state = {"length": longest, **asdict(bytes_of_state(model, longest))}
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Run(named, kind_of(resolve_model(named.path)), remembers(model), carries, parameters, state, reads)
+    return Run(named, kind_of(resolve_model(named.path)), has_neural_memory(model), carries, parameters, state, reads)
 
 
 def _draw(found: list[Book], others: list[Book], encoder: Encoder, settings: RereadSettings) -> Drawn:
@@ -146,7 +146,7 @@ def _read(
 ) -> Read:
     """Take a reading from its file, or do it and keep it."""
     length = drawn[0].ids.shape[1]
-    reading = choose_whole_reading(model, piece_len=settings.piece_len, max_len=settings.max_len)
+    reading = reader_for(model, piece_len=settings.piece_len, max_len=settings.max_len)
     distances = list(settings.distances)
     if not reading.constant:
         distances = fitting_distances(drawn[0], distances, settings.max_len)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from titans_lm.data.text import Document, read_documents
-from titans_lm.evaluate.perplexity import Text, encode_text, score_texts
-from titans_lm.train.bits_per_byte import buckets
+from titans_lm.evaluate.bits_per_byte import Text, buckets, encode_text, token_bits
+from titans_lm.evaluate.stream import has_state
 
 EDGES = (0, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 PIECE = 512
@@ -24,7 +24,7 @@ def score_run(
     model, tokenizer = load_model(folder, device), load_tokenizer(folder)
     sizes = {"positions": positions, "most_bytes": most_bytes}
     found: dict[str, Any] = {"test": score(model, tokenizer, source, **sizes)}
-    if hasattr(model, "init_state"):
+    if has_state(model):
         bits = reset_score(model, tokenizer, source, reset_every=reset_every, **sizes)
         found["reset"] = {"every": reset_every, "bits_per_byte": bits}
     return found
@@ -36,7 +36,7 @@ def reset_score(
     """Bits per byte of the stretches that `score` reads, with the state thrown away every so many tokens."""
     texts = read_texts(source, tokenizer, most_bytes)
     pieces = [piece for text in texts for piece in stretches(text, positions)]
-    bits = score_texts(model, pieces, memory="reset", reset_every=reset_every, piece_len=PIECE, batch_size=4)
+    bits = token_bits(model, [piece.ids for piece in pieces], reset_every=reset_every, piece_len=PIECE, batch_size=4)
     return float(sum(row.sum() for row in bits)) / sum(text.bytes for text in texts)
 
 
@@ -49,11 +49,11 @@ def score(model: Any, tokenizer: Any, source: Path, *, positions: int, most_byte
     """
     texts = read_texts(source, tokenizer, most_bytes)
     count = sum(text.bytes for text in texts)
-    pieces = [piece for text in texts for piece in stretches(text, positions)]
-    if hasattr(model, "init_state"):
-        bits = score_texts(model, pieces, memory="on", piece_len=PIECE, batch_size=4)
+    pieces = [piece.ids for text in texts for piece in stretches(text, positions)]
+    if has_state(model):
+        bits = token_bits(model, pieces, piece_len=PIECE, batch_size=4)
     else:
-        bits = score_texts(model, pieces, memory="reset", reset_every=positions, batch_size=1)
+        bits = token_bits(model, pieces, reset_every=positions, batch_size=1)
     tokens = sum(map(len, bits))
     edges = [edge for edge in EDGES if edge < positions] + [positions]
     found = [{**asdict(b), "bits_per_byte": b.bits_per_token * tokens / count} for b in buckets(bits, edges)]

@@ -20,7 +20,7 @@ from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.sizes import AT
 from titans_lm.data.tasks.task import Task
-from titans_lm.evaluate.tasks import bytes_of_state, task_score
+from titans_lm.evaluate.accuracy import bytes_of_state, task_score
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_json
 from titans_lm.train.loop import fit

@@ -15,7 +15,7 @@ from titans_lm.data.tasks.hay import BYTES, WORDS, holds_tokenizer, tokenizer_in
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.text import blocks
 from titans_lm.data.tokenizer import is_byte_tokenizer
-from titans_lm.evaluate.carried import learned_positions
+from titans_lm.evaluate.stream import learned_positions
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
 from titans_lm.train.sized import Sized
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from titans_lm.demo.contest import Trained
 from titans_lm.demo.language import LanguageOutcome
 from titans_lm.demo.recall import RecallOutcome
-from titans_lm.evaluate.perplexity import Bucket
+from titans_lm.evaluate.bits_per_byte import Bucket
 from titans_lm.report.plots import Line, Plot, smoothed
 
 MEMORY, RESET, NONE, CHANCE = "#3451c6", "#e07a1f", "#7a8290", "#b4bac4"

@@ -3,8 +3,8 @@
 from titans_lm.demo.language import LanguageOutcome
 from titans_lm.demo.reading import Reading
 from titans_lm.demo.recall import RecallOutcome
-from titans_lm.evaluate.perplexity import Difference
-from titans_lm.evaluate.recall import Recall
+from titans_lm.evaluate.accuracy import Recall
+from titans_lm.evaluate.intervals import Difference
 
 LEARNED = 0.95
 """Accuracy from which recall counts as learned."""

@@ -8,7 +8,8 @@ from titans_lm.data.text import Corpus, load_corpus
 from titans_lm.data.tokenizer import VOCAB_SIZE, encode_document
 from titans_lm.demo.contest import Lesson, Trained, train_contender
 from titans_lm.demo.settings import LanguagePlan
-from titans_lm.evaluate.perplexity import BitsPerByte, Difference, Text, bits_per_byte, compare, encode_text
+from titans_lm.evaluate.bits_per_byte import BitsPerByte, Text, bits_per_byte, encode_text
+from titans_lm.evaluate.intervals import Difference, compare
 from titans_lm.train.fresh import byte_model
 from titans_lm.train.losses import next_token_loss
 from titans_lm.train.match import count_parameters, match_parameters
@@ -72,9 +73,9 @@ def run_language(plan: LanguagePlan, data: str, *, seconds: float, quiet: bool) 
     texts = held_out_texts(corpus, plan)
     segment = plan.memory.segment_len
     measured = {"edges": plan.edges, "batch_size": 16}
-    with_memory = bits_per_byte(memory.model, texts, memory="on", **measured)
-    reset = bits_per_byte(memory.model, texts, memory="reset", reset_every=segment, **measured)
-    without = bits_per_byte(no_memory.model, texts, memory="on", **measured)
+    with_memory = bits_per_byte(memory.model, texts, **measured)
+    reset = bits_per_byte(memory.model, texts, reset_every=segment, **measured)
+    without = bits_per_byte(no_memory.model, texts, **measured)
     return LanguageOutcome(
         corpus=corpus,
         segment_len=segment,

@@ -12,7 +12,7 @@ from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallCurriculum, RecallSettings
 from titans_lm.demo.contest import Lesson, Trained, train_contender
 from titans_lm.demo.settings import RecallPlan
-from titans_lm.evaluate.recall import Recall, recall_accuracy, sliding_reach
+from titans_lm.evaluate.accuracy import Recall, recall_accuracy, sliding_reach
 from titans_lm.train.losses import recall_loss
 from titans_lm.train.match import count_parameters, match_parameters
 from titans_lm.train.options import plain_settings

@@ -15,7 +15,8 @@ from titans_lm.data.prepared import TokenFolder, is_token_folder
 from titans_lm.data.reread import RereadRows
 from titans_lm.data.text import load_corpus
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer, encode_document
-from titans_lm.train.bits_per_byte import BitsPerByte, held_out_bytes, held_out_tokens
+from titans_lm.evaluate.bits_per_byte import HeldOut
+from titans_lm.evaluate.documents import held_out_bytes, held_out_tokens
 from titans_lm.train.device import environment
 from titans_lm.train.diagnostics import memory_numbers
 from titans_lm.train.loop import fit
@@ -36,7 +37,7 @@ class LanguageData:
     """Batches by step, the evaluation on text held out, the tokenizer of both, and how to speak of them."""
 
     batches: Callable[[int], Batch]
-    held_out: BitsPerByte
+    held_out: HeldOut
     tokenizer: "PreTrainedTokenizerBase"
     counts: dict[str, Any]
     split: str
@@ -130,8 +131,8 @@ def check_vocabulary(settings: LanguageSettings, ids: int) -> None:
         )
 
 
-def _held_out(settings: LanguageSettings, documents: list[np.ndarray], text_bytes: int) -> BitsPerByte:
-    return BitsPerByte(
+def _held_out(settings: LanguageSettings, documents: list[np.ndarray], text_bytes: int) -> HeldOut:
+    return HeldOut(
         documents, text_bytes, seq_len=settings.seq_len, batch_size=settings.batch_size, carry=settings.stateful
     )
 
@@ -199,7 +200,7 @@ def _train(
     }
 
 
-def _diagnostics(model: Any, held_out: BitsPerByte) -> dict[str, Any]:
+def _diagnostics(model: Any, held_out: HeldOut) -> dict[str, Any]:
     """What the memories do on the start of the first held-out text."""
     start = torch.from_numpy(held_out.documents[0][: held_out.seq_len].astype(np.int64))
     return memory_numbers(model, start[None].to(next(model.parameters()).device))

@@ -25,10 +25,10 @@ from question_cases import (
     write_questions,
     write_tasks,
 )
+from titans_lm import lm_eval as harness
 from titans_lm.data.tokenizer import BOS, byte_tokenizer
-from titans_lm.evaluate import harness
-from titans_lm.evaluate.harness import TitansLM, harness_scores, run_tasks
-from titans_lm.evaluate.questions import answer_questions, guessing, read_questions
+from titans_lm.lm_eval import TitansLM, harness_scores, run_tasks
+from titans_lm.questions import answer_questions, guessing, read_questions
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.run import load_model
 

@@ -1,6 +1,6 @@
 """Language models as lm-eval takes them: importing this module registers them there as "titans".
 
-    import titans_lm.evaluate.harness
+    import titans_lm.lm_eval
     lm_eval.simple_evaluate(model="titans", model_args={"pretrained": "runs/first"}, tasks=["piqa"])
 
 `pretrained` is a run folder, a checkpoint, a saved model, or a model in memory with its tokenizer: one of ours or any
@@ -26,8 +26,8 @@ from lm_eval.tasks import TaskManager
 from torch import Tensor
 
 from titans_lm.config import check_at_least
-from titans_lm.evaluate.likelihood import encode, longest_input, starts_with_bos
-from titans_lm.train.bits_per_byte import LN2, token_bits
+from titans_lm.evaluate.bits_per_byte import LN2, token_bits
+from titans_lm.questions import encode, longest_input, starts_with_bos
 from titans_lm.train.run import load_model, load_tokenizer
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 NO_LIMIT = 2**31 - 1
 """What lm-eval is told of a model that can read on and on."""
-PIECE = 512
-"""Tokens of a page that are read at once where the state is carried; changes speed and nothing else."""
 BOOTSTRAPS = 1000
 """Resamples behind the standard errors that lm-eval finds by resampling, such as that of a perplexity."""
 
@@ -128,7 +126,7 @@ class TitansLM(HFLM):
         if self.whole_pages:
             texts = [encode(self.tokenizer, request.args[0], False) for request in requests]
             pages = [np.array([self.prefix_token_id, *text]) for text in texts]
-            bits = token_bits(self.model, pages, seq_len=PIECE, batch_size=self.batch_size, carry=True)
+            bits = token_bits(self.model, pages, batch_size=self.batch_size)
             return [-float(page.sum()) * LN2 for page in bits]
         bos, self.bos = self.bos, False if self.bos else self.bos  # lm-eval puts it before a page itself
         try:

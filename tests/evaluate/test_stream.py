@@ -1,13 +1,15 @@
 """Rows that are read in pieces give what one pass gives, for everything that transformers calls a language model."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from model_cases import small_config
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
-from titans_lm.evaluate.pieces import carries, logits_at, read_all
-from titans_lm.evaluate.tasks import bytes_of_state, task_score
+from titans_lm.evaluate.accuracy import bytes_of_state, task_score
+from titans_lm.evaluate.stream import WindowReader, logits_at, reader_for
 from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.fresh import language_model
 
@@ -24,17 +26,17 @@ def made(name: str):
 
 
 @pytest.mark.parametrize("name", [*OURS, *OTHERS])
-@pytest.mark.parametrize("columns", [[0], [49], [0, 6, 7, 8, 30, 49]])
-def test_pieces_are_one_pass(name: str, columns: list[int]) -> None:
+def test_pieces_are_one_pass(name: str) -> None:
     model, ids = made(name), torch.randint(0, 40, (2, 50), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        whole = model(input_ids=ids, use_cache=False).logits[:, columns]
-    for piece_len in (7, 16, 64):
-        found = logits_at(model, ids, torch.tensor(columns), piece_len=piece_len)
-        # Qwen3-Next's recurrence is float32 whatever the model is.
-        close = 1e-6 if name == "qwen3-next" else 1e-9
-        torch.testing.assert_close(found, whole, rtol=10 * close, atol=close)
-    assert carries(model) == (name != "mamba2")
+        every = model(input_ids=ids, use_cache=False).logits
+    # The recurrences of Qwen3-Next and Mamba-2 are float32 whatever the model is.
+    close = 1e-6 if name in ("qwen3-next", "mamba2") else 1e-9
+    for columns in ([0], [49], [0, 6, 7, 8, 30, 49]):
+        for piece_len in (7, 16, 64):
+            found = logits_at(model, ids, torch.tensor(columns), piece_len=piece_len)
+            torch.testing.assert_close(found, every[:, columns], rtol=10 * close, atol=close)
+    assert not isinstance(reader_for(model, piece_len=7), WindowReader)
 
 
 def test_every_piece_is_told_and_then_what_nobody_reads() -> None:
@@ -47,33 +49,28 @@ def test_every_piece_is_told_and_then_what_nobody_reads() -> None:
     assert whole == [100]
 
 
-@pytest.mark.parametrize("name", ["mac", "sliding", "llama", "mistral"])
-def test_a_cache_is_filled_in_pieces(name: str) -> None:
-    """What is carried after all pieces predicts what one pass does, and nothing more is kept than afterwards needed."""
-    model, ids = made(name), torch.randint(0, 40, (1, 50), generator=torch.Generator().manual_seed(1))
-    one, many = read_all(model, ids, piece_len=50), read_all(model, ids, piece_len=9)
-    torch.testing.assert_close(many.logits[:, -1], one.logits[:, -1], rtol=1e-9, atol=1e-9)
-
-
-def test_a_window_keeps_no_more_of_a_long_row() -> None:
+def test_a_window_keeps_no_more_of_a_long_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titans_lm.evaluate.accuracy.PIECE", 64)
     model = made("sliding")
-    assert bytes_of_state(model, 5000) == bytes_of_state(model, 3000)
-    assert bytes_of_state(made("attention"), 5000).total > bytes_of_state(made("attention"), 3000).total
+    assert bytes_of_state(model, 150) == bytes_of_state(model, 90)
+    assert bytes_of_state(made("attention"), 150).total > bytes_of_state(made("attention"), 90).total
 
 
 def test_a_constant_state_is_not_measured_by_reading_a_million_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that grows is read to the end."""
-    read = []
-    monkeypatch.setattr("titans_lm.evaluate.tasks.SETTLED", 40)
-    monkeypatch.setattr(
-        "titans_lm.evaluate.tasks.read_all", lambda model, ids: read.append(ids.shape[1]) or read_all(model, ids)
-    )
+    monkeypatch.setattr("titans_lm.evaluate.accuracy.SETTLED", 40)
     constant, growing = made("lmm"), made("llama")
+    read = counted(constant)
     assert bytes_of_state(constant, 1_000_000) == bytes_of_state(constant, 60)
     assert read == [80, 40, 60]
-    whole = bytes_of_state(growing, 200)
-    assert read[3:] == [80, 40, 200]
-    assert whole.total == 200 * bytes_of_state(growing, 1).total
+    assert bytes_of_state(growing, 200).total == 200 * bytes_of_state(growing, 1).total
+
+
+def counted(model) -> list[int]:
+    """Keep the lengths of what a model is given."""
+    read: list[int] = []
+    model.register_forward_pre_hook(lambda _, __, given: read.append(given["input_ids"].shape[1]), with_kwargs=True)
+    return read
 
 
 def test_scores_do_not_depend_on_where_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +80,7 @@ def test_scores_do_not_depend_on_where_rows_are_cut(monkeypatch: pytest.MonkeyPa
     with torch.no_grad():  # sure of digits and marks, so that something is right
         model.lm_head.weight[256:] = 0.0
     whole = task_score(model, task, examples=8, batch_size=4)
-    monkeypatch.setattr("titans_lm.evaluate.pieces.PIECE", 64)
-    monkeypatch.setattr(logits_at, "__kwdefaults__", {"piece_len": 64})
+    monkeypatch.setattr("titans_lm.evaluate.accuracy.logits_at", partial(logits_at, piece_len=64))
     assert task_score(model, task, examples=8, batch_size=4) == whole
     assert whole.answers == 16
     assert whole.asked == 5 * 16
@@ -109,5 +105,5 @@ def test_a_cache_that_does_not_go_on_is_found_out() -> None:
     ids = torch.randint(0, 40, (1, 60), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=False).logits[:, [20, 59]]
-    assert not carries(model)
+    assert isinstance(reader_for(model), WindowReader)
     torch.testing.assert_close(logits_at(model, ids, torch.tensor([20, 59]), piece_len=16), whole)

@@ -22,7 +22,7 @@ DRAINED, DRAINING = 8, 2.0
 """Largest bodies that are still received, and for how many seconds, from a client that is told to send less."""
 
 
-class Gate:
+class Auth:
     """ASGI middleware: 401 without the key, 413 for a body that is too large, 408 for one that does not arrive.
 
     The body is taken in whole before the application sees the request, so nothing is computed for a part of one.
@@ -93,8 +93,9 @@ class Gate:
                 raise ClientError(408, "the request took too long to arrive", code="timeout") from error
             if whole:  # else the client has gone
                 self._check_type(scope["method"], headers)
-                self._check_parts(bytes(body))
-                await self.app(scope, _replayed(bytes(body), receive), send)
+                whole_body = bytes(body)
+                await asyncio.to_thread(self._check_parts, whole_body)
+                await self.app(scope, _replayed(whole_body, receive), send)
         finally:
             self.held -= _counted(len(body))
 

@@ -1,19 +1,20 @@
-"""How well a model does a synthetic task, and the bytes of state with which it does it."""
+"""How well a model does a synthetic task, how sure that is, and the bytes of state with which it does it."""
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from titans_lm.config import check_at_least
+from titans_lm.config import BackboneConfig, check_at_least, check_choice
 from titans_lm.data.batches import IGNORED, Batch
 from titans_lm.data.tasks.batches import TaskBatches
+from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.task import Task
-from titans_lm.evaluate.pieces import logits_at, read_all
+from titans_lm.evaluate.stream import PIECE, WindowReader, evaluating, has_state, logits_at, reader_for
 from titans_lm.ops.state import MemoryState, state_bytes
-from titans_lm.train.device import to_device
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ class TaskScore:
         return TaskScore(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
 
-@torch.no_grad()
 def task_score(
     model: nn.Module,
     task: Task,
@@ -50,7 +50,7 @@ def task_score(
     examples: int = 1024,
     batch_size: int = 64,
     seed: int = 1,
-    on_piece: Callable[[int], None] | None = None,
+    on_piece: Callable[[int], None] = lambda _: None,
 ) -> TaskScore:
     """Ask a model for everything that fresh rows of a task ask for; the likeliest token is its answer.
 
@@ -59,18 +59,13 @@ def task_score(
     is rounded up. The seed must differ from the one that the model was trained with.
     """
     check_at_least("examples", examples, 1)
-    device = next(model.parameters()).device
-    was_training, batches = model.training, TaskBatches(task, batch_size=batch_size, seed=seed)
-    score = TaskScore(0, 0, 0, 0)
-    model.eval()
-    try:
+    batches, score = TaskBatches(task, batch_size=batch_size, seed=seed), TaskScore(0, 0, 0, 0)
+    with evaluating(model) as device:
         for step in range(-(-examples // batch_size)):
-            batch = to_device(batches(step), device)
+            batch = {name: part.to(device) for name, part in batches(step).items()}
             columns = (batch["targets"] != IGNORED).any(0).nonzero()[:, 0]
             logits = logits_at(model, batch["input_ids"], columns, on_piece=on_piece)
             score += score_batch(logits, {name: batch[name][:, columns] for name in batch if name != "input_ids"})
-    finally:
-        model.train(was_training)
     return score
 
 
@@ -115,25 +110,21 @@ def bytes_of_state(model: nn.Module, length: int) -> StateBytes:
     return _measured(model, length)
 
 
-@torch.no_grad()
 def _measured(model: nn.Module, length: int) -> StateBytes:
-    device, was_training = next(model.parameters()).device, model.training
-    model.eval()
-    try:
-        ids = torch.zeros(1, length, dtype=torch.int64, device=device)
-        output = read_all(model, ids)
-    finally:
-        model.train(was_training)
-    cache: Any = getattr(output, "past_key_values", None)
-    cache = getattr(output, "cache_params", None) if cache is None else cache
-    if cache is None:
-        raise ValueError(f"got a {type(model).__name__}, whose output has no cache; expected a causal language model")
-    memories = [part for part in _parts(cache) if isinstance(part, MemoryState)]
-    weights = sum(state_bytes(memory.M) for memory in memories) if memories else None
-    if hasattr(cache, "state_bytes"):
-        return StateBytes(cache.state_bytes(), weights)
-    seen = {id(part): part for part in _parts(cache) if isinstance(part, Tensor)}
-    return StateBytes(sum(x.numel() * x.element_size() for x in seen.values()), weights)
+    state = None
+    with evaluating(model) as device:
+        reader = reader_for(model, piece_len=PIECE)
+        if isinstance(reader, WindowReader):
+            raise ValueError(f"got a {type(model).__name__}, which carries no state or cache; expected one that does")
+        for piece in torch.zeros(1, length, dtype=torch.int64, device=device).split(reader.piece(0), dim=1):
+            _, state = reader.step(piece, state, keep=1)
+    parts = list(_parts(state))
+    memories = [state_bytes(part.M) for part in parts if isinstance(part, MemoryState)]
+    weights = sum(memories) if memories else None
+    if has_state(model):
+        return StateBytes(state_bytes(state), weights)
+    tensors = {id(part): part for part in parts if isinstance(part, Tensor)}
+    return StateBytes(sum(x.numel() * x.element_size() for x in tensors.values()), weights)
 
 
 def _parts(value: Any, depth: int = 10) -> Iterator[Any]:
@@ -149,3 +140,63 @@ def _parts(value: Any, depth: int = 10) -> Iterator[Any]:
         inside = list(getattr(value, "__dict__", {}).values())
     for part in inside:
         yield from _parts(part, depth - 1)
+
+
+Z = 3.29
+"""Width of the intervals in standard deviations: 99.9 % of a normal distribution."""
+
+
+@dataclass(frozen=True)
+class Recall:
+    """How often a model named the value of a key that was asked."""
+
+    hits: int
+    asked: int
+    chance: float
+    """Accuracy of naming any value."""
+
+    @property
+    def accuracy(self) -> float:
+        return self.hits / self.asked
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 99.9 % interval of the accuracy."""
+        n, p = self.asked, self.accuracy
+        centre = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
+        half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+        return max(0.0, centre - half), min(1.0, centre + half)
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether the accuracy cannot be told from chance."""
+        low, high = self.interval
+        return low <= self.chance <= high
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "accuracy": self.accuracy,
+            "interval_99_9": list(self.interval),
+            "at_chance": self.at_chance,
+        }
+
+
+def recall_accuracy(
+    model: nn.Module, settings: RecallSettings, *, examples: int = 1024, batch_size: int = 64, seed: int = 1
+) -> Recall:
+    """Ask a model every key of fresh examples; the likeliest token is its answer.
+
+    Whole batches are asked, so `examples` is rounded up. The seed must differ from the one the model was trained with.
+    """
+    score = task_score(model, settings, examples=examples, batch_size=batch_size, seed=seed)
+    return Recall(score.hits, score.asked, settings.chance)
+
+
+def sliding_reach(config: BackboneConfig) -> int:
+    """How many tokens back a stack of sliding windows can look at most: layers × (window + convolution − 2).
+
+    Each layer sees window − 1 tokens back, and its short convolution lets the farthest of them know of kernel − 1 more.
+    """
+    check_choice("architecture", config.architecture, ("sliding",))
+    return config.num_hidden_layers * (config.window - 1 + config.attention_conv_size - 1)

@@ -15,7 +15,7 @@ from titans_lm.serve.schema import Asked, Chat
 log = logging.getLogger("titans_lm.serve")
 
 
-class Shape:
+class Responses:
     """An answer as OpenAI's clients expect it, whole or in pieces."""
 
     def __init__(self, asked: Asked, model: str) -> None:
@@ -51,7 +51,7 @@ class Shape:
         return {"conversation": self.asked.conversation, "memory_tokens": answer.memory_tokens}
 
 
-async def events(shape: Shape, first: Any, items: AsyncGenerator[Any, None]) -> AsyncIterator[str]:
+async def events(responses: Responses, first: Any, items: AsyncGenerator[Any, None]) -> AsyncIterator[str]:
     """The answer as server-sent events; the one that says why it ended comes when the memory is kept."""
 
     def event(value: Any) -> str:
@@ -59,14 +59,14 @@ async def events(shape: Shape, first: Any, items: AsyncGenerator[Any, None]) -> 
 
     async with aclosing(items):
         try:
-            yield event(shape.piece("", first=True))
+            yield event(responses.piece("", first=True))
             item = first
             while isinstance(item, str):
-                yield event(shape.piece(item))
+                yield event(responses.piece(item))
                 item = await anext(items)
-            yield event(shape.piece(None, item))
-            if shape.asked.with_usage:
-                yield event(shape.usage(item))
+            yield event(responses.piece(None, item))
+            if responses.asked.with_usage:
+                yield event(responses.usage(item))
             yield event("[DONE]")
         except Cancelled:
             return

@@ -1,5 +1,6 @@
 """Documents of any length as tokens with the bytes that each stands for, drawn piece by piece, whole or cut."""
 
+import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,16 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from titans_lm.config import check_at_least
-from titans_lm.data.text import SNIFFED, files_below
-from titans_lm.data.tokenizer import BOS, byte_vocabulary, is_byte_tokenizer
-from titans_lm.streaming.tokens import BLOCK, blocks_of_lines
+from titans_lm.data.prepared import Split
+from titans_lm.data.text import SNIFFED, Document, files_below
+from titans_lm.data.tokenizer import BOS, TokenIds, byte_vocabulary, encode_document, is_byte_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NONE = np.empty(0, np.int64)
-SKIPPED = 1 << 16
-"""Tokens that are drawn and let go at once."""
+BLOCK = 1 << 16
+"""Bytes drawn from a file at once, and tokens that are drawn and let go."""
+LEAST, MOST = 1 << 16, 1 << 18
+"""Characters of a block that a tokenizer of words is given: cut after the first line break from LEAST on."""
 
 
 class Tokens(NamedTuple):
@@ -148,13 +151,13 @@ def _byte_level_sizes(tokenizer: Any) -> np.ndarray:
 
 
 class TokenSource:
-    """The tokens of a document, up to `most`, drawn a few at a time; nothing that was drawn is kept."""
+    """Tokens, up to `most`, drawn a few at a time; nothing that was drawn is kept."""
 
-    def __init__(self, book: Book, encoder: Encoder, most: int | None = None) -> None:
-        self._blocks, self._left, self._missing = encoder.tokens(book), Tokens(NONE, NONE), most
+    def __init__(self, blocks: Iterable[Tokens], most: int | None = None) -> None:
+        self._blocks, self._left, self._missing = iter(blocks), Tokens(NONE, NONE), most
 
     def take(self, count: int) -> Tokens:
-        """Draw up to `count` tokens; fewer only where the document ends."""
+        """Draw up to `count` tokens; fewer only where they end."""
         if self._missing is not None:
             count = min(count, self._missing)
             self._missing -= count
@@ -175,8 +178,28 @@ def _joined(parts: Sequence[Tokens]) -> Tokens:
     return Tokens(np.concatenate([NONE, *(p.ids for p in parts)]), np.concatenate([NONE, *(p.sizes for p in parts)]))
 
 
+def blocks_of_lines(blocks: Iterator[bytes], name: str) -> Iterator[str]:
+    """Cut a text into what a tokenizer of words is given at once; ValueError where it is not UTF-8."""
+    decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
+    while True:
+        block = next(blocks, None)
+        try:
+            text += decoder.decode(block or b"", final=block is None)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"got {name!r}, which is not UTF-8 ({error.reason}); expected UTF-8, as the model reads no bytes"
+            ) from error
+        while len(text) >= MOST or (block is None and text):
+            cut = text.find("\n", LEAST) + 1
+            cut = min(cut or MOST, MOST, len(text))
+            yield text[:cut]
+            text = text[cut:]
+        if block is None:
+            return
+
+
 @dataclass
-class Stretch:
+class Span:
     """A document, or a piece of one that is read as if it were one: from nothing.
 
     `begin` is the token before the first that is predicted.
@@ -186,48 +209,88 @@ class Stretch:
     start: int
     """Tokens of the document before it."""
     begin: np.ndarray
-    source: TokenSource | None = field(default=None, repr=False)
-    tokens: Tokens | None = field(default=None, repr=False)
+    source: TokenSource = field(repr=False)
+    """The tokens to be predicted."""
 
-    def take(self, count: int) -> Tokens:
-        """Draw up to `count` tokens to be predicted; fewer only where it ends."""
-        if self.source is not None:
-            return self.source.take(count)
-        assert self.tokens is not None, "either or"
-        ids, sizes = self.tokens
-        self.tokens = Tokens(ids[count:], sizes[count:])
-        return Tokens(ids[:count], sizes[:count])
+    @classmethod
+    def of(cls, ids: TokenIds) -> "Span":
+        """Token ids, of which the first begins the text; nobody counts their bytes."""
+        rest = ids[1:]
+        return cls("", 0, ids[:1], TokenSource([Tokens(rest, np.zeros(len(rest), np.int64))]))
 
 
-def stretches(
+def spans(
     found: Iterable[Book],
     encoder: Encoder,
     *,
     length: int | None = None,
     max_tokens: int | None = None,
     skip_tokens: int = 0,
-) -> Iterator[Stretch]:
-    """Give documents whole, or cut into stretches of `length` tokens; `max_tokens` of each, after `skip_tokens`.
+) -> Iterator[Span]:
+    """Give documents whole, or cut into spans of `length` tokens; `max_tokens` of each, after `skip_tokens`.
 
     Each begins after the token that begins a document, so all of its tokens are predicted; where the tokenizer has no
-    such token, its first is not, and its bytes do not count. Of what is given only the stretch at hand is kept.
+    such token, its first is not, and its bytes do not count. Of what is given only the span at hand is kept.
     """
     for name, value in (("length", length), ("max_tokens", max_tokens)):
         if value is not None:
             check_at_least(name, value, 1)
     check_at_least("skip_tokens", skip_tokens, 0)
     for book in found:
-        source = TokenSource(book, encoder, None if max_tokens is None else skip_tokens + max_tokens)
-        for start in range(0, skip_tokens, SKIPPED):
-            source.take(min(SKIPPED, skip_tokens - start))
+        source = TokenSource(encoder.tokens(book), None if max_tokens is None else skip_tokens + max_tokens)
+        for start in range(0, skip_tokens, BLOCK):
+            source.take(min(BLOCK, skip_tokens - start))
         if length is None:
             begin = encoder.begin if len(encoder.begin) else source.take(1).ids
-            yield Stretch(book.name, skip_tokens, begin, source=source)
+            yield Span(book.name, skip_tokens, begin, source)
             continue
         start = skip_tokens
         while len((tokens := source.take(length)).ids):
             begin, rest = encoder.begin, tokens
             if not len(begin):
                 begin, rest = tokens.ids[:1], Tokens(tokens.ids[1:], tokens.sizes[1:])
-            yield Stretch(book.name, start, begin, tokens=rest)
+            yield Span(book.name, start, begin, TokenSource([rest]))
             start += len(tokens.ids)
+
+
+def held_out_bytes(documents: Iterable[Document], max_bytes: int) -> tuple[list[TokenIds], int]:
+    """Take whole documents in the given order as tokens until `max_bytes` are used up; the last is cut there."""
+    taken, used = [], 0
+    for document in documents:
+        if used < max_bytes:
+            taken.append(encode_document(document.data[: max_bytes - used], eos=False))
+            used += len(taken[-1]) - 1
+    return taken, used
+
+
+def held_out_tokens(split: Split, tokenizer: "PreTrainedTokenizerBase", max_bytes: int) -> tuple[list[TokenIds], int]:
+    """The same from prepared documents; the last is cut after a token that ends a character."""
+    taken, used = [], 0
+    for index in range(len(split)):
+        if used >= max_bytes:
+            break
+        tokens, size = _text_of(split[index], tokenizer), split.bytes_of(index)
+        if size > max_bytes - used:
+            tokens, size = _cut(tokens, (max_bytes - used) / size, tokenizer)
+        begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        taken.append(np.concatenate([[begin], tokens]))
+        used += size
+    return taken, used
+
+
+def _text_of(document: TokenIds, tokenizer: "PreTrainedTokenizerBase") -> TokenIds:
+    """A document without the tokens that begin and end it."""
+    start, stop = tokenizer.bos_token_id is not None, tokenizer.eos_token_id is not None
+    return document[int(start) : len(document) - int(stop)]
+
+
+def _cut(tokens: TokenIds, share: float, tokenizer: "PreTrainedTokenizerBase") -> tuple[TokenIds, int]:
+    """About a share of a text, and the bytes that it is: a character may take several tokens, and is not torn."""
+    for stop in range(max(round(len(tokens) * share), 1), len(tokens) + 1):
+        kept = tokens[:stop]
+        if is_byte_tokenizer(tokenizer):
+            return kept, stop
+        text = str(tokenizer.decode(kept.tolist(), clean_up_tokenization_spaces=False))
+        if not text.endswith("\ufffd"):
+            break
+    return kept, len(text.encode("utf-8", "replace"))
