@@ -24,7 +24,7 @@ ROOMS = (
     ("data",),
     ("train",),
     ("evaluate", "streaming", "generate", "surprise"),
-    ("forecast", "genomics", "bench", "serve", "report", "demo", "prepare", "compare"),
+    ("forecast", "genomics", "bench", "serve", "report", "demo", "prepare", "experiments"),
     ("recipes",),
     ("repro",),
     ("commands",),

@@ -1,8 +1,6 @@
 """titans forecast: time series from CSV files, forecast by models with a memory and by others."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -10,33 +8,10 @@ import tyro
 from titans_lm.commands.show import say, show, write_result
 from titans_lm.forecast.settings import EvaluateForecasters, PredictSettings, TrainForecaster
 
-
-@dataclass(frozen=True, kw_only=True)
-class ForecastTrain(TrainForecaster):
-    """Fit a model to a table: best on validation, tested once, saved with its scaler."""
-
-    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForecastEvaluate(EvaluateForecasters):
-    """Fit and test models on tables, horizon by horizon, and show their errors side by side."""
-
-    data: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForecastPredict(PredictSettings):
-    """Forecast a table with a fitted model: a CSV file, and a plot of history, forecast and truth."""
-
-    model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
-    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-
-
 Forecasting = (
-    Annotated[ForecastTrain, tyro.conf.subcommand("train", default=ForecastTrain())]
-    | Annotated[ForecastEvaluate, tyro.conf.subcommand("evaluate", default=ForecastEvaluate())]
-    | Annotated[ForecastPredict, tyro.conf.subcommand("predict", default=ForecastPredict())]
+    Annotated[TrainForecaster, tyro.conf.subcommand("train", default=TrainForecaster())]
+    | Annotated[EvaluateForecasters, tyro.conf.subcommand("evaluate", default=EvaluateForecasters())]
+    | Annotated[PredictSettings, tyro.conf.subcommand("predict", default=PredictSettings())]
 )
 
 
@@ -48,40 +23,28 @@ class Forecast:
 
 
 def run_forecast(command: Forecast) -> None:
-    settings = command.what
     from titans_lm.forecast.table import check_pandas
 
     check_pandas()
+    settings = command.what
     tell = (lambda _: None) if settings.quiet else say
-    if isinstance(settings, TrainForecaster):
-        fit_one(settings, tell)
-    elif isinstance(settings, EvaluateForecasters):
-        compare_all(settings, tell)
-    else:
-        forecast_table(settings)
+    match settings:
+        case TrainForecaster():
+            from titans_lm.forecast.evaluate import train_forecaster
 
+            result = train_forecaster(settings, tell)
+            told = f"model in {result['model']}; go on with: titans forecast predict {settings.out} {settings.data}"
+        case EvaluateForecasters():
+            from titans_lm.forecast.evaluate import FILE, evaluate_forecasters, lines
 
-def fit_one(settings: TrainForecaster, tell: Callable[[str], None]) -> None:
-    from titans_lm.forecast.evaluate import train_forecaster
+            result = evaluate_forecasters(settings, tell)
+            told = "\n".join([*lines(result), f"numbers in {settings.out / FILE}"])
+        case _:
+            from titans_lm.forecast.predict import predict
 
-    result = train_forecaster(settings, tell)
+            result, told = predict(settings), ""
     write_result(settings.json, result)
-    tell(f"model in {result['model']}; go on with: titans forecast predict {settings.out} {settings.data}")
-
-
-def compare_all(settings: EvaluateForecasters, tell: Callable[[str], None]) -> None:
-    from titans_lm.forecast.evaluate import FILE, evaluate_forecasters, lines
-
-    result = evaluate_forecasters(settings, tell)
-    write_result(settings.json, result)
-    tell("\n".join(lines(result)))
-    tell(f"numbers in {settings.out / FILE}")
-
-
-def forecast_table(settings: PredictSettings) -> None:
-    from titans_lm.forecast.predict import predict
-
-    result = predict(settings)
-    write_result(settings.json, result)
-    if not settings.quiet:
+    if told:
+        tell(told)
+    elif not settings.quiet:
         show(result)
