@@ -25,7 +25,7 @@ ROOMS = (
     ("evaluate",),
     ("train",),
     ("streaming", "generate", "surprise", "questions", "lm_eval"),
-    ("forecast", "genomics", "bench", "serve", "report", "demo", "prepare", "compare"),
+    ("forecast", "genomics", "bench", "serve", "report", "demo", "prepare", "experiments"),
     ("recipes",),
     ("repro",),
     ("commands",),

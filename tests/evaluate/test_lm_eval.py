@@ -209,5 +209,5 @@ def test_mistakes_are_told(change: dict[str, Any], said: str) -> None:
 
 def test_questions_from_files_need_no_lm_eval() -> None:
     """In a fresh process: neither the command line nor the scores load it."""
-    code = "import sys, titans_lm.cli, titans_lm.compare.questions; assert 'lm_eval' not in sys.modules"
+    code = "import sys, titans_lm.cli, titans_lm.experiments.lm_eval; assert 'lm_eval' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=120)

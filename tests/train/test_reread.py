@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.experiment_cases import trials
 from prepare.prepare_cases import prepared, write_texts
 from titans_lm.cli import parse
-from titans_lm.compare.runs import trials
-from titans_lm.compare.settings import CompareSettings
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import RandomCrops
 from titans_lm.data.curriculum import RereadCurriculum
 from titans_lm.data.packing import PackedRows
 from titans_lm.data.reread import RereadRows
+from titans_lm.experiments.settings import CompareSettings
 from titans_lm.train.language import language_data, train_language_model
 from titans_lm.train.loop import Interrupted
 from titans_lm.train.options import merge_settings, plain_settings

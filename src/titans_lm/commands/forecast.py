@@ -1,7 +1,6 @@
 """titans forecast: time series from CSV files, forecast by models with a memory and by others."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -9,33 +8,10 @@ import tyro
 from titans_lm.commands.show import lines_of, say, write_result
 from titans_lm.forecast.settings import EvaluateForecasters, PredictSettings, TrainForecaster
 
-
-@dataclass(frozen=True, kw_only=True)
-class ForecastTrain(TrainForecaster):
-    """Fit a model to a table: best on validation, tested once, saved with its scaler."""
-
-    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForecastEvaluate(EvaluateForecasters):
-    """Fit and test models on tables, horizon by horizon, and show their errors side by side."""
-
-    data: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForecastPredict(PredictSettings):
-    """Forecast a table with a fitted model: a CSV file, and a plot of history, forecast and truth."""
-
-    model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
-    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-
-
 Forecasting = (
-    Annotated[ForecastTrain, tyro.conf.subcommand("train", default=ForecastTrain())]
-    | Annotated[ForecastEvaluate, tyro.conf.subcommand("evaluate", default=ForecastEvaluate())]
-    | Annotated[ForecastPredict, tyro.conf.subcommand("predict", default=ForecastPredict())]
+    Annotated[TrainForecaster, tyro.conf.subcommand("train", default=TrainForecaster())]
+    | Annotated[EvaluateForecasters, tyro.conf.subcommand("evaluate", default=EvaluateForecasters())]
+    | Annotated[PredictSettings, tyro.conf.subcommand("predict", default=PredictSettings())]
 )
 
 

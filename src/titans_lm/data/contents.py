@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm.data.prepared import INDEX, is_token_folder, tokenizer_fingerprint
-from titans_lm.data.tasks.hay import BYTES, WORDS
+from titans_lm.data.tasks.haystack import BYTES, WORDS
 from titans_lm.data.text import blocks, files_below, read_documents
 
 

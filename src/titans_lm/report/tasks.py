@@ -4,14 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from titans_lm.data.tasks.babilong import BabiLongSettings
-from titans_lm.data.tasks.common_words import CommonWordsSettings
-from titans_lm.data.tasks.copying import CopySettings, LookupSettings, PhoneBookSettings
-from titans_lm.data.tasks.needle import NeedleSettings
-from titans_lm.data.tasks.recall import RecallSettings
-from titans_lm.data.tasks.sizes import AT
-from titans_lm.data.tasks.tracking import TrackingSettings
-from titans_lm.data.tasks.variables import VariablesSettings
+from titans_lm.data.tasks import TASKS
+from titans_lm.data.tasks.task import AT
 from titans_lm.report.figures import SOFT, Drawn, HeatMaps, Line, Plot, Ranking
 from titans_lm.report.models import COLOURS, MODEL, PARAMETERS, contender_lines, short_title, state_bytes, title_of
 from titans_lm.report.section import Section
@@ -22,18 +16,8 @@ from titans_lm.report.text import shapes
 from titans_lm.train.options import plain_settings
 from titans_lm.train.settings import tiny_model
 
-KINDS = {
-    "Recall": ("Associative recall (MQAR)", RecallSettings(symbols=256, answers=False), ("length", "pairs")),
-    "Copy": ("Copying strings", CopySettings(), ("shortest", "longest", "length")),
-    "Lookup": ("Looking up n-grams", LookupSettings(), ("size",)),
-    "PhoneBook": ("A phone book", PhoneBookSettings(), ("entries",)),
-    "Tracking": ("State tracking", TrackingSettings(), ("length",)),
-    "Needle": ("Needles in a haystack", NeedleSettings(), ("length", "depth")),
-    "Variables": ("Variable tracking", VariablesSettings(), ("length", "hops")),
-    "CommonWords": ("Common words", CommonWordsSettings(often=6, rarely=1), ("length", "common")),
-    "BabiLong": ("Facts in books (BABILong)", BabiLongSettings(), ("length",)),
-}
-"""Tasks by name: what they are called here, their usual settings, and which of these are sizes."""
+KINDS: dict[str, Any] = {plan.__name__.removesuffix("Task"): plan for plan in TASKS.values()}
+"""Tasks by what results call them."""
 LATER = ("memory_expansion", "theta_fan_in", "theta_later_init")
 """Settings of memories of several layers, which say nothing of one."""
 BEFORE = {
@@ -45,13 +29,13 @@ BEFORE = {
 
 def heading(result: Result) -> str:
     """Name the task, and the settings beside its sizes that are not the default."""
-    called, usual, sizes = KINDS[result["task"]]
-    task, default = result["settings"]["task"], plain_settings(usual)
-    changed = {name: value for name, value in task.items() if name not in sizes and value != default[name]}
+    plan = KINDS[result["task"]]
+    task, default = result["settings"]["task"], plain_settings(plan().task)
+    changed = {name: value for name, value in task.items() if name not in plan.size_fields and value != default[name]}
     told = [f"{name.replace('_', ' ')} {value}" for name, value in changed.items()]
     if len(result["contenders"]) == 1:  # so that files of other models have other headings
         told.append(title_of(result["contenders"][0]))
-    return f"{called}{': ' * bool(told)}{', '.join(told)}"
+    return f"{plan.title}{': ' * bool(told)}{', '.join(told)}"
 
 
 def tables(result: Result) -> list[Table]:
@@ -98,7 +82,8 @@ def equal(result: Result) -> str:
     if not train["steps"]:
         return f"{size}, tested as they are;"
     often = f" (in the shares {', '.join(f'{share:g}' for share in told['shares'])})" if told.get("shares") else ""
-    price = f", a price of {train['gate_price']:g} on open gates" if train.get("gate_price") else ""
+    weight = train.get("gate_l1", train.get("gate_price"))  # its name in older files
+    price = f", a price of {weight:g} on open gates" if weight else ""
     steps = f"{result['contenders'][0]['runs'][0]['steps']:,} {'more ' * (asked is None)}steps"
     joining = ", joining one after the other" if told.get("curriculum") and len(told["sizes"]) > 1 else ""
     sizes = f"sizes {', '.join(told['sizes']) or 'as set'} taught{often}{joining}{price}"
@@ -140,9 +125,7 @@ def percent(found: dict[str, Any]) -> str:
 
 def by_chance(result: Result) -> str:
     """Say how much of what the table shows is right without knowing anything but the task."""
-    alone = result.get("token_chance")
-    single = f", single tokens in {100 * max(alone.values()):.2g} %" if alone else ""
-    return f"answers are right by chance in {100 * max(result['chance'].values()):.2g} %{single}"
+    return f"answers are right by chance in {100 * max(result['chance'].values()):.2g} %"
 
 
 def guessed(result: Result) -> str:

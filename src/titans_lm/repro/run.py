@@ -9,9 +9,9 @@ from typing import Any
 
 from titans_lm import __version__
 from titans_lm.bench.settings import BenchSettings
-from titans_lm.compare.question_settings import QuestionSettings
-from titans_lm.compare.settings import CompareSettings
-from titans_lm.compare.task_settings import TaskSettings
+from titans_lm.data.tasks.task import TaskPlan
+from titans_lm.experiments.reading_settings import QuestionSettings
+from titans_lm.experiments.settings import CompareSettings
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics.settings import EvaluateSettings
 from titans_lm.report.paper import FORMAT
@@ -127,8 +127,8 @@ def plan_contents(plan: Plan) -> dict[str, str]:
         match s:
             case CompareSettings():
                 sums |= {str(text): text_sum(text) for text in (s.data, s.test, s.train.valid) if text is not None}
-            case TaskSettings():
-                sums |= contents_of([*s.taught, *s.tested.values()])
+            case TaskPlan():
+                sums |= contents_of([*s.train_tasks, *s.eval_tasks.values()])
             case QuestionSettings(local=Path()):
                 sums |= {str(s.local): files_sum(s.local)}
             case EvaluateForecasters():
@@ -143,15 +143,15 @@ def _do(step: Step, say: Say, quiet: bool) -> None:
     settings, command = step.settings, command_of(step)
     match settings:
         case CompareSettings():
-            from titans_lm.compare.run import run_compare
+            from titans_lm.experiments.text import run_compare
 
             run_compare(settings, say)
-        case TaskSettings():
-            from titans_lm.compare.tasks import run_task
+        case TaskPlan():
+            from titans_lm.experiments.tasks import run_task
 
             run_task(settings, command, say)
         case QuestionSettings():
-            from titans_lm.compare.questions import run_questions
+            from titans_lm.experiments.lm_eval import run_questions
 
             run_questions(replace(settings, quiet=quiet), command, say)
         case BenchSettings():
