@@ -118,7 +118,7 @@ class TaskFit(ModelSettings):
     least_steps: ClassVar[int] = 0
     """Steps that there must be."""
     steps: int = 1000
-    """Steps of the optimiser; 0 tests trained models as they are."""
+    """Steps of the optimizer; 0 tests trained models as they are."""
     eval_every: int = 0
     """Steps between two tests of 128 rows of each size; 0 tests at the end only, and only the rows that count."""
     save_every: int = 500
