@@ -87,9 +87,7 @@ def hugging_face(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("architecture", [*MEMORIES, "sliding", "attention"])
-def test_carried_states_give_what_whole_rows_give(
-    architecture: str, shelves: tuple[list[Book], list[Book]]
-) -> None:
+def test_carried_states_give_what_whole_rows_give(architecture: str, shelves: tuple[list[Book], list[Book]]) -> None:
     model, one = titans_model(architecture), drawn(shelves)[1]
     reading = reader_for(model, piece_len=5, max_len=200)
     assert isinstance(reading, StatefulReader)
