@@ -54,7 +54,8 @@ def read_spans(
         if not alive:
             return
         if len(alive) < len(rows):
-            rows, drawn, last = ([x[index] for index in alive] for x in (rows, drawn, last))
+            rows, drawn = [rows[index] for index in alive], [drawn[index] for index in alive]
+            last = [last[index] for index in alive]
             if state is not None:
                 state = reader.keep_rows(state, torch.tensor(alive, device=device))
         inputs, targets = _batch(last, drawn)
