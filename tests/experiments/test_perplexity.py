@@ -16,7 +16,7 @@ from model_cases import small_config, wake
 from titans_lm.cli import parse
 from titans_lm.commands.evaluate import command_line
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.evaluate.documents import Encoder, books
+from titans_lm.evaluate.documents import Encoder, books, spans
 from titans_lm.evaluate.intervals import difference, difference_in_differences, late_minus_early
 from titans_lm.evaluate.positions import SpanScore, by_position, overall, score_spans
 from titans_lm.evaluate.stream import reader_for

@@ -20,6 +20,7 @@ from titans_lm.data.curriculum import RereadCurriculum
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.evaluate.documents import Encoder, books
 from titans_lm.evaluate.reread import Drawing, draw_passages, reread
+from titans_lm.evaluate.stream import reader_for
 from titans_lm.experiments.reading import READINGS
 from titans_lm.experiments.reading_settings import RereadSettings
 from titans_lm.experiments.reread import FILE, run_reread
