@@ -58,11 +58,6 @@ def contents_of(tasks: Iterable[Any]) -> dict[str, str]:
     }
 
 
-def unnoted(before: dict[str, str] | None, now: dict[str, str]) -> list[str]:
-    """List the paths of which it was not noted what they held, as earlier versions did not."""
-    return [path for path in now if path not in (before or {})]
-
-
 def check_contents(folder: Path, what: str, before: dict[str, str] | None, now: dict[str, str]) -> None:
     """Compare what paths held when something in a folder was begun with what they hold now, as far as it was noted.
 
