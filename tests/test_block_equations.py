@@ -34,7 +34,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "shared": {"shared_qkv": True},
     "shared, longer convolution": {"shared_qkv": True, "conv_size": 5, "memory_reads_residual": False},
     "shared, no convolution": {"shared_qkv": True, "conv_size": 1},
-    "shared, persistent unread": {"shared_qkv": True, "memory_reads_persistent": False},
 }
 every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 every_mix = pytest.mark.parametrize("settings", [*SETTINGS.values(), *SHARED.values()], ids=[*SETTINGS, *SHARED])
@@ -105,7 +104,7 @@ def gate_by_hand(y: Tensor, m: Tensor, gate: Gate) -> Tensor:
 
 def persistent_read(block: Any) -> Tensor:
     """The persistent tokens that the memory reads before the text."""
-    return block.persistent if block.config.memory_reads_persistent else block.persistent[:0]
+    return block.persistent
 
 
 def read_after_persistent(block: Any, x: Tensor) -> tuple[Tensor, MemoryState]:
@@ -250,7 +249,7 @@ def test_eq26_mag_gives_both_branches_the_persistent_tokens(settings: dict[str, 
     assert torch.equal(attended[3], mixed.block.persistent)
     assert torch.equal(written[0][0], mixed.x)
     hand = MemoryByHand(mixed.block.memory)
-    read = hand.write(mixed.block.persistent)[1] if mixed.config.memory_reads_persistent else hand.start()
+    read = hand.write(mixed.block.persistent)[1]
     for got, expected in zip(written[1].memory.M, read.M, strict=True):
         assert_close(got, expected)
 

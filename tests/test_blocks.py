@@ -98,12 +98,12 @@ def test_what_passes_the_gate_where_attention_has_nothing(gating: str, passes: b
 
 
 @pytest.mark.parametrize("architecture", ["lmm", "mag", "mal"])
-def test_the_memory_reads_the_persistent_tokens_unless_told_not_to(architecture: str) -> None:
+def test_the_memory_reads_the_persistent_tokens_that_it_has(architecture: str) -> None:
     block, config = make(architecture)
     start = block.init_state(3)
     memory = start if architecture == "lmm" else start.memory
     assert memory.memory.offset.tolist() == [config.num_persistent % config.chunk_size] * 3
-    unread, _ = make(architecture, memory_reads_persistent=False)
+    unread, _ = make(architecture, num_persistent=0)
     start = unread.init_state(3)
     memory = start if architecture == "lmm" else start.memory
     for got, weight in zip(memory.memory.M, unread.memory.initial_weights, strict=True):
@@ -111,11 +111,8 @@ def test_the_memory_reads_the_persistent_tokens_unless_told_not_to(architecture:
 
 
 def test_persistent_tokens_that_nothing_reads_do_not_exist() -> None:
-    unread, _ = make("lmm", memory_reads_persistent=False)
-    assert unread.persistent is None
     assert make("lmm", num_persistent=0)[0].persistent is None
-    attended, _ = make("mag", memory_reads_persistent=False)
-    assert attended.persistent.shape == (3, 8)
+    assert make("lmm")[0].persistent.shape == make("mag")[0].persistent.shape == (3, 8)
 
 
 def test_the_memory_of_mac_starts_unwritten() -> None:
@@ -167,8 +164,8 @@ def test_rows_of_a_state_come_first_and_keep_their_size(architecture: str) -> No
 def test_shared_streams_start_neutral(architecture: str) -> None:
     """A fresh block that shares is one whose attention has the memory's maps and convolution as its own."""
     torch.manual_seed(0)
-    sharing = Backbone(small_config(architecture, shared_qkv=True, memory_reads_persistent=False)).double()
-    apart = Backbone(small_config(architecture, attention_conv_size=4, memory_reads_persistent=False)).double()
+    sharing = Backbone(small_config(architecture, shared_qkv=True)).double()
+    apart = Backbone(small_config(architecture, attention_conv_size=4)).double()
     weights = sharing.state_dict()
     taken = {name: weights.get(name, weights.get(name.replace("attention", "memory"))) for name in apart.state_dict()}
     apart.load_state_dict(taken)
@@ -188,8 +185,7 @@ def test_shared_streams_start_neutral(architecture: str) -> None:
 def test_parameters_are_counted_by_a_formula(architecture: str, settings: dict[str, Any]) -> None:
     block, c = make(architecture, **settings)
     E = c.hidden_size
-    persistent = 0 if architecture == "lmm" and not c.memory_reads_persistent else c.num_persistent
-    common = 2 * E + 3 * E * c.mlp_width + persistent * E
+    common = 2 * E + 3 * E * c.mlp_width + c.num_persistent * E
     attention = 4 * E * E + (3 * E * c.attention_conv_size if c.attention_conv_size > 1 else 0)
     if c.shared_qkv:
         attention = E * E + 3 * 2 * E

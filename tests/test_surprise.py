@@ -44,7 +44,7 @@ def test_pieces_change_nothing(architecture: str) -> None:
 
 def test_a_linear_memory_is_surprised_by_its_error() -> None:
     """‖∇ℓ‖ = 2 ‖k W − v‖ where ‖k‖ = 1 and W is the memory before the token: chunks of one."""
-    model = made("lmm", memory_depth=1, chunk_size=1, num_hidden_layers=1, memory_reads_persistent=False)
+    model = made("lmm", memory_depth=1, chunk_size=1, num_hidden_layers=1, num_persistent=0)
     memory = model.model.backbone.layers[0].memory
     seen = []
 
@@ -64,7 +64,7 @@ def test_a_linear_memory_is_surprised_by_its_error() -> None:
 @pytest.mark.parametrize("forget_to", ["zero", "init"])
 def test_past_and_forgotten_are_the_sizes_of_what_is_written(forget_to: str) -> None:
     """‖η_t S_{t−1}‖ and ‖α_t (M_{t−1} − B)‖, from the state and the gates before each token."""
-    model = made("mag", num_hidden_layers=1, memory_reads_persistent=False, forget_to=forget_to)
+    model = made("mag", num_hidden_layers=1, num_persistent=0, forget_to=forget_to)
     memory = model.model.backbone.layers[0].memory
     past, forgotten = [], []
 

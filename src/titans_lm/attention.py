@@ -294,7 +294,7 @@ class SegmentAttention(Projections):
 
     A call must lie inside one segment of every row; `phase` says how far into it the rows are, as one number or as
     (B,). Token i sees the persistent rows, recalled rows up to its own, and tokens up to itself: a recalled row is made
-    from its token, so a later one would tell the future (MATH §4).
+    from its token, so a later one would tell the future (D8).
     """
 
     def __init__(self, config: BackboneConfig, shared: nn.Module | None = None) -> None:

@@ -62,7 +62,7 @@ class Block(nn.Module, ABC):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.mlp_width)
         # A parameter that nothing reads would get no gradient, which DistributedDataParallel refuses.
-        unread = config.architecture == "lmm" and not (config.memory_reads_persistent and config.num_persistent)
+        unread = config.architecture == "lmm" and not config.num_persistent
         persistent = None if unread else nn.Parameter(torch.empty(config.num_persistent, config.hidden_size))
         self.register_parameter("persistent", persistent)
         self.reset_parameters()
@@ -93,7 +93,7 @@ class Block(nn.Module, ABC):
 
     def memory_start(self, memory: NeuralMemory, batch_size: int) -> LayerState:
         """The memory at the start of a document, after it has read the persistent tokens: M(x̃), x̃ = [P | x] (D16)."""
-        if self.persistent is None or not (self.config.memory_reads_persistent and self.config.num_persistent):
+        if not self.config.memory_begins_persistent:
             return memory.init_state(batch_size)
         _, state = memory(self.persistent[None], memory.init_state(1))
         return repeat_rows(state, batch_size)

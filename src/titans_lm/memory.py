@@ -186,7 +186,6 @@ class NeuralMemory(nn.Module):
         """
         scales = [1.0 / self.config.head_dim if self.starts_empty else 1.0]
         scales += [width**-0.5 for width in self.config.memory_widths[1:-1]]
-        scales = [scale * self.config.memory_init_scale for scale in scales]
         weights = zip(self.initial, scales, strict=True)
         return tuple(weight if scale == 1.0 else weight * scale for weight, scale in weights)
 
@@ -211,10 +210,7 @@ class NeuralMemory(nn.Module):
     def _normed(self, i: int, y: Hidden) -> Float[Tensor, "B T H D"]:
         y = y.unflatten(-1, (self.config.num_attention_heads, self.config.head_dim))
         y = y.to(state_dtype(y.dtype))
-        targets = self.config.memory_targets  # D15
-        if i == 2 and targets == "none":
-            return y
-        return unit_norm(y) if i < 2 or targets == "unit" else rms_norm(y, None, self.config.norm_eps)
+        return unit_norm(y) if i < 2 else rms_norm(y, None, self.config.norm_eps)  # D15
 
     def streams(self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None) -> Streams:
         """q, k and v before their norms, as far as it goes together; attention may share them (D41)."""

@@ -125,7 +125,7 @@ def test_forgetting_nearly_everything_in_float32(keep: float, backend: str) -> N
     assert o.abs().max() < 1.0
 
 
-# Stability (MATH §3): all steps of a chunk are taken at the same stale place, and momentum carries them on.
+# Stability (docs/derivation.md, section 12): all steps of a chunk are taken at the same stale place, and momentum carries them on.
 
 
 def stream(theta: Tensor, eta: Tensor, k: Tensor, v: Tensor, *, chunk_size: int, network: MemoryNetwork) -> Tensor:

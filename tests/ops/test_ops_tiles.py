@@ -1,4 +1,4 @@
-"""Small chunks of a linear memory by tiles: the definition to 1e-10, whatever the tile, and what MATH §8 asks of it."""
+"""Small chunks of a linear memory by tiles: the definition to 1e-10, whatever the tile, as docs/derivation.md, section 14, says."""
 
 from dataclasses import replace
 from importlib import import_module

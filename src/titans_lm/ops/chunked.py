@@ -401,7 +401,7 @@ def chunked(
     """Write and read a chunk at a time; the same values and gradients as `reference`.
 
     All gradients of a chunk are taken at the anchor, so they come from one batched forward and backward pass as outer
-    products h ⊗ δ, and a read at every token is a masked attention per memory layer (MATH §3, docs/derivation.md).
+    products h ⊗ δ, and a read at every token is a masked attention per memory layer (docs/derivation.md, section 4).
     Chunks follow one another; batch, heads and the positions of a chunk run side by side.
     """
     given = (q, k, v, *theta, *eta, *alpha, *state.M, *state.S, *state.anchor)

@@ -1,6 +1,6 @@
 """What each token of a chunk still weighs: A, H, R, G, exact at 0 and at 1.
 
-For the positions 1…C of a chunk, with position 0 its start (MATH §3):
+For the positions 1…C of a chunk, with position 0 its start (docs/derivation.md, section 2):
 
     A(t, j) = ∏_{j<i≤t} (1 − α_i)      H(t, j) = ∏_{j<i≤t} η_i      R = A H      G(t, j) = R(t, j) θ_j
 

@@ -176,7 +176,7 @@ def write(
     complete: tuple[bool | Tensor, ...],
     kept: Tensor | None = None,
 ) -> Written:
-    """Write all chunks of a segment, one after another (MATH §3): z, h, δ of every token, and the states between.
+    """Write all chunks of a segment, one after another (docs/derivation.md, section 5): z, h, δ of every token, and the states between.
 
     A second time, for the gradients of writing, `kept` is z_L of the first (n, R, C, D), which then is not made again.
     """

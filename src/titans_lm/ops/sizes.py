@@ -4,7 +4,7 @@
     past        ‖η_t S_{t−1}‖            what earlier tokens still push                         (eq. 10, 14)
     forgotten   ‖α_t (M_{t−1} − B)‖      what is given up; B = 0, or M_init if it leads there   (eq. 13, D13)
 
-With S_0 and D_0 = M_0 − B at the start of a chunk and u_j = h_j ⊗ δ_j (MATH §3, docs/derivation.md)
+With S_0 and D_0 = M_0 − B at the start of a chunk and u_j = h_j ⊗ δ_j (docs/derivation.md, section 2)
 
     S_t = H(t, 0) S_0 − Σ_{j≤t} H(t, j) θ_j u_j      M_t − B = a_t D_0 + f_t S_0 − Σ_{j≤t} G(t, j) u_j
 
