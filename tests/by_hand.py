@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from titans_lm.attention import Projections
+from titans_lm.attention import QKVProjection
 from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.layers import RMSNorm, ShortConvolution
 from titans_lm.memory import GateProjection, NeuralMemory
@@ -49,7 +49,7 @@ def turn(x: Tensor, position: int, config: BackboneConfig) -> Tensor:
 class AttentionByHand:
     """Rows of q, k, v of an attention layer, and a softmax over an explicit list of (key, value) rows."""
 
-    def __init__(self, layer: Projections, config: BackboneConfig, memory: NeuralMemory | None = None) -> None:
+    def __init__(self, layer: QKVProjection, config: BackboneConfig, memory: NeuralMemory | None = None) -> None:
         self.layer, self.config, self.heads = layer, config, config.num_attention_heads
         self.owner: Any = memory if config.shared_qkv else layer
 

@@ -57,6 +57,5 @@ def count_forward(architecture: str = "mac", tokens: int = 64) -> tuple[Counter[
 
 if __name__ == "__main__":
     for title, counts in zip(("Python calls", "ATen operations"), count_forward(*sys.argv[1:2]), strict=True):
-        print(f"{counts.total():6} {title}")
-        for name, count in counts.most_common(40):
-            print(f"{count:6} {name}")
+        lines = [f"{counts.total():6} {title}", *(f"{count:6} {name}" for name, count in counts.most_common(40))]
+        sys.stdout.write("\n".join(lines) + "\n")

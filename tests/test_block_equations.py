@@ -14,7 +14,7 @@ from by_hand import AttentionByHand, MemoryByHand, Pair, capture, rms
 from model_cases import assert_close, small_config, wake
 from titans_lm.blocks import BLOCKS, Block, Gate
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, rope_angles
+from titans_lm.layers import ForwardContext, rope_angles
 from titans_lm.ops import MemoryState
 from titans_lm.ops.state import take_rows
 
@@ -76,7 +76,7 @@ def mix(architecture: str, **settings: Any) -> Mixed:
             capture(getattr(block, name), into)
     if architecture == "mac":
         capture_method(block.memory, "write", memory)
-        capture_method(block.memory, "finish", finished)
+        capture_method(block.memory, "project_output", finished)
     places = torch.arange(T)[None]
     if architecture == "mac":
         places = places % config.segment_len
@@ -84,7 +84,7 @@ def mix(architecture: str, **settings: Any) -> Mixed:
     x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
     start = block.init_state(1)
     memory.clear()  # the persistent tokens, read before the document
-    o, state = block.mix(x, start, Call(torch.zeros(1, dtype=torch.int64), None, rope, fresh=True))
+    o, state = block.mix(x, start, ForwardContext(torch.zeros(1, dtype=torch.int64), None, rope, is_start=True))
     return Mixed(block, config, x[0], o[0], state, attention, memory, finished)
 
 

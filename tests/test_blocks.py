@@ -20,7 +20,7 @@ from model_cases import (
 from titans_lm.backbone import Backbone
 from titans_lm.blocks import BLOCKS, Block, Gate, MACBlock
 from titans_lm.config import BackboneConfig, Gating
-from titans_lm.layers import Call, rope_angles
+from titans_lm.layers import Diagnostics, ForwardContext, rope_angles
 
 T = 11
 
@@ -32,12 +32,12 @@ def make(architecture: str, **settings: Any) -> tuple[Any, BackboneConfig]:
     return block, config
 
 
-def fresh_call(config: BackboneConfig, rows: int, length: int) -> Call:
+def fresh_call(config: BackboneConfig, rows: int, length: int) -> ForwardContext:
     places = torch.arange(length)[None]
     if config.architecture in ("mac", "segment"):
         places = places % config.segment_len
     rope = rope_angles(places, config.rotary_dim, config.rope_theta, torch.float64)
-    return Call(torch.zeros(rows, dtype=torch.int64), None, rope, fresh=True)
+    return ForwardContext(torch.zeros(rows, dtype=torch.int64), None, rope, is_start=True)
 
 
 def tokens(rows: int = 2, length: int = T) -> Tensor:
@@ -141,9 +141,9 @@ def test_mac_recalls_from_the_last_border_of_a_segment(length: int) -> None:
 def test_surprise_comes_once_per_token_and_block(architecture: str) -> None:
     """MAC reads its segments one after another; their numbers are one tensor in the end."""
     block, config = make(architecture)
-    sizes: list[Tensor] = []
-    block.mix(tokens(length=21), block.init_state(2), fresh_call(config, 2, 21)._replace(surprise=sizes))
-    [size] = sizes
+    told = Diagnostics(surprise=True)
+    block.mix(tokens(length=21), block.init_state(2), fresh_call(config, 2, 21)._replace(diagnostics=told))
+    [size] = told.surprise_norms
     assert size.shape == (2, 21, config.num_attention_heads, config.memory_depth)
     assert bool((size > 0).all())
 

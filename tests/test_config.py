@@ -158,9 +158,9 @@ def test_settings_that_are_no_more_are_taken_where_nothing_changes() -> None:
     settings = {"memory_targets": "rms", "theta_fan_in": None, "alpha_max": 1.0, "memory_depth": 2}
     assert drop_former(settings) == {"memory_depth": 2}
     assert drop_former({"alpha_max": 0.999, "decay_first": True}) == {"decay_first": True}
-    with pytest.raises(ValueError, match="got memory_targets='unit', a setting that is no more: .*expected 'rms' or"):
+    with pytest.raises(ValueError, match=r"got memory_targets='unit', a setting that is no more: .*expected 'rms' or"):
         drop_former({"memory_targets": "unit"})
-    with pytest.raises(ValueError, match="got memory_reads_persistent=False, .* num_persistent=0 has none to read"):
+    with pytest.raises(ValueError, match=r"got memory_reads_persistent=False, .* num_persistent=0 has none to read"):
         drop_former({"memory_reads_persistent": False})
 
 

@@ -50,7 +50,7 @@ def test_a_linear_memory_is_surprised_by_its_error() -> None:
 
     def note(module: Any, args: tuple, kwargs: dict) -> None:
         x, state = args[0], args[1]
-        (_, k, v), _ = memory._streams(x, state.conv, None)
+        k, v = (memory.normed(i, y) for i, y in enumerate(memory.streams(x, state.conv, None)[:3]) if i)
         error = torch.einsum("bthd,bhde->bthe", k, state.memory.M[0]) - v
         seen.append(2 * error.norm(dim=-1)[0])
 
@@ -70,7 +70,7 @@ def test_past_and_forgotten_are_the_sizes_of_what_is_written(forget_to: str) -> 
 
     def note(module: Any, args: tuple) -> None:
         x, state = args[0], args[1].memory
-        (_, k, _), _ = memory._streams(x, args[1].conv, None)
+        k = memory.normed(1, memory.streams(x, args[1].conv, None).k)
         eta, alpha = (
             gate(x, k)[0, 0].T[..., None, None] for gate in (memory.eta_proj, memory.alpha_proj)
         )  # (L, H, 1, 1)

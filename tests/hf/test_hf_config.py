@@ -102,7 +102,7 @@ def test_a_saved_model_with_settings_that_are_no_more_loads_where_they_had_their
     path.write_text(json.dumps(written))
     assert AutoConfig.from_pretrained(tmp_path).backbone_config() == TitansConfig(**SIZES).backbone_config()
     path.write_text(json.dumps(written | {"memory_init_scale": 3.0}))
-    with pytest.raises(ValueError, match="got memory_init_scale=3.0, a setting that is no more: .*expected 1.0 or"):
+    with pytest.raises(ValueError, match=r"got memory_init_scale=3.0, a setting that is no more: .*expected 1.0 or"):
         AutoConfig.from_pretrained(tmp_path)
 
 
