@@ -164,8 +164,8 @@ def test_rows_of_a_state_come_first_and_keep_their_size(architecture: str) -> No
 def test_shared_streams_start_neutral(architecture: str) -> None:
     """A fresh block that shares is one whose attention has the memory's maps and convolution as its own."""
     torch.manual_seed(0)
-    sharing = Backbone(small_config(architecture, shared_qkv=True)).double()
-    apart = Backbone(small_config(architecture, attention_conv_size=4)).double()
+    sharing = Backbone(small_config(architecture, shared_qkv=True, num_persistent=0)).double()
+    apart = Backbone(small_config(architecture, attention_conv_size=4, num_persistent=0)).double()
     weights = sharing.state_dict()
     taken = {name: weights.get(name, weights.get(name.replace("attention", "memory"))) for name in apart.state_dict()}
     apart.load_state_dict(taken)
