@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cli_cases import titans
 from model_cases import small_config, wake
+from titans_lm.backbone import frozen_memory
 from titans_lm.cli import parse
 from titans_lm.compare.perplexity import FILE, command_line, run_perplexity
 from titans_lm.compare.perplexity_settings import Mode, PerplexitySettings
@@ -22,7 +23,6 @@ from titans_lm.evaluate.carried import choose_reading
 from titans_lm.evaluate.intervals import did_change, difference, far_minus_near
 from titans_lm.evaluate.positions import StretchScore, by_position, overall, score_stretches
 from titans_lm.evaluate.texts import Encoder, books, stretches
-from titans_lm.memory import held_still
 from titans_lm.report.books import differences, heading, plot, tables
 from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.table import screen
@@ -77,7 +77,7 @@ def scores(settings: PerplexitySettings, index: int, mode: Mode) -> list[Stretch
     reading = choose_reading(model, piece_len=50, **sizes)
     found = stretches(books(list(settings.text)), Encoder(None), length=256)
     if mode.kind == "off":
-        with held_still(model):
+        with frozen_memory(model):
             return score_stretches(model, found, reading)
     every = mode.every if mode.kind == "reset" else None
     if every is not None and not reading.constant:

@@ -158,7 +158,7 @@ def test_what_models_and_sizes_have_that_is_not_usual_is_said(done) -> None:
     model = settings["train"]["model"] = plain_settings(RecallTask())["train"]["model"] | {"of_old": 3}
     del model["theta_later_init"], model["alpha_stretch"]
     assert "parameters each (alpha stretch 0.0), 6 steps of 4 rows, sizes 16:2, 24:2 taught;" in scored.said(result)
-    model |= {"memory_depth": 2, "theta_fan_in": True, "hidden_size": 128, "alpha_stretch": 0.003}
+    model |= {"memory_depth": 2, "hidden_size": 128, "alpha_stretch": 0.003}
     settings["curriculum"] = True
     said = scored.said(result)
     found = re.search(r"parameters each \((.+?)\), 6 steps of 4 rows, sizes 16:2, 24:2 taught, joining one after", said)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from titans_lm.backbone import frozen_memory
 from titans_lm.bench.hardware import hardware
 from titans_lm.bench.run import FORMAT
 from titans_lm.compare.jobs import Result, Say
@@ -20,7 +21,6 @@ from titans_lm.evaluate.carried import choose_reading, remembers
 from titans_lm.evaluate.intervals import Estimate, complete, did_change, difference, far_minus_near
 from titans_lm.evaluate.positions import PositionBits, StretchScore, by_position, overall, score_stretches
 from titans_lm.evaluate.texts import Book, Encoder, books, stretches
-from titans_lm.memory import held_still
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.device import commit
 from titans_lm.train.files import write_json
@@ -152,7 +152,7 @@ def _read(
         return Read(mode, reading.constant, kept["seconds"], commits, [_score(one) for one in kept["stretches"]])
     cut = stretches(found, encoder, **_cut(settings))
     first, began = commit(), time.monotonic()
-    still = held_still(model) if mode.kind == "off" else nullcontext()
+    still = frozen_memory(model) if mode.kind == "off" else nullcontext()
     with TokenReport(quiet=settings.quiet, title=f"{named.name} {mode.name}").start(survey.tokens) as report, still:
         every = mode.every if mode.kind == "reset" else None
         scores = score_stretches(

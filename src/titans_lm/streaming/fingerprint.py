@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from titans_lm.config import former_settings
+
 INCIDENTAL = {"memory_backend"}
 """Settings that change no result: backends agree with each other."""
 
@@ -35,9 +37,10 @@ class Fingerprint:
 def fingerprint(model: nn.Module) -> Fingerprint:
     """Compute a model's fingerprint; weights are hashed again only where a tensor was changed or replaced."""
     owner: Any = model
-    settings = {k: v for k, v in asdict(owner.config.backbone_config()).items() if k not in INCIDENTAL}
+    config = owner.config.backbone_config()
+    settings = former_settings(config.decay_first) | {k: v for k, v in asdict(config).items() if k not in INCIDENTAL}
     settings["vocab_size"] = owner.config.vocab_size
-    config = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     tensors = dict(sorted(model.state_dict().items()))
     marks = tuple((name, x.data_ptr(), x._version, x.dtype) for name, x in tensors.items())
     known = _known.get(model)
@@ -45,7 +48,7 @@ def fingerprint(model: nn.Module) -> Fingerprint:
         known = (marks, hash_tensors(tensors))
         _known[model] = known
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return Fingerprint(config, known[1], dtype)
+    return Fingerprint(digest, known[1], dtype)
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:
