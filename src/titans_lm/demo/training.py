@@ -16,6 +16,8 @@ from titans_lm.train.settings import FitSettings, plain_settings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Check = Callable[[Any], dict[str, float]]
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -28,7 +30,7 @@ class Trained:
     state_bytes: int
     """Bytes that one sequence carries from token to token, however long it is."""
     curve: list[dict[str, Any]]
-    """Loss and metrics of every step."""
+    """Loss and metric of every step."""
     checks: list[dict[str, Any]]
     """What was measured now and then during training."""
     planned_steps: int
@@ -40,86 +42,67 @@ class Trained:
         return len(self.curve)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "parameters": self.parameters,
-            "state_bytes": self.state_bytes,
-            "steps": self.steps,
-            "planned_steps": self.planned_steps,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "tokens_per_second": self.tokens / self.seconds,
-            "config": plain_settings(self.config),
-            "curve": self.curve,
-            "checks": self.checks,
-        }
+        kept = {name: value for name, value in vars(self).items() if name != "model"}
+        speed = {"steps": self.steps, "tokens_per_second": self.tokens / self.seconds}
+        return {**kept, **speed, "config": plain_settings(self.config)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lesson:
     """What the models of a comparison are trained on, and what is looked at meanwhile."""
 
+    build: Callable[[BackboneConfig], "PreTrainedModel"]
     batches: Callable[[int], Any]
     loss_fn: Callable[..., Any]
     settings: FitSettings
     metric: str
     """Metric of the loss that the curve keeps beside it."""
-    check: Callable[[Any], dict[str, float]] | None = None
+    check: Check | None = None
     """What to measure on the model every `settings.eval_every` steps and at the end."""
 
+    def train(
+        self,
+        name: str,
+        config: BackboneConfig,
+        *,
+        quiet: bool,
+        max_seconds: float = float("inf"),
+        least_steps: int = 1,
+        max_steps: int | None = None,
+    ) -> Trained:
+        """Train a fresh model; after `max_seconds`, but not before `least_steps`, training ends early.
 
-def train_contender(
-    name: str,
-    build: Callable[[BackboneConfig], "PreTrainedModel"],
-    config: BackboneConfig,
-    lesson: Lesson,
-    *,
-    quiet: bool,
-    max_seconds: float = float("inf"),
-    least_steps: int = 1,
-    max_steps: int | None = None,
-) -> Trained:
-    """Train a fresh model and keep its curve; after `max_seconds`, but not before `least_steps`, training ends early.
+        `max_steps` ends it early too, with the schedule of the full length: for a rival of one that was cut short.
+        """
+        torch.manual_seed(self.settings.seed)
+        model = self.build(config)
+        counts = describe_model(model)
+        curve: list[dict[str, Any]] = []
+        checks: list[dict[str, Any]] = []
+        started = time.perf_counter()
 
-    `max_steps` ends it early too, with the schedule of the full length: for a rival of one that was cut short.
-    """
-    settings = lesson.settings
-    torch.manual_seed(settings.seed)
-    model = build(config)
-    counts = describe_model(model)
-    curve: list[dict[str, Any]] = []
-    checks: list[dict[str, Any]] = []
-    started = time.perf_counter()
+        def keep(record: dict[str, Any]) -> bool:
+            curve.append({key: record[key] for key in ("step", "loss", self.metric)})
+            late = time.perf_counter() - started > max_seconds and record["step"] >= least_steps
+            return late or record["step"] == max_steps
 
-    def keep(record: dict[str, Any]) -> bool:
-        curve.append({key: record[key] for key in ("step", "loss", lesson.metric)})
-        late = time.perf_counter() - started > max_seconds and record["step"] >= least_steps
-        return late or record["step"] == max_steps
+        def look(check: Check, model: Any) -> dict[str, float]:
+            found = check(model)
+            checks.append({"step": len(curve), **found})
+            return found
 
-    def look(model: Any) -> dict[str, float]:
-        assert lesson.check is not None
-        found = lesson.check(model)
-        checks.append({"step": len(curve), **found})
-        return found
-
-    result = fit(
-        model,
-        lesson.batches,
-        lesson.loss_fn,
-        settings,
-        on_step=keep,
-        eval_fn=None if lesson.check is None else look,
-        progress=ProgressReport(quiet=quiet, title=f"train {name}"),
-    )
-    return Trained(
-        name=name,
-        model=model.eval(),
-        config=config,
-        parameters=counts["parameters"],
-        state_bytes=counts["state_bytes"],
-        curve=curve,
-        checks=checks,
-        planned_steps=settings.steps,
-        tokens=result.tokens,
-        seconds=time.perf_counter() - started,
-    )
+        check = self.check
+        result = fit(
+            model,
+            self.batches,
+            self.loss_fn,
+            self.settings,
+            on_step=keep,
+            eval_fn=None if check is None else lambda model: look(check, model),
+            progress=ProgressReport(quiet=quiet, title=f"train {name}"),
+        )
+        return Trained(
+            name=name, model=model.eval(), config=config, parameters=counts["parameters"],
+            state_bytes=counts["state_bytes"], curve=curve, checks=checks, planned_steps=self.settings.steps,
+            tokens=result.tokens, seconds=time.perf_counter() - started,
+        )  # fmt: skip
