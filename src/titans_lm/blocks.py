@@ -93,7 +93,7 @@ class Block(nn.Module, ABC):
 
     def memory_start(self, memory: NeuralMemory, batch_size: int, frozen: bool) -> LayerState:
         """The memory at the start of a document, after it has read the persistent tokens: M(x̃), x̃ = [P | x] (D16)."""
-        if not self.config.memory_begins_persistent:
+        if self.persistent is None or not self.config.memory_begins_persistent:
             return memory.init_state(batch_size)
         _, state = memory(self.persistent[None], memory.init_state(1), frozen=frozen)
         return repeat_rows(state, batch_size)
@@ -167,7 +167,7 @@ class MACBlock(Block):
             ys.append(y)
             os.append(o)
             norms.append(norm)
-        if surprise:
+        if surprise and ctx.diagnostics is not None:
             ctx.diagnostics.surprise_norms.append(torch.cat(norms, dim=1))
         y, o = concat_segments(ys), concat_segments(os)
         m = self.memory.project_output(o, self.memory.gate_proj(self._read(y, x)))
