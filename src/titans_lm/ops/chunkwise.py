@@ -279,7 +279,8 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
         d_out, _, *d_state = grad_outputs
         L, count = ctx.layers, len(ctx.needs_input_grad) - 3
-        tensors, (written, read_z, *kept) = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        everything = ctx.saved_tensors  # once: activation checkpointing unpacks them no second time
+        tensors, (written, read_z, *kept) = everything[:count], everything[count:]
         inputs, saved, states = Inputs.of(tensors, L, ctx.gates), Saved([], written, read_z), iter(kept)
         for anchored in ctx.anchored:
             M, S = (tuple([next(states) for _ in range(L)]) for _ in range(2))
