@@ -200,7 +200,7 @@ def test_the_page_and_the_screen_say_it(done: Any, tmp_path: Path) -> None:
     page, shown = (tmp_path / "results" / "language.md").read_text(), "\n".join(screen(tables(result)))
     assert "## Whole books by position: 3 held-out books\n" in page
     assert without_folders(command_line(settings)) in page
-    assert "](books.png)" in page
+    assert "](./books.png)" in page
     for model in result["models"]:
         for reading in model["readings"]:
             cell = f"{reading['bits_per_byte']['mean']:.4f}"

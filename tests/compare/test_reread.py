@@ -145,7 +145,7 @@ def test_the_page_and_the_screen_say_it(done: Any, tmp_path: Path) -> None:
     page, shown = (tmp_path / "results" / "long-context.md").read_text(), "\n".join(screen(tables(result)))
     assert "## What a model remembers of a passage that it has read once\n" in page
     assert without_folders(command_line(settings)) in page
-    assert "](again.png)" in page
+    assert "](./again.png)" in page
     for model in result["models"]:
         for part in model["lengths"]:
             for one in part["distances"]:
