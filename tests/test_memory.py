@@ -324,16 +324,15 @@ def test_the_memory_starts_at_its_scale() -> None:
 
 def test_surprise_is_the_norm_of_the_momentary_gradient() -> None:
     layer, x = make(), tokens()
-    sizes: list[Tensor] = []
-    layer(x, None, None, sizes)
-    [size] = sizes
+    told, by_reference = Diagnostics(surprise=True), Diagnostics(surprise=True)
+    layer(x, None, None, told)
+    [size] = told.surprise_norms
     assert size.shape == (2, T, 2, 2)
     assert bool((size > 0).all())
-    by_reference: list[Tensor] = []
     other = NeuralMemory(dataclasses.replace(layer.config, memory_backend="reference")).double()
     other.load_state_dict(layer.state_dict())
     other(x, None, None, by_reference)
-    assert_close(size, by_reference[0])
+    assert_close(size, by_reference.surprise_norms[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
