@@ -262,7 +262,7 @@ def test_missing_weights_are_drawn_and_others_kept(tmp_path: Path) -> None:
             assert torch.equal(p, model.get_parameter(name)), name
     alpha = torch.sigmoid(loaded.model.backbone.layers[0].memory.alpha_proj.proj.bias)
     reach = loaded.config.alpha_stretch
-    expected = (loaded.config.alpha_init / loaded.config.alpha_max + reach) / (1.0 + 2.0 * reach)
+    expected = (loaded.config.alpha_init + reach) / (1.0 + 2.0 * reach)
     assert_close(alpha, torch.full_like(alpha, expected), 1e-6)
 
 
