@@ -93,13 +93,19 @@ def _by_position(outcome: LanguageOutcome) -> list[str]:
     (first, start), (last, end) = gains[0], gains[-1]
     lines = [f"Carried against reset, by position: {signed(start)} in bytes {first}, {signed(end)} in bytes {last}."]
     worse = [place for place, gain in gains if gain > 0.0005]
-    return [*lines, *[f"The carried memory is worse than a fresh one in bytes {', '.join(worse)}."] * bool(worse)]
+    if worse:
+        lines.append(f"The carried memory is worse than a fresh one in bytes {', '.join(worse)}.")
+    return lines
 
 
 def _cut_short(outcome: LanguageOutcome) -> list[str]:
     steps, planned = outcome.memory.steps, outcome.memory.planned_steps
-    said = f"This machine was slow: the byte models were trained for {steps} of {planned} steps, so their numbers are"
-    return [] if steps >= planned else [f"{said} worse than those of a full run."]
+    if steps >= planned:
+        return []
+    return [
+        f"This machine was slow: the byte models were trained for {steps} of {planned} steps, "
+        "so their numbers are worse than those of a full run."
+    ]
 
 
 def reading_findings(reading: Reading) -> list[str]:
