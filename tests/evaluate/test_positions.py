@@ -20,11 +20,11 @@ from transformers import (
 )
 
 from model_cases import BOUNDED, MEMORIES, REMEMBERING, small_config, wake
+from titans_lm.backbone import frozen_memory
 from titans_lm.data.tokenizer import BOS, byte_vocabulary
 from titans_lm.evaluate.documents import Book, Encoder, TokenSource, books, spans
 from titans_lm.evaluate.positions import EDGES, SpanScore, by_position, overall, score_spans
 from titans_lm.evaluate.stream import CacheReader, StatefulReader, WindowReader, reader_for
-from titans_lm.memory import held_still
 from titans_lm.train.fresh import byte_model
 
 TEXT = "Zoë walked, and “walked”, till the night fell.\n".encode()
@@ -93,7 +93,7 @@ def test_reset_is_pieces_from_nothing(shelf: list[Book]) -> None:
 def test_off_is_a_model_whose_theta_is_0(architecture: str, shelf: list[Book]) -> None:
     model, still = titans_model(architecture), titans_model(architecture, theta_bound=0.0)
     still.load_state_dict(model.state_dict())
-    with held_still(model):
+    with frozen_memory(model):
         off = read(model, shelf)
     for book, score in zip(shelf, off, strict=True):
         np.testing.assert_allclose(score.bits, sums(alone(still, tokens_of(book))), atol=1e-8)
@@ -107,7 +107,7 @@ def test_a_memory_that_is_held_still_does_not_forget_either() -> None:
     model = titans_model("lmm", forget_to="zero")
     ids = torch.arange(60)[None]
     start = model.init_state(1)
-    with torch.no_grad(), held_still(model):
+    with torch.no_grad(), frozen_memory(model):
         begun = model.init_state(1)
         state = model(input_ids=ids, state=begun, return_state=True, use_cache=False).state
     moved = model(input_ids=ids, state=start, return_state=True, use_cache=False).state
@@ -128,7 +128,7 @@ def weights(state: Any) -> list[torch.Tensor]:
 def test_what_is_held_still_learns_again_after_an_error() -> None:
     model = titans_model("mag")
     before = model(input_ids=torch.arange(40)[None]).logits
-    with pytest.raises(RuntimeError, match="stop"), held_still(model):
+    with pytest.raises(RuntimeError, match="stop"), frozen_memory(model):
         raise RuntimeError("stop")
     assert torch.equal(model(input_ids=torch.arange(40)[None]).logits, before)
 

@@ -30,7 +30,7 @@ def test_deltanet_is_a_model_by_name(tmp_path: Path) -> None:
     assert gated.baseline is None
     assert (gated.model.decay, gated.model.decay_first, plain.model.decay) == (True, True, False)
     assert dataclasses.replace(varied.model, conv_size=lmm.model.conv_size) == gated.model
-    kept = {"hidden_size", "num_attention_heads", "window", "conv_size", "memory_targets", "num_persistent"}
+    kept = {"hidden_size", "num_attention_heads", "window", "conv_size", "norm_eps", "num_persistent"}
     assert all(getattr(gated.model, name) == getattr(lmm.model, name) for name in kept)
     assert folder_name("gated-delta-net") == "gated-delta-net"
     assert title("delta-net").startswith("DeltaNet")

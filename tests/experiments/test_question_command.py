@@ -127,7 +127,7 @@ def test_the_page_has_a_table_of_it(folder: Path, tmp_path: Path) -> None:
     result = run_questions(settings, command_line(settings), lambda _: None)
     assert {one["tasks"]["boolq"]["cut"] for one in result["models"]} == {10}
     render_results(tmp_path / "results", tmp_path / "results.md")
-    page = (tmp_path / "results.md").read_text()
+    page = (tmp_path / "results" / "language.md").read_text()
     assert "## Questions scored as lm-eval scores them: ours, theirs" in page
     assert f"`{without_folders(command_line(settings))}`" in page
     cut = sum(found["cut"] for one in result["models"] for found in one["tasks"].values())

@@ -144,10 +144,10 @@ def test_the_page_and_the_screen_say_it(done: Any, tmp_path: Path) -> None:
     (tmp_path / "results" / "again.json").write_text(json.dumps(result))
     written = render_results(tmp_path / "results", tmp_path / "results.md")
     assert tmp_path / "results" / "again.png" in written
-    page, shown = (tmp_path / "results.md").read_text(), "\n".join(screen(tables(result)))
+    page, shown = (tmp_path / "results" / "long-context.md").read_text(), "\n".join(screen(tables(result)))
     assert "## What a model remembers of a passage that it has read once\n" in page
     assert without_folders(command_line(settings)) in page
-    assert "](results/again.png)" in page
+    assert "](./again.png)" in page
     for model in result["models"]:
         for part in model["lengths"]:
             for one in part["distances"]:
@@ -172,8 +172,8 @@ def test_the_plot_has_a_panel_a_length_and_a_line_a_model(done: Any) -> None:
 
 def test_the_page_of_a_comparison_says_how_passages_returned() -> None:
     taught = LanguageSettings(reread=RereadCurriculum(first_steps=200, share=0.5, passages=(64, 128)))
-    told = "the first 200 steps in rows of 256 with returning passages, 50 % of the later rows with a passage twice"
-    assert returning(plain_settings(taught)) == f" ({told})"
+    first = "the first 200 steps in sequences of 256 with returning passages"
+    assert returning(plain_settings(taught)) == f" ({first}, 50 % of the later sequences with a passage twice)"
     assert returning(plain_settings(LanguageSettings())) == returning({}) == ""
 
 

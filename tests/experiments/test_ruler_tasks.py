@@ -53,8 +53,8 @@ def test_a_command_makes_a_page(settings: Any, called: str, tmp_path: Path, caps
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "ruler.json").write_text(json.dumps(result))
     written = render_results(tmp_path / "results", tmp_path / "results.md")
-    assert {path.name for path in written} == {"results.md", "ruler.png"}
-    page = (tmp_path / "results.md").read_text()
+    assert {path.name for path in written} == {"results.md", "long-context.md", "ruler.png"}
+    page = (tmp_path / "results" / "long-context.md").read_text()
     (heading,) = re.findall(rf"## ({called}.*)", page)
     assert heading == {"Variable tracking": "Variable tracking: name words, tokenizer words"}.get(called, called)
     assert "answers are right by chance in" in page

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import re
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -28,9 +27,7 @@ from titans_lm.experiments.settings import TASK_EXPERIMENTS, TaskFit
 from titans_lm.experiments.tasks import FILE, FRESH, run_task
 from titans_lm.report import tasks as scored
 from titans_lm.report.page import render_results, without_folders
-from titans_lm.report.plots import draw
 from titans_lm.report.table import screen
-from titans_lm.train.options import plain_settings
 from titans_lm.train.run import RunFolder
 from titans_lm.train.sized import sized_for
 
@@ -104,54 +101,40 @@ def test_what_is_said_is_what_the_models_do(done) -> None:
         assert one["exact"]["32:3"]["mean"] == pytest.approx(mean)
 
 
-def test_more_models_than_lines_can_tell_apart_are_ranked(done) -> None:
-    """By the last size, the best at the top; the one without changes is what the others are compared with."""
+def test_more_models_than_lines_can_tell_apart_are_not_drawn(done) -> None:
     result = copy.deepcopy(done[1])
-    assert scored.ranking(result) is None
+    assert list(scored.plots(result)) == [""]
     first = result["contenders"][0]
-    names = ["lmm", *(f"lmm:chunk_size={size}" for size in range(2, 12))]
-    shares = [0.5, *(place / 20 for place in range(10))]
-    exact = [{"16:2": {"mean": 1.0, "sd": 0.1}, "32:3": {"mean": share, "sd": share / 10}} for share in shares]
-    result["contenders"] = [{**first, "name": name, "exact": one} for name, one in zip(names, exact, strict=True)]
-    found = scored.ranking(result)
-    assert found is not None
-    assert found.values["LMM, chunk size 11"] == (pytest.approx(45.0), pytest.approx(4.5))
-    assert (found.marked, len(found.values)) == ("LMM", 11)
-    axes = draw(found).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        *(f"LMM, chunk size {size}" for size in range(2, 12)),
-        "LMM",
-    ]
-    assert axes.get_xlabel() == "right answers, %"
-    result["contenders"][0]["exact"]["32:3"] = {"mean": 0.0, "sd": None}
-    assert scored.ranking(result).values["LMM"] == (0.0, None)
-    family = "lmm:chunk_size=1,momentum=false,forget_to=zero,theta_bound=0.5"
-    for one, name in zip(result["contenders"][1:3], (family, f"{family},theta_stretch=0"), strict=True):
-        one["name"] = name
-    assert len(scored.ranking(result).values) == 11, "two that have one title are told apart"
-    result["contenders"] = result["contenders"][:1]
+    result["contenders"] = [{**first, "name": f"lmm:chunk_size={size}"} for size in range(2, 13)]
+    assert scored.plots(result) == {}
+    assert len(scored.tables(result)[0].rows) == 11
+    result["contenders"] = [first]
     assert scored.heading(result).endswith(", LMM")
 
 
-def test_what_models_and_sizes_have_that_is_not_usual_is_said(done) -> None:
-    """What a file does not name is as it was before it could be set; a memory of one layer has no later ones."""
+def test_further_runs_of_a_task_are_rows_of_one_table(done) -> None:
+    first, other = done[1] | {"file": "mqar.json"}, copy.deepcopy(done[1]) | {"file": "mqar-more.json"}
+    for one in other["contenders"]:
+        one["exact"] = {"32:3": one["exact"]["32:3"], "8:1": one["exact"]["16:2"]}
+    table = scored.tables({**first, "others": [other]})[1]
+    assert table.head[-3:] == ["learning rate", "8:1", "32:3"]
+    assert [row[1] for row in table.body] == ["mqar-more"] * len(other["contenders"])
+    assert table.said.startswith("**mqar-more** (current, ")
+    drawn = scored.plots({**first, "others": [copy.deepcopy(done[1])]})[""]
+    assert len(drawn.lines) == len(first["contenders"]), "the same models once"
+
+
+def test_what_is_equal_is_said(done) -> None:
     result = copy.deepcopy(done[1])
     settings = result["settings"]
-    model = settings["train"]["model"] = plain_settings(RecallExperiment())["train"]["model"] | {"of_old": 3}
-    del model["theta_later_init"], model["alpha_stretch"]
-    assert "parameters each (alpha stretch 0.0), 6 steps of 4 rows, sizes 16:2, 24:2 taught;" in scored.said(result)
-    model |= {"memory_depth": 2, "theta_fan_in": True, "hidden_size": 128, "alpha_stretch": 0.003}
+    steps = "parameters each, 6 steps of 4 sequences, training sizes 16:2"
+    assert f"{steps}, 24:2;" in scored.said(result)
     settings["curriculum"] = True
-    said = scored.said(result)
-    found = re.search(r"parameters each \((.+?)\), 6 steps of 4 rows, sizes 16:2, 24:2 taught, joining one after", said)
-    assert found is not None
-    assert sorted(found[1].split(", ")) == [
-        "hidden size 128", "memory depth 2", "theta fan in true", "theta later init 0.5"
-    ]  # fmt: skip
-    model["memory_depth"], settings["sizes"] = 1, ["16:2"]
-    assert "parameters each (hidden size 128), 6 steps of 4 rows, sizes 16:2 taught;" in scored.said(result)
-    settings["models"] = [*settings["models"], "lmm:memory_depth=2"]
-    assert "theta later init 0.5" in scored.said(result)
+    assert f"{steps}, 24:2, joining one after the other;" in scored.said(result)
+    settings["sizes"] = ["16:2"]
+    assert f"{steps};" in scored.said(result)
+    settings["train"]["gate_l1"] = 2.0
+    assert f"{steps}, sparsity penalty on gates 2;" in scored.said(result)
 
 
 def test_wall_seconds_and_commits_are_those_of_the_runs(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +155,7 @@ def test_wall_seconds_and_commits_are_those_of_the_runs(done, tmp_path: Path, mo
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "mqar.json").write_text(json.dumps(again))
     render_results(tmp_path / "results", tmp_path / "results.md")
-    assert f"; commits {result['hardware']['commit']}, other, 20" in (tmp_path / "results.md").read_text()
+    assert f"; commits {result['hardware']['commit']}, other, 20" in (tmp_path / "results" / "recall.md").read_text()
 
 
 def test_it_does_nothing_twice(done, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +202,7 @@ def test_the_page_and_the_screen_say_it(done, tmp_path: Path) -> None:
     (tmp_path / "results" / "mqar.json").write_text(json.dumps(result))
     written = render_results(tmp_path / "results", tmp_path / "results.md")
     assert tmp_path / "results" / "mqar.png" in written
-    page, shown = (tmp_path / "results.md").read_text(), screen(scored.tables(result))
+    page, shown = (tmp_path / "results" / "recall.md").read_text(), screen(scored.tables(result))
     assert "## Associative recall (MQAR): symbols 16" in page
     assert without_folders(command_line(settings)) in page
     for one, line in zip(result["contenders"], shown[1:], strict=True):
@@ -304,10 +287,10 @@ def test_needles_are_tested_at_every_depth(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "needle.json").write_text(json.dumps(result))
     written = render_results(tmp_path / "results", tmp_path / "results.md")
-    page = (tmp_path / "results.md").read_text()
+    page = (tmp_path / "results" / "long-context.md").read_text()
     assert "## Needles in a haystack" in page
     assert "needle-depth.png" in page
-    assert {path.name for path in written} == {"results.md", "needle.png", "needle-depth.png"}
+    assert {path.name for path in written} == {"results.md", "long-context.md", "needle.png", "needle-depth.png"}
     assert [line.label for line in scored.plot(result).lines] == [
         "LMM",
         "sliding window with short convolution",
@@ -392,7 +375,7 @@ def test_long_rows_are_tested_on_as_many_as_fit(tmp_path: Path) -> None:
     sizes = {"sizes": ("16:2",), "test_sizes": ("16:2", "32:2", "64:2", "512:2")}
     settings = small(tmp_path, models=("lmm",), seeds=(0,), rates=(1e-3,), test_tokens=32 * 5, shares=(2.0,), **sizes)
     result = run_task(settings, "titans evaluate mqar", lambda _: None)
-    assert "sizes 16:2 taught (in the shares 2);" in scored.said(result)
+    assert "training sizes 16:2 (in the shares 2);" in scored.said(result)
     tests = result["contenders"][0]["runs"][0]["tests"]
     assert {size: (test["rows"], test["answers"]) for size, test in tests.items()} == {
         "16:2": (8, 16), "32:2": (6, 12), "64:2": (2, 4), "512:2": (1, 2),

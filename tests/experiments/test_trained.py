@@ -186,10 +186,7 @@ def test_training_goes_on_from_the_weights(ours: Any, tmp_path: Path, monkeypatc
     fresh, *trained = result["contenders"]
     assert abs(result["parameters_asked_for"] / fresh["parameters"] - 1.0) < 0.02
     assert all(len(one["tuning"]) == 2 and one["rate"] in (1e-3, 1e-2) for one in result["contenders"])
-    assert (
-        f"parameters each{scored.shape(result['settings'])}, but for trained models, which keep theirs, "
-        "3 steps of 4 rows"
-    ) in scored.said(result)
+    assert ("parameters each, but for trained models, which keep theirs, 3 steps of 4 sequences") in scored.said(result)
     batch = settings.train_tasks[0].draw(np.random.default_rng([0, 0]), 4)
     for one, path in zip(trained, folders.values(), strict=True):
         made = settings.out / "runs" / f"{folder_name(one['name'])}-seed0"

@@ -251,7 +251,7 @@ def test_the_page_of_results_has_a_section(done, tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     written = render_results(results, page)
     assert (results / "dna.png") in written
-    text = page.read_text()
+    text = (results / "dna.md").read_text()
     assert "## DNA: dna" in text
     assert "| **LMM** |" in text
     assert "k-mer logistic regression, k 1" in text

@@ -240,7 +240,7 @@ def test_weights_start_as_the_backbone_says() -> None:
     assert bool((block.memory.norm_weight == 1).all())
     assert block.memory.q_proj.weight.std().item() == pytest.approx(16**-0.5, rel=0.2)
     for output in (block.memory.o_proj, block.attention.o_proj, block.gate.o_proj, block.mlp.down_proj):
-        assert output.weight.std().item() == pytest.approx(output.start_std, rel=0.2)
+        assert output.weight.std().item() == pytest.approx(output.init_std, rel=0.2)
     gate, config = block.memory.theta_proj, model.config
     shares = (1.0 + 2.0 * gate.stretch) * torch.sigmoid(gate.proj.bias).view(gate.heads, 2) - gate.stretch
     assert_close(shares, torch.tensor([[config.theta_init, config.theta_later_init]] * gate.heads), 1e-6)
@@ -262,7 +262,7 @@ def test_missing_weights_are_drawn_and_others_kept(tmp_path: Path) -> None:
             assert torch.equal(p, model.get_parameter(name)), name
     alpha = torch.sigmoid(loaded.model.backbone.layers[0].memory.alpha_proj.proj.bias)
     reach = loaded.config.alpha_stretch
-    expected = (loaded.config.alpha_init / loaded.config.alpha_max + reach) / (1.0 + 2.0 * reach)
+    expected = (loaded.config.alpha_init + reach) / (1.0 + 2.0 * reach)
     assert_close(alpha, torch.full_like(alpha, expected), 1e-6)
 
 

@@ -38,7 +38,7 @@ def test_a_file_is_the_memory(architecture: str, length: int, tmp_path: Path) ->
 
 
 def test_what_is_one_tensor_is_written_once(tmp_path: Path) -> None:
-    model = reading_model("lmm", memory_reads_persistent=False)
+    model = reading_model("lmm", num_persistent=0)
     memory = read(model, text(8))  # <bos> and 7 bytes are written: two chunks of 4
     assert memory.state.layers[0].memory.anchor[0] is memory.state.layers[0].memory.M[0]
     header = save_memory(memory, tmp_path / "x.memory", model)

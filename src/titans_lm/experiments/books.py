@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from titans_lm.backbone import frozen_memory
 from titans_lm.evaluate.documents import Book, Encoder, books, spans
 from titans_lm.evaluate.intervals import Estimate, complete, difference, difference_in_differences, late_minus_early
 from titans_lm.evaluate.positions import SpanScore, by_position, overall, score_spans
@@ -14,7 +15,6 @@ from titans_lm.experiments.reading import Planned, Reader, Reading, costs, parts
 from titans_lm.experiments.reading_settings import Mode, PerplexitySettings
 from titans_lm.experiments.result import Result, write_record
 from titans_lm.experiments.runner import Say
-from titans_lm.memory import held_still
 from titans_lm.report.spread import mean_with_spread
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Perplexity:
         if every is not None:
             sizes |= {"window": every, "window_step": every}
         reading = reader_for(model, **sizes)
-        with held_still(model) if mode.kind == "off" else nullcontext():
+        with frozen_memory(model) if mode.kind == "off" else nullcontext():
             scores = score_spans(
                 model, spans(self.books, corpus.encoder, **self.cut), reading, reset_every=every,
                 batch_size=self.settings.batch_size, on_piece=on_piece,

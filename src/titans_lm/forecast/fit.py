@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from titans_lm.backbone import frozen_memory
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.batches import Batch
 from titans_lm.experiments.early_stopping import BestStep
@@ -17,7 +18,6 @@ from titans_lm.forecast.baselines import Linear, NormalEquations
 from titans_lm.forecast.model import Forecaster, Future
 from titans_lm.forecast.settings import Memory, Normalisation, TrainSettings
 from titans_lm.forecast.windows import Prepared, WindowBatches, Windows, windows_at_once
-from titans_lm.memory import held_still
 from titans_lm.ops.state import map_state
 from titans_lm.train.device import choose_device
 from titans_lm.train.loop import fit
@@ -110,7 +110,7 @@ def streamed(
             if state is not None:  # chains that end are the last ones
                 rows = len(chosen) * past.shape[-1]
                 state = map_state(lambda x, rows=rows: x[:rows], state)
-            with torch.no_grad(), held_still(model) if memory == "still" else nullcontext():
+            with torch.no_grad(), frozen_memory(model) if memory == "still" else nullcontext():
                 forecast, after = model.read(past, state)
             state = after if memory == "carried" else None
             if turn >= 0:

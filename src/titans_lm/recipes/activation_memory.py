@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 from titans_lm.config import BackboneConfig
-from titans_lm.ops.chunked import segment_size
+from titans_lm.ops.chunkwise import group_size
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -138,7 +138,7 @@ def _state_numbers(step: Step, kind: BackboneConfig) -> int:
     numbers = 0
     for rows, length in memory_calls(kind, step.rows, step.tokens):
         chunks = -(-length // kind.chunk_size)
-        numbers += rows * 2 * memory * -(-chunks // segment_size(chunks))
+        numbers += rows * 2 * memory * -(-chunks // group_size(chunks))
         numbers += later if kind.forget_to == "init" else 0
     if kind.memory_begins_persistent:
         numbers += step.rows * memory  # the anchor: a tensor of its own where a state was repeated for all rows
@@ -189,5 +189,5 @@ def _states_of_a_segment(step: Step) -> int:
     c = step.config
     calls = [call for kind, _ in c.by_block() for call in memory_calls(kind, step.rows, step.tokens)]
     longest = max((length for _, length in calls), default=0)
-    chunks = segment_size(max(-(-longest // c.chunk_size), 1))
+    chunks = group_size(max(-(-longest // c.chunk_size), 1))
     return 4 * step.rows * 2 * memory_numbers(c) * (chunks + 4) if c.has_memory else 0

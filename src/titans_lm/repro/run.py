@@ -139,8 +139,10 @@ def plan_contents(plan: Plan) -> dict[str, str]:
 
 
 def _do(step: Step, say: Say, quiet: bool) -> None:
-    """Run a step as its command does."""
+    """Run a step as its command does, with `quiet` where the command has it."""
     settings, command = step.settings, command_of(step)
+    if hasattr(settings, "quiet"):
+        settings = replace(settings, quiet=quiet)
     match settings:
         case CompareSettings():
             from titans_lm.experiments.text import run_compare
@@ -153,7 +155,7 @@ def _do(step: Step, say: Say, quiet: bool) -> None:
         case QuestionSettings():
             from titans_lm.experiments.lm_eval import run_questions
 
-            run_questions(replace(settings, quiet=quiet), command, say)
+            run_questions(settings, command, say)
         case BenchSettings():
             from titans_lm.bench.command import run_bench
 

@@ -12,7 +12,7 @@ from titans_lm.experiments.settings import CompareSettings
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics import settings as dna
 from titans_lm.report.paper import FORMAT, NOT_MEASURED, number, table
-from titans_lm.report.table import aligned
+from titans_lm.report.table import aligned, screen
 from titans_lm.repro.plans import SOURCE, Plan, Published, Step, published, read_toml
 from titans_lm.repro.run import Result, command_of
 from titans_lm.train.settings import LanguageSettings
@@ -200,8 +200,7 @@ def result_lines(result: Result) -> list[str]:
         lines.append("ours: " + "; ".join(f"{name}: {count:,} parameters each" for name, count in sizes.items()))
     if result["paper"]["group"]:
         lines.append(f"paper: {result['paper']['group']}")
-    for laid in (table(part, paper.digits) for part in result["tables"]):
-        lines += ["", *([laid.said] if laid.said else []), *aligned(laid.head, laid.body, left=2)]
+    lines += ["", *screen([table(part, paper.digits) for part in result["tables"]], left=2)]
     if not paper.groups:
         lines += ["", f"paper: {paper.where} prints no numbers"]
     return [*lines, "", *differences(result["differs"], result["paper"]["notes"], result["paper"]["errata"])]

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from titans_lm.config import check_choice
+from titans_lm.config import check_choice, former_settings
 from titans_lm.ops.state import state_dtype
 from titans_lm.streaming.memory import NONE, Memory, Source
 from titans_lm.streaming.reader import check_readable
@@ -62,9 +62,10 @@ class Fingerprint:
 def fingerprint(model: nn.Module) -> Fingerprint:
     """Compute a model's fingerprint; weights are hashed again only where a tensor was changed or replaced."""
     owner: Any = model
-    settings = {k: v for k, v in asdict(owner.config.backbone_config()).items() if k not in INCIDENTAL}
+    config = owner.config.backbone_config()
+    settings = former_settings(config.decay_first) | {k: v for k, v in asdict(config).items() if k not in INCIDENTAL}
     settings["vocab_size"] = owner.config.vocab_size
-    config = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     tensors = dict(sorted(model.state_dict().items()))
     marks = tuple((name, x.data_ptr(), x._version, x.dtype) for name, x in tensors.items())
     known = _known.get(model)
@@ -72,7 +73,7 @@ def fingerprint(model: nn.Module) -> Fingerprint:
         known = (marks, hash_tensors(tensors))
         _known[model] = known
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return Fingerprint(config, known[1], dtype)
+    return Fingerprint(digest, known[1], dtype)
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:

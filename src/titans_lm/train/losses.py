@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.data.batches import IGNORED, Batch
-from titans_lm.memory import changing_gates
+from titans_lm.memory import write_gates
 from titans_lm.ops.state import detach_state, map_state, select_rows, state_tensors
 from titans_lm.train.parallel import unwrapped
 
@@ -78,7 +78,7 @@ def recorded_gates(model: nn.Module) -> Iterator[list[Tensor]]:
     def keep(_: nn.Module, __: object, gate: Tensor | tuple[Tensor, ...]) -> None:
         found.extend(gate if isinstance(gate, tuple) else (gate,))
 
-    handles = [gate.register_forward_hook(keep) for gate in changing_gates(model)]
+    handles = [gate.register_forward_hook(keep) for gate in write_gates(model)]
     try:
         yield found
     finally:

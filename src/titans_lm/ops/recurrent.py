@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from titans_lm.config import Activation, SurpriseSizes
-from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, norm_parameters
-from titans_lm.ops.segment import layer_norm_adjoint
+from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, layer_norm_backward, norm_parameters
 from titans_lm.ops.state import MemoryState, Weights, select_rows
 
 
@@ -152,7 +151,7 @@ def _errors(
         z = unit * weight if bias is None else torch.addcmul(bias, unit, weight)
     delta = -v if dot else (z + k if network.residual else z).sub(v).mul_(2.0)
     if weight is not None:
-        delta = layer_norm_adjoint(delta * weight, unit, rstd)
+        delta = layer_norm_backward(delta * weight, unit, rstd)
     deltas = [delta]
     for layer in range(len(M) - 1, 0, -1):
         delta = times(delta, M[layer].transpose(-1, -2)).mul_(slopes[layer - 1])

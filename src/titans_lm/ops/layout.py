@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
-class Grid:
+class TokenLayout:
     """How (B, T, …) tensors are laid out as (N, B, …, C, …) chunks and taken back.
 
     Exactly one form is in use: `source` is None when every row has the same shape (tokens are only shifted by `lead`),
@@ -63,7 +63,9 @@ class Grid:
         return x * known.view(*known.shape, *tail)
 
 
-def make_grid(offset: Int[Tensor, " B"], length: int, chunk_size: int, valid: Bool[Tensor, "B T"] | None) -> Grid:
+def make_layout(
+    offset: Int[Tensor, " B"], length: int, chunk_size: int, valid: Bool[Tensor, "B T"] | None
+) -> TokenLayout:
     """Choose the grid for a call of `length` tokens that starts `offset` tokens into each row's chunk."""
     if length == 1 or chunk_size == 1:
         return _steps(offset, length, chunk_size, valid)
@@ -75,7 +77,7 @@ def make_grid(offset: Int[Tensor, " B"], length: int, chunk_size: int, valid: Bo
     return ragged(offset, length, chunk_size, valid)
 
 
-def _steps(offset: Tensor, length: int, chunk_size: int, valid: Tensor | None) -> Grid:
+def _steps(offset: Tensor, length: int, chunk_size: int, valid: Tensor | None) -> TokenLayout:
     """Every token is a chunk of the grid on its own: one token cannot cross a border, whatever the offsets are."""
     complete = []
     for t in range(length):
@@ -84,15 +86,17 @@ def _steps(offset: Tensor, length: int, chunk_size: int, valid: Tensor | None) -
         done = filled == chunk_size
         complete.append(True if chunk_size == 1 and valid is None else done)
         offset = torch.where(done, 0, filled)
-    return Grid(length, 1, 0, length, None, None, valid, tuple(complete), offset)
+    return TokenLayout(length, 1, 0, length, None, None, valid, tuple(complete), offset)
 
 
-def uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> Grid:
+def uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> TokenLayout:
     """All rows stand at the same place and all tokens are real."""
     filled = start + length
     if filled <= chunk_size:  # the call ends inside the chunk it starts in: no need to lay out the rest of it
         done = filled == chunk_size
-        return Grid(1, length, 0, length, None, None, None, (done,), torch.full_like(offset, filled % chunk_size))
+        return TokenLayout(
+            1, length, 0, length, None, None, None, (done,), torch.full_like(offset, filled % chunk_size)
+        )
     chunks = -(-filled // chunk_size)
     present = None
     if start or filled % chunk_size:
@@ -100,10 +104,10 @@ def uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> Grid:
         present = ((place >= start) & (place < filled)).unsqueeze(0)
     complete = (*[True] * (chunks - 1), filled % chunk_size == 0)
     end = torch.full_like(offset, filled % chunk_size)
-    return Grid(chunks, chunk_size, start, length, None, None, present, complete, end)
+    return TokenLayout(chunks, chunk_size, start, length, None, None, present, complete, end)
 
 
-def ragged(offset: Tensor, length: int, chunk_size: int, valid: Tensor) -> Grid:
+def ragged(offset: Tensor, length: int, chunk_size: int, valid: Tensor) -> TokenLayout:
     """Rows of different length, with padding anywhere or different offsets."""
     count = valid.sum(1)
     chunks = max(1, -(-int((offset + count).max()) // chunk_size))
@@ -115,4 +119,4 @@ def ragged(offset: Tensor, length: int, chunk_size: int, valid: Tensor) -> Grid:
     target = torch.where(valid, offset[:, None] + valid.cumsum(1) - 1, -1)
     last = present.unflatten(1, (chunks, chunk_size))[..., -1]
     complete = tuple(last.unbind(1))
-    return Grid(chunks, chunk_size, 0, length, source, target, present, complete, (offset + count) % chunk_size)
+    return TokenLayout(chunks, chunk_size, 0, length, source, target, present, complete, (offset + count) % chunk_size)

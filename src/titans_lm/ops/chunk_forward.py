@@ -1,8 +1,8 @@
-"""A segment of chunks, forward: one after another the chunks write, then all of them read at once.
+"""A chunk group, forward: one after another the chunks write, then all of them read at once.
 
 Only writing is sequential: the gradients of a chunk need the weights that the chunk before has left. A read needs those
-too, but no other read, so the queries of all chunks of a segment go through each memory layer in one batched product.
-Inside here a row is one memory, R = B · H of them, and tensors are (n, R, C, …) for the n chunks of a segment.
+too, but no other read, so the queries of all chunks of a group go through each memory layer in one batched product.
+Inside here a row is one memory, R = B · H of them, and tensors are (n, R, C, …) for the n chunks of a group.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from titans_lm.ops.gates import ChunkGates
-from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, activate_into, slope_times
-from titans_lm.ops.products import add_bmm_, bmm, bmm_into
+from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
+from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, activate_into, activation_grad, layer_norm_backward
 
 Weights = tuple[Tensor, ...]
 
 
 class Tokens(NamedTuple):
-    """Queries, keys and values of a segment, (n, R, C, D), contiguous."""
+    """Queries, keys and values of a group, (n, R, C, D), contiguous."""
 
     q: Tensor
     k: Tensor
@@ -27,26 +27,15 @@ class Tokens(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class BatchedNetwork:
     """The network as the rows of a call see it: `weight` and `bias` of the LayerNorm are (R, 1, D)."""
 
     network: MemoryNetwork
     batch: int
     weight: Tensor | None
     bias: Tensor | None
-
-    @property
-    def leads_to(self) -> Weights | None:
-        """M_init (H, D_in, D_out) where forgetting leads there."""
-        return self.network.initial if self.network.forget_to == "init" else None
-
-
-def as_rows(network: MemoryNetwork, batch: int) -> Rows:
-    """Lay the LayerNorm's parameters (H, D) out for R = B · H rows."""
-    weight, bias = (
-        None if x is None else x.repeat(batch, 1).unsqueeze(1) for x in (network.norm_weight, network.norm_bias)
-    )
-    return Rows(network, batch, weight, bias)
+    decay_target: Weights | None
+    """M_init (H, D_in, D_out) where forgetting leads there."""
 
 
 def halves(both: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,23 +44,32 @@ def halves(both: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-class States:
+def by_chunk(tensors: list[Tensor], transposed: bool = False) -> list[tuple[Tensor, ...]]:
+    """Views of each tensor by chunk, made at once: one for each use would cost more than many of the products."""
+    return [(x.mT if transposed else x).unbind() for x in tensors]
+
+
+class ChunkStates:
     """Weights and surprise at the start of every chunk and at the end: L buffers (n + 1, R, 2 D_in, D_out).
 
-    W and S are the two halves of a buffer, so that what goes through both goes through in one product.
+    W and S are the two halves of a buffer, so that what goes through both goes through in one product. `at`, `W` and
+    `S` are views by chunk.
     `anchors` holds for each chunk where its gradients are taken: the weights at its start, or others where a call began
     inside a chunk or rows end at different places. `aliased` says which of the two.
     """
 
-    def __init__(self, chunks: int, like: Weights) -> None:
+    def __init__(self, chunks: int, like: Weights, rows: BatchedNetwork) -> None:
         self.both = [w.new_empty(chunks + 1, w.shape[0], 2 * w.shape[1], w.shape[2]) for w in like]
-        self.W = [halves(x)[0] for x in self.both]
-        self.S = [halves(x)[1] for x in self.both]
+        self.at = by_chunk(self.both)
+        parts = [halves(x) for x in self.both]
+        self.W, self.S = [W.unbind() for W, _ in parts], [S.unbind() for _, S in parts]
+        by_heads = parts if rows.decay_target is not None else []
+        self.W_by_head = [W.unflatten(1, (rows.batch, -1)).unbind() for W, _ in by_heads]
         self.anchors: list[Weights] = []
         self.aliased: list[bool] = []
 
     def begin(self, W: Weights, S: Weights, anchor: Weights | None) -> None:
-        """Start a segment; without an anchor the gradients of its first chunk are taken at W."""
+        """Start a group; without an anchor the gradients of its first chunk are taken at W."""
         for mine, given in zip((*self.W, *self.S), (*W, *S), strict=True):
             mine[0].copy_(given)
         self.anchors, self.aliased = [], []
@@ -80,11 +78,11 @@ class States:
 
     def weights(self, i: int) -> Weights:
         """The memory at the start of chunk i."""
-        return tuple(w[i] for w in self.W)
+        return tuple([w[i] for w in self.W])
 
     def surprise(self, i: int) -> Weights:
         """The surprise at the start of chunk i."""
-        return tuple(s[i] for s in self.S)
+        return tuple([s[i] for s in self.S])
 
     def anchor(self) -> Weights:
         """Give the next chunk its anchor."""
@@ -108,8 +106,8 @@ class States:
         return None if self._next_aliased else self._next_anchor
 
 
-class Written(NamedTuple):
-    """What writing a segment leaves for reading it and for its gradients, over all its chunks.
+class WriteCache(NamedTuple):
+    """What writing a group leaves for reading it and for its gradients, over all its chunks.
 
     inputs[l] is h_{l−1}, scaled[l] is [h ∘ memory_end | h ∘ surprise_end], pre[l] is z_l, deltas[l] is δ_l and
     back[l − 1] is δ_{l+1} W_{l+1}ᵀ, before the slope. For a LayerNorm, `unit` and `rstd` = 1 / std belong to z_L and
@@ -126,7 +124,7 @@ class Written(NamedTuple):
     error: Tensor
 
 
-def misses(rows: Rows, tokens: Tokens) -> Tensor:
+def inner_residual(rows: BatchedNetwork, tokens: Tokens) -> Tensor:
     """What the inner loss misses besides the network's z_L: [k +] [bias] − v, or −v for the dot product."""
     if rows.network.objective == "dot":
         return -tokens.v
@@ -135,19 +133,21 @@ def misses(rows: Rows, tokens: Tokens) -> Tensor:
 
 
 class LastError:
-    """δ_L of the chunks of a segment, one after another; what does not depend on the state is made once for all.
+    """δ_L of the chunks of a group, one after another; what does not depend on the state is made once for all.
 
     ∂ℓ/∂unit = base + scale ∘ unit with a LayerNorm, whose backward pass then leads to z_L; ∂ℓ/∂z_L = base + 2 z_L
     without; for the dot product the base alone. With `collect`, `unit`, `rstd` and `error` are kept.
     """
 
-    def __init__(self, rows: Rows, tokens: Tokens, collect: bool) -> None:
+    def __init__(self, rows: BatchedNetwork, tokens: Tokens, collect: bool) -> None:
         self.dot, self.norm, self.collect = rows.network.objective == "dot", rows.weight is not None, collect
-        self.base = misses(rows, tokens)
+        self.base = inner_residual(rows, tokens)
         if not self.dot:
             self.base = 2.0 * self.base
         if rows.weight is not None:
             self.base, self.scale = self.base * rows.weight, 2.0 * rows.weight * rows.weight
+        self.base_at = self.base.unbind()
+        self.neutral: tuple[Tensor, Tensor] | None = None
         self.unit: list[Tensor] = []
         self.rstd: list[Tensor] = []
         self.error: list[Tensor] = []
@@ -156,64 +156,72 @@ class LastError:
         """Write δ_L of chunk i into `out`."""
         if self.norm:
             unit, _, rstd = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)
-            error = self.base[i] if self.dot else torch.addcmul(self.base[i], unit, self.scale)
-            out.copy_(layer_norm_adjoint(error, unit, rstd))
+            error = self.base_at[i] if self.dot else torch.addcmul(self.base_at[i], unit, self.scale)
+            self.neutral = self.neutral or (torch.zeros_like(rstd), torch.ones_like(rstd))
+            layer_norm_backward(error, unit, rstd, self.neutral, out)
             if self.collect:
                 self.unit.append(unit)
                 self.rstd.append(rstd)
                 self.error.append(error)
         elif self.dot:
-            out.copy_(self.base[i])
+            out.copy_(self.base_at[i])
         else:
-            torch.add(self.base[i], z, alpha=2, out=out)
+            torch.add(self.base_at[i], z, alpha=2, out=out)
 
 
 def write(
-    rows: Rows,
+    rows: BatchedNetwork,
     tokens: Tokens,
     gates: list[ChunkGates],
-    states: States,
+    states: ChunkStates,
     complete: tuple[bool | Tensor, ...],
     kept: Tensor | None = None,
-) -> Written:
-    """Write all chunks of a segment, one after another (MATH §3): z, h, δ of every token, and the states between.
+) -> WriteCache:
+    """Write all chunks of a group, one after another: z, h, δ of every token, and the states between.
 
     A second time, for the gradients of writing, `kept` is z_L of the first (n, R, C, D), which then is not made again.
     """
-    n, (R, C, _) = len(complete), tokens.k.shape[1:]
-    L, act = len(states.W), rows.network.activation
-    inputs = [tokens.k] + [tokens.k.new_empty(n, R, C, w.shape[-1]) for w in states.W[:-1]]
-    pre = [tokens.k.new_empty(n, R, C, w.shape[-1]) for w in states.W]
+    k, n, L, act = tokens.k, len(complete), len(gates), rows.network.activation
+    lead, widths = k.shape[:3], [x.shape[-1] for x in states.both]
+    inputs = [k] + [k.new_empty(*lead, width) for width in widths[:-1]]
+    pre = [k.new_empty(*lead, width) for width in (widths if kept is None else widths[:-1])]
     if kept is not None:
-        pre[-1] = kept
-    deltas = [torch.empty_like(z) for z in pre]
-    back = [torch.empty_like(z) for z in pre[:-1]]
+        pre.append(kept)
+    deltas = [k.new_empty(*lead, width) for width in widths]
+    back = [k.new_empty(*lead, width) for width in widths[:-1]]
     last = LastError(rows, tokens, collect=kept is not None)
-    scaled = [tokens.k.new_empty(n, R, C, 2 * h.shape[-1]) for h in inputs]
-    weigh(tokens.k, gates[0].memory_end, gates[0].surprise_end, scaled[0])
+    scaled = [k.new_empty(*lead, 2 * h.shape[-1]) for h in inputs]
+    scale_pair(k, gates[0].memory_end, gates[0].surprise_end, scaled[0])
+    h, z, delta, d_h = by_chunk(inputs), by_chunk(pre), by_chunk(deltas), by_chunk(back)
+    scaled_t, ends = by_chunk(scaled, True), [chunk_ends(rows, g) for g in gates]
+    pairs = [
+        by_chunk([g.memory_end, g.surprise_end, *halved.chunk(2, dim=-1)])
+        for g, halved in zip(gates, scaled, strict=True)
+    ][1:]
     for i in range(n):
         anchor = states.anchor()
         for layer, W in enumerate(anchor):
             if layer > 0:
-                activate_into(pre[layer - 1][i], inputs[layer][i], act)
+                activate_into(z[layer - 1][i], h[layer][i], act)
             if kept is None or layer < L - 1:
-                bmm_into(inputs[layer][i], W, pre[layer][i])
-        last.into(deltas[-1][i], i, pre[-1][i])
+                bmm_into(h[layer][i], W, z[layer][i])
+        last.into(delta[-1][i], i, z[-1][i])
         for layer in range(L - 1, 0, -1):
-            bmm_into(deltas[layer][i], anchor[layer].transpose(1, 2), back[layer - 1][i])
-            slope_times(back[layer - 1][i], pre[layer - 1][i], deltas[layer - 1][i], act)
-        for layer in range(1, L):
-            weigh(inputs[layer][i], gates[layer].memory_end[i], gates[layer].surprise_end[i], scaled[layer][i])
+            bmm_into(delta[layer][i], anchor[layer].mT, d_h[layer - 1][i])
+            activation_grad(d_h[layer - 1][i], z[layer - 1][i], delta[layer - 1][i], act)
+        for layer, (memory_end, surprise_end, first, second) in enumerate(pairs, 1):
+            torch.mul(h[layer][i], memory_end[i], out=first[i])
+            torch.mul(h[layer][i], surprise_end[i], out=second[i])
         if kept is None or i < n - 1:  # no gradient needs what the last chunk leaves
-            for layer, g in enumerate(gates):
-                advance(rows, states, layer, i, g, scaled[layer][i], deltas[layer][i])
+            for layer in range(L):
+                advance(rows, states, layer, i, ends[layer][i], scaled_t[layer][i], delta[layer][i])
             states.close(i, complete[i])
-    none = tokens.k.new_empty(0)
+    none = k.new_empty(0)
     norm = [torch.stack(x) if x else none for x in (last.unit, last.rstd, last.error)]
-    return Written(inputs, scaled, pre, deltas, back, *norm)
+    return WriteCache(inputs, scaled, pre, deltas, back, *norm)
 
 
-def weigh(x: Tensor, first: Tensor, second: Tensor, out: Tensor) -> Tensor:
+def scale_pair(x: Tensor, first: Tensor, second: Tensor, out: Tensor) -> Tensor:
     """Write [x ∘ first | x ∘ second] into `out` and return it."""
     D = x.shape[-1]
     torch.mul(x, first, out=out[..., :D])
@@ -221,41 +229,45 @@ def weigh(x: Tensor, first: Tensor, second: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def advance(rows: Rows, states: States, layer: int, i: int, g: ChunkGates, scaled: Tensor, delta: Tensor) -> None:
+def chunk_ends(rows: BatchedNetwork, g: ChunkGates) -> list[tuple[Tensor, ...]]:
+    """a, f and η_end of every chunk, (R, 1, 1) or (R, D_in, 1), and 1 − a by head where forgetting leads to M_init."""
+    a, f, e = g.a[:, :, -1:].mT, g.f[:, :, -1:].mT, g.eta_end.mT
+    parts = [a.unbind(), f.unbind(), e.unbind()]
+    if rows.decay_target is not None:
+        parts.append((1.0 - a).unflatten(1, (rows.batch, -1)).unbind())
+    return list(zip(*parts, strict=True))
+
+
+def advance(
+    rows: BatchedNetwork,
+    states: ChunkStates,
+    layer: int,
+    i: int,
+    ends: tuple[Tensor, ...],
+    scaled_t: Tensor,
+    delta: Tensor,
+) -> None:
     """Memory and surprise of one layer at the end of chunk i.
 
     W ← a W + f S [+ (1 − a) W_init] − (h ∘ memory_end)ᵀ δ        S ← η_end S − (h ∘ surprise_end)ᵀ δ
     """
-    (W, W_new), (S, S_new) = states.W[layer][i : i + 2], states.S[layer][i : i + 2]
-    a, f, e = (x[i, :, -1:].transpose(1, 2) for x in (g.a, g.f, g.eta_end))
-    torch.mul(W, a, out=W_new)
-    W_new.addcmul_(S, f)
-    if rows.leads_to is not None:
-        by_head(W_new, rows).addcmul_(rows.leads_to[layer], by_head(1.0 - a, rows))
-    torch.mul(S, e, out=S_new)
-    add_bmm_(states.both[layer][i + 1], scaled.transpose(1, 2), delta, alpha=-1)
+    a, f, e, *forgotten = ends
+    W, S = states.W[layer], states.S[layer]
+    torch.mul(W[i], a, out=W[i + 1])
+    W[i + 1].addcmul_(S[i], f)
+    if rows.decay_target is not None:
+        states.W_by_head[layer][i + 1].addcmul_(rows.decay_target[layer], forgotten[0])
+    torch.mul(S[i], e, out=S[i + 1])
+    add_bmm_(states.at[layer][i + 1], scaled_t, delta, alpha=-1)
 
 
-def by_head(x: Tensor, rows: Rows) -> Tensor:
+def by_head(x: Tensor, rows: BatchedNetwork) -> Tensor:
     """(R, …) as (B, H, …)."""
     return x.unflatten(0, (rows.batch, -1))
 
 
-def layer_norm_adjoint(grad: Tensor, unit: Tensor, rstd: Tensor) -> Tensor:
-    """Backward of the LayerNorm without parameters: r (g − ⟨g⟩ − u ⟨g u⟩) for its output u and r = 1 / std.
-
-    torch's kernel is given u in place of the input, with mean 0 and deviation 1: from the input it would subtract
-    terms that grow with the mean, and lose digits.
-    """
-    ones = torch.ones_like(rstd)
-    gradient = torch.ops.aten.native_layer_norm_backward(
-        grad, unit, (unit.shape[-1],), torch.zeros_like(rstd), ones, None, None, (True, False, False)
-    )[0]
-    return gradient.mul_(rstd)
-
-
-class Read(NamedTuple):
-    """What reading a segment leaves for its gradients, over all its chunks, one entry per memory layer.
+class ReadCache(NamedTuple):
+    """What reading a group leaves for its gradients, over all its chunks, one entry per memory layer.
 
     inputs[l] is x, both[l] is [a ∘ x | f ∘ x], raw[l] is x hᵀ (None with channel-wise gates), weighted[l] is
     (x hᵀ) ∘ G and pre[l] is z_l.
@@ -269,8 +281,13 @@ class Read(NamedTuple):
 
 
 def read(
-    rows: Rows, q: Tensor, gates: list[ChunkGates], written: Written, states: States, kept: Tensor | None = None
-) -> Read:
+    rows: BatchedNetwork,
+    q: Tensor,
+    gates: list[ChunkGates],
+    written: WriteCache,
+    states: ChunkStates,
+    kept: Tensor | None = None,
+) -> ReadCache:
     """Read M_t(q_t) at every position t of every chunk without building any M_t.
 
     z_l = (a x) W_l + (f x) S_l + ((1 − a) x) W_init − ((x h_{l−1}ᵀ) ∘ G_l) Δ_l      x = q, then φ(z_{l−1})
@@ -278,27 +295,26 @@ def read(
     A second time, for the gradients of reading, `kept` is z_L of the first, which then is not made again.
     """
     n, L = q.shape[0], len(gates)
-    found = Read([], [], [], [], [])
+    found = ReadCache([], [], [], [], [])
     x = q
     for layer, g in enumerate(gates):
         if layer > 0:
             x = activate_into(found.pre[-1], torch.empty_like(found.pre[-1]), rows.network.activation)
-        both = weigh(x, g.a, g.f, x.new_empty(*x.shape[:-1], 2 * x.shape[-1]))
+        both = scale_pair(x, g.a, g.f, x.new_empty(*x.shape[:-1], 2 * x.shape[-1]))
         raw, weighted = similarity(x, written.inputs[layer], g.G)
         if kept is not None and layer == L - 1:
             z = kept
         else:
-            z = torch.empty_like(written.deltas[layer])
-            bmm_into(flat(both), flat(states.both[layer][:n]), flat(z))
-            add_bmm_(flat(z), flat(weighted), flat(written.deltas[layer]), alpha=-1)
-            if rows.leads_to is not None:
-                z += times_shared(x - both[..., : x.shape[-1]], rows.leads_to[layer], rows)
+            z = bmm(flat(both), flat(states.both[layer][:n]))
+            z = add_bmm_(z, flat(weighted), flat(written.deltas[layer]), alpha=-1).view(*x.shape[:-1], -1)
+            if rows.decay_target is not None:
+                z += times_shared(x - both[..., : x.shape[-1]], rows.decay_target[layer], rows)
         for several, value in zip(found, (x, both, raw, weighted, z), strict=True):
             several.append(value)
     return found
 
 
-def answers(rows: Rows, q: Tensor, z: Tensor) -> Tensor:
+def network_output(rows: BatchedNetwork, q: Tensor, z: Tensor) -> Tensor:
     """Finish the network: o = [q +] [LN](z_L)."""
     if rows.weight is None:
         return z + q if rows.network.residual else z
@@ -322,12 +338,12 @@ def flat(x: Tensor) -> Tensor:
     return x.flatten(0, 1)
 
 
-def heads_first(x: Tensor, rows: Rows) -> Tensor:
+def heads_first(x: Tensor, rows: BatchedNetwork) -> Tensor:
     """(n, R, C, D) as (H, n B C, D): one product per head where all rows meet the same weights."""
     return x.unflatten(1, (rows.batch, -1)).permute(2, 0, 1, 3, 4).flatten(1, 3)
 
 
-def times_shared(x: Tensor, weight: Tensor, rows: Rows) -> Tensor:
+def times_shared(x: Tensor, weight: Tensor, rows: BatchedNetwork) -> Tensor:
     """x W for weights (H, D_in, D_out) that all rows of a head share; contiguous, whatever the rows are."""
     n, _, C, _ = x.shape
     z = bmm(heads_first(x, rows), weight)

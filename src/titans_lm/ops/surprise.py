@@ -1,10 +1,10 @@
-"""The sizes of surprise at every token of a segment, without building any S_t or M_t.
+"""The sizes of surprise at every token of a group, without building any S_t or M_t.
 
     momentary   ‖∇ℓ(M_a; k_t, v_t)‖      what token t brings                                    (eq. 8, 12)
     past        ‖η_t S_{t−1}‖            what earlier tokens still push                         (eq. 10, 14)
     forgotten   ‖α_t (M_{t−1} − B)‖      what is given up; B = 0, or M_init if it leads there   (eq. 13, D13)
 
-With S_0 and D_0 = M_0 − B at the start of a chunk and u_j = h_j ⊗ δ_j (MATH §3, docs/derivation.md)
+With S_0 and D_0 = M_0 − B at the start of a chunk and u_j = h_j ⊗ δ_j (docs/derivation.md, section 2)
 
     S_t = H(t, 0) S_0 − Σ_{j≤t} H(t, j) θ_j u_j      M_t − B = a_t D_0 + f_t S_0 − Σ_{j≤t} G(t, j) u_j
 
@@ -17,24 +17,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from titans_lm.ops.chunk_forward import BatchedNetwork, ChunkStates, WriteCache, halves
 from titans_lm.ops.gates import ChunkGates, interval_products
-from titans_lm.ops.segment import Rows, States, Written, halves
 
 Given = tuple[Tensor, Tensor, Tensor]
 """θ, η and α of one layer as a call has them, (n, B, C, H) or (n, B, C, H, D_in)."""
 
 
-def momentary_sizes(written: Written) -> Tensor:
+def momentary_norms(written: WriteCache) -> Tensor:
     """‖∇_{W_l} ℓ‖ of every token, (n, R, C, L): the gradient of a token is h ⊗ δ."""
     sizes = [h.norm(dim=-1) * d.norm(dim=-1) for h, d in zip(written.inputs, written.deltas, strict=True)]
     return torch.stack(sizes, dim=-1)
 
 
 @torch.no_grad()
-def part_sizes(
-    rows: Rows,
-    states: States,
-    written: Written,
+def surprise_norms(
+    rows: BatchedNetwork,
+    states: ChunkStates,
+    written: WriteCache,
     gates: Sequence[ChunkGates],
     given: Sequence[Given],
     present: Tensor | None,
@@ -52,12 +52,12 @@ def part_sizes(
         if present is not None:  # where no token stands, nothing may decay
             eta = torch.where(present, eta, 1.0)
         c = _weights(g, theta, eta)
-        Q = _inner_products(_start(rows, states, layer, n), written, layer, by_row=c.shape[3] > 1)
+        Q = _inner_products(_start(rows, states, layer, n), written, layer, merge_heads=c.shape[3] > 1)
         past, kept = ((c @ Q) * c).sum(-1).clamp_(min=0.0)  # (n, R, K, C): squares of rows or of whole weights
         squares = (past * eta.square()).sum(2), (kept * alpha.square()).sum(2)
         found.append(torch.stack(squares, dim=-1).sqrt_())
     others = torch.stack(found, dim=3)
-    return torch.cat((momentary_sizes(written).unsqueeze(-1).to(others.dtype), others), dim=-1)
+    return torch.cat((momentary_norms(written).unsqueeze(-1).to(others.dtype), others), dim=-1)
 
 
 def _by_channel(gate: Tensor) -> Tensor:
@@ -66,12 +66,12 @@ def _by_channel(gate: Tensor) -> Tensor:
     return gate.permute(0, 1, 3, 4, 2).flatten(1, 2)
 
 
-def _start(rows: Rows, states: States, layer: int, n: int) -> Tensor:
+def _start(rows: BatchedNetwork, states: ChunkStates, layer: int, n: int) -> Tensor:
     """D_0 and S_0 of every chunk, one above the other: (n, R, 2 D_in, D_out)."""
     both = states.both[layer][:n].to(torch.float64, copy=True)
-    if rows.leads_to is not None:
+    if rows.decay_target is not None:
         D_0, _ = halves(both)
-        D_0.unflatten(1, (rows.batch, -1)).sub_(rows.leads_to[layer])
+        D_0.unflatten(1, (rows.batch, -1)).sub_(rows.decay_target[layer])
     return both
 
 
@@ -92,7 +92,7 @@ def _weights(g: ChunkGates, theta: Tensor, eta: Tensor) -> Tensor:
     return c
 
 
-def _inner_products(both: Tensor, written: Written, layer: int, *, by_row: bool) -> Tensor:
+def _inner_products(both: Tensor, written: WriteCache, layer: int, *, merge_heads: bool) -> Tensor:
     """⟨x, y⟩ for all x and y of D_0, S_0, u_1 … u_C, (n, R, K, C + 2, C + 2): of each row of the weights, or of all.
 
     ⟨u_i, u_j⟩ = ⟨h_i, h_j⟩ ⟨δ_i, δ_j⟩      ⟨W, u_j⟩ = h_jᵀ W δ_j
@@ -101,7 +101,7 @@ def _inner_products(both: Tensor, written: Written, layer: int, *, by_row: bool)
     h, delta = written.inputs[layer].double(), written.deltas[layer].double()
     starts = both.unflatten(2, (2, -1))  # (n, R, 2, D_in, D_out)
     mixed = (delta @ both.mT).unflatten(-1, (2, -1)) * h.unsqueeze(3)  # (n, R, C, 2, D_in)
-    if by_row:
+    if merge_heads:
         similar = torch.einsum("nrid,nrjd->nrdij", h, h)
         starts, mixed = starts.transpose(2, 3), mixed.permute(0, 1, 4, 3, 2)
     else:

@@ -1,6 +1,6 @@
-"""A segment of chunks, backward: the gradients of `segment.py` by hand (docs/derivation.md, section 10).
+"""A chunk group, backward: the gradients of `chunk_forward.py` by hand (docs/derivation.md, section 10).
 
-The graph of a call would keep the weights of every chunk. Here the states of one segment at a time are made again from
+The graph of a call would keep the weights of every chunk. Here the states of one group at a time are made again from
 a checkpoint, all its reads are led back in batched products, and then its chunks, last first, are led back through
 their writes. x̄ in the comments is the gradient of the outer loss by x.
 """
@@ -10,27 +10,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from titans_lm.ops.gates import ChunkGates
-from titans_lm.ops.network import LAYER_NORM_EPS, curvature, slope_times
-from titans_lm.ops.products import add_bmm_, bmm, bmm_into
-from titans_lm.ops.segment import (
-    Read,
-    Rows,
-    States,
+from titans_lm.ops.chunk_forward import (
+    BatchedNetwork,
+    ChunkStates,
+    ReadCache,
     Tokens,
-    Written,
+    WriteCache,
+    by_chunk,
     by_head,
+    chunk_ends,
     flat,
     halves,
     heads_first,
-    layer_norm_adjoint,
-    misses,
+    inner_residual,
     times_shared,
 )
+from titans_lm.ops.gates import ChunkGates
+from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
+from titans_lm.ops.network import LAYER_NORM_EPS, activation_grad, layer_norm_backward, second_derivative
 
 
 @dataclass
-class Carried:
+class StateGrads:
     """Gradients by the state after the chunk at hand, led back chunk by chunk; `anchor` None is zero.
 
     `both` has those by W and by S as halves, (R, 2 D_in, D_out).
@@ -56,11 +57,17 @@ class Parameters:
     initial: list[Tensor]
 
 
-class SegmentAdjoint:
-    """The gradients of one segment; `run` returns those by q, k, v and by every layer's `ChunkGates`."""
+class ChunkBackward:
+    """The gradients of one group; `run` returns those by q, k, v and by every layer's `ChunkGates`."""
 
     def __init__(
-        self, rows: Rows, tokens: Tokens, gates: list[ChunkGates], states: States, written: Written, shared: Parameters
+        self,
+        rows: BatchedNetwork,
+        tokens: Tokens,
+        gates: list[ChunkGates],
+        states: ChunkStates,
+        written: WriteCache,
+        shared: Parameters,
     ) -> None:
         self.rows, self.tokens, self.gates, self.states, self.written = rows, tokens, gates, states, written
         self.shared = shared
@@ -73,7 +80,7 @@ class SegmentAdjoint:
         self.d_read: list[Tensor] = []  # z̄_l of the reads
 
     def run(
-        self, d_out: Tensor, found: Read, complete: tuple[bool | Tensor, ...], carried: Carried
+        self, d_out: Tensor, found: ReadCache, complete: tuple[bool | Tensor, ...], carried: StateGrads
     ) -> tuple[Tensor, Tensor, Tensor, list[dict[str, Tensor]]]:
         dq = self._reads(d_out, found)
         self._writes(found, complete, carried)
@@ -82,7 +89,7 @@ class SegmentAdjoint:
 
     # Reads: all chunks at once.
 
-    def _reads(self, d_out: Tensor, found: Read) -> Tensor:
+    def _reads(self, d_out: Tensor, found: ReadCache) -> Tensor:
         rows, n = self.rows, self.n
         dz = d_out
         if rows.weight is not None:
@@ -91,7 +98,7 @@ class SegmentAdjoint:
             self.shared.weight += (d_out * unit).sum((0, 2)).unsqueeze(1)
             if rows.bias is not None:
                 self.shared.bias += d_out.sum((0, 2)).unsqueeze(1)
-            dz = layer_norm_adjoint(d_out * rows.weight, unit, rstd)
+            dz = layer_norm_backward(d_out * rows.weight, unit, rstd)
         dx = dz
         for layer in range(self.L - 1, -1, -1):
             g, x = self.gates[layer], found.inputs[layer]
@@ -100,8 +107,8 @@ class SegmentAdjoint:
             d_both = bmm(flat(dz), flat(self.states.both[layer][:n]).transpose(1, 2))
             d_kept, d_past = d_both.view(*shape[:-1], -1).chunk(2, dim=-1)
             through_init = None
-            if rows.leads_to is not None:
-                initial = rows.leads_to[layer]
+            if rows.decay_target is not None:
+                initial = rows.decay_target[layer]
                 through_init = times_shared(dz, initial.transpose(1, 2), rows)
                 d_kept -= through_init
                 forgotten = heads_first(x - found.both[layer][..., : shape[-1]], rows)
@@ -114,28 +121,28 @@ class SegmentAdjoint:
             dx.addcmul_(d_past, g.f)
             self._similarity(layer, dz, dx, found)
             if layer > 0:
-                dz = slope_times(dx, found.pre[layer - 1], torch.empty_like(dx), self.act)
+                dz = activation_grad(dx, found.pre[layer - 1], torch.empty_like(dx), self.act)
         return dx + d_out if rows.network.residual else dx
 
-    def _similarity(self, layer: int, dz: Tensor, dx: Tensor, found: Read) -> None:
+    def _similarity(self, layer: int, dz: Tensor, dx: Tensor, found: ReadCache) -> None:
         """Through −((x hᵀ) ∘ G) Δ; adds to x̄ and begins h̄ and δ̄."""
         g, x, h, delta = self.gates[layer], found.inputs[layer], self.written.inputs[layer], self.written.deltas[layer]
         weighted = found.weighted[layer]
         minus = -flat(dz)
         d_weighted = bmm(minus, flat(delta).transpose(1, 2)).view(weighted.shape)
         self.d_deltas.insert(0, bmm(flat(weighted).transpose(1, 2), minus).view(delta.shape))
-        dh, self.gate_grads[layer]["G"] = similarity_adjoint(d_weighted, found.raw[layer], x, h, g.G, dx)
+        dh, self.gate_grads[layer]["G"] = similarity_backward(d_weighted, found.raw[layer], x, h, g.G, dx)
         self.d_inputs.insert(0, dh)
 
     # Writes: last chunk first.
 
-    def _writes(self, found: Read, complete: tuple[bool | Tensor, ...], carried: Carried) -> None:
-        self._prepare()
+    def _writes(self, found: ReadCache, complete: tuple[bool | Tensor, ...], carried: StateGrads) -> None:
+        self._prepare(found)
         for i in range(self.n - 1, -1, -1):
             self._leave_anchor(complete[i], carried)
             for layer in range(self.L):
                 self._advance(layer, i, carried)
-                add_bmm_(carried.both[layer], found.both[layer][i].transpose(1, 2), self.d_read[layer][i])
+                add_bmm_(carried.both[layer], self.both_t[layer][i], self.d_read_at[layer][i])
             if self.states.aliased[i]:
                 target = carried.W
                 if carried.anchor is not None:
@@ -149,38 +156,32 @@ class SegmentAdjoint:
             self._errors(i, target)
         self._ends()
 
-    def _ends(self) -> None:
-        """What tokens weigh at the ends of chunks, from what the loop has left."""
-        for layer, g in enumerate(self.gates):
-            h, grads = self.written.inputs[layer], self.gate_grads[layer]
-            to_memory, to_surprise = self.d_scaled[layer].chunk(2, dim=-1)
-            grads["memory_end"] = (to_memory * h).sum_to_size(g.memory_end.shape)
-            grads["surprise_end"] = (to_surprise * h).sum_to_size(g.surprise_end.shape)
-            for name in ("a", "f"):
-                grads[name][:, :, -1:] += grads.pop(f"{name}_end").transpose(2, 3)
-            grads["eta_end"] = grads["eta_end"].transpose(2, 3)
-
-    def _prepare(self) -> None:
-        """What the loop over chunks needs and no state: for all chunks at once."""
-        w = self.written
+    def _prepare(self, found: ReadCache) -> None:
+        """What the loop over chunks needs and no state, for all chunks at once; and views by chunk of what it meets."""
+        w, rows = self.written, self.rows
         self.d_scaled = [torch.empty_like(x) for x in w.scaled]
-        for g, grads in zip(self.gates, self.gate_grads, strict=True):
-            for name, like in (("a_end", g.a), ("f_end", g.f), ("eta_end", g.eta_end)):
-                grads[name] = like.new_empty(self.n, like.shape[1], like.shape[-1], 1)
         ones = [torch.ones_like(z) for z in w.pre[:-1]]
-        self.slopes = [slope_times(one, z, one, self.act) for one, z in zip(ones, w.pre, strict=False)]
-        curves = [curvature(z, self.act) for z in w.pre[:-1]]
-        self.bends = [None if c is None else c.mul_(y) for c, y in zip(curves, w.back, strict=True)]
-        self.d_back = [torch.empty_like(y) for y in w.back]
-        if self.rows.weight is not None:
+        slopes = [activation_grad(one, z, one, self.act) for one, z in zip(ones, w.pre, strict=False)]
+        curves = [second_derivative(z, self.act) for z in w.pre[:-1]]
+        self.bend = [None if c is None else c.mul_(y).unbind() for c, y in zip(curves, w.back, strict=True)]
+        d_back = [torch.empty_like(y) for y in w.back]
+        self.h_t, self.delta, self.scaled = by_chunk(w.inputs, True), by_chunk(w.deltas), by_chunk(w.scaled)
+        self.d_h, self.d_delta, self.d_z = by_chunk(self.d_inputs), by_chunk(self.d_deltas), by_chunk(self.d_pre)
+        self.slope, self.d_back, self.d_scaled_at = by_chunk(slopes), by_chunk(d_back), by_chunk(self.d_scaled)
+        self.both_t, self.d_read_at = by_chunk(found.both, True), by_chunk(self.d_read)
+        self.ends = [chunk_ends(rows, g) for g in self.gates]
+        self.weighs = [by_chunk([g.memory_end, g.surprise_end]) for g in self.gates]
+        self.end_grads: list[list[tuple[Tensor, ...]]] = [[] for _ in self.gates]
+        if rows.weight is not None:
             self.d_error = torch.empty_like(w.error)
-            self.scale = 2.0 * self.rows.weight * self.rows.weight
-            self.error_scaled = w.rstd * w.error
-            self.unit_scaled = w.rstd * w.unit
-            self.unit_part = w.rstd * (w.error * w.unit).mean(-1, keepdim=True)
+            self.scale = 2.0 * rows.weight * rows.weight
+            unit_part = w.rstd * (w.error * w.unit).mean(-1, keepdim=True)
+            norm = [w.rstd, w.unit, w.rstd * w.error, w.rstd * w.unit, unit_part, self.d_error]
+            self.norm_at = list(zip(*by_chunk(norm), strict=True))
+            self.neutral = torch.zeros_like(w.rstd[0]), torch.ones_like(w.rstd[0])
 
     @staticmethod
-    def _leave_anchor(complete: bool | Tensor, carried: Carried) -> None:
+    def _leave_anchor(complete: bool | Tensor, carried: StateGrads) -> None:
         """The anchor after a complete chunk is the memory it left."""
         if carried.anchor is None:
             return
@@ -193,73 +194,80 @@ class SegmentAdjoint:
                 dW += dA
             carried.anchor = None
 
-    def _advance(self, layer: int, i: int, carried: Carried) -> None:
+    def _advance(self, layer: int, i: int, carried: StateGrads) -> None:
         """Through W ← a W + f S [+ (1 − a) W_init] − (h ∘ memory_end)ᵀ δ and S ← η_end S − (h ∘ surprise_end)ᵀ δ."""
-        g, grads = self.gates[layer], self.gate_grads[layer]
-        dW, dS = carried.W[layer], carried.S[layer]
+        dW, dS, both = carried.W[layer], carried.S[layer], carried.both[layer]
         W, S = self.states.W[layer][i], self.states.S[layer][i]
-        minus = -self.written.deltas[layer][i]
-        d_scaled = bmm_into(minus, carried.both[layer].transpose(1, 2), self.d_scaled[layer][i])
+        d_scaled = bmm_into(-self.delta[layer][i], both.mT, self.d_scaled_at[layer][i])
         d_memory, d_surprise = d_scaled.chunk(2, dim=-1)
-        self.d_inputs[layer][i].addcmul_(d_memory, g.memory_end[i]).addcmul_(d_surprise, g.surprise_end[i])
-        add_bmm_(self.d_deltas[layer][i], self.written.scaled[layer][i], carried.both[layer], alpha=-1)
-        a, f, e = (x[i, :, -1:].transpose(1, 2) for x in (g.a, g.f, g.eta_end))
+        memory_end, surprise_end = self.weighs[layer]
+        self.d_h[layer][i].addcmul_(d_memory, memory_end[i]).addcmul_(d_surprise, surprise_end[i])
+        add_bmm_(self.d_delta[layer][i], self.scaled[layer][i], both, alpha=-1)
+        a, f, e, *forgotten = self.ends[layer][i]
         product = dW * W
-        if self.rows.leads_to is not None:
-            initial = self.rows.leads_to[layer]
-            by_head(product, self.rows).addcmul_(by_head(dW, self.rows), initial, value=-1)
-            self.shared.initial[layer].add_(by_head(dW * (1.0 - a), self.rows).sum(0))
-        grads["a_end"][i] = product.sum_to_size(a.shape)
-        grads["f_end"][i] = torch.mul(dW, S, out=product).sum_to_size(f.shape)
-        grads["eta_end"][i] = torch.mul(dS, S, out=product).sum_to_size(e.shape)
+        if self.rows.decay_target is not None:
+            initial, d_by_head = self.rows.decay_target[layer], by_head(dW, self.rows)
+            by_head(product, self.rows).addcmul_(d_by_head, initial, value=-1)
+            self.shared.initial[layer].add_((d_by_head * forgotten[0]).sum(0))
+        d_a = product.sum_to_size(a.shape)
+        d_f = torch.mul(dW, S, out=product).sum_to_size(f.shape)
+        self.end_grads[layer].insert(0, (d_a, d_f, torch.mul(dS, S, out=product).sum_to_size(e.shape)))
         dS.mul_(e).addcmul_(dW, f)
         dW.mul_(a)
 
+    def _ends(self) -> None:
+        """What tokens weigh at the ends of chunks, from what the loop has left."""
+        for layer, g in enumerate(self.gates):
+            h, grads = self.written.inputs[layer], self.gate_grads[layer]
+            to_memory, to_surprise = self.d_scaled[layer].chunk(2, dim=-1)
+            grads["memory_end"] = (to_memory * h).sum_to_size(g.memory_end.shape)
+            grads["surprise_end"] = (to_surprise * h).sum_to_size(g.surprise_end.shape)
+            d_a, d_f, d_e = (torch.stack(several).mT for several in zip(*self.end_grads[layer], strict=True))
+            grads["a"][:, :, -1:] += d_a
+            grads["f"][:, :, -1:] += d_f
+            grads["eta_end"] = d_e
+
     def _errors(self, i: int, d_anchor: list[Tensor]) -> None:
         """Through the errors of chunk i: δ̄ and h̄ become z̄, and gradients by the anchor."""
-        w, anchor, L = self.written, self.states.anchors[i], self.L
-        d_delta = self.d_deltas[0][i]
+        anchor, L = self.states.anchors[i], self.L
+        d_delta = self.d_delta[0][i]
         for layer in range(L - 1):  # δ_l = (δ_{l+1} W_{l+1}ᵀ) ∘ φ'(z_l)
-            bend = self.bends[layer]
+            bend, d_z = self.bend[layer], self.d_z[layer][i]
             if bend is None:
-                self.d_pre[layer][i].zero_()
+                d_z.zero_()
             else:
-                torch.mul(d_delta, bend[i], out=self.d_pre[layer][i])
-            d_back = torch.mul(d_delta, self.slopes[layer][i], out=self.d_back[layer][i])
-            add_bmm_(d_anchor[layer + 1], d_back.transpose(1, 2), w.deltas[layer + 1][i])
-            d_delta = add_bmm_(self.d_deltas[layer + 1][i], d_back, anchor[layer + 1])
+                torch.mul(d_delta, bend[i], out=d_z)
+            d_back = torch.mul(d_delta, self.slope[layer][i], out=self.d_back[layer][i])
+            add_bmm_(d_anchor[layer + 1], d_back.mT, self.delta[layer + 1][i])
+            d_delta = add_bmm_(self.d_delta[layer + 1][i], d_back, anchor[layer + 1])
         self._last_error(i, d_delta)
-        for layer in range(L - 1, 0, -1):
-            d_z = self.d_pre[layer][i]
-            add_bmm_(d_anchor[layer], w.inputs[layer][i].transpose(1, 2), d_z)
-            d_h = add_bmm_(self.d_inputs[layer][i], d_z, anchor[layer].transpose(1, 2))
-            self.d_pre[layer - 1][i].addcmul_(d_h, self.slopes[layer - 1][i])
-        add_bmm_(d_anchor[0], w.inputs[0][i].transpose(1, 2), self.d_pre[0][i])
-        add_bmm_(self.d_inputs[0][i], self.d_pre[0][i], anchor[0].transpose(1, 2))
+        for layer in range(L - 1, -1, -1):
+            d_z = self.d_z[layer][i]
+            add_bmm_(d_anchor[layer], self.h_t[layer][i], d_z)
+            d_h = add_bmm_(self.d_h[layer][i], d_z, anchor[layer].mT)
+            if layer > 0:
+                self.d_z[layer - 1][i].addcmul_(d_h, self.slope[layer - 1][i])
 
     def _last_error(self, i: int, g: Tensor) -> None:
         """Through δ_L: with a LayerNorm through its backward pass, δ = r (p − ⟨p⟩ − u ⟨p u⟩), ⟨·⟩ the mean.
 
         p̄ = r (g − ⟨g⟩ − u ⟨g u⟩),   ū = −r (g ⟨p u⟩ + p ⟨g u⟩) + p̄ ∂p/∂u,   z̄ = r (ū − ⟨ū⟩ − u ⟨ū u⟩) − r u ⟨g δ⟩
         """
-        dot = self.rows.network.objective == "dot"
+        dot, d_z = self.rows.network.objective == "dot", self.d_z[-1][i]
         if self.rows.weight is None:
             if dot:
-                self.d_pre[-1][i].zero_()
+                d_z.zero_()
             else:
-                torch.mul(g, 2.0, out=self.d_pre[-1][i])
+                torch.mul(g, 2.0, out=d_z)
             return
-        w = self.written
-        rstd, unit = w.rstd[i], w.unit[i]
-        d_error = layer_norm_adjoint(g, unit, rstd)
-        self.d_error[i] = d_error
-        d_unit = g * self.unit_part[i]
-        d_unit.addcmul_(self.error_scaled[i], (g * unit).mean(-1, keepdim=True)).neg_()
+        rstd, unit, error_scaled, unit_scaled, unit_part, d_error = self.norm_at[i]
+        layer_norm_backward(g, unit, rstd, self.neutral, d_error)
+        d_unit = g * unit_part
+        d_unit.addcmul_(error_scaled, (g * unit).mean(-1, keepdim=True)).neg_()
         if not dot:
             d_unit.addcmul_(d_error, self.scale)
-        d_z = layer_norm_adjoint(d_unit, unit, rstd)
-        d_z.addcmul_(self.unit_scaled[i], (g * w.deltas[-1][i]).mean(-1, keepdim=True), value=-1)
-        self.d_pre[-1][i] = d_z
+        layer_norm_backward(d_unit, unit, rstd, self.neutral, d_z)
+        d_z.addcmul_(unit_scaled, (g * self.delta[-1][i]).mean(-1, keepdim=True), value=-1)
 
     # Keys, values and the LayerNorm: all chunks at once.
 
@@ -271,7 +279,7 @@ class SegmentAdjoint:
             d_miss = self.d_deltas[-1] if dot else 2.0 * self.d_deltas[-1]
         else:
             d_miss = self.d_error * rows.weight
-            miss = misses(rows, self.tokens)
+            miss = inner_residual(rows, self.tokens)
             if not dot:
                 d_miss.mul_(2.0)
                 miss = 2.0 * miss
@@ -284,7 +292,7 @@ class SegmentAdjoint:
         return dk, -d_miss
 
 
-def similarity_adjoint(
+def similarity_backward(
     d_weighted: Tensor, raw: Tensor | None, x: Tensor, h: Tensor, G: Tensor, dx: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Through (x hᵀ) ∘ G, whose gradient is used up: adds to x̄, and returns h̄ and Ḡ."""

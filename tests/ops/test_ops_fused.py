@@ -1,4 +1,4 @@
-"""Element-wise functions with gradients by hand, against the plain expressions and autograd's gradients of them."""
+"""Norms, gates and taps with gradients by hand, against the plain expressions and autograd's gradients of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,20 +8,41 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from titans_lm import elementwise
 from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
-from titans_lm.elementwise import (
+from titans_lm.layers import Linear, RMSNorm, ShortConvolution, project_and_convolve
+from titans_lm.ops import fused
+from titans_lm.ops.fused import (
     causal_taps,
+    clipped_sigmoid,
+    fused_linear,
     gated_linear,
-    mixed_linear,
-    mutually_gated_linear,
-    normed_gated_linear,
     rms_norm,
     swiglu,
     unit_norm,
 )
-from titans_lm.layers import Linear, ShortConvolution, convolved, gated, joint
+
+
+class Map:
+    """A linear map of given tensors, as plain as `Linear`."""
+
+    is_plain = True
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias, self._forward_hooks, self._forward_pre_hooks = weight, bias, {}, {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Norm(Map):
+    """An RMSNorm of a given weight, as plain as ours."""
+
+    is_plain = True
+    eps = 1e-5
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms(x, self.weight)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -46,25 +67,30 @@ def rms(x: Tensor, weight: Tensor | None) -> Tensor:
     return y if weight is None else y * weight
 
 
+def clipped(x: Tensor, stretch: float) -> Tensor:
+    y = (1.0 + 2.0 * stretch) * x.sigmoid() - stretch
+    return y + (y.clamp(0.0, 1.0) - y).detach()
+
+
 case("rms norm", lambda x, w: rms_norm(x, w, 1e-5), rms, (2, 5, 6), (6,))
 case("rms norm without weight", lambda x: rms_norm(x, None, 1e-5), lambda x: rms(x, None), (2, 5, 3, 4))
 case("unit norm", unit_norm, lambda x: x / x.norm(dim=-1, keepdim=True), (2, 5, 3, 4))
-case("silu, linear", lambda g, x, w: gated_linear(g, x, w, "silu"), lambda g, x, w: (F.silu(g) * x) @ w.T,
-     (2, 5, 6), (2, 5, 6), (4, 6))  # fmt: skip
-case("sigmoid, linear", lambda g, x, w: gated_linear(g, x, w, "sigmoid"), lambda g, x, w: (g.sigmoid() * x) @ w.T,
-     (2, 5, 6), (2, 5, 6), (4, 6))  # fmt: skip
-case("norm, sigmoid, linear", lambda g, x, w, n: normed_gated_linear(g, x, w, n, None, 1e-5),
-     lambda g, x, w, n: (g.sigmoid() * rms(x, n).flatten(2)) @ w.T, (2, 5, 6), (2, 5, 3, 2), (4, 6), (2,))  # fmt: skip
-case("two norms, sigmoid, linear", lambda g, x, w, n, m: normed_gated_linear(g, x, w, n, m, 1e-5),
-     lambda g, x, w, n, m: (rms(g, m).sigmoid() * rms(x, n)) @ w.T,
+case("norm, sigmoid, linear", lambda m, y, w, n: gated_linear("memory", Map(w), y, m, Norm(n)),
+     lambda m, y, w, n: (m.sigmoid() * rms(y, n).flatten(2)) @ w.T, (2, 5, 6), (2, 5, 3, 2), (4, 6), (2,))  # fmt: skip
+case("two norms, sigmoid, linear", lambda m, y, w, n, k: gated_linear("memory", Map(w), y, m, Norm(n), Norm(k)),
+     lambda m, y, w, n, k: (rms(m, k).sigmoid() * rms(y, n)) @ w.T,
      (2, 5, 6), (2, 5, 6), (4, 6), (6,), (6,))  # fmt: skip
-case("two norms, each a gate of the other, linear", lambda y, m, w, n, k: mutually_gated_linear(y, m, w, n, k, 1e-5),
+case("two norms, each a gate of the other, linear",
+     lambda y, m, w, n, k: gated_linear("mutual", Map(w), y, m, Norm(n), Norm(k)),
      lambda y, m, w, n, k: (rms(y, n) * rms(m, k).sigmoid() + rms(m, k) * rms(y, n).sigmoid()) @ w.T,
      (2, 5, 6), (2, 5, 6), (4, 6), (6,), (6,))  # fmt: skip
-case("two norms, mixed, linear", lambda y, m, w, g, b, n, k: mixed_linear(y, m, w, g, b, n, k, 1e-5),
+case("two norms, mixed, linear",
+     lambda y, m, w, g, b, n, k: gated_linear("mix", Map(w), y, m, Norm(n), Norm(k), Map(g, b)),
      lambda y, m, w, g, b, n, k: torch.lerp(rms(m, k), rms(y, n), ((rms(y, n) + rms(m, k)) @ g.T + b).sigmoid()) @ w.T,
      (2, 5, 6), (2, 5, 6), (4, 6), (6, 6), (6,), (6,), (6,))  # fmt: skip
-case("SwiGLU", swiglu, lambda x, g, u, d: (F.silu(x @ g.T) * (x @ u.T)) @ d.T, (2, 5, 6), (9, 6), (9, 6), (4, 9))
+case("SwiGLU", lambda x, *w: swiglu(x, *map(Map, w)), lambda x, g, u, d: (F.silu(x @ g.T) * (x @ u.T)) @ d.T,
+     (2, 5, 6), (9, 6), (9, 6), (4, 9))  # fmt: skip
+case("clipped sigmoid", lambda x: clipped_sigmoid(x, 0.2), lambda x: clipped(x, 0.2), (2, 5, 6))
 case("taps", causal_taps, plain_taps, (2, 8, 3), (4, 3))
 case("one tap", causal_taps, plain_taps, (2, 5, 3), (1, 3))
 
@@ -99,9 +125,9 @@ def test_an_mlp_of_many_rows_is_made_in_blocks(monkeypatch: pytest.MonkeyPatch) 
     given = [drawn(3, 50, 6), drawn(9, 6), drawn(9, 6), drawn(4, 9)]
     found = []
     for numbers in (1, 2**19):
-        monkeypatch.setattr(elementwise, "BLOCK", numbers)
+        monkeypatch.setattr(fused, "BLOCK", numbers)
         inputs = [x.clone().requires_grad_() for x in given]
-        y = swiglu(*inputs)
+        y = swiglu(inputs[0], *map(Map, inputs[1:]))
         found.append([y, *torch.autograd.grad(y.square().mean(), inputs)])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-12)
@@ -113,22 +139,11 @@ def test_an_mlp_of_rows_that_lie_otherwise_in_memory() -> None:
     found = []
     for given in (x.transpose(0, 1), x.transpose(0, 1).contiguous()):
         given = given.detach().requires_grad_()
-        found.append(torch.autograd.grad(swiglu(given, *weights).square().mean(), given)[0])
+        found.append(torch.autograd.grad(swiglu(given, *map(Map, weights)).square().mean(), given)[0])
     torch.testing.assert_close(*found, rtol=1e-13, atol=1e-12)
 
 
-def test_a_vector_of_zeros_has_a_gradient_too() -> None:
-    """x / max(‖x‖, ε) is x / ε around zero."""
-    x = torch.zeros(3, 4, dtype=torch.float64)
-    x[1] = 1.0
-    x.requires_grad_()
-    unit_norm(x, 1e-3).sum().backward()
-    assert x.grad is not None
-    assert torch.equal(x.grad[0], torch.full((4,), 1e3, dtype=torch.float64))
-    torch.testing.assert_close(x.grad[1], torch.zeros(4, dtype=torch.float64), rtol=0.0, atol=1e-12)
-
-
-def test_without_an_epsilon_zeros_have_no_gradient() -> None:
+def test_zeros_have_no_direction_and_no_gradient() -> None:
     """And all others the gradient that they had."""
     x = drawn(3, 4)
     x[0], x[1] = 0.0, 1e-13
@@ -168,7 +183,7 @@ def test_embeddings_padded_with_zeros_leave_gradients_finite(architecture: str) 
 def test_maps_of_one_input_are_made_together() -> None:
     projs = [Linear(6, width, bias=False).double() for width in (3, 6, 2)]
     x = drawn(2, 5, 6).requires_grad_()
-    together, alone = joint(x, *projs), [proj(x) for proj in projs]
+    together, alone = fused_linear(x, *projs), [proj(x) for proj in projs]
     for a, b in zip(together, alone, strict=True):
         torch.testing.assert_close(a, b, rtol=0.0, atol=1e-12)
     weights = [proj.weight for proj in projs]
@@ -198,8 +213,12 @@ def test_a_map_that_is_more_than_a_matrix_is_called(how: str) -> None:
     weight = proj.weight
     proj = Wrapped(proj) if how == "wrapped" else proj
     x, gate = drawn(2, 5, 6), drawn(2, 5, 6)
-    torch.testing.assert_close(joint(x, proj, proj)[1], x @ weight.T + 1.0)
-    torch.testing.assert_close(gated(proj, gate, x, "silu"), (F.silu(gate) * x) @ weight.T + 1.0)
+    torch.testing.assert_close(fused_linear(x, proj, proj)[1], x @ weight.T + 1.0)
+    norm = RMSNorm(6, 1e-5).double()
+    expected = (torch.sigmoid(gate) * rms(x, norm.weight)) @ weight.T + 1.0
+    torch.testing.assert_close(gated_linear("memory", proj, x, gate, norm), expected)
+    x.requires_grad_()
+    torch.testing.assert_close(gated_linear("memory", proj, x, gate, norm), expected)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])
@@ -209,7 +228,7 @@ def test_streams_side_by_side_are_streams(tokens: int, lengths: Tensor | None) -
     projs, x = [Linear(6, 6, bias=False).double() for _ in range(3)], drawn(3, tokens, 6)
     tails = tuple(drawn(3, 3, 6) for _ in range(3))
     lengths = None if lengths is None else lengths.clamp(max=tokens)
-    together, after = convolved(x, projs, convs, tails, lengths)
+    together, after = project_and_convolve(x, projs, convs, tails, lengths)
     for i, conv in enumerate(convs):
         y, tail = conv(projs[i](x), tails[i], lengths)
         torch.testing.assert_close(together[i], y, rtol=0.0, atol=1e-12)

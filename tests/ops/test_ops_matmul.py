@@ -9,25 +9,25 @@ from torch.nn import functional as F
 
 from ops.memory_cases import Case, make_call
 from ops.test_ops_precision import cast_call
-from titans_lm.ops import products
+from titans_lm.ops import matmul
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Take oneDNN on this machine, whatever it is, also for small products; lists the first shapes it was given."""
-    if not products._agrees():
+    if not matmul._agrees():
         pytest.skip("this torch has no oneDNN")
     seen: list[tuple[int, ...]] = []
-    one_dnn = products._one_dnn
+    one_dnn = matmul._one_dnn
 
     def noted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         seen.append(tuple(x.shape))
         return one_dnn(x, weight, bias)
 
-    monkeypatch.setattr(products, "has_faster_products", lambda: True)
-    monkeypatch.setattr(products, "_one_dnn", noted)
-    for name in ("LEAST", "LEAST_EACH"):
-        monkeypatch.setattr(products, name, 0)
+    monkeypatch.setattr(matmul, "has_faster_products", lambda: True)
+    monkeypatch.setattr(matmul, "_one_dnn", noted)
+    for name in ("LEAST", "LEAST_EACH", "MOST"):
+        monkeypatch.setattr(matmul, name, 0)
     return seen
 
 
@@ -44,7 +44,7 @@ def close(found: Tensor, exact: Tensor) -> None:
 def test_a_linear_map_and_its_gradients(taken: list, lead: tuple[int, ...], biased: bool) -> None:
     given = [drawn(*lead, 6), drawn(4, 6), *([drawn(4)] if biased else [])]
     mine, exact = ([x.to(dtype).requires_grad_() for x in given] for dtype in (torch.float32, torch.float64))
-    y, expected = products.linear(*mine), F.linear(*exact)
+    y, expected = matmul.linear(*mine), F.linear(*exact)
     close(y, expected)
     grad = drawn(*y.shape)
     found = torch.autograd.grad(y, mine, grad), torch.autograd.grad(expected, exact, grad.double())
@@ -55,7 +55,7 @@ def test_a_linear_map_and_its_gradients(taken: list, lead: tuple[int, ...], bias
 
 def test_a_weight_wider_than_its_input_and_the_other_way(taken: list) -> None:
     for x, y in ((drawn(9, 3), drawn(9, 8)), (drawn(9, 8), drawn(9, 3))):
-        close(products.outer(x, y), x.double().T @ y.double())
+        close(matmul.outer(x, y), x.double().T @ y.double())
 
 
 def laid(x: Tensor, how: str) -> Tensor:
@@ -77,13 +77,13 @@ LAYOUTS = ("contiguous", "transposed", "part")
 def test_batches_of_any_layout(taken: list, left: str, right: str) -> None:
     x, y = laid(drawn(3, 5, 4), left), laid(drawn(3, 4, 6), right)
     exact = x.double() @ y.double()
-    close(products.bmm(x, y), exact)
+    close(matmul.bmm(x, y), exact)
     for place in LAYOUTS:
         total = laid(drawn(3, 5, 6), place)
         expected = total.double() - exact
-        assert products.add_bmm_(total, x, y, alpha=-1) is total
+        assert matmul.add_bmm_(total, x, y, alpha=-1) is total
         close(total, expected)
-        close(products.bmm_into(x, y, total), exact)
+        close(matmul.bmm_into(x, y, total), exact)
     assert len(taken) == 3 * 7
 
 
@@ -92,17 +92,17 @@ def test_batches_of_any_layout(taken: list, left: str, right: str) -> None:
 def test_small_batches_stay_with_torch_in_any_layout(rows: int, place: str) -> None:
     x, y, total = drawn(rows, 5, 4), drawn(rows, 4, 6), laid(drawn(rows, 5, 6), place)
     expected = total.double() - x.double() @ y.double()
-    close(products.add_bmm_(total, x, y, alpha=-1), expected)
+    close(matmul.add_bmm_(total, x, y, alpha=-1), expected)
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: products.linear(drawn(3, 4).double(), drawn(5, 4).double()),
-        lambda: products.times(drawn(3, 4).bfloat16(), drawn(4, 5).bfloat16()),
-        lambda: products.outer(drawn(3, 4).half(), drawn(3, 5).half()),
-        lambda: products.bmm(drawn(2, 3, 4).double(), drawn(2, 4, 5).double()),
-        lambda: products.linear(drawn(3, 4).to("meta"), drawn(5, 4).to("meta")),
+        lambda: matmul.linear(drawn(3, 4).double(), drawn(5, 4).double()),
+        lambda: matmul.times(drawn(3, 4).bfloat16(), drawn(4, 5).bfloat16()),
+        lambda: matmul.outer(drawn(3, 4).half(), drawn(3, 5).half()),
+        lambda: matmul.bmm(drawn(2, 3, 4).double(), drawn(2, 4, 5).double()),
+        lambda: matmul.linear(drawn(3, 4).to("meta"), drawn(5, 4).to("meta")),
     ],
 )
 def test_other_precisions_and_devices_stay_with_torch(taken: list, call: Callable[[], Tensor]) -> None:
@@ -113,28 +113,28 @@ def test_other_precisions_and_devices_stay_with_torch(taken: list, call: Callabl
 def test_autocast_and_a_switch_of_torch_are_heard(taken: list) -> None:
     x, weight = drawn(3, 4), drawn(5, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        assert products.linear(x, weight).dtype == torch.bfloat16
+        assert matmul.linear(x, weight).dtype == torch.bfloat16
     torch._C._set_mkldnn_enabled(False)  # what torch.backends.mkldnn.flags() does, which warns besides
     try:
-        products.linear(x, weight)
+        matmul.linear(x, weight)
     finally:
         torch._C._set_mkldnn_enabled(True)
     assert not taken
-    products.linear(x, weight)
+    matmul.linear(x, weight)
     assert taken
 
 
 def test_nothing_of_it_is_in_a_compiled_graph(taken: list) -> None:
-    graph = torch.compile(lambda x, w: products.linear(x, w), backend="eager", fullgraph=True)
+    graph = torch.compile(lambda x, w: matmul.linear(x, w), backend="eager", fullgraph=True)
     x, weight = drawn(3, 4).requires_grad_(), drawn(5, 4)
     close(graph(x, weight), x.double() @ weight.double().T)
     assert not taken
 
 
 def test_small_products_are_not_worth_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "has_faster_products", lambda: pytest.fail("asked for a small product"))
-    products.linear(drawn(3, 4), drawn(5, 4))
-    products.bmm(drawn(2, 8, 8), drawn(2, 8, 8))
+    monkeypatch.setattr(matmul, "has_faster_products", lambda: pytest.fail("asked for a small product"))
+    matmul.linear(drawn(3, 4), drawn(5, 4))
+    matmul.bmm(drawn(2, 8, 8), drawn(2, 8, 8))
 
 
 @pytest.mark.parametrize("forget_to", ["zero", "init"])
