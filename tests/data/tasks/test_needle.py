@@ -109,7 +109,7 @@ def test_words_are_different() -> None:
 def test_chance_is_that_of_all_values_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four words, two values are guessed once in sixteen."""
     for name, words in (("ADJECTIVES", ("calm", "cold")), ("NOUNS", ("bell", "fern"))):
-        monkeypatch.setattr(f"titans_lm.data.tasks.needle.{name}", words)
+        monkeypatch.setattr(f"titans_lm.data.tasks.vocabulary.{name}", words)
     for values, said in ((1, " calm fern."), (2, " calm fern, cold bell.")):
         task = NeedleSettings(value="words", values=values, length=0)
         answers = [answer for _, found in texts(task, 2000) for answer in found]
