@@ -75,7 +75,7 @@ def test_generate_writes_the_same_compiled(tmp_path: Path, capsys: pytest.Captur
     sizes = ["--model.architecture", "lmm", "--model.hidden-size", "16", "--model.num-hidden-layers", "1"]
     few = ["--steps", "1", "--warmup-steps", "0", "--seq-len", "32", "--batch-size", "2", "--quiet"]
     run = str(tmp_path / "run")
-    main(["train", str(tmp_path / "text"), "--run", run, *sizes, "--model.num-attention-heads", "2", *few])
+    main(["train", str(tmp_path / "text"), "--out", run, *sizes, "--model.num-attention-heads", "2", *few])
     capsys.readouterr()
     command = ["generate", run, "--prompt", "nothing", "--max-new-tokens", "12", "--temperature", "0"]
     main(command)

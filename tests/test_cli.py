@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import titans_lm
 from cli_cases import titans
 from titans_lm.cli import COMMANDS, is_mistake, main, parse
+from titans_lm.commands.help import options_in
 from titans_lm.train.run import load_model, resolve_model
 from titans_lm.train.settings import LanguageSettings
 
@@ -41,7 +43,7 @@ def process(*args, **settings):
 
 def test_training_writing_and_describing_a_model(tmp_path, text, capsys):
     run, report = tmp_path / "run", tmp_path / "train.json"
-    code, out, err = titans(capsys, "train", text, "--run", run, "--steps", 3, *SMALL, "--json", report)
+    code, out, err = titans(capsys, "train", text, "--out", run, "--steps", 3, *SMALL, "--json", report)
     assert code == 0
     result = json.loads(report.read_text())
     assert f"held-out bits per byte {result['held_out_bits_per_byte']:.4f} after 3 steps" in out
@@ -68,12 +70,12 @@ def test_training_writing_and_describing_a_model(tmp_path, text, capsys):
 
 
 def test_quiet_is_quiet(tmp_path, text, capsys):
-    args = ["train", text, "--run", tmp_path / "run", "--steps", 1, *SMALL, "--quiet"]
+    args = ["train", text, "--out", tmp_path / "run", "--steps", 1, *SMALL, "--quiet"]
     assert titans(capsys, *args) == (0, "", "")
 
 
 def test_a_prompt_can_be_a_file_of_any_bytes(tmp_path, text, capsys):
-    titans(capsys, "train", text, "--run", tmp_path / "run", "--steps", 1, *SMALL, "--quiet")
+    titans(capsys, "train", text, "--out", tmp_path / "run", "--steps", 1, *SMALL, "--quiet")
     (tmp_path / "prompt").write_bytes(b"\xff\x00")
     report = tmp_path / "x.json"
     args = ["generate", tmp_path / "run", "--prompt-file", tmp_path / "prompt", "--max-new-tokens", 2]
@@ -95,6 +97,30 @@ def test_help_explains_every_command(capsys, command):
     assert (code, err) == (0, "")
     for name in [command] if command else COMMANDS:
         assert name in out
+
+
+@pytest.mark.parametrize("args", [[], ["help"], ["--help"], ["-h"]])
+def test_without_a_command_the_commands_are_listed(capsys, args):
+    code, out, err = titans(capsys, *args)
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("  ")] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version(capsys, option):
+    assert titans(capsys, option) == (0, f"titans-lm {titans_lm.__version__}\n", "")
+
+
+@pytest.mark.parametrize("words", ["train", "evaluate mqar", "genomics train", "forecast evaluate", "compare"])
+def test_a_short_help_has_what_people_change_and_says_how_to_see_the_rest(capsys, words):
+    short, whole = (titans(capsys, *words.split(), option)[1] for option in ("--help", "--help-all"))
+    few, every = options_in(short), options_in(whole)
+    assert few < every
+    assert len(few) <= 24
+    assert {"--out", "--json"} <= few
+    assert short.rstrip().endswith(f"titans {words} --help-all shows all {len(every)} settings")
+    assert "None" not in whole
+    assert titans(capsys, "help", *words.split())[1] == short
 
 
 def test_help_waits_for_nothing_heavy():
@@ -136,7 +162,7 @@ def test_blocks_of_a_stack_come_from_the_command_line(capsys):
 
 def test_a_run_is_taken_up_with_its_own_settings(tmp_path, text, capsys):
     run = tmp_path / "run"
-    titans(capsys, "train", text, "--run", run, "--steps", 2, *SMALL, "--quiet")
+    titans(capsys, "train", text, "--out", run, "--steps", 2, *SMALL, "--quiet")
     code, out, _ = titans(capsys, "train", "--resume", run, "--steps", 4)
     assert code == 0
     assert "after 4 steps" in out
@@ -144,11 +170,21 @@ def test_a_run_is_taken_up_with_its_own_settings(tmp_path, text, capsys):
 
 
 MISTAKES = {
-    "no command": ([], "Expected one of {prepare, train, generate, read"),
+    "no such command": (["trian"], "got the command 'trian'; did you mean 'train'?"),
+    "no such kind": (["evaluate", "mqr"], "got 'mqr' behind titans evaluate; did you mean 'mqar'?"),
+    "no kind": (["evaluate"], "Expected one of {perplexity, reread, mqar"),
+    "no command": (["--steps", "3"], "got '--steps' and no command; expected titans COMMAND --steps"),
+    "another's word": (["train", "x", "--epochs", "3"], "got the unknown option --epochs; perhaps you meant --steps"),
+    "another's option": (["generate", "x", "--max-tokens", "3"], "perhaps you meant --max-new-tokens (titans generate"),
+    "an inner option": (["compare", "x", "--steps", "3"], "perhaps you meant --train.steps"),
+    "nothing like it": (["info", "--zzz", "3"], "titans info has none that is like it (titans info --help"),
     "unknown command": (["trian"], "did you mean 'train'?"),
     "no data": (["train"], "got no data"),
     "missing data": (["train", "/nowhere"], "'/nowhere', which does not exist"),
-    "unknown option": (["train", "x", "--learning-rat", "1"], "Unrecognized options: --learning-rat, 1"),
+    "unknown option": (
+        ["train", "x", "--learning-rat", "1"],
+        "got the unknown option --learning-rat; perhaps you meant --lr",
+    ),
     "almost an option": (["train", "x", "--warmup-step", "1"], "perhaps you meant --warmup-steps"),
     "no number": (["train", "x", "--lr", "fast"], "could not convert string to float: 'fast'"),
     "wrong number": (["train", "x", "--lr", "-1"], "got lr=-1.0; expected a number from 0.0"),
@@ -191,7 +227,7 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, name):
 
 
 def test_a_run_is_never_overwritten(tmp_path, text, capsys):
-    args = ["train", text, "--run", tmp_path / "run", "--steps", 1, *SMALL, "--quiet"]
+    args = ["train", text, "--out", tmp_path / "run", "--steps", 1, *SMALL, "--quiet"]
     assert titans(capsys, *args)[0] == 0
     code, _, err = titans(capsys, *args)
     assert code == 2
@@ -201,7 +237,7 @@ def test_a_run_is_never_overwritten(tmp_path, text, capsys):
 def test_a_run_whose_checkpoints_are_all_damaged_is_a_mistake_that_names_one(tmp_path, text, capsys):
     """One before it that is whole is gone on from (tests/train/test_run.py)."""
     run = tmp_path / "run"
-    titans(capsys, "train", text, "--run", run, "--steps", 2, "--save-every", 1, *SMALL, "--quiet")
+    titans(capsys, "train", text, "--out", run, "--steps", 2, "--save-every", 1, *SMALL, "--quiet")
     oldest, newest = (run / "checkpoints" / f"step-00000{step}" for step in (1, 2))
     kept = (oldest / "trainer.pt").read_bytes()
     for folder in (oldest, newest):
@@ -240,7 +276,7 @@ def test_diverging_is_told_in_a_line(tmp_path, text, capsys, monkeypatch):
     from titans_lm.train import losses
 
     monkeypatch.setattr(losses, "token_loss", lambda logits, targets: logits.sum() * float("nan"))
-    args = ["train", text, "--run", tmp_path / "run", "--steps", 9, "--max-skipped", 2, *SMALL, "--quiet"]
+    args = ["train", text, "--out", tmp_path / "run", "--steps", 9, "--max-skipped", 2, *SMALL, "--quiet"]
     code, _, err = titans(capsys, *args)
     assert code == 1
     assert err.startswith("titans: 2 steps in a row")
@@ -254,7 +290,7 @@ def start_training(run, text):
         "titans_lm.cli",
         "train",
         text,
-        "--run",
+        "--out",
         run,
         "--steps",
         100_000,

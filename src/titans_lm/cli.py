@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import reduce
 from io import StringIO, TextIOWrapper
 from pathlib import Path
@@ -17,7 +17,9 @@ from typing import Any, NoReturn
 
 import tyro
 
+from titans_lm import __version__
 from titans_lm.commands import COMMANDS
+from titans_lm.commands.help import kinds_in, meant, options_in, overview, shortened, tidied, unknown_options
 from titans_lm.commands.show import one_of
 from titans_lm.config import nearest
 from titans_lm.recipes.find import OPTION, read_recipe, recipe_as_option
@@ -52,28 +54,68 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def parse(args: Sequence[str]) -> Any:
-    """Turn the command line into settings; ValueError for what is wrong with it."""
-    name = args[0] if args and not args[0].startswith("-") else ""
-    if name and name not in COMMANDS:
-        raise ValueError(f"got the command {name!r}; {nearest(name, COMMANDS)} (titans --help lists them)")
-    defaults = {key: cls() for key, (cls, _) in COMMANDS.items()}
-    if hasattr(defaults.get(name), "recipe"):
+    """Turn the command line into settings; ValueError for what is wrong with it, SystemExit after a help."""
+    args = list(args)
+    if any(arg.startswith("--tyro-") for arg in args):  # completion
+        return tyro.cli(one_of({key: (cls, cls()) for key, (cls, _) in COMMANDS.items()}), prog="titans", args=args)
+    if args[:1] == ["help"]:
+        args = [*args[1:], "--help"]
+    name = args[0] if args else "--help"
+    if name.startswith("-"):
+        _show_about(name)
+    words = _words(name, args[1:2])
+    kind = COMMANDS[name][0]
+    for option in ("--help", "-h", "--help-all"):
+        if option in args:
+            text = _help_of(words)
+            _show(text if option == "--help-all" else shortened(text, words))
+    if hasattr(kind(), "recipe"):
         args = recipe_as_option(args)
-    if name:
-        defaults[name] = _with_files(defaults[name], args)
-    errors = StringIO()
+    out, errors = StringIO(), StringIO()
     try:
-        with redirect_stderr(errors):
-            return tyro.cli(
-                one_of({key: (cls, defaults[key]) for key, (cls, _) in COMMANDS.items()}),
-                prog="titans",
-                args=list(args),
-                description=__doc__.splitlines()[0],
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise ValueError(_message(errors.getvalue(), name)) from None
+        with redirect_stdout(out), redirect_stderr(errors):
+            return tyro.cli(kind, default=_with_files(kind(), args), prog=f"titans {name}", args=args[1:])
+    except SystemExit:
+        known = options_in(_help_of(words))
+        raise ValueError(_message(errors.getvalue(), words, unknown_options(args, known), known)) from None
+
+
+def _words(name: str, following: list[str]) -> str:
+    """Name the command, and its kind where it has several; ValueError for one that there is not."""
+    if name not in COMMANDS:
+        raise ValueError(f"got the command {name!r}; {nearest(name, COMMANDS)} (titans --help lists them)")
+    if "what" not in COMMANDS[name][0].__dataclass_fields__ or not following or following[0].startswith("-"):
+        return name
+    kinds = kinds_in(_help_of(name))
+    if following[0] not in kinds:
+        hint = f"{nearest(following[0], kinds)} (titans {name} --help lists them)"
+        raise ValueError(f"got {following[0]!r} behind titans {name}; {hint}")
+    return f"{name} {following[0]}"
+
+
+def _show_about(option: str) -> NoReturn:
+    """Show what there is, or the version."""
+    if option in ("-V", "--version"):
+        _show(f"titans-lm {__version__}")
+    if option not in ("-h", "--help", "--help-all"):
+        raise ValueError(f"got {option!r} and no command; expected titans COMMAND {option} (titans --help lists them)")
+    said = {name: (kind.__doc__ or "").splitlines()[0].partition(": ")[0] for name, (kind, _) in COMMANDS.items()}
+    _show(overview({name: line.rstrip(".") for name, line in said.items()}, __version__))
+
+
+def _help_of(words: str) -> str:
+    """Give everything that tyro says of a command."""
+    name, *rest = words.split()
+    kind = COMMANDS[name][0]
+    written = StringIO()
+    with redirect_stdout(written), redirect_stderr(written), suppress(SystemExit):
+        tyro.cli(kind, default=kind(), prog=f"titans {name}", args=[*rest, "--help"])
+    return tidied(written.getvalue())
+
+
+def _show(text: str) -> NoReturn:
+    sys.stdout.write(f"{text}\n")
+    sys.exit(0)
 
 
 def is_mistake(error: Exception) -> bool:
@@ -121,17 +163,19 @@ def _value(option: str, args: Sequence[str]) -> str | None:
     return found
 
 
-def _message(box: str, name: str) -> str:
+def _message(box: str, words: str, unknown: list[str], known: set[str]) -> str:
     """Put tyro's framed error into one line: what is wrong, and the options that were perhaps meant."""
+    where = f"(titans {words} --help lists what there is)"
+    if unknown:
+        hints = list(dict.fromkeys(other for option in unknown for other in meant(option, known)))
+        hint = f"perhaps you meant {' or '.join(hints)}" if hints else f"titans {words} has none that is like it"
+        return f"got the unknown option {', '.join(unknown)}; {hint} {where}"
     lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
     parts = [re.sub(r"\s+", " ", part).strip(" .") for part in re.split("[─-]{10,}", " ".join(lines))]
     if "╭" not in box:  # drawn without a frame where the screen takes ASCII only: the title is a part of its own
         parts = parts[1:]
     text = re.sub(r"^Error parsing (?!-)\S+: ", "", parts[0])
-    meant = [part for part in parts[1:] if part.startswith("Perhaps")]
-    options = dict.fromkeys(re.findall(r"--[a-z][\w.-]+", meant[0].partition(" in titans")[0] if meant else ""))
-    hint = f"; perhaps you meant {' or '.join(options)}" if options else ""
-    return f"{text}{hint} (titans {f'{name} ' if name else ''}--help lists what there is)"
+    return f"{text} {where}"
 
 
 def _one_line(error: Exception) -> str:

@@ -33,7 +33,7 @@ def fasta(path: Path, rows: list[tuple[str, str]]) -> Path:
 
 
 def test_from_fasta_to_classes(dna: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = titans(capsys, "genomics", "train", dna, "--run", "run", "--steps", 6, "--held-out", 0.25, *SMALL)
+    code, out, err = titans(capsys, "genomics", "train", dna, "--out", "run", "--steps", 6, "--held-out", 0.25, *SMALL)
     assert code == 0, err
     assert "% of the part held out are right; model in run/model" in out
     assert "30 sequences to train on, 10 to choose by: box 20, plain 20" in err
@@ -56,7 +56,7 @@ def test_from_fasta_to_classes(dna: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_predictions_of_a_file_with_classes(dna: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    titans(capsys, "genomics", "train", dna, "--run", "run", "--baseline", "kmer-nb", "--k", 2, "--quiet")
+    titans(capsys, "genomics", "train", dna, "--out", "run", "--baseline", "kmer-nb", "--k", 2, "--quiet")
     code, out, _ = titans(
         capsys, "genomics", "predict", "run", dna, "--out", "told.tsv", "--plot", "told.png", "--json", "told.json"
     )
@@ -71,12 +71,12 @@ def test_predictions_of_a_file_with_classes(dna: Path, capsys: pytest.CaptureFix
 def test_pre_train_train_and_go_on(dna: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = [*SMALL, "--steps", 4, "--quiet"]
     unlabelled = fasta(dna.parent / "all.fa", letters(12, seed=3))
-    assert titans(capsys, "genomics", "pretrain", unlabelled, "--run", "pre", *small)[0] == 0
+    assert titans(capsys, "genomics", "pretrain", unlabelled, "--out", "pre", *small)[0] == 0
     words = [
         "genomics",
         "train",
         dna,
-        "--run",
+        "--out",
         "run",
         "--pretrained",
         "pre",
@@ -121,14 +121,14 @@ def test_the_command_line_of_settings_is_the_command() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", "dna.tsv"], "got no data or no run; expected titans genomics train DATA --run FOLDER"),
-        (["train", "none.tsv", "--run", "r"], "got 'none.tsv', which does not exist"),
+        (["train", "dna.tsv"], "got no data or no run; expected titans genomics train DATA --out FOLDER"),
+        (["train", "none.tsv", "--out", "r"], "got 'none.tsv', which does not exist"),
         (["evaluate"], "got no data; expected titans genomics evaluate DATA"),
         (["evaluate", "dna.tsv", "--models", "lnm"], "did you mean 'lmm'?"),
         (["predict", "r", "dna.tsv"], "got no model, no data or no out"),
         (["predict", "r", "dna.tsv", "--out", "o.tsv"], "got the model 'r', which is no folder"),
-        (["train", "dna.tsv", "--run", "r", "--k", "12"], "got k=12; expected 1 to 8"),
-        (["train", "bad.tsv", "--run", "r"], "got 'X' at position 2 of the sequence 'line 3'"),
+        (["train", "dna.tsv", "--out", "r", "--k", "12"], "got k=12; expected 1 to 8"),
+        (["train", "bad.tsv", "--out", "r"], "got 'X' at position 2 of the sequence 'line 3'"),
     ],
 )
 def test_mistakes_are_one_line(dna: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
@@ -142,7 +142,7 @@ def test_mistakes_are_one_line(dna: Path, capsys: pytest.CaptureFixture[str], wo
 
 
 def test_predictions_that_cannot_be_made(dna: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    titans(capsys, "genomics", "train", dna, "--run", "run", "--baseline", "kmer-nb", "--quiet")
+    titans(capsys, "genomics", "train", dna, "--out", "run", "--baseline", "kmer-nb", "--quiet")
     other = write_table(dna.parent / "other.tsv", [("ACGT", "box"), ("AC", "bax")])
     code, _, err = titans(capsys, "genomics", "predict", "run", other, "--out", "o.tsv")
     assert code == 2

@@ -26,7 +26,7 @@ from titans_lm.train.run import RunFolder
 def settings(folder: Path, **changes: Any) -> TrainSettings:
     fit = tiny_fit(**changes)
     shared = {one.name: getattr(fit, one.name) for one in fields(GenomicsFit)}
-    return TrainSettings(data=write_table(folder / "dna.tsv", letters()), run=folder / "run", **shared)
+    return TrainSettings(data=write_table(folder / "dna.tsv", letters()), out=folder / "run", **shared)
 
 
 def parts(count: int = 40) -> tuple[Sequences, Sequences]:
@@ -45,18 +45,18 @@ def test_it_learns_what_can_be_learned(done) -> None:
     assert (result["train_sequences"], result["validation_sequences"], result["cut_sequences"]) == (30, 10, 0)
     assert result["validation"]["accuracy"] == result["validation_accuracy"] >= 0.8, "a box has a G in it"
     assert np.sum(result["validation"]["confusion"]) == 10
-    assert json.loads((told.run / "result.json").read_text())["best_step"] == result["best_step"]
-    assert (told.run / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((told.out / "result.json").read_text())["best_step"] == result["best_step"]
+    assert (told.out / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_model_is_that_of_the_best_step(done) -> None:
     told, result = done
-    looks = [line for line in RunFolder(told.run).metrics.read() if "validation_accuracy" in line]
+    looks = [line for line in RunFolder(told.out).metrics.read() if "validation_accuracy" in line]
     assert [line["step"] for line in looks] == [10, 20, 30, 40]
     best = max(looks, key=lambda line: (line["validation_accuracy"], -line["validation_loss"]))
     assert (result["best_step"], result["validation_accuracy"]) == (best["step"], best["validation_accuracy"])
     _, valid = parts()
-    found = load_classifier(told.run, "cpu").probabilities(valid.tokens)
+    found = load_classifier(told.out, "cpu").probabilities(valid.tokens)
     assert (found.argmax(1) == valid.labels).mean() == best["validation_accuracy"]
     loss = -np.log(found[np.arange(10), valid.labels]).mean()
     assert loss == pytest.approx(best["validation_loss"], rel=1e-5)
@@ -97,7 +97,7 @@ def test_of_a_genome_no_more_is_held_out_than_can_be_measured(tmp_path: Path, mo
     import titans_lm.genomics.fit as module
 
     fit = {"model": tiny_model(), "steps": 1, "warmup_steps": 0, "batch_size": 4, "device": "cpu", "max_length": 16}
-    told = PretrainSettings(data=write_table(tmp_path / "dna.tsv", letters()), run=tmp_path / "pre", **fit)
+    told = PretrainSettings(data=write_table(tmp_path / "dna.tsv", letters()), out=tmp_path / "pre", **fit)
     monkeypatch.setattr(module, "MOST_HELD_OUT", 3)
     result = pretrain_on_file(told)
     assert (result["held_out_pieces"], result["pieces"] > 60) == (3, True)
@@ -138,7 +138,7 @@ def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytes
         ):
             train_on_file(told)
     with pytest.raises(ValueError, match="holds a run that is not finished"):
-        load_classifier(told.run, "cpu")
+        load_classifier(told.out, "cpu")
     with pytest.raises(ValueError, match=r"which holds .* already; choose another folder, or resume the run"):
         train_on_file(told)
     other = settings(tmp_path, steps=41, eval_every=10)
@@ -148,7 +148,7 @@ def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytes
     assert result["validation"] == done[1]["validation"]
     assert result["best_step"] == done[1]["best_step"]
     assert len(looks) == 4, "at 10, 20, 30 and 40, each once"
-    model, before = (load_classifier(run, "cpu").core.state_dict() for run in (told.run, done[0].run))
+    model, before = (load_classifier(run, "cpu").core.state_dict() for run in (told.out, done[0].out))
     assert all(torch.equal(model[name], before[name]) for name in before), "bit for bit"
 
 
@@ -169,17 +169,17 @@ def test_counted_words_are_judged_by_a_fit_that_has_not_seen_the_part(tmp_path: 
         odds = np.log(np.bincount(train.labels) / len(train))
         guessed = [(likely[:, words_of(row, 4)].sum(1) + odds).argmax() for row in valid.tokens]
         assert result["validation"]["accuracy"] == np.mean(guessed == valid.labels)
-    saved = load_classifier(told.run, "cpu").probabilities(valid.tokens).argmax(1)
+    saved = load_classifier(told.out, "cpu").probabilities(valid.tokens).argmax(1)
     assert np.mean(saved == valid.labels) > result["validation"]["accuracy"], "the saved one has learned them"
 
 
 def test_a_finished_run_that_is_resumed_stays_what_it_is(tmp_path: Path) -> None:
     told = settings(tmp_path)
     first = train_on_file(told)
-    weights = (told.run / "model" / "model.safetensors").read_bytes()
+    weights = (told.out / "model" / "model.safetensors").read_bytes()
     again = train_on_file(replace(told, resume=True))
     assert (again["best_step"], again["validation"]) == (first["best_step"], first["validation"])
-    assert (told.run / "model" / "model.safetensors").read_bytes() == weights
+    assert (told.out / "model" / "model.safetensors").read_bytes() == weights
 
 
 OWN = {"word_size": 3, "see_length": True}
@@ -224,7 +224,7 @@ def test_both_strands_are_the_mean_of_each() -> None:
 def test_pre_training_then_classes(tmp_path: Path) -> None:
     path = write_table(tmp_path / "dna.tsv", letters())
     fit = {"model": tiny_model(), "steps": 6, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "device": "cpu"}
-    told = PretrainSettings(data=path, run=tmp_path / "pre", max_length=16, word_size=3, **fit)
+    told = PretrainSettings(data=path, out=tmp_path / "pre", max_length=16, word_size=3, **fit)
     result = pretrain_on_file(told)
     assert result["steps"] == 6
     assert result["pieces"] + result["held_out_pieces"] > 40, "longer sequences are cut"
@@ -265,7 +265,7 @@ def test_pre_training_on_the_part_that_is_trained_on(tmp_path: Path) -> None:
 def test_pre_training_needs_two_pieces(tmp_path: Path) -> None:
     path = tmp_path / "one.fa"
     path.write_text(">a\nACGTACGT\n")
-    told = PretrainSettings(data=path, run=tmp_path / "pre", model=tiny_model())
+    told = PretrainSettings(data=path, out=tmp_path / "pre", model=tiny_model())
     with pytest.raises(ValueError, match="got 1 pieces of 1024 nucleotides; expected at least two"):
         pretrain_on_file(told)
     with pytest.raises(ValueError, match="got no data or no run; expected titans genomics pretrain"):
@@ -310,12 +310,12 @@ def test_nothing_broken_is_loaded(tmp_path: Path) -> None:
 
 
 def test_data_that_cannot_be_trained_on(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="got no data or no run; expected titans genomics train DATA --run FOLDER"):
+    with pytest.raises(ValueError, match="got no data or no run; expected titans genomics train DATA --out FOLDER"):
         train_on_file(TrainSettings())
     path = tmp_path / "a.fa"
     path.write_text(">a\nACGT\n>b\nAC\n")
     with pytest.raises(ValueError, match="got 2 sequences without classes"):
-        train_on_file(TrainSettings(data=path, run=tmp_path / "run"))
+        train_on_file(TrainSettings(data=path, out=tmp_path / "run"))
     assert not (tmp_path / "run").exists(), "nothing is left behind"
 
 

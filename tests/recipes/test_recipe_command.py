@@ -52,7 +52,7 @@ def test_without_a_recipe_nothing_changes(tmp_path: Path) -> None:
 
 def test_a_recipe_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.txt").write_bytes(b"".join(b"line %d of a text, not too short\n" % i for i in range(60)))
-    code, out, _ = titans(capsys, "train", "tiny-mac", "text.txt", "--run", "run", *SMALL, "--json", "x.json")
+    code, out, _ = titans(capsys, "train", "tiny-mac", "text.txt", "--out", "run", *SMALL, "--json", "x.json")
     assert code == 0
     assert "after 2 steps" in out
     saved = json.loads((tmp_path / "run" / "settings.json").read_text())

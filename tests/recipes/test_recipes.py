@@ -35,7 +35,7 @@ def test_a_file_holds_a_size_for_all_architectures() -> None:
 def test_it_names_settings_that_exist_and_all_that_matter(name: str) -> None:
     settings, architecture = settings_of(name), name.split("-")[1]
     assert settings.model.architecture == architecture
-    assert (settings.data, settings.run) == (None, None)
+    assert (settings.data, settings.out) == (None, None)
     small = small_model()
     changed = {field.name for field in dataclasses.fields(small) if getattr(small, field.name) != field.default}
     assert changed - NOT_USED[architecture] <= read_recipe(name)["model"].keys(), "it would come from the small model"

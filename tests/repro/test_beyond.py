@@ -236,7 +236,7 @@ def test_the_paper_s_setting_is_printed(tmp_path: Path) -> None:
     assert isinstance(train, TrainSettings)
     assert isinstance(test, PredictSettings)
     assert (train.data, test.data) == tuple(Path(f"data/dna/human_enhancers_cohn/{part}") for part in ("train", "test"))
-    assert (test.model, train.steps) == (train.run, 100 * 147), "100 epochs of 18,759 sequences in batches of 128"
+    assert (test.model, train.steps) == (train.out, 100 * 147), "100 epochs of 18,759 sequences in batches of 128"
     found = make_plan("table3", "paper", data=two_tables(tmp_path))
     assert [step.name for step in found.steps] == ["ECL", "Weather"]
     assert any("ETTm1, ETTm2, ETTh1, ETTh2, Traffic: not measured" in line for line in found.differs)

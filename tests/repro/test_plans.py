@@ -121,7 +121,7 @@ def test_a_name_that_is_no_recipe_is_another_model_as_large_as_lmm() -> None:
 def test_all_questions_are_asked_of_all_runs(table: str) -> None:
     """What is trained at the paper's sizes is what lm-eval is given."""
     steps = make_plan(table, "paper", data="tokens").steps
-    trained = [str(step.settings.run) for step in steps if step.command == "train"]
+    trained = [str(step.settings.out) for step in steps if step.command == "train"]
     asked = [name for step in steps if step.command == "evaluate lm-eval" for name in step.settings.models]
     assert set(asked) == set(trained)
 

@@ -168,7 +168,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "table5    Ablations (table 5)" in out
     code, out, err = titans(capsys, "repro", "table5", "--scale", "paper", "--json", "plan.json")
     assert (code, err) == (0, "")
-    assert "titans train 400m-lmm data/fineweb-edu --model.no-momentum --run runs/repro/table5-paper" in out
+    assert "titans train 400m-lmm data/fineweb-edu --model.no-momentum --out runs/repro/table5-paper" in out
     assert "Linear memory          paper  28.49" in out
     steps = {step["name"]: step for step in json.loads(Path("plan.json").read_text())["steps"]}
     linear = steps["400m-linear"]

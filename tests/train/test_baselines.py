@@ -180,13 +180,13 @@ def test_it_trains_evaluates_and_goes_on(name: str, tmp_path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("It learns by the same loop as all others do. " * 60)
     settings = LanguageSettings(
-        data=str(text), run=tmp_path / "whole", baseline=name, model=LIKE_SMALL, steps=10, warmup_steps=2,
+        data=str(text), out=tmp_path / "whole", baseline=name, model=LIKE_SMALL, steps=10, warmup_steps=2,
         seq_len=32, batch_size=2, eval_every=0, save_every=5, eval_bytes=200,
     )  # fmt: skip
     whole = train_language_model(settings)
     assert abs(whole["parameters"] / whole["parameters_asked_for"] - 1.0) < 0.05
     assert 0.0 < whole["held_out_bits_per_byte"] < 9.0
-    half = dataclasses.replace(settings, run=tmp_path / "half")
+    half = dataclasses.replace(settings, out=tmp_path / "half")
     with pytest.raises(KeyboardInterrupt):
         train_language_model(half, progress=StopAt(5))
     assert train_language_model(half, resume=True)["steps"] == 10

@@ -34,7 +34,7 @@ def settings(tmp_path):
         (texts / f"{index}.txt").write_bytes(b"%d: all work and no play makes jack a dull boy.\n" % index * (index + 3))
     return LanguageSettings(
         data=str(texts),
-        run=tmp_path / "run",
+        out=tmp_path / "run",
         steps=6,
         warmup_steps=1,
         seq_len=32,
@@ -51,7 +51,7 @@ def settings(tmp_path):
 def test_it_leaves_a_run_folder_that_says_everything(settings, stateful):
     settings = dataclasses.replace(settings, stateful=stateful)
     result = train_language_model(settings)
-    run = settings.run
+    run = settings.out
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoints",
         "environment.json",
@@ -78,8 +78,8 @@ def test_it_leaves_a_run_folder_that_says_everything(settings, stateful):
 
 def test_the_seed_decides_everything(settings, tmp_path):
     first = train_language_model(settings)
-    again = train_language_model(dataclasses.replace(settings, run=tmp_path / "again"))
-    other = train_language_model(dataclasses.replace(settings, run=tmp_path / "other", seed=1))
+    again = train_language_model(dataclasses.replace(settings, out=tmp_path / "again"))
+    other = train_language_model(dataclasses.replace(settings, out=tmp_path / "other", seed=1))
     assert first["loss"] == again["loss"] != other["loss"]
 
 
@@ -119,18 +119,18 @@ def test_bytes_that_are_no_text_are_trained_on_too(settings, tmp_path):
 def test_what_will_not_do_is_an_error_before_anything_is_written(settings, change, message):
     with pytest.raises(ValueError, match=message):
         train_language_model(dataclasses.replace(settings, **change))
-    assert not settings.run.exists()
+    assert not settings.out.exists()
 
 
 def test_a_run_to_resume_must_be_there(settings):
     with pytest.raises(ValueError, match=r"holds no settings\.json"):
         train_language_model(settings, resume=True)
     with pytest.raises(ValueError, match="got no run folder to resume"):
-        train_language_model(dataclasses.replace(settings, run=None), resume=True)
+        train_language_model(dataclasses.replace(settings, out=None), resume=True)
 
 
 def test_a_run_names_itself_by_its_architecture_and_the_time(settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = train_language_model(dataclasses.replace(settings, run=None, steps=1))
+    result = train_language_model(dataclasses.replace(settings, out=None, steps=1))
     assert result["run"].startswith("runs/mac-2")
     assert (tmp_path / result["model"] / "config.json").is_file()

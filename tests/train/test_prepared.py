@@ -29,7 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> TokenFolder:
 
 def settings(folder: TokenFolder, **more: object) -> LanguageSettings:
     base = LanguageSettings(
-        data=str(folder.path), run=folder.path.parent / "run", steps=4, warmup_steps=1, seq_len=24, batch_size=2,
+        data=str(folder.path), out=folder.path.parent / "run", steps=4, warmup_steps=1, seq_len=24, batch_size=2,
         eval_bytes=500, save_every=2, model=SMALL,
     )  # fmt: skip
     return dataclasses.replace(base, **more)
@@ -50,15 +50,15 @@ def test_a_model_comes_out_that_reads_its_own_ids(folder: TokenFolder, more: dic
 
 
 def test_taken_up_again_it_is_the_run_that_was_never_stopped(folder: TokenFolder) -> None:
-    whole = settings(folder, run=folder.path.parent / "whole")
+    whole = settings(folder, out=folder.path.parent / "whole")
     train_language_model(whole)
     part = settings(folder)
     train_language_model(dataclasses.replace(part, steps=2, eval_every=0))
-    (part.run / "settings.json").write_text(json.dumps({}))
+    (part.out / "settings.json").write_text(json.dumps({}))
     train_language_model(part, resume=True)
     losses = [
         [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines() if "loss" in line]
-        for run in (whole.run, part.run)
+        for run in (whole.out, part.out)
     ]
     assert losses[0][2:] != losses[0][:2]
     assert len(losses[0]) == len(losses[1]) == 4

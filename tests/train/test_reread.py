@@ -44,7 +44,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(data: Path | None, run: Path | None = None, **more: Any) -> LanguageSettings:
     base = LanguageSettings(
-        data=data and str(data), run=run, steps=6, warmup_steps=1, seq_len=24, batch_size=2, eval_bytes=500,
+        data=data and str(data), out=run, steps=6, warmup_steps=1, seq_len=24, batch_size=2, eval_bytes=500,
         eval_every=0, save_every=2, model=SMALL, reread=REREAD,
     )  # fmt: skip
     return dataclasses.replace(base, **more)

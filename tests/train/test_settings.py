@@ -13,7 +13,7 @@ from titans_lm.train.settings import FitSettings, LanguageSettings
 def test_settings_survive_a_file(tmp_path):
     settings = LanguageSettings(
         data="stdlib",
-        run=Path("runs/x"),
+        out=Path("runs/x"),
         lr=1e-4,
         stateful=True,
         model=BackboneConfig(architecture="mag", memory_norm=False),
@@ -28,7 +28,7 @@ def test_a_toml_file_changes_what_it_names(tmp_path):
     path.write_text('lr = 1\nrun = "here"\n[model]\narchitecture = "lmm"\nmemory_depth = 1\n')
     merged = merge_settings(LanguageSettings(seed=3), read_settings_file(path))
     model = dataclasses.replace(LanguageSettings().model, architecture="lmm", memory_depth=1)
-    assert merged == LanguageSettings(seed=3, lr=1.0, run=Path("here"), model=model)
+    assert merged == LanguageSettings(seed=3, lr=1.0, out=Path("here"), model=model)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_toml_file_changes_what_it_names(tmp_path):
         ({"vocab_size": 32e3}, "got vocab_size=32000.0; expected int or nothing"),
         ({"stateful": 1}, "got stateful=1; expected bool"),
         ({"data": 3}, "got data=3; expected str or nothing"),
-        ({"run": 3}, "got run=3; expected Path or nothing"),
+        ({"out": 3}, "got out=3; expected Path or nothing"),
         ({"precision": "fp8"}, "got precision='fp8'"),
     ],
 )

@@ -30,7 +30,7 @@ class Prepare(Configured, PrepareSettings):
 class Train(Configured, LanguageSettings):
     """Train a language model on a file, a folder of text or of tokens (prepare), or the Python library's own source.
 
-    Begin with `titans train stdlib --run runs/first`; go on with `titans train --resume runs/first`. A recipe may come
+    Begin with `titans train stdlib --out runs/first`; go on with `titans train --resume runs/first`. A recipe may come
     first: `titans train tiny-mac stdlib`, or `titans train 170m-mac --dry-run` to see what it would cost.
     """
 
@@ -124,6 +124,7 @@ def run_prepare(command: Prepare) -> None:
             f"{result['seconds']:.1f} s, {result['megabytes_per_second']:.1f} MB/s, "
             f"{result['peak_resident_bytes'] / 2**20:,.0f} MiB at most; {result['skipped']} skipped; {result['folder']}"
         )
+    command.say(f"go on with: titans train {result['folder']}")
 
 
 def run_train(command: Train) -> None:
@@ -138,7 +139,7 @@ def run_train(command: Train) -> None:
     from titans_lm.train.progress import ProgressReport
 
     if command.resume is not None:
-        settings = dataclasses.replace(settings, run=command.resume)
+        settings = dataclasses.replace(settings, out=command.resume)
     result = train_language_model(
         settings, resume=command.resume is not None, progress=ProgressReport(quiet=command.quiet)
     )
@@ -147,6 +148,9 @@ def run_train(command: Train) -> None:
     command.write(result)
     bits = result.get("held_out_bits_per_byte")
     command.say(f"held-out bits per byte {bits:.4f} after {result['steps']} steps; model in {result['model']}")
+    command.say(
+        f"go on with: titans generate {result['run']}, titans info {result['run']}, titans serve {result['run']}"
+    )
 
 
 def say_what_it_takes(command: Train, settings: LanguageSettings) -> None:

@@ -108,7 +108,7 @@ class CompareSettings(Experiment):
         super().__post_init__()
         for name in ("positions", "test_bytes"):
             check_at_least(name, getattr(self, name), 1)
-        check_shared(self.train, data="DATA:", run="--out")
+        check_shared(self.train, data="DATA:", out="--out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,8 +103,8 @@ class TextJob:
 
     @property
     def folder(self) -> Path:
-        assert self.settings.run is not None
-        return self.settings.run
+        assert self.settings.out is not None
+        return self.settings.out
 
     @property
     def rate(self) -> float:
@@ -119,7 +119,7 @@ class TextJob:
         return {**self._spec(plain_settings(self.settings)), CONTENTS: self.contents()}
 
     def _spec(self, settings: Result) -> Result:
-        told = {**plain_settings(self), "settings": {name: settings[name] for name in settings if name != "run"}}
+        told = {**plain_settings(self), "settings": {name: settings[name] for name in settings if name != "out"}}
         return {**told, "matched_by": MATCHED_BY}
 
     def contents(self) -> dict[str, str]:
@@ -165,13 +165,13 @@ def text_job(settings: CompareSettings, parameters: int, run: Run) -> TextJob:
     """Make the job of a run; a trial has the same share of a curriculum's first phase, and reads no test text."""
     base = language_settings(settings, run.name, parameters)
     if run.counts:
-        final = dataclasses.replace(run.settings(base), run=run.folder)
+        final = dataclasses.replace(run.settings(base), out=run.folder)
         return TextJob(run.name, final, settings.test, settings.positions, settings.test_bytes)
     assert run.steps is not None
     first = base.reread.first_steps * run.steps // base.steps
     plain = dataclasses.replace(base, reread=dataclasses.replace(base.reread, first_steps=0))
     phases = dataclasses.replace(base.reread, first_steps=first)
-    return TextJob(run.name, dataclasses.replace(run.settings(plain), run=run.folder, reread=phases))
+    return TextJob(run.name, dataclasses.replace(run.settings(plain), out=run.folder, reread=phases))
 
 
 def bits_at(curve: list[Result], seconds: float) -> float | None:

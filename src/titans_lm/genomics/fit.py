@@ -49,7 +49,7 @@ from titans_lm.train.run import MODEL, SETTINGS, RunFolder
 BEST, PRETRAIN, RESULT, CONFUSION = "best.safetensors", "pretrain", "result.json", "confusion.png"
 MOST_HELD_OUT = 1024
 """Most pieces that are held out: of a genome a share would take longer to measure than to train on."""
-INCIDENTAL = ("run", "resume", "json", "quiet")
+INCIDENTAL = ("out", "resume", "json", "quiet")
 """Settings of a command that say nothing of what is trained."""
 Found = dict[str, Any]
 
@@ -62,8 +62,8 @@ def train_on_file(settings: TrainSettings, *, progress: ProgressReport | None = 
     on with a run that was stopped, by the same settings; one that was finished stays as it is. Raises ValueError for
     data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
     """
-    if settings.data is None or settings.run is None:
-        raise ValueError("got no data or no run; expected titans genomics train DATA --run FOLDER")
+    if settings.data is None or settings.out is None:
+        raise ValueError("got no data or no run; expected titans genomics train DATA --out FOLDER")
     extra("sklearn.metrics")  # scores stand at the end
     shown = ProgressReport(quiet=True) if progress is None else progress
     chosen = as_settings(GenomicsFit, settings)
@@ -75,18 +75,18 @@ def train_on_file(settings: TrainSettings, *, progress: ProgressReport | None = 
     shown.say(f"{len(train):,} sequences to train on, {len(valid):,} to choose by: {counted}")
     if not settings.resume:
         check_network(chosen, len(data.classes))
-    begin(settings.run, settings, resume=settings.resume)
-    if (settings.run / RESULT).is_file():  # it was finished
-        return json.loads((settings.run / RESULT).read_bytes())
+    begin(settings.out, settings, resume=settings.resume)
+    if (settings.out / RESULT).is_file():  # it was finished
+        return json.loads((settings.out / RESULT).read_bytes())
     try:
-        classifier, fitted = train_classifier(chosen, train, valid, settings.run, shown)
+        classifier, fitted = train_classifier(chosen, train, valid, settings.out, shown)
     except Interrupted as stopped:
         raise KeyboardInterrupt(f"stopped after step {stopped.step}; the same command with --resume goes on") from None
     judged = classifier
     if chosen.baseline in COUNTED:  # it has learned from the validation part
         judged = dataclasses.replace(classifier, core=fit_part(classifier.settings, train, fitted))
     found = scores(valid.with_labels(), judged.probabilities(valid.tokens).argmax(1), len(data.classes))
-    write_own_confusion(settings.run / CONFUSION, found, classifier.classes)
+    write_own_confusion(settings.out / CONFUSION, found, classifier.classes)
     result = {
         "classes": data.counts(),
         "train_sequences": len(train),
@@ -96,7 +96,7 @@ def train_on_file(settings: TrainSettings, *, progress: ProgressReport | None = 
         **fitted,
         "validation": found,
     }
-    return _write_result(settings.run, settings, result)
+    return _write_result(settings.out, settings, result)
 
 
 def describe_data(data: Sequences, cut: int, settings: GenomicsFit) -> str:
@@ -236,15 +236,15 @@ def pretrain_on_file(settings: PretrainSettings, *, progress: ProgressReport | N
     Raises ValueError for data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit`
     raises.
     """
-    if settings.data is None or settings.run is None:
-        raise ValueError("got no data or no run; expected titans genomics pretrain DATA --run FOLDER")
+    if settings.data is None or settings.out is None:
+        raise ValueError("got no data or no run; expected titans genomics pretrain DATA --out FOLDER")
     shown = ProgressReport(quiet=True) if progress is None else progress
     data = read_sequences(settings.data, settings.read)
     try:
-        found = pretrain(settings, data.tokens, settings.run, shown, resume=settings.resume)
+        found = pretrain(settings, data.tokens, settings.out, shown, resume=settings.resume)
     except Interrupted as stopped:
         raise KeyboardInterrupt(f"stopped after step {stopped.step}; the same command with --resume goes on") from None
-    return _write_result(settings.run, settings, {"sequences": len(data), **found})
+    return _write_result(settings.out, settings, {"sequences": len(data), **found})
 
 
 def pretrain(

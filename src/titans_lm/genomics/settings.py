@@ -178,15 +178,15 @@ class RunSettings(Source):
 
     data: Data = None
     """FASTA, a table, or a folder with a folder for each class."""
-    run: Path | None = None
+    out: Path | None = None
     """Folder of the run, and of the model that comes of it."""
     resume: bool = False
-    """Go on with --run where it was stopped, by the same settings."""
+    """Go on with --out where it was stopped, by the same settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(GenomicsFit, RunSettings):
-    """Train a classifier on sequences with classes: titans genomics train DATA --run runs/dna."""
+    """Train a classifier on sequences with classes: titans genomics train DATA --out runs/dna."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +253,7 @@ class PredictSettings(Source):
     plot: Path | None = None
     """Picture to write where the file has classes: how often each is taken for each."""
     both_strands: bool | None = None
-    """Whether probabilities are the mean of those for both strands; None is as the classifier was trained."""
+    """Whether probabilities are the mean of those for both strands; by default as the classifier was trained."""
     batch_size: int = 64
     """Sequences that are read at once."""
     device: str = "auto"

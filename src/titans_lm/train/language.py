@@ -146,7 +146,7 @@ def train_language_model(
 ) -> dict[str, Any]:
     """Train a language model and report how it went; the run folder then holds the model and all that led to it.
 
-    `resume` goes on with the run in `settings.run`. Another Hugging Face causal language model can be trained instead
+    `resume` goes on with the run in `settings.out`. Another Hugging Face causal language model can be trained instead
     of the one that `settings.model` describes; its vocabulary needs the ids of the data, 259 for text (data/tokenizer).
 
     Raises ValueError for data, settings or a run folder that will not do, and what `fit` raises.
@@ -208,7 +208,7 @@ def _diagnostics(model: Any, held_out: HeldOut) -> dict[str, Any]:
 
 def _run_folder(settings: LanguageSettings, tokenizer: "PreTrainedTokenizerBase", *, resume: bool) -> RunFolder:
     """Begin a run, by default named by its architecture, or that of a baseline, and the time; or open one."""
-    path = settings.run
+    path = settings.out
     if resume and path is None:
         raise ValueError("got no run folder to resume; expected the folder of a run")
     if path is None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from titans_lm.config import check_choice, check_known
 
 Settings = TypeVar("Settings")
-RENAMED = {"gate_price": "gate_l1", "text_weight": "lm_loss_weight"}
+RENAMED = {"gate_price": "gate_l1", "text_weight": "lm_loss_weight", "run": "out"}
 """Names that settings had in files of saved runs, and those that they have now."""
 
 

@@ -138,10 +138,10 @@ class LanguageSettings(ModelSettings):
 
     data: str | None = None
     """A file, a folder of text, a folder of titans prepare, or the word stdlib: the Python library's own source."""
-    run: Path | None = None
+    out: Path | None = None
     """Folder of the run; by default runs/ARCHITECTURE-DATE-TIME."""
     vocab_size: int | None = None
-    """Ids of the tokenizer that the model is made for; None is that of the data: 259 for bytes."""
+    """Ids of the tokenizer that the model is made for; by default that of the data: 259 for bytes."""
     seq_len: int = 512
     """Tokens of a row that a step reads."""
     stateful: bool = False

@@ -1,0 +1,103 @@
+"""What `titans` says of itself: its commands, the settings that people change, what a wrong option was meant to be."""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+OFTEN = {
+    "batch-size", "config", "data", "device", "epochs", "horizon", "horizons", "jobs", "json", "lookback", "lr",
+    "max-new-tokens", "max-tokens", "memory", "model", "model.architecture", "models", "out", "parameters", "port",
+    "prompt", "prompt-file", "quick", "quiet", "rates", "resume", "save-memory", "scale", "seed", "seeds", "seq-len",
+    "sizes", "steps", "temperature", "test", "test-sizes", "text", "between", "train-bpe", "folds",
+    "train.batch-size", "train.device", "train.epochs", "train.lr", "train.model.architecture", "train.parameters",
+    "train.seq-len", "train.steps", "dry-run", "host", "tasks", "limit",
+}  # fmt: skip
+"""Options that a short help shows, in whichever command they are."""
+FEW = 14
+"""Options that are shown whole."""
+ELSEWHERE = {
+    "epochs": "steps", "learning-rate": "lr", "max-steps": "steps", "num-steps": "steps", "output": "out",
+    "output-dir": "out", "save-dir": "out", "run": "out", "num-train-epochs": "steps", "max-length": "seq-len",
+    "block-size": "seq-len", "max-tokens": "max-new-tokens", "weights": "model", "checkpoint": "model",
+}  # fmt: skip
+"""Options of other libraries, and what they are called here."""
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*")
+ENTRY = re.compile(r"  -[\w-]")
+"""How the lines of a help begin that name an option."""
+
+
+def overview(commands: dict[str, str], version: str) -> str:
+    """List the commands, each with the first sentence of what it does."""
+    width = max(map(len, commands))
+    return "\n".join([
+        f"titans-lm {version}: sequence models whose memory keeps learning while they read", "",
+        "usage: titans COMMAND [SETTINGS]", "",
+        *(f"  {name:<{width}}  {said}" for name, said in commands.items()), "",
+        "titans COMMAND --help shows the settings that people change, --help-all shows all of them.",
+        "Begin with: titans demo, or titans train stdlib --out runs/first",
+        "Completion for a shell: titans --tyro-print-completion bash (or zsh, tcsh)",
+    ])  # fmt: skip
+
+
+def tidied(text: str) -> str:
+    """Say settings that may be left out without the type of nothing, in a help that tyro wrote without frames."""
+    columns = re.sub(r"\{None\}\|(\S+)(  +)", r"\1\2       ", text)  # what follows stays in its column
+    shown = columns.replace("{None}|", "").replace("{None,", "{")
+    found = re.sub(r"\s*\(default:\s+(None)?\s*\)", "", shown)
+    return "\n".join(line.rstrip() for line in found.splitlines()).rstrip()
+
+
+def shortened(text: str, words: str) -> str:
+    """Leave the settings that people change in a help, and say how to see the others."""
+    many = len(options_in(text))
+    if many <= FEW:
+        return text
+    kept = "\n".join(line for panel in _panels(text.splitlines()) for line in _often(panel))
+    return f"{kept.rstrip()}\n\ntitans {words} --help-all shows all {many} settings"
+
+
+def _panels(lines: list[str]) -> Iterator[list[str]]:
+    """Part a help at the titles of its panels, which have a line below them."""
+    starts = [at - 1 for at, line in enumerate(lines) if re.fullmatch(r" -{9,}", line)]
+    for start, stop in pairwise([0, *starts, len(lines)]):
+        yield lines[start:stop]
+
+
+def _often(panel: list[str]) -> list[str]:
+    """Leave what is often set in a panel of options, nothing of one without, and any other panel as it is."""
+    if not any(ENTRY.match(line) for line in panel):
+        return panel
+    kept, keep = [], False
+    for line in panel[2:]:
+        if ENTRY.match(line):
+            keep = any(option.removeprefix("--") in OFTEN for option in OPTION.findall(line))
+        kept += [line] * (keep and bool(line))
+    return [*panel[:2], *kept, ""] if kept else []
+
+
+def options_in(text: str) -> set[str]:
+    """List the options that a help explains."""
+    return {option for line in text.splitlines() if ENTRY.match(line) for option in OPTION.findall(line)}
+
+
+def kinds_in(text: str) -> list[str]:
+    """List the words that a command takes in its second place, by its help."""
+    found = re.search(r"\{([\w,-]+)\}", text.splitlines()[0])
+    return found[1].split(",") if found else []
+
+
+def unknown_options(args: Iterable[str], known: set[str]) -> list[str]:
+    """List the options of a command line that a command does not have."""
+    written = (arg.partition("=")[0] for arg in args)
+    return [option for option in written if OPTION.fullmatch(option) and option.replace("_", "-") not in known]
+
+
+def meant(option: str, known: set[str]) -> list[str]:
+    """Give the options of the same command that were perhaps meant, none of them the one that was written."""
+    name = option.removeprefix("--")
+    last = name.rpartition(".")[2]
+    others = sorted(other for other in known - {option} if not other.startswith("--no-"))
+    wanted = next((ELSEWHERE[near] for near in difflib.get_close_matches(last, ELSEWHERE, n=1, cutoff=0.8)), last)
+    same = [other for other in others if other.removeprefix("--").rpartition(".")[2] in (wanted, last)]
+    return (same or difflib.get_close_matches(option, others, n=2))[:2]
