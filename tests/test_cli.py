@@ -66,6 +66,9 @@ def test_training_writing_and_describing_a_model(tmp_path, text, capsys):
     assert found["parameters"] == result["parameters"]
     assert f"parameters: {result['parameters']:,}" in out
     assert "layers.*.memory" in out
+    assert [found[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size")] == [16, 1, 259]
+    assert found["training"]["step"] == 3
+    assert found["training"]["held_out_bits_per_byte"] == result["held_out_bits_per_byte"]
     assert len(found["state_bytes_by_layer"]) == 1
 
 

@@ -99,7 +99,7 @@ class Serve(ServeSettings, OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Info(Written, OfModel):
-    """Show a model's parameters and state bytes, the versions of what is installed, and the devices."""
+    """Show a model's sizes, parameters, state bytes and training, the versions of what is installed, and devices."""
 
     config: Path | None = None
     """A .json or .toml file of these settings, which become the defaults."""
@@ -209,9 +209,11 @@ def run_info(command: Info) -> None:
     result: dict[str, Any] = {"environment": environment()}
     if command.model is not None:
         from titans_lm.train.fresh import describe_model
-        from titans_lm.train.run import load_model, resolve_model
+        from titans_lm.train.run import load_model, progress_of, resolve_model
 
         model = load_model(command.model, "cpu")
-        result = {"path": str(resolve_model(command.model)), **describe_model(model), **result}
+        told = {"path": str(resolve_model(command.model)), **describe_model(model)}
+        trained = progress_of(command.model)
+        result = {**told, **({"training": trained} if trained else {}), **result}
     command.write(result)
     show(result)

@@ -45,6 +45,10 @@ def model_without_weights(config: BackboneConfig, vocab_size: int) -> "PreTraine
         return language_model(config, vocab_size)
 
 
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+"""Settings that every transformer has, ours and others, by which people know a model."""
+
+
 def describe_model(model: nn.Module) -> dict[str, Any]:
     """Count a model's parameters by part, and the state bytes of one row by block (None without a state).
 
@@ -53,11 +57,12 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     is that of the start of a document; it keeps this size, except for full attention, whose keys and values grow.
     """
     state = model.init_state(1) if hasattr(model, "init_state") else None
-    parts = count_parts(model)
+    parts, config = count_parts(model), getattr(model, "config", None)
     return {
         "model": type(model).__name__,
-        "architecture": getattr(getattr(model, "config", None), "architecture", None),
-        "layer_types": getattr(getattr(model, "config", None), "layer_types", None),
+        "architecture": getattr(config, "architecture", None),
+        "layer_types": getattr(config, "layer_types", None),
+        **{name: getattr(config, name, None) for name in SIZES},
         "parameters": sum(parts.values()),
         "parameters_by_part": parts,
         "state_bytes": None if state is None else state_bytes(state),

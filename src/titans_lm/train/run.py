@@ -171,6 +171,14 @@ def seconds_of(run: Path) -> float:
     return next((record["seconds"] for record in reversed(records) if "seconds" in record), 0.0)
 
 
+def progress_of(run: Path) -> dict[str, Any]:
+    """Tell how far a run has come: its step, its seconds of training, and the last bits per byte held out."""
+    told: dict[str, Any] = {}
+    for record in JsonLines(run / METRICS).read():
+        told |= {name: record[name] for name in ("step", "seconds", "held_out_bits_per_byte") if name in record}
+    return told
+
+
 def latest_checkpoint(run: Path) -> Path | None:
     """Find a run's newest checkpoint, or None: what LATEST names, unless somebody removed it."""
     pointer, steps = run / CHECKPOINTS / LATEST, _steps(run)
