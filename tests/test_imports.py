@@ -23,7 +23,7 @@ ROOMS = (
     ("hf",),
     ("data",),
     ("train",),
-    ("evaluate", "streaming", "generate", "surprise"),
+    ("evaluate", "streaming", "generate", "surprise", "retrofit"),
     ("forecast", "genomics", "bench", "serve", "report", "demo", "prepare", "compare"),
     ("recipes",),
     ("repro",),

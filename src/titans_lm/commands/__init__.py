@@ -12,12 +12,14 @@ from titans_lm.commands.memory import MemoryFiles, Read, run_memory, run_read
 from titans_lm.commands.model import Generate, Info, Train, run_generate, run_info, run_train
 from titans_lm.commands.prepare import Prepare, run_prepare
 from titans_lm.commands.repro import Repro, run_repro
+from titans_lm.commands.retrofit import Retrofit, run_retrofit
 from titans_lm.commands.serve import Serve, run_serve
 from titans_lm.commands.surprise import SurpriseOf, run_surprise
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "prepare": (Prepare, run_prepare),
     "train": (Train, run_train),
+    "retrofit": (Retrofit, run_retrofit),
     "generate": (Generate, run_generate),
     "read": (Read, run_read),
     "memory": (MemoryFiles, run_memory),
