@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from retrofit.retrofit_cases import FAMILIES, SINKS, VOCAB, WINDOW, apart, base_of, some_ids, with_memory
 from torch.nn import functional as F
 
+from retrofit.retrofit_cases import FAMILIES, SINKS, VOCAB, WINDOW, apart, base_of, some_ids, with_memory
 from titans_lm.ops.state import state_bytes
 from titans_lm.retrofit import FULL, Reach, RetrofitCache, adapter_of, add_memory, load, save
 

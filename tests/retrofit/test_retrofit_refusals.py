@@ -5,9 +5,9 @@ import json
 import pytest
 import safetensors.torch
 import torch
-from retrofit.retrofit_cases import SIZES, base_of, some_ids, with_memory
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, T5Config, T5ForConditionalGeneration
 
+from retrofit.retrofit_cases import SIZES, base_of, some_ids, with_memory
 from titans_lm.retrofit import RetrofitSettings, add_memory, load, save
 from titans_lm.retrofit.settings import AdapterSettings
 

@@ -32,4 +32,5 @@ class RetrofitCache(Cache):
 
     def state_bytes(self) -> int:
         """Bytes that the cache holds."""
-        return sum(state_bytes(layer.state) for layer in self.layers)
+        layers: list[Any] = self.layers
+        return sum(state_bytes(layer.state) for layer in layers)

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from titans_lm.config import check_known
 from titans_lm.retrofit.add import adapter_of, add_memory
 from titans_lm.retrofit.settings import AdapterSettings
+from titans_lm.train.checkpoint import quiet_transformers
 from titans_lm.train.files import write_atomically
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def load_base(base: "str | Path | PreTrainedModel", **settings: Any) -> Any:
 def from_pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
     """What transformers loads by that name; ValueError where it cannot."""
     try:
-        return kind.from_pretrained(name, **settings)
+        with quiet_transformers():
+            return kind.from_pretrained(name, **settings)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"the model {str(name)!r} cannot be loaded: {reason}") from error
