@@ -14,7 +14,7 @@ from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer
 from titans_lm.retrofit import FULL, AdapterSettings, Reach, RetrofitSettings, adapter_of, load, retrofit
 from titans_lm.retrofit.file import read_adapter
 from titans_lm.retrofit.rows import ReturningRows, Text
-from titans_lm.retrofit.train import Distillation, Gap
+from titans_lm.retrofit.train import Distillation, Gap, checkpoint_blocks
 
 SETTINGS = RetrofitSettings(
     adapter=AdapterSettings(window=WINDOW, sinks=SINKS), seq_len=48, passages=(4, 8), grow_steps=4, steps=4, lr=1e-2,
@@ -85,6 +85,21 @@ def test_the_loss_is_what_it_says():
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.9 * losses[0]
     assert all((x.grad is not None) == x.requires_grad for x in model.parameters())
+
+
+def test_checkpointed_blocks_give_the_same_gradients():
+    rows = ReturningRows(text_of(some_ids(1, 900)[0].numpy()), SETTINGS)
+    gradients = []
+    for checkpointed in (False, True):
+        model = with_memory(base_of())
+        if checkpointed:
+            checkpoint_blocks(model)
+            assert model.model.layers[0].training
+        loss, _ = Distillation(model, 1.0, 0.0)(model, rows(4))
+        loss.backward()
+        gradients.append([x.grad for x in adapter_of(model).parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 def test_the_share_of_the_gap_is_zero_for_the_windowed_base():

@@ -49,11 +49,13 @@ def retrofit(
     progress = progress or ProgressReport(quiet=True)
     train, held_out = open_texts(settings, from_pretrained(AutoTokenizer, settings.model))
     torch.manual_seed(settings.seed)
-    model = load_base(settings.model).to(choose_device(settings.device))
+    device = choose_device(settings.device)
+    exact = device.type == "cpu" or settings.precision == "float32"
+    model = load_base(settings.model, dtype=torch.float32 if exact else "auto").to(device)
     add_memory(model, **vars(settings.adapter))
     check_head(model)
     if settings.activation_checkpointing:
-        model.gradient_checkpointing_enable()
+        checkpoint_blocks(model)
     adapter, gap = adapter_of(model), Gap(model, ReturningRows(held_out, settings, held_out=True))
     trained = sum(x.numel() for x in adapter.parameters())
     folder = RunFolder.open if resume else lambda path: RunFolder.create(path, plain_settings(settings))
@@ -167,6 +169,13 @@ def as_base(model: Any) -> Iterator[None]:
     finally:
         if lora:
             model.enable_adapters()
+
+
+def checkpoint_blocks(model: Any) -> None:
+    """Let blocks keep what enters them alone; they do so in training, and what is inside of them stays as it answers."""
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in model.modules():
+        module.training = hasattr(module, "gradient_checkpointing")
 
 
 @torch.no_grad()
