@@ -172,8 +172,10 @@ def as_base(model: Any) -> Iterator[None]:
 
 
 def checkpoint_blocks(model: Any) -> None:
-    """Let blocks keep what enters them alone; they do so in training, and what is inside of them stays as it answers."""
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    """Let blocks keep nothing but what enters them; they do so in training mode, which nothing inside of them takes."""
+    renamed = hasattr(model, "activation_checkpointing_enable")  # in the course of transformers 5
+    enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
     for module in model.modules():
         module.training = hasattr(module, "gradient_checkpointing")
 
