@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from titans_lm.attention import Projections
+from titans_lm.attention import QKVProjection
 from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.layers import RMSNorm, ShortConvolution
 from titans_lm.memory import GateProjection, NeuralMemory
@@ -49,7 +49,7 @@ def turn(x: Tensor, position: int, config: BackboneConfig) -> Tensor:
 class AttentionByHand:
     """Rows of q, k, v of an attention layer, and a softmax over an explicit list of (key, value) rows."""
 
-    def __init__(self, layer: Projections, config: BackboneConfig, memory: NeuralMemory | None = None) -> None:
+    def __init__(self, layer: QKVProjection, config: BackboneConfig, memory: NeuralMemory | None = None) -> None:
         self.layer, self.config, self.heads = layer, config, config.num_attention_heads
         self.owner: Any = memory if config.shared_qkv else layer
 
@@ -145,10 +145,8 @@ class MemoryByHand:
         y = x @ (m.q_proj, m.k_proj, m.v_proj)[i].weight.T
         y = convolve(y, m.convs[i]) if c.conv_size > 1 else y
         y = y.view(1, len(x), c.num_attention_heads, c.head_dim)
-        if i < 2 or c.memory_targets == "unit":
+        if i < 2:
             return y / y.norm(dim=-1, keepdim=True)
-        if c.memory_targets == "none":
-            return y
         return y / (y.pow(2).mean(-1, keepdim=True) + c.norm_eps).sqrt()
 
     def start(self) -> MemoryState:
@@ -158,7 +156,7 @@ class MemoryByHand:
         """o (T, E) and the state after the last token."""
         c, widths = self.config, self.config.memory_widths
         q, k, v = (self.stream(i, x) for i in range(3))
-        by_fan_in = c.memory_norm is False if c.theta_fan_in is None else c.theta_fan_in
+        by_fan_in = c.memory_norm is False
         steps = [c.theta_max / (widths[i] if by_fan_in and i else 1) for i in range(c.memory_depth)]
         theta = gate_by_hand(x, k, self.layer.theta_proj, c, steps)
         eta = gate_by_hand(x, k, self.layer.eta_proj, c, [c.eta_max] * c.memory_depth)

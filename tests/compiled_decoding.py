@@ -12,6 +12,7 @@ import torch
 
 from model_cases import BOUNDED, SHARED, small_backbone
 from titans_lm.cli import main
+from titans_lm.layers import Diagnostics
 
 CONVOLVED = {"attention_conv_size": 3}
 DECODED = [(name, {}) for name in (*BOUNDED, *SHARED)] + [(name, CONVOLVED) for name in ("mac", "mag", "mal")]
@@ -57,7 +58,7 @@ def test_only_single_tokens_without_gradients_are_compiled() -> None:
     y, _ = backbone(x, state)
     assert y.requires_grad
     with torch.no_grad():
-        backbone(x, state, surprise=[])
+        backbone(x, state, diagnostics=Diagnostics(surprise=True))
         backbone(x.expand(-1, 3, -1), state)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 

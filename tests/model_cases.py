@@ -14,8 +14,10 @@ MEMORIES = ("lmm", "mac", "mag", "mal")
 PLAIN = ("attention", "sliding", "segment")
 ARCHITECTURES = MEMORIES + PLAIN
 MIXED = ("sliding+lmm+sliding", "lmm+attention+mac", "mag+segment+mal")
-"""Stacks of different blocks; in the code they are layer_types."""
+"""Stacks of different blocks; in the code they are layer_types. Between them they have a block of every kind."""
 STACKS = ARCHITECTURES + MIXED
+EVERY_KIND = ("mac", "attention", *MIXED)
+"""Few stacks that have a block of every kind, for what lies above the blocks."""
 REMEMBERING = MEMORIES + MIXED
 BOUNDED = tuple(name for name in STACKS if "attention" not in name)
 """Those whose state has a constant size."""
@@ -34,7 +36,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no conv": {"conv_size": 1},
     "attention conv": {"attention_conv_size": 4},
     "no persistent": {"num_persistent": 0},
-    "persistent unread": {"memory_reads_persistent": False},
     "no residual read": {"memory_reads_residual": False},
     "gated by the memory": {"gating": "memory"},
     "mixed": {"gating": "mix"},
@@ -44,8 +45,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no residual": {"memory_residual": False},
     "linear with norm and residual": {"memory_depth": 1, "memory_norm": True, "memory_residual": True},
     "dot product": {"memory_objective": "dot"},
-    "other scales": {"memory_targets": "unit", "theta_fan_in": True, "memory_init_scale": 2.0},
-    "values as they are": {"memory_targets": "none"},
     "other starts": {"theta_init": 0.9, "theta_later_init": 0.5},
     "spread starts": {"alpha_init": (0.01, 0.3), "eta_init": (0.1, 0.9), "time_scales": "shifted"},
     "silu": {"memory_activation": "silu"},
@@ -57,7 +56,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "chunk_size": 1,
         "forget_to": "zero",
         "decay_first": True,
-        "alpha_max": 0.9,
     },
 }
 # The same of blocks whose attention and memory can share.
@@ -65,7 +63,6 @@ SHARED_VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {"shared_qkv": True},
     "shared, no conv": {"shared_qkv": True, "conv_size": 1},
     "shared, none turned": {"shared_qkv": True, "rotary_fraction": 0.0},
-    "shared, persistent unread": {"shared_qkv": True, "memory_reads_persistent": False},
 }
 # Stacks that differ in more than their architecture, by the name that tests give in its place.
 SHARED: dict[str, dict[str, Any]] = {

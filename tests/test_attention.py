@@ -11,21 +11,21 @@ from model_cases import assert_close, small_config, wake
 from titans_lm.attention import (
     FullAttention,
     KeyValues,
-    Projections,
+    QKVProjection,
     SegmentAttention,
     WindowAttention,
     attend,
-    segment_pieces,
+    segment_slices,
 )
 from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, rope_angles
+from titans_lm.layers import ForwardContext, rope_angles
 
 T, FAR = 21, 10_000_000
 SETTINGS = {"plain": {}, "conv": {"attention_conv_size": 3}, "no prefix": {"num_persistent": 0}}
 
 
-def make(kind: type[Projections], **settings: Any) -> tuple[Any, BackboneConfig, Tensor]:
+def make(kind: type[QKVProjection], **settings: Any) -> tuple[Any, BackboneConfig, Tensor]:
     config = small_config("attention", **settings)
     torch.manual_seed(0)  # layers of one shape get the same weights
     layer = kind(config).double()
@@ -33,11 +33,13 @@ def make(kind: type[Projections], **settings: Any) -> tuple[Any, BackboneConfig,
     return layer, config, torch.randn(config.num_persistent, config.hidden_size, dtype=torch.float64)
 
 
-def new_call(config: BackboneConfig, tokens: int, position: int = 0, fresh: bool = True, rows: int = 1) -> Call:
+def new_call(
+    config: BackboneConfig, tokens: int, position: int = 0, fresh: bool = True, rows: int = 1
+) -> ForwardContext:
     """A call without padding; `position` tokens came before."""
     places = position + torch.arange(tokens)[None].expand(rows, -1)
     rope = rope_angles(places, config.rotary_dim, config.rope_theta, torch.float64)
-    return Call(torch.full((rows,), position), None, rope, fresh)
+    return ForwardContext(torch.full((rows,), position), None, rope, fresh)
 
 
 def run(layer: Any, config: BackboneConfig, x: Tensor, persistent: Tensor, position: int = 0) -> Tensor:
@@ -46,16 +48,16 @@ def run(layer: Any, config: BackboneConfig, x: Tensor, persistent: Tensor, posit
     state, call = layer.init_state(rows), new_call(config, x.shape[1], position, rows=rows)
     if not isinstance(layer, SegmentAttention):
         return layer(x, state, call, persistent)[0]
-    outputs, looks = [], layer.tokens(x, state.conv, call, persistent)
-    cuts = segment_pieces(call, x.shape[1], config.segment_len)
-    pieces = looks.pieces([stop - start for start, stop, _ in cuts])
-    for (start, stop, phase), look in zip(cuts, pieces, strict=True):
-        y, state, _ = layer(look, state, call.piece(start, stop), phase)
+    outputs, qkv = [], layer.project(x, state.conv, call, persistent)
+    slices = segment_slices(call, x.shape[1], config.segment_len)
+    cut = qkv.split([here.rope.cos.shape[1] for here, _ in slices])
+    for (here, phase), qkv_t in zip(slices, cut, strict=True):
+        y, state, _ = layer(qkv_t, state, here, phase)
         outputs.append(y)
     return torch.cat(outputs, dim=1)
 
 
-def first_visible(layer: Projections, config: BackboneConfig, t: int) -> int:
+def first_visible(layer: QKVProjection, config: BackboneConfig, t: int) -> int:
     if isinstance(layer, WindowAttention):
         return max(0, t - config.window + 1)
     return t - t % config.segment_len if isinstance(layer, SegmentAttention) else 0
@@ -63,7 +65,7 @@ def first_visible(layer: Projections, config: BackboneConfig, t: int) -> int:
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("kind", [FullAttention, WindowAttention, SegmentAttention])
-def test_every_token_sees_the_prefix_and_its_range(kind: type[Projections], settings: dict[str, Any]) -> None:
+def test_every_token_sees_the_prefix_and_its_range(kind: type[QKVProjection], settings: dict[str, Any]) -> None:
     layer, config, persistent = make(kind, **settings)
     x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
     y = run(layer, config, x, persistent)
@@ -110,7 +112,7 @@ def test_what_is_recalled_from_a_later_token_is_not_seen() -> None:
     def read(h: Tensor) -> Tensor:
         rows = h, layer.init_recalled(1)
         call, state = new_call(config, tokens), layer.init_state(1)
-        return layer(layer.tokens(x, state.conv, call, persistent), state, call, 0, rows)[0]
+        return layer(layer.project(x, state.conv, call, persistent), state, call, 0, rows)[0]
 
     jacobian = torch.autograd.functional.jacobian(read, h)[0, :, :, 0].abs().amax((1, 3))  # (of y_i, to h_j)
     assert bool((jacobian.tril() == jacobian).all()), "row j was made from token j: token i < j must not see it"
@@ -118,7 +120,7 @@ def test_what_is_recalled_from_a_later_token_is_not_seen() -> None:
 
 
 @pytest.mark.parametrize("kind", [FullAttention, WindowAttention, SegmentAttention])
-def test_only_distances_count_even_ten_million_tokens_in(kind: type[Projections]) -> None:
+def test_only_distances_count_even_ten_million_tokens_in(kind: type[QKVProjection]) -> None:
     layer, config, persistent = make(kind, num_persistent=0, segment_len=T)
     x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
     # Only the angles move: where the tokens stand in window and segment stays.
@@ -166,13 +168,13 @@ def test_keys_start_one_token_behind_queries(induction: bool) -> None:
     sizes = {"hidden_size": 64, "attention_conv_size": 4, "num_persistent": 0, "rotary_fraction": 0.0}
     config = small_config("attention", induction_init=induction, **sizes)
     layer = Backbone(config).layers[0].attention
-    looks = layer.tokens(torch.randn(1, 12, 64), layer.init_state(1).conv, new_call(config, 12), torch.zeros(0, 64))
-    alike = torch.cosine_similarity(looks.q[0, :11], looks.keys[1][0, 1:], dim=-1)
+    qkv = layer.project(torch.randn(1, 12, 64), layer.init_state(1).conv, new_call(config, 12), torch.zeros(0, 64))
+    alike = torch.cosine_similarity(qkv.q[0, :11], qkv.keys[1][0, 1:], dim=-1)
     assert (alike.min().item() > 0.9) == induction
 
 
 @pytest.mark.parametrize("architecture", ["attention", "sliding", "segment", "mac", "mag", "mal"])
-def test_a_token_looks_at_itself_first_where_nothing_is_convolved(architecture: str) -> None:
+def test_a_token_qkv_at_itself_first_where_nothing_is_convolved(architecture: str) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "attention_conv_size": 1, "conv_size": 1}
 
@@ -180,8 +182,8 @@ def test_a_token_looks_at_itself_first_where_nothing_is_convolved(architecture: 
         """The share of attention that tokens give to themselves, where 12 are to be seen."""
         config = small_config(architecture, induction_init=induction, **sizes)
         layer = Backbone(config).layers[0].attention
-        looks = layer.tokens(torch.randn(1, 12, 64), (), new_call(config, 12), torch.zeros(0, 64))
-        scores = torch.einsum("bihd,bjhd->bhij", looks.q, looks.keys[1]) / 32**0.5
+        qkv = layer.project(torch.randn(1, 12, 64), (), new_call(config, 12), torch.zeros(0, 64))
+        scores = torch.einsum("bihd,bjhd->bhij", qkv.q, qkv.keys[1]) / 32**0.5
         return scores.softmax(-1).diagonal(dim1=-2, dim2=-1).mean().item()
 
     assert on_itself(True) > 0.7, "D34"
@@ -198,14 +200,18 @@ def test_attend_takes_values_of_another_precision() -> None:
 
 def pieces(positions: list[int], length: int, fresh: bool = False, lengths: list[int] | None = None) -> list:
     config = small_config("segment")
-    call = Call(
+    call = ForwardContext(
         torch.tensor(positions),
         None if lengths is None else torch.tensor(lengths),
         rope_angles(torch.arange(length)[None], 2, 10.0, torch.float32),
         fresh,
     )
-    cut = segment_pieces(call, length, config.segment_len)
-    return [(a, b, p if isinstance(p, int) else p.tolist()) for a, b, p in cut]
+    found, start = [], 0
+    for here, phase in segment_slices(call, length, config.segment_len):
+        stop = start + here.rope.cos.shape[1]
+        found.append((start, stop, phase if isinstance(phase, int) else phase.tolist()))
+        start = stop
+    return found
 
 
 def test_a_call_is_cut_where_segments_end() -> None:

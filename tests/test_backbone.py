@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model_cases import (
+    ARCHITECTURES,
     MEMORIES,
     MEMORY_ONLY,
     MIXED,
@@ -27,17 +28,24 @@ from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.ops.state import take_rows
 
 LENGTH = {"reference": 13}  # beyond a segment and two windows; the reference is slow
-COMPUTED = [(a, backend) for a in REMEMBERING for backend in ("chunked", "reference")]
-COMPUTED += [(a, "auto") for a in (*PLAIN, *SHARED)]
+COMPUTED = [(a, backend) for a in MEMORIES for backend in ("chunked", "reference")]
+COMPUTED += [(a, "auto") for a in (*PLAIN, *SHARED, *MIXED)]  # a stack of several blocks knows no backend
 every_stack = pytest.mark.parametrize(("architecture", "backend"), COMPUTED, ids=["-".join(s) for s in COMPUTED])
 KINDS = ("left", "right", "middle", "scattered")
-PADDED = [(a, b, kind) for a, b in COMPUTED for kind in KINDS if b != "reference" or kind == "scattered"]
+PADDED = [
+    (a, b, kind)
+    for a, b in COMPUTED
+    for kind in KINDS
+    if (b != "reference" and a not in MIXED) or kind == "scattered"  # rows are packed before any block sees them
+]
 TRAINED = [
     (architecture, name)
-    for architecture in STACKS
+    for architecture in ARCHITECTURES
     for name in VARIANTS
-    if architecture in REMEMBERING or name in MEMORY_ONLY
-] + [(architecture, name) for architecture in ("mac", "mag") for name in SHARED_VARIANTS]
+    if architecture in MEMORIES or name in MEMORY_ONLY
+]
+TRAINED += [(architecture, name) for architecture in ("mac", "mag") for name in SHARED_VARIANTS]
+TRAINED += [(architecture, "default") for architecture in MIXED]
 BLOCK_REACH = {"sliding": lambda i: max(0, i - (6 - 1)), "segment": lambda i: i - i % 8}
 """The first token that token i sees through one block."""
 

@@ -1,5 +1,6 @@
 """What a stack carries, what it refuses, and what it tells besides its output."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from model_cases import (
     small_backbone,
     wake,
 )
-from titans_lm.backbone import Backbone
+from titans_lm.backbone import Backbone, frozen_memory
+from titans_lm.layers import Diagnostics
 from titans_lm.ops.state import state_bytes, take_rows
 
 LONG = 10_000
@@ -126,17 +128,16 @@ def test_no_token_and_one_token_are_texts(architecture: str, length: int) -> Non
 def test_hidden_states_and_surprise_stand_where_their_tokens_stand(architecture: str) -> None:
     stack, x = small_backbone(architecture), tokens(2, 21)
     valid = torch.rand(2, 21) < 0.6
-    hidden: list[Tensor] = []
-    surprise: list[Tensor] = []
-    y, _ = stack(x, None, valid, surprise, hidden)
+    told = Diagnostics(surprise=True)
+    y, _ = stack(x, None, valid, told)
+    hidden, surprise = told.hidden_states, told.surprise_norms
     assert len(hidden) == len(stack.layers)
     assert len(surprise) == sum(name in MEMORIES for name in stack.config.blocks)
     assert torch.equal(hidden[-1], y)
     for row in range(2):
-        alone_hidden: list[Tensor] = []
-        alone_surprise: list[Tensor] = []
-        stack(x[row, valid[row]][None], None, None, alone_surprise, alone_hidden)
-        for got, expected in zip([*hidden, *surprise], [*alone_hidden, *alone_surprise], strict=True):
+        alone = Diagnostics(surprise=True)
+        stack(x[row, valid[row]][None], diagnostics=alone)
+        for got, expected in zip([*hidden, *surprise], [*alone.hidden_states, *alone.surprise_norms], strict=True):
             assert_close(got[row, valid[row]], expected[0])
             assert not got[row, ~valid[row]].any()
 
@@ -145,19 +146,35 @@ def test_hidden_states_and_surprise_stand_where_their_tokens_stand(architecture:
 def test_all_three_sizes_stand_where_their_tokens_stand(architecture: str) -> None:
     stack, x = small_backbone(architecture), tokens(2, 21)
     valid = torch.rand(2, 21) < 0.6
-    momentary: list[Tensor] = []
-    found: list[Tensor] = []
+    momentary, found = Diagnostics(surprise=True), Diagnostics(surprise="parts")
     stack(x, None, valid, momentary)
-    stack(x, None, valid, found, parts=True)
-    for size, parts in zip(momentary, found, strict=True):
+    stack(x, None, valid, found)
+    for size, parts in zip(momentary.surprise_norms, found.surprise_norms, strict=True):
         assert parts.shape == (*size.shape, 3)
         assert torch.equal(parts[..., 0], size)
         assert not parts[~valid].any()
     for row in range(2):
-        alone: list[Tensor] = []
-        stack(x[row, valid[row]][None], None, None, alone, parts=True)
-        for got, expected in zip(found, alone, strict=True):
+        alone = Diagnostics(surprise="parts")
+        stack(x[row, valid[row]][None], diagnostics=alone)
+        for got, expected in zip(found.surprise_norms, alone.surprise_norms, strict=True):
             assert_close(got[row, valid[row]], expected[0])
+
+
+@pytest.mark.parametrize("architecture", MEMORIES)
+def test_a_frozen_memory_is_frozen_in_this_thread_alone(architecture: str) -> None:
+    """θ = α = 0 from the persistent tokens on, without a change to any module."""
+    stack, x = small_backbone(architecture), tokens(2, 21)
+    usual, _ = stack(x)
+    with frozen_memory(stack), ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(lambda: stack(x)[0]).result()
+        frozen, state = stack(x)
+    assert torch.equal(beside, usual)
+    assert torch.equal(stack(x)[0], usual)
+    assert not torch.equal(frozen, usual)
+    for block, layer in zip(stack.layers, state.layers, strict=True):
+        memory = layer if architecture == "lmm" else layer.memory
+        for M, initial in zip(memory.memory.M, block.memory.initial_weights, strict=True):
+            assert torch.equal(M, initial.expand_as(M))
 
 
 def train_step(stack: Backbone, x: Tensor) -> tuple[Tensor, list[Tensor | None]]:

@@ -14,7 +14,7 @@ from by_hand import AttentionByHand, MemoryByHand, Pair, capture, rms
 from model_cases import assert_close, small_config, wake
 from titans_lm.blocks import BLOCKS, Block, Gate
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, rope_angles
+from titans_lm.layers import ForwardContext, rope_angles
 from titans_lm.ops import MemoryState
 from titans_lm.ops.state import take_rows
 
@@ -34,7 +34,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "shared": {"shared_qkv": True},
     "shared, longer convolution": {"shared_qkv": True, "conv_size": 5, "memory_reads_residual": False},
     "shared, no convolution": {"shared_qkv": True, "conv_size": 1},
-    "shared, persistent unread": {"shared_qkv": True, "memory_reads_persistent": False},
 }
 every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 every_mix = pytest.mark.parametrize("settings", [*SETTINGS.values(), *SHARED.values()], ids=[*SETTINGS, *SHARED])
@@ -77,7 +76,7 @@ def mix(architecture: str, **settings: Any) -> Mixed:
             capture(getattr(block, name), into)
     if architecture == "mac":
         capture_method(block.memory, "write", memory)
-        capture_method(block.memory, "finish", finished)
+        capture_method(block.memory, "project_output", finished)
     places = torch.arange(T)[None]
     if architecture == "mac":
         places = places % config.segment_len
@@ -85,7 +84,7 @@ def mix(architecture: str, **settings: Any) -> Mixed:
     x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
     start = block.init_state(1)
     memory.clear()  # the persistent tokens, read before the document
-    o, state = block.mix(x, start, Call(torch.zeros(1, dtype=torch.int64), None, rope, fresh=True))
+    o, state = block.mix(x, start, ForwardContext(torch.zeros(1, dtype=torch.int64), None, rope, is_start=True))
     return Mixed(block, config, x[0], o[0], state, attention, memory, finished)
 
 
@@ -105,7 +104,7 @@ def gate_by_hand(y: Tensor, m: Tensor, gate: Gate) -> Tensor:
 
 def persistent_read(block: Any) -> Tensor:
     """The persistent tokens that the memory reads before the text."""
-    return block.persistent if block.config.memory_reads_persistent else block.persistent[:0]
+    return block.persistent
 
 
 def read_after_persistent(block: Any, x: Tensor) -> tuple[Tensor, MemoryState]:
@@ -250,7 +249,7 @@ def test_eq26_mag_gives_both_branches_the_persistent_tokens(settings: dict[str, 
     assert torch.equal(attended[3], mixed.block.persistent)
     assert torch.equal(written[0][0], mixed.x)
     hand = MemoryByHand(mixed.block.memory)
-    read = hand.write(mixed.block.persistent)[1] if mixed.config.memory_reads_persistent else hand.start()
+    read = hand.write(mixed.block.persistent)[1]
     for got, expected in zip(written[1].memory.M, read.M, strict=True):
         assert_close(got, expected)
 

@@ -20,7 +20,7 @@ from model_cases import (
 from titans_lm.backbone import Backbone
 from titans_lm.blocks import BLOCKS, Block, Gate, MACBlock
 from titans_lm.config import BackboneConfig, Gating
-from titans_lm.layers import Call, rope_angles
+from titans_lm.layers import Diagnostics, ForwardContext, rope_angles
 
 T = 11
 
@@ -32,12 +32,12 @@ def make(architecture: str, **settings: Any) -> tuple[Any, BackboneConfig]:
     return block, config
 
 
-def fresh_call(config: BackboneConfig, rows: int, length: int) -> Call:
+def fresh_call(config: BackboneConfig, rows: int, length: int) -> ForwardContext:
     places = torch.arange(length)[None]
     if config.architecture in ("mac", "segment"):
         places = places % config.segment_len
     rope = rope_angles(places, config.rotary_dim, config.rope_theta, torch.float64)
-    return Call(torch.zeros(rows, dtype=torch.int64), None, rope, fresh=True)
+    return ForwardContext(torch.zeros(rows, dtype=torch.int64), None, rope, is_start=True)
 
 
 def tokens(rows: int = 2, length: int = T) -> Tensor:
@@ -98,12 +98,12 @@ def test_what_passes_the_gate_where_attention_has_nothing(gating: str, passes: b
 
 
 @pytest.mark.parametrize("architecture", ["lmm", "mag", "mal"])
-def test_the_memory_reads_the_persistent_tokens_unless_told_not_to(architecture: str) -> None:
+def test_the_memory_reads_the_persistent_tokens_that_it_has(architecture: str) -> None:
     block, config = make(architecture)
     start = block.init_state(3)
     memory = start if architecture == "lmm" else start.memory
     assert memory.memory.offset.tolist() == [config.num_persistent % config.chunk_size] * 3
-    unread, _ = make(architecture, memory_reads_persistent=False)
+    unread, _ = make(architecture, num_persistent=0)
     start = unread.init_state(3)
     memory = start if architecture == "lmm" else start.memory
     for got, weight in zip(memory.memory.M, unread.memory.initial_weights, strict=True):
@@ -111,11 +111,8 @@ def test_the_memory_reads_the_persistent_tokens_unless_told_not_to(architecture:
 
 
 def test_persistent_tokens_that_nothing_reads_do_not_exist() -> None:
-    unread, _ = make("lmm", memory_reads_persistent=False)
-    assert unread.persistent is None
     assert make("lmm", num_persistent=0)[0].persistent is None
-    attended, _ = make("mag", memory_reads_persistent=False)
-    assert attended.persistent.shape == (3, 8)
+    assert make("lmm")[0].persistent.shape == make("mag")[0].persistent.shape == (3, 8)
 
 
 def test_the_memory_of_mac_starts_unwritten() -> None:
@@ -144,9 +141,9 @@ def test_mac_recalls_from_the_last_border_of_a_segment(length: int) -> None:
 def test_surprise_comes_once_per_token_and_block(architecture: str) -> None:
     """MAC reads its segments one after another; their numbers are one tensor in the end."""
     block, config = make(architecture)
-    sizes: list[Tensor] = []
-    block.mix(tokens(length=21), block.init_state(2), fresh_call(config, 2, 21)._replace(surprise=sizes))
-    [size] = sizes
+    told = Diagnostics(surprise=True)
+    block.mix(tokens(length=21), block.init_state(2), fresh_call(config, 2, 21)._replace(diagnostics=told))
+    [size] = told.surprise_norms
     assert size.shape == (2, 21, config.num_attention_heads, config.memory_depth)
     assert bool((size > 0).all())
 
@@ -167,8 +164,8 @@ def test_rows_of_a_state_come_first_and_keep_their_size(architecture: str) -> No
 def test_shared_streams_start_neutral(architecture: str) -> None:
     """A fresh block that shares is one whose attention has the memory's maps and convolution as its own."""
     torch.manual_seed(0)
-    sharing = Backbone(small_config(architecture, shared_qkv=True, memory_reads_persistent=False)).double()
-    apart = Backbone(small_config(architecture, attention_conv_size=4, memory_reads_persistent=False)).double()
+    sharing = Backbone(small_config(architecture, shared_qkv=True, num_persistent=0)).double()
+    apart = Backbone(small_config(architecture, attention_conv_size=4, num_persistent=0)).double()
     weights = sharing.state_dict()
     taken = {name: weights.get(name, weights.get(name.replace("attention", "memory"))) for name in apart.state_dict()}
     apart.load_state_dict(taken)
@@ -188,8 +185,7 @@ def test_shared_streams_start_neutral(architecture: str) -> None:
 def test_parameters_are_counted_by_a_formula(architecture: str, settings: dict[str, Any]) -> None:
     block, c = make(architecture, **settings)
     E = c.hidden_size
-    persistent = 0 if architecture == "lmm" and not c.memory_reads_persistent else c.num_persistent
-    common = 2 * E + 3 * E * c.mlp_width + persistent * E
+    common = 2 * E + 3 * E * c.mlp_width + c.num_persistent * E
     attention = 4 * E * E + (3 * E * c.attention_conv_size if c.attention_conv_size > 1 else 0)
     if c.shared_qkv:
         attention = E * E + 3 * 2 * E

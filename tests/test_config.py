@@ -16,6 +16,7 @@ from titans_lm.config import (
     BackboneConfig,
     MemoryConfig,
     check_known,
+    drop_former,
     log_spaced,
     nearest,
 )
@@ -32,9 +33,6 @@ WRONG = [
     ("memory_objective", "l1", "expected one of l2, dot"),
     ("memory_backend", "cuda", "one of auto, reference, chunked"),
     ("forget_to", "initial", "did you mean 'init'"),
-    ("memory_targets", "units", "did you mean 'unit'"),
-    ("memory_init_scale", 0.0, "above 0"),
-    ("theta_fan_in", 1, "expected True or False"),
     ("gates_see_keys", "yes", "expected True or False"),
     ("gates", "channels", "did you mean 'channel'"),
     ("gate_rank", 0, "at least 1"),
@@ -48,14 +46,12 @@ WRONG = [
     ("theta_later_init", 0.0, "above 0 and below 1"),
     ("alpha_stretch", 1.1, "from 0.0 to 1.0"),
     ("eta_max", 1.0, "from 0.0 to 0.999"),
-    ("alpha_max", -0.1, "from 0.0 to 1.0"),
-    ("alpha_init", 2.0, "above 0 and below alpha_max=1"),
-    ("alpha_init", 0.0, "above 0 and below alpha_max=1"),
-    ("alpha_init", (0.1, 1.0), "alpha_init=(0.1, 1.0); expected a number above 0 and below alpha_max=1"),
+    ("alpha_init", 2.0, "above 0 and below 1"),
+    ("alpha_init", 0.0, "above 0 and below 1"),
+    ("alpha_init", (0.1, 1.0), "alpha_init=(0.1, 1.0); expected a number above 0 and below 1"),
     ("alpha_init", (0.3, 0.1), "two that ascend"),
     ("alpha_init", (0.1,), "two that ascend"),
     ("alpha_init", "0.1", "or a pair of them"),
-    ("alpha_max", 0.001, "above 0 and below alpha_max=0.001"),
     ("eta_init", 1.0, "above 0 and below 1"),
     ("theta_init", (0.5, 0.5), "two that ascend"),
     ("time_scales", "shift", "did you mean 'shifted'"),
@@ -85,7 +81,6 @@ WRONG = [
     ("decay", None, "expected True or False"),
     ("decay_first", 1, "expected True or False"),
     ("memory_norm", "no", "expected True or False"),
-    ("memory_reads_persistent", 1, "expected True or False"),
     ("gating", "mutul", "did you mean 'mutual'"),
     ("gating", "mixed", "did you mean 'mix'"),
     ("memory_reads_residual", "yes", "expected True or False"),
@@ -149,15 +144,24 @@ def test_a_pair_is_spread_over_heads_and_where_asked_over_the_blocks_too() -> No
 
 def test_forgetting_first_is_for_what_it_is_exact_for() -> None:
     """Only of a linear memory that takes tokens one by one is the gradient at the decayed memory had by θ and v."""
-    linear = {"memory_depth": 1, "chunk_size": 1, "forget_to": "zero", "alpha_max": 0.9, "decay_first": True}
+    linear = {"memory_depth": 1, "chunk_size": 1, "forget_to": "zero", "decay_first": True}
     assert MemoryConfig(**linear).decay_first
     wrong = [{"memory_depth": 2}, {"chunk_size": 2}, {"forget_to": "init"}, {"memory_objective": "dot"}]
     wrong += [{"memory_norm": True}, {"memory_residual": True}, {"decay": False}, {"gates": "channel"}]
     for change in wrong:
         with pytest.raises(ValueError, match="got decay_first=True; expected with it decay, memory_depth=1"):
             MemoryConfig(**{**linear, **change})
-    with pytest.raises(ValueError, match=r"decay_first=True and alpha_max=1.0; expected an alpha_max below 1"):
-        MemoryConfig(**{**linear, "alpha_max": 1.0})
+    assert (MemoryConfig(**linear).alpha_max, MemoryConfig().alpha_max) == (0.999, 1.0), "it divides by 1 − α"
+
+
+def test_settings_that_are_no_more_are_taken_where_nothing_changes() -> None:
+    settings = {"memory_targets": "rms", "theta_fan_in": None, "alpha_max": 1.0, "memory_depth": 2}
+    assert drop_former(settings) == {"memory_depth": 2}
+    assert drop_former({"alpha_max": 0.999, "decay_first": True}) == {"decay_first": True}
+    with pytest.raises(ValueError, match=r"got memory_targets='unit', a setting that is no more: .*expected 'rms' or"):
+        drop_former({"memory_targets": "unit"})
+    with pytest.raises(ValueError, match=r"got memory_reads_persistent=False, .* num_persistent=0 has none to read"):
+        drop_former({"memory_reads_persistent": False})
 
 
 def test_architectures_are_all_known_and_four_have_a_memory() -> None:
@@ -242,14 +246,13 @@ def test_the_step_is_bounded_by_chunk_and_momentum() -> None:
     assert dataclasses.replace(config, chunk_size=1).theta_max == pytest.approx(0.9 * 0.2 / 9)
     exact = dataclasses.replace(config, chunk_size=1, momentum=False)
     assert exact.theta_max == 0.5
-    assert dataclasses.replace(exact, alpha_max=0.5).theta_max == 0.75
     assert dataclasses.replace(exact, decay=False).theta_max == 0.9
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 0.8, 0.95, 0.99])
 @pytest.mark.parametrize("chunk", [1, 4, 16, 64])
 def test_the_largest_step_can_be_taken_for_ever(chunk: int, eta: float) -> None:
-    """One unit key over and over, gates at their bounds: the error of a linear memory never grows (MATH §3)."""
+    """One unit key over and over, gates at their bounds: the error of a linear memory never grows (derivation, 12)."""
     theta = MemoryConfig(theta_bound=0.99, eta_max=eta, chunk_size=chunk, decay=False).theta_max
     error, surprise = 1.0, 0.0
     sizes = []

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from titans_lm.cli import main
 from titans_lm.demo.run import one_thread
 from titans_lm.demo.settings import DemoSettings, fast_plan, full_plan
-from titans_lm.evaluate.recall import sliding_reach
+from titans_lm.evaluate.accuracy import sliding_reach
 
 SCRIPT = '<script src="http://example.org/x.js">alert("&")</script>'
 LINE = f"{SCRIPT} é €\x07 <img src=x onerror=alert(1)>\n".encode()

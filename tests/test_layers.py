@@ -8,18 +8,19 @@ from torch.nn import functional as F
 
 from model_cases import assert_close, close
 from titans_lm.layers import (
-    Call,
+    ForwardContext,
     Linear,
     RMSNorm,
     Rope,
     ShortConvolution,
     SwiGLU,
-    last_rows,
+    init_linear,
+    last_valid,
+    length_mask,
     rope_angles,
     rotate,
-    start_linear,
-    valid_tokens,
 )
+from titans_lm.ops import matmul
 
 FAR = 20_000_003  # odd and beyond 2²⁴: float32 has no such number
 
@@ -98,19 +99,19 @@ def test_tails_of_a_half_precision_model_are_float32() -> None:
 @pytest.mark.parametrize("lengths", [None, torch.tensor([4])])
 def test_rows_that_a_state_keeps_are_no_view_of_the_whole_call(lengths: torch.Tensor | None) -> None:
     x = torch.randn(1, 1000, 3)
-    kept = last_rows(x, 5, lengths)
+    kept = last_valid(x, 5, lengths)
     assert kept.shape == (1, 5, 3)
     assert kept.untyped_storage().nbytes() == kept.numel() * kept.element_size()
 
 
 def test_last_rows_of_ragged_rows_end_where_each_row_ends() -> None:
     x = torch.arange(2 * 7).view(2, 7)  # three kept ones, then four of the call
-    assert last_rows(x, 3, torch.tensor([4, 1])).tolist() == [[4, 5, 6], [8, 9, 10]]
+    assert last_valid(x, 3, torch.tensor([4, 1])).tolist() == [[4, 5, 6], [8, 9, 10]]
 
 
 def test_valid_tokens_come_first() -> None:
-    assert valid_tokens(None, 3) is None
-    mask = valid_tokens(torch.tensor([0, 2, 3]), 3)
+    assert length_mask(None, 3) is None
+    mask = length_mask(torch.tensor([0, 2, 3]), 3)
     assert mask is not None
     assert mask.int().tolist() == [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
 
@@ -164,17 +165,17 @@ def test_rope_is_float32_for_models_of_less(dtype: torch.dtype) -> None:
 
 def test_a_piece_of_a_call_is_the_call_as_its_tokens_see_it() -> None:
     rope = random_rope(10)
-    call = Call(torch.tensor([5, 0]), torch.tensor([10, 3]), rope, fresh=True)
-    piece = call.piece(4, 8)
+    call = ForwardContext(torch.tensor([5, 0]), torch.tensor([10, 3]), rope, is_start=True)
+    piece = call.slice(4, 8)
     assert piece.position.tolist() == [9, 3], "a row that has ended moves no further"
     assert piece.lengths is not None
     assert piece.lengths.tolist() == [4, 0]
     assert torch.equal(piece.rope.cos, rope.cos[:, 4:8])
-    assert not piece.fresh
-    assert call.piece(0, 4).fresh
-    whole = Call(torch.tensor([5, 0]), None, rope, fresh=False)
-    assert whole.piece(4, 8).position.tolist() == [9, 4]
-    assert whole.piece(4, 8).lengths is None
+    assert not piece.is_start
+    assert call.slice(0, 4).is_start
+    whole = ForwardContext(torch.tensor([5, 0]), None, rope, is_start=False)
+    assert whole.slice(4, 8).position.tolist() == [9, 4]
+    assert whole.slice(4, 8).lengths is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -190,7 +191,7 @@ def test_linear_is_a_product_for_one_row_and_for_many(
     grads = [torch.autograd.grad(y.square().sum(), [x, *layer.parameters()]) for y in (layer(x), expected)]
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
-    monkeypatch.setattr(Linear, "most", 0)
+    monkeypatch.setattr(matmul, "MOST", 0)
     assert torch.equal(layer(x), expected), "a large matrix stays with the library"
 
 
@@ -204,7 +205,7 @@ def test_a_map_without_weights_draws_none(monkeypatch: pytest.MonkeyPatch) -> No
     """On the meta device drawing is slow and gives nothing; anywhere else it is how a map starts."""
     drawn: list[torch.Size] = []
     monkeypatch.setattr(torch.nn.init, "normal_", lambda weight, std: drawn.append(weight.shape))
-    start_linear(torch.nn.Linear(3, 4, device="meta"))
+    init_linear(torch.nn.Linear(3, 4, device="meta"))
     assert drawn == []
-    start_linear(torch.nn.Linear(3, 4))
+    init_linear(torch.nn.Linear(3, 4))
     assert drawn == [(4, 3)]

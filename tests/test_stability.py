@@ -1,4 +1,4 @@
-"""Nothing that can be read breaks a memory, and no start of a training does: numbers stay finite (MATH §3 and §8).
+"""Nothing that can be read breaks a memory, and no start of a training does: numbers stay finite (derivation, 12).
 
 Two blocks of width 64 over bytes, all other settings as they come. Beside the default gates, the worst that training
 could make of them: the largest step and momentum at every token, and nothing forgotten.

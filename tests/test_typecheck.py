@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from titans_lm.config import check_at_least
-from titans_lm.elementwise import rms_norm
+from titans_lm.ops.fused import rms_norm
 
 checking = pytest.mark.skipif(os.environ.get("TITANS_TYPECHECK") == "0", reason="TITANS_TYPECHECK=0 asks for no checks")
 VIOLATION = beartype.roar.BeartypeCallHintViolation

@@ -15,16 +15,16 @@ from torch.nn import functional as F
 from titans_lm.config import BackboneConfig
 from titans_lm.layers import (
     Affine,
-    Call,
+    ForwardContext,
     Linear,
     Streams,
-    convolved,
-    joint,
-    last_rows,
+    last_valid,
+    length_mask,
+    make_short_convs,
+    project_and_convolve,
     rotate,
-    streams_of,
-    valid_tokens,
 )
+from titans_lm.ops.fused import fused_linear
 from titans_lm.ops.state import state_dtype
 
 Heads = Float[Tensor, "B _ H D"]
@@ -47,7 +47,7 @@ def attend(q: Heads, k: Heads, v: Heads, mask: Bool[Tensor, "_ T N"] | None, cau
     return F.scaled_dot_product_attention(*heads_first, attn_mask=mask, is_causal=causal).transpose(1, 2)
 
 
-class Looks(NamedTuple):
+class QKV(NamedTuple):
     """What tokens look with and at: rotated queries; keys and values of the prefix and of themselves; tails."""
 
     q: Heads
@@ -55,14 +55,14 @@ class Looks(NamedTuple):
     values: Pair
     conv: tuple[Tensor, ...]
 
-    def pieces(self, sizes: list[int]) -> list["Looks"]:
+    def split(self, sizes: list[int]) -> list["QKV"]:
         """The same for so many tokens after so many; each gradient is put together once, as slices would not do."""
         (pk, k), (pv, v) = self.keys, self.values
         parts = zip(*(x.split(sizes, dim=1) for x in (self.q, k, v)), strict=True)
-        return [Looks(q, (pk, k), (pv, v), self.conv) for q, k, v in parts]
+        return [QKV(q, (pk, k), (pv, v), self.conv) for q, k, v in parts]
 
 
-class Projections(nn.Module):
+class QKVProjection(nn.Module):
     """q, k, v of the tokens (with a short convolution if set), keys and values of the prefix, and the way back.
 
     With the memory of its block as `shared` it has neither maps nor convolution of its own and reads the memory's
@@ -81,7 +81,7 @@ class Projections(nn.Module):
         self.o_proj = Linear(E, E, bias=False)
         self.convs = nn.ModuleList()
         if shared is None:
-            self.convs = streams_of(self.q_proj, self.k_proj, config.attention_conv_size, config.induction_init)
+            self.convs = make_short_convs(self.q_proj, self.k_proj, config.attention_conv_size, config.induction_init)
         else:
             self.affine = nn.ModuleList(Affine(E) for _ in range(3))
 
@@ -95,39 +95,40 @@ class Projections(nn.Module):
     def split(self, x: Float[Tensor, "_ T E"]) -> Float[Tensor, "_ T H D"]:
         return x.unflatten(-1, (self.heads, -1))
 
-    def tokens(
+    def project(
         self,
         x: Float[Tensor, "B T E"],
         tails: tuple[Tensor, ...],
-        call: Call,
+        ctx: ForwardContext,
         persistent: Float[Tensor, "P E"],
         streams: Streams | None = None,
-    ) -> "Looks":
+    ) -> "QKV":
         """Rotated queries of the tokens; keys and values of the prefix and of the tokens.
 
         Only what comes from a token has a position: keys of the prefix are zero in the rotated channels. `streams` are
         those of x where they are shared.
         """
-        if streams is not None:
+        (B, T, _), P = x.shape, len(persistent)
+        if T == 1 and not self.convs and streams is None:
+            # prefix and tokens in one product: what costs here is reading the weights
+            q, rows = self.q_proj(x), (persistent, x.flatten(0, 1))
+            (pk, k), (pv, v) = (proj(torch.cat(rows)).split([P, B]) for proj in (self.k_proj, self.v_proj))
+            k, v, pk, pv = k[:, None], v[:, None], pk[None], pv[None]
+        elif streams is not None:
             q, k, v = (affine(y) for affine, y in zip(self.affine, streams[:3], strict=True))
             pk, pv = self.key_values(persistent[None])
-        elif self.convs:
-            projs = self.q_proj, self.k_proj, self.v_proj
-            (q, k, v), tails = convolved(x, projs, self.convs, tails, call.lengths)
-            pk, pv = self.key_values(persistent[None])
-        elif x.shape[1] == 1:
-            rows = [persistent[None], x]
-            q, (pk, k), (pv, v) = self.q_proj(x), self._each(self.k_proj, rows), self._each(self.v_proj, rows)
         else:
-            q, k, v = joint(x, self.q_proj, self.k_proj, self.v_proj)
+            projs = self.q_proj, self.k_proj, self.v_proj
+            (q, k, v), tails = project_and_convolve(x, projs, self.convs, tails, ctx.lengths)
             pk, pv = self.key_values(persistent[None])
         q, k, v, pk, pv = (self.split(y) for y in (q, k, v, pk, pv))
-        pk, pv = self.prefix(pk, pv, x.shape[0])
-        if x.shape[1] == 1:
-            q, k = rotate(torch.cat([q, k], dim=2), call.rope).chunk(2, dim=2)
+        pk = F.pad(pk[..., self.rotary :], [self.rotary, 0])
+        pk, pv = (y.expand(B, -1, -1, -1) for y in (pk, pv))
+        if T == 1:
+            q, k = rotate(torch.cat([q, k], dim=2), ctx.rope).chunk(2, dim=2)
         else:
-            q, k = rotate(q, call.rope), rotate(k, call.rope)
-        return Looks(q, (pk, k), (pv, v), tails)
+            q, k = rotate(q, ctx.rope), rotate(k, ctx.rope)
+        return QKV(q, (pk, k), (pv, v), tails)
 
     def key_values(self, rows: Float[Tensor, "_ N E"]) -> tuple[Tensor, Tensor]:
         """Keys and values of rows that are no tokens, persistent or recalled: no convolution has a place for them.
@@ -135,23 +136,11 @@ class Projections(nn.Module):
         Nor has an offset: one that all rows of a softmax have in common would change nothing.
         """
         owner: Any = self if self.shared is None else self.shared[0]
-        k, v = joint(rows, owner.k_proj, owner.v_proj)
+        k, v = fused_linear(rows, owner.k_proj, owner.v_proj)
         if self.shared is None:
             return k, v
         scales: list[Any] = [affine.weight for affine in self.affine]
         return (k * scales[1]).to(k.dtype), (v * scales[2]).to(v.dtype)
-
-    def prefix(self, k: Float[Tensor, "1 P H D"], v: Float[Tensor, "1 P H D"], batch_size: int) -> tuple[Heads, Heads]:
-        """Keys and values of the persistent tokens for every row; the keys are free of position."""
-        k = F.pad(k[..., self.rotary :], [self.rotary, 0])
-        return k.expand(batch_size, -1, -1, -1), v.expand(batch_size, -1, -1, -1)
-
-    @staticmethod
-    def _each(proj: nn.Module, rows: list[Tensor]) -> list[Tensor]:
-        """A projection of several inputs of a few rows in one product: what costs there is reading its weights."""
-        y = proj(torch.cat([x.flatten(0, 1) for x in rows]))
-        parts = y.split([x.shape[0] * x.shape[1] for x in rows])
-        return [part.view(*x.shape[:2], -1) for part, x in zip(parts, rows, strict=True)]
 
     def merge(self, y: Heads) -> Float[Tensor, "B T E"]:
         return self.o_proj(y.flatten(-2))
@@ -162,7 +151,7 @@ def see_prefix(mask: Bool[Tensor, "_ T N"], prefix: int) -> Bool[Tensor, "_ T PN
     return F.pad(mask, [prefix, 0], value=True)
 
 
-class FullAttention(Projections):
+class FullAttention(QKVProjection):
     """Causal attention over everything read so far; its keys and values grow with the text.
 
     Quadratic in time and linear in memory: no mask is longer than `rows` queries.
@@ -174,46 +163,46 @@ class FullAttention(Projections):
         return self.init_kv(batch_size, 0)
 
     def forward(
-        self, x: Float[Tensor, "B T E"], state: KeyValues, call: Call, persistent: Float[Tensor, "P E"]
+        self, x: Float[Tensor, "B T E"], state: KeyValues, ctx: ForwardContext, persistent: Float[Tensor, "P E"]
     ) -> tuple[Float[Tensor, "B T E"], KeyValues]:
-        q, (pk, k), (pv, v), conv = self.tokens(x, state.conv, call, persistent)
-        if call.fresh:
+        q, (pk, k), (pv, v), conv = self.project(x, state.conv, ctx, persistent)
+        if ctx.is_start:
             # As many queries before the first as there are persistent rows make causal what is to be seen: no mask.
             P = pk.shape[1]
             keys, values = torch.cat([pk, k], dim=1), torch.cat([pv, v], dim=1)
             y = attend(F.pad(q, [0, 0, 0, 0, P, 0]), keys, values, None, causal=True)[:, P:]
             k, v = k.to(state.k.dtype).contiguous(), v.to(state.v.dtype).contiguous()  # not a view of q beside them
         else:
-            k, v = self._append(state.k, k, call), self._append(state.v, v, call)
+            k, v = self._append(state.k, k, ctx), self._append(state.v, v, ctx)
             keys, values = torch.cat([pk, k.to(pk.dtype)], dim=1), torch.cat([pv, v.to(pv.dtype)], dim=1)
-            y = self._look_back(q, keys, values, call, pk.shape[1])
+            y = self._look_back(q, keys, values, ctx, pk.shape[1])
         return self.merge(y), KeyValues(k, v, conv)
 
     @staticmethod
-    def _append(old: Heads, new: Heads, call: Call) -> Heads:
+    def _append(old: Heads, new: Heads, ctx: ForwardContext) -> Heads:
         """Every row's new keys follow its own last one, wherever other rows end."""
         new, T = new.to(old.dtype), new.shape[1]
-        if call.known == (old.shape[1],):
+        if ctx.host_positions == (old.shape[1],):
             return torch.cat([old, new], dim=1)
-        index = call.position[:, None] + torch.arange(T, device=new.device)
+        index = ctx.position[:, None] + torch.arange(T, device=new.device)
         return F.pad(old, [0, 0, 0, 0, 0, T]).scatter(1, index[..., None, None].expand_as(new), new)
 
-    def _look_back(self, q: Heads, keys: Heads, values: Heads, call: Call, prefix: int) -> Heads:
+    def _look_back(self, q: Heads, keys: Heads, values: Heads, ctx: ForwardContext, prefix: int) -> Heads:
         """Some queries at a time, each block against the keys that it can see."""
         T, most = q.shape[1], keys.shape[1] - prefix
         outputs = []
         for start in range(0, T, self.rows):
             stop = min(start + self.rows, T)
-            visible = most if call.known is None else min(most, max(call.known) + stop)
+            visible = most if ctx.host_positions is None else min(most, max(ctx.host_positions) + stop)
             mask = None
-            if T > 1 or call.known != (most - 1,):  # one token at the end of every row sees all there is
-                seen = call.position[:, None] + torch.arange(start, stop, device=q.device)
+            if T > 1 or ctx.host_positions != (most - 1,):  # one token at the end of every row sees all there is
+                seen = ctx.position[:, None] + torch.arange(start, stop, device=q.device)
                 mask = see_prefix(torch.arange(visible, device=q.device) <= seen[..., None], prefix)
             outputs.append(attend(q[:, start:stop], keys[:, : prefix + visible], values[:, : prefix + visible], mask))
         return torch.cat(outputs, dim=1)
 
 
-class WindowAttention(Projections):
+class WindowAttention(QKVProjection):
     """Causal attention over the last `window` tokens, the token itself included; linear in time and memory."""
 
     def __init__(self, config: BackboneConfig, shared: nn.Module | None = None) -> None:
@@ -227,49 +216,51 @@ class WindowAttention(Projections):
         self,
         x: Float[Tensor, "B T E"],
         state: KeyValues,
-        call: Call,
+        ctx: ForwardContext,
         persistent: Float[Tensor, "P E"],
         streams: Streams | None = None,
     ) -> tuple[Float[Tensor, "B T E"], KeyValues]:
         T, W = x.shape[1], self.window
-        q, (pk, k), (pv, v), conv = self.tokens(x, state.conv, call, persistent, streams)
-        if T == 1 and call.lengths is None:
-            y, k, v = self._step(q, (pk, k), (pv, v), state, call)
+        q, (pk, k), (pv, v), conv = self.project(x, state.conv, ctx, persistent, streams)
+        if T == 1 and ctx.lengths is None:
+            y, k, v = self._step(q, (pk, k), (pv, v), state, ctx)
             return self.merge(y), KeyValues(k, v, conv)
         k, v = (torch.cat([old.to(new.dtype), new], dim=1) for old, new in ((state.k, k), (state.v, v)))
-        kept = [last_rows(y, W, call.lengths).to(state.k.dtype) for y in (k, v)]
+        kept = [last_valid(y, W, ctx.lengths).to(state.k.dtype) for y in (k, v)]
         first = min(T, W)
-        y = self._first(q[:, :first], (pk, k[:, : W + first]), (pv, v[:, : W + first]), call)
+        y = self._first(q[:, :first], (pk, k[:, : W + first]), (pv, v[:, : W + first]), ctx)
         if T > W:
             y = torch.cat([y, self._others(q, (pk, k), (pv, v))], dim=1)
         return self.merge(y), KeyValues(*kept, conv)
 
-    def _step(self, q: Heads, keys: Pair, values: Pair, state: KeyValues, call: Call) -> tuple[Heads, Heads, Heads]:
+    def _step(
+        self, q: Heads, keys: Pair, values: Pair, state: KeyValues, ctx: ForwardContext
+    ) -> tuple[Heads, Heads, Heads]:
         """One token: the window moves on by one and is all that the token sees."""
         W = self.window
         (pk, k), (pv, v) = keys, values
         k, v = (torch.cat([old[:, 1:], new.to(old.dtype)], dim=1) for old, new in ((state.k, k), (state.v, v)))
         start, mask = 0, None
-        known = (0,) if call.fresh else call.known
+        known = (0,) if ctx.is_start else ctx.host_positions
         if known is not None and len(known) == 1:
             start = W - min(W, 1 + known[0])
         else:
             c = torch.arange(W, device=q.device)
-            mask = see_prefix((c >= W - 1 - call.position[:, None])[:, None], pk.shape[1])
+            mask = see_prefix((c >= W - 1 - ctx.position[:, None])[:, None], pk.shape[1])
         seen_k, seen_v = torch.cat([pk, k[:, start:].to(pk.dtype)], 1), torch.cat([pv, v[:, start:].to(pv.dtype)], 1)
         return attend(q, seen_k, seen_v, mask), k, v
 
-    def _first(self, q: Heads, keys: Pair, values: Pair, call: Call) -> Heads:
-        """The first tokens of the call, which look back at what the state kept."""
+    def _first(self, q: Heads, keys: Pair, values: Pair, ctx: ForwardContext) -> Heads:
+        """The first tokens of the ctx, which look back at what the state kept."""
         T, W = q.shape[1], self.window
         (pk, k), (pv, v) = keys, values
         i = torch.arange(T, device=q.device)[:, None]
         c = torch.arange(W + T, device=q.device)  # key c stands c − W tokens after the first query
         mask = ((c > i) & (c <= i + W))[None]
-        if call.fresh:
+        if ctx.is_start:
             k, v, mask = k[:, W:], v[:, W:], mask[..., W:]
         else:
-            mask = mask & (c >= W - call.position[:, None, None])
+            mask = mask & (c >= W - ctx.position[:, None, None])
         return attend(q, torch.cat([pk, k], 1), torch.cat([pv, v], 1), see_prefix(mask, pk.shape[1]))
 
     def _others(self, q: Heads, keys: Pair, values: Pair) -> Heads:
@@ -289,12 +280,12 @@ class WindowAttention(Projections):
         return y.unflatten(0, (B, blocks)).flatten(1, 2)[:, : T - W]
 
 
-class SegmentAttention(Projections):
+class SegmentAttention(QKVProjection):
     """Causal attention inside a segment of `segment_len` tokens, optionally with one recalled row per token.
 
     A call must lie inside one segment of every row; `phase` says how far into it the rows are, as one number or as
     (B,). Token i sees the persistent rows, recalled rows up to its own, and tokens up to itself: a recalled row is made
-    from its token, so a later one would tell the future (MATH §4).
+    from its token, so a later one would tell the future (D8).
     """
 
     def __init__(self, config: BackboneConfig, shared: nn.Module | None = None) -> None:
@@ -311,27 +302,27 @@ class SegmentAttention(Projections):
 
     def forward(
         self,
-        looks: Looks,
+        qkv: QKV,
         state: KeyValues,
-        call: Call,
+        ctx: ForwardContext,
         phase: int | Int[Tensor, " B"],
         recalled: tuple[Float[Tensor, "B T E"], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Float[Tensor, "B T E"], KeyValues, tuple[Tensor, Tensor] | None]:
         """Attend; `recalled` are the call's rows and the keys and values of earlier ones in the segment."""
-        q, (pk, k), (pv, v), conv = looks
+        q, (pk, k), (pv, v), conv = qkv
         T = q.shape[1]
         uniform = isinstance(phase, int)
         filled = phase + T if uniform else self.segment_len
         slots = None
-        if not (T == 1 and uniform and call.lengths is None):
+        if not (T == 1 and uniform and ctx.lengths is None):
             slots = torch.arange(T, device=q.device)[None] + (phase if uniform else phase[:, None])
-        k, v = (self._store(*pair, slots, phase, call) for pair in ((state.k, k), (state.v, v)))
+        k, v = (self._store(*pair, slots, phase, ctx) for pair in ((state.k, k), (state.v, v)))
         see_k, see_v, rows = [pk, k], [pv, v], None
         if recalled is not None:
             h, stored = recalled
             hk, hv = (self.split(y) for y in self.key_values(h))
-            new = rotate(hk, call.rope), hv
-            rows = tuple(self._store(*pair, slots, phase, call) for pair in zip(stored, new, strict=True))
+            new = rotate(hk, ctx.rope), hv
+            rows = tuple(self._store(*pair, slots, phase, ctx) for pair in zip(stored, new, strict=True))
             see_k.insert(1, rows[0])
             see_v.insert(1, rows[1])
         see_k, see_v = (torch.cat([y[0], *(z[:, :filled].to(q.dtype) for z in y[1:])], 1) for y in (see_k, see_v))
@@ -341,16 +332,16 @@ class SegmentAttention(Projections):
             mask = see_prefix(mask if rows is None else torch.cat([mask, mask], dim=-1), pk.shape[1])
         return self.merge(attend(q, see_k, see_v, mask)), KeyValues(k, v, conv), rows
 
-    def _store(self, old: Heads, new: Heads, slots: Tensor | None, phase: int | Tensor, call: Call) -> Heads:
+    def _store(self, old: Heads, new: Heads, slots: Tensor | None, phase: int | Tensor, ctx: ForwardContext) -> Heads:
         """Put the call's rows into their slots of the segment; padding leaves its slot as it was."""
         new = new.to(old.dtype)
         T = new.shape[1]
-        if isinstance(phase, int) and call.lengths is None:
-            if self.segment_len == T:  # a view of the call's tokens, which `settled` makes an end of
+        if isinstance(phase, int) and ctx.lengths is None:
+            if self.segment_len == T:  # a view of the call's tokens, which `compact` makes an end of
                 return new
             return torch.cat([old[:, :phase], new, old[:, phase + T :]], dim=1)
         assert slots is not None, "only a uniform call has no need of them"
-        valid = valid_tokens(call.lengths, T)
+        valid = length_mask(ctx.lengths, T)
         if valid is None:
             return old.scatter(1, slots[..., None, None].expand_as(new), new)
         # Padding goes to one slot too many, which is cut off again.
@@ -358,30 +349,30 @@ class SegmentAttention(Projections):
         return F.pad(old, [0, 0, 0, 0, 0, 1]).scatter(1, index, new)[:, : self.segment_len]
 
 
-def settled(kv: KeyValues) -> KeyValues:
+def compact(kv: KeyValues) -> KeyValues:
     """The same in tensors of their own: a view of what a call has made would keep all of it alive in the state."""
-    return kv._replace(k=own(kv.k), v=own(kv.v))
+    return kv._replace(k=own_storage(kv.k), v=own_storage(kv.v))
 
 
-def own(x: Tensor) -> Tensor:
+def own_storage(x: Tensor) -> Tensor:
     """x, or a copy of it where it is a part of something larger."""
     return x if x.numel() * x.element_size() == x.untyped_storage().nbytes() else x.clone()
 
 
-def segment_pieces(call: Call, length: int, segment_len: int) -> list[tuple[int, int, int | Tensor]]:
-    """Cut a call into (start, stop, phase) so that no row crosses the border of a segment inside a piece."""
-    known = (0,) if call.fresh else call.known
-    if length == 1 and known is None:  # one token crosses no border: no need to know where the rows are
-        return [(0, 1, call.position % segment_len)]
-    phases = sorted({place % segment_len for place in (call.position.tolist() if known is None else known)})
-    if length == 1:
-        return [(0, 1, phases[0] if len(phases) == 1 else call.position % segment_len)]
-    borders = {i for phase in phases for i in range(segment_len - phase, length, segment_len)}
-    cuts = [0, *sorted(borders), length]
-    pieces = []
-    for start, stop in pairwise(cuts):
-        phase = (
-            (phases[0] + start) % segment_len if len(phases) == 1 else call.piece(start, stop).position % segment_len
-        )
-        pieces.append((start, stop, phase))
-    return pieces
+def segment_slices(
+    ctx: ForwardContext, length: int, segment_len: int
+) -> list[tuple[ForwardContext, int | Int[Tensor, " B"]]]:
+    """Cut a call so that no row crosses the border of a segment inside a slice; with each how far into it rows are."""
+    places = (0,) if ctx.is_start else ctx.host_positions
+    if places is None and length > 1:
+        places = ctx.position.tolist()
+    phases = None if places is None else sorted({place % segment_len for place in places})
+    if length == 1:  # one token crosses no border: no need to know where the rows are
+        return [(ctx, phases[0] if phases is not None and len(phases) == 1 else ctx.position % segment_len)]
+    assert phases is not None, "they have been looked at"
+    cuts = {i for phase in phases for i in range(segment_len - phase, length, segment_len)}
+    found: list[tuple[ForwardContext, int | Tensor]] = []
+    for start, stop in pairwise([0, *sorted(cuts), length]):
+        here = ctx.slice(start, stop)
+        found.append((here, (phases[0] + start) % segment_len if len(phases) == 1 else here.position % segment_len))
+    return found

@@ -3,7 +3,9 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from titans_lm.blocks import BLOCKS
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, RMSNorm, Rope, rope_angles, start_linear
+from titans_lm.layers import Diagnostics, ForwardContext, RMSNorm, Rope, init_linear, rope_angles
 from titans_lm.memory import NeuralMemory
 from titans_lm.ops.state import map_state, state_dtype, state_tensors
 
@@ -48,8 +50,26 @@ class Packing(NamedTuple):
         return x * valid.view(*valid.shape, *tail)
 
 
-def _run_block(block: nn.Module, x: Hidden, layer: Any, call: Call) -> tuple[Hidden, Any]:
-    return block(x, layer, call)
+def _run_block(block: nn.Module, x: Hidden, layer: Any, ctx: ForwardContext) -> tuple[Hidden, Any]:
+    return block(x, layer, ctx)
+
+
+_FROZEN: ContextVar[frozenset[int]] = ContextVar("frozen memories", default=frozenset())
+
+
+@contextmanager
+def frozen_memory(model: nn.Module) -> Iterator[None]:
+    """Let every memory of a model read and never learn inside the block: θ = α = 0, so that M stays M_init (D31).
+
+    All else goes on as before: convolutions, gates of the output, attention. For texts that begin inside of the block:
+    what a state from outside still has of past surprise would be written. No module is changed: other threads that use
+    the model go on as they were.
+    """
+    token = _FROZEN.set(_FROZEN.get() | {id(module) for module in model.modules() if isinstance(module, Backbone)})
+    try:
+        yield
+    finally:
+        _FROZEN.reset(token)
 
 
 def check_compiler(device: torch.device) -> None:
@@ -89,13 +109,12 @@ class Backbone(nn.Module):
     def init_weights(self, module: nn.Module) -> None:
         """Draw a module's weights: the one place where every parameter of a model gets its first value.
 
-        Linear maps N(0, 1 / fan-in); maps into the residual stream (o_proj, down_proj) with 1 / √(8 · blocks) of that
-        spread and embeddings N(0, 1 / 4E), so that no branch drowns the tokens at the start (both are GPT-2's 0.02 at
-        width 768, kept in proportion), behind ⊗ = "memory" a tenth of it (D22); gate projections N(0, 0.02²), their
-        biases as D2 says; the memory as D14 says.
+        Linear maps N(0, 1 / fan-in); embeddings N(0, 1 / 4E); maps into the residual stream (o_proj, down_proj)
+        N(0, 1 / (800 · blocks · fan-in)), so that no branch drowns the tokens at the start (D22); gate projections
+        N(0, 0.02²), their biases as D2 says; the memory as D14 says.
         """
         if isinstance(module, nn.Linear):
-            start_linear(module)
+            init_linear(module)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.5 * module.embedding_dim**-0.5)
         elif hasattr(module, "reset_parameters"):
@@ -105,15 +124,12 @@ class Backbone(nn.Module):
         """Tell maps into the residual stream how they start: weights may be drawn module by module, in any order."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and name.endswith(("o_proj", "down_proj")):
-                std = (8 * self.config.num_hidden_layers * module.in_features) ** -0.5
-                # what such a ⊗ gives has just been normalised, and is noise at the start (D22)
-                noise = name.endswith("gate.o_proj") and self.config.gating == "memory"
-                module.start_std = 0.1 * std if noise else std
+                module.init_std = (800 * self.config.num_hidden_layers * module.in_features) ** -0.5
 
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document, persistent tokens read."""
-        start = self._start(batch_size)
-        return start._replace(layers=tuple(block.init_state(batch_size) for block in self.layers))
+        start, frozen = self._start(batch_size), id(self) in _FROZEN.get()
+        return start._replace(layers=tuple(block.init_state(batch_size, frozen) for block in self.layers))
 
     def _start(self, batch_size: int) -> BackboneState:
         """The same without the blocks' states, which each makes for itself where it is given None."""
@@ -139,9 +155,9 @@ class Backbone(nn.Module):
             check_compiler(self.norm.weight.device)
         self._compiled = torch.compile(_run_block, backend=backend, fullgraph=True, dynamic=False)
 
-    def _decodes(self, x: Hidden, fresh: bool, lengths: Tensor | None, surprise: list[Tensor] | None) -> bool:
+    def _decodes(self, x: Hidden, is_start: bool, lengths: Tensor | None, told: bool) -> bool:
         """Whether the compiled graph is for this call."""
-        alone = x.shape[1] == 1 and not fresh and lengths is None and surprise is None
+        alone = x.shape[1] == 1 and not is_start and lengths is None and not told
         return self._compiled is not None and alone and not torch.is_grad_enabled()
 
     def forward(
@@ -149,24 +165,21 @@ class Backbone(nn.Module):
         x: Hidden,
         state: BackboneState | None = None,
         valid: Bool[Tensor, "B T"] | None = None,
-        surprise: list[Tensor] | None = None,
-        hidden: list[Tensor] | None = None,
-        parts: bool = False,
+        diagnostics: Diagnostics | None = None,
     ) -> tuple[Hidden, BackboneState]:
-        """Read hidden states; a list passed as `surprise` receives ‖∇ℓ‖ (B, T, H, L) of every memory layer in turn.
+        """Read hidden states; `diagnostics` receives what it asks for.
 
-        With `parts` it receives the sizes of momentary and past surprise and of what was forgotten, (B, T, H, L, 3). A
-        list passed as `hidden` receives what each block gives to the next, and last the normalised output. Raises
-        ValueError for an input, a mask or a state that does not belong to this stack or to the batch.
+        Raises ValueError for an input, a mask or a state that does not belong to this stack or to the batch.
         """
         self._check(x, state, valid)
-        checkpointed = self.gradient_checkpointing and self.training and torch.is_grad_enabled() and surprise is None
+        told = diagnostics is not None and bool(diagnostics.surprise)
+        checkpointed = self.gradient_checkpointing and self.training and torch.is_grad_enabled() and not told
         if checkpointed and self.config.has_memory and self.config.memory_backend == "reference":
             raise ValueError(
                 'got gradient checkpointing with memory_backend="reference", whose torch.func gradients torch cannot '
                 'recompute; expected memory_backend="auto" or "chunked", which give the same result'
             )
-        fresh = state is None
+        is_start = state is None
         if x.shape[1] == 0:
             return x, self.init_state(x.shape[0]) if state is None else state
         state = self._start(x.shape[0]) if state is None else state
@@ -175,54 +188,57 @@ class Backbone(nn.Module):
             packing = Packing.of(valid)
             x = packing.pack(x.masked_fill(~valid[..., None], 0.0))  # a NaN times zero would stay one
         lengths = None if packing is None else packing.lengths
-        found: list[Tensor] = []
-        sizes = None if surprise is None else found
-        ropes = self._ropes(x, state.position, fresh)
-        decodes = self._decodes(x, fresh, lengths, surprise)
+        found = Diagnostics(diagnostics.surprise) if diagnostics is not None and told else None
+        decodes = self._decodes(x, is_start, lengths, told)
         if decodes:  # one graph for all places
-            known, x = None, x.clone(memory_format=torch.contiguous_format)
+            places, x = None, x.clone(memory_format=torch.contiguous_format)
         else:
-            known = self._known(x, state.position, fresh)
-        calls = {kind: Call(state.position, lengths, rope, fresh, sizes, known, parts) for kind, rope in ropes.items()}
+            places = self._host_positions(x, state.position, is_start)
+        frozen = id(self) in _FROZEN.get()
+        contexts = {
+            kind: ForwardContext(state.position, lengths, rope, is_start, places, found, frozen)
+            for kind, rope in self._ropes(x, state.position, is_start).items()
+        }
         run = self._compiled if decodes else _run_block
         layers, passed = [], []
         for block, kind, layer in zip(self.layers, self._kinds, state.layers, strict=True):
-            call = calls[kind.has_segments]
+            ctx = contexts[kind.has_segments]
             if checkpointed:
-                x, layer = checkpoint(block, x, layer, call, use_reentrant=False)
+                x, layer = checkpoint(block, x, layer, ctx, use_reentrant=False)
             else:
-                x, layer = run(block, x, layer, call)
+                x, layer = run(block, x, layer, ctx)
             layers.append(layer)
             passed.append(x)
         x = passed[-1] = self.norm(x)
-        for collected, into in ((found, surprise), (passed, hidden)):
-            if into is not None:
+        if diagnostics is not None:
+            norms = [] if found is None else found.surprise_norms
+            for collected, into in ((norms, diagnostics.surprise_norms), (passed, diagnostics.hidden_states)):
                 into.extend(collected if packing is None else [packing.unpack(y, valid) for y in collected])
         if packing is not None:
             x = packing.unpack(x, valid)
         after = BackboneState(state.position + (x.shape[1] if lengths is None else lengths), tuple(layers))
-        return x, after if decodes else self._settled(after)
+        return x, after if decodes else self._compact(after)
 
-    def _settled(self, state: BackboneState) -> BackboneState:
+    def _compact(self, state: BackboneState) -> BackboneState:
         """The state with a tight storage for each tensor: for any other layout the graph would be compiled again."""
         if self._compiled is None or torch.is_grad_enabled():
             return state
         return map_state(lambda x: x.clone(memory_format=torch.contiguous_format), state)
 
-    def _known(self, x: Hidden, position: Int[Tensor, " B"], fresh: bool) -> tuple[int, ...] | None:
-        """Where the rows stand, if it is known or can be, looked up once for all blocks (see `Call`)."""
-        if fresh:
+    def _host_positions(self, x: Hidden, position: Int[Tensor, " B"], is_start: bool) -> tuple[int, ...] | None:
+        """Where the rows stand, if it is known or can be, looked up once for all blocks (see `ForwardContext`)."""
+        if is_start:
             return (0,)
         if torch.compiler.is_compiling():
             return None
         cut = x.shape[1] > 1 and self.config.has_segments  # segments must be found
         return tuple(sorted(set(position.tolist()))) if cut or position.is_cpu else None
 
-    def _ropes(self, x: Hidden, position: Int[Tensor, " B"], fresh: bool) -> dict[bool, Rope]:
+    def _ropes(self, x: Hidden, position: Int[Tensor, " B"], is_start: bool) -> dict[bool, Rope]:
         """Angles by whether positions count inside a segment, as far as the blocks need them."""
         c = self.config
         places = torch.arange(x.shape[1], device=x.device)[None]
-        if not fresh:
+        if not is_start:
             places = position[:, None] + places
         return {
             inside: rope_angles(places % c.segment_len if inside else places, c.rotary_dim, c.rope_theta, x.dtype)

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from titans_lm.attention import (
     FullAttention,
     KeyValues,
-    Looks,
     SegmentAttention,
     WindowAttention,
-    own,
-    segment_pieces,
-    settled,
+    compact,
+    own_storage,
+    segment_slices,
 )
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Call, Linear, RMSNorm, SwiGLU, gated, mixed, mutually_gated
+from titans_lm.layers import ForwardContext, Linear, RMSNorm, SwiGLU
 from titans_lm.memory import LayerState, NeuralMemory
+from titans_lm.ops.fused import gated_linear
 from titans_lm.ops.state import repeat_rows, select_rows
 
 Hidden = Float[Tensor, "B T E"]
@@ -62,7 +62,7 @@ class Block(nn.Module, ABC):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.mlp_width)
         # A parameter that nothing reads would get no gradient, which DistributedDataParallel refuses.
-        unread = config.architecture == "lmm" and not (config.memory_reads_persistent and config.num_persistent)
+        unread = config.architecture == "lmm" and not config.num_persistent
         persistent = None if unread else nn.Parameter(torch.empty(config.num_persistent, config.hidden_size))
         self.register_parameter("persistent", persistent)
         self.reset_parameters()
@@ -73,29 +73,29 @@ class Block(nn.Module, ABC):
             nn.init.normal_(self.persistent)
 
     @abstractmethod
-    def init_state(self, batch_size: int) -> Any:
-        """The state at the start of a document."""
+    def init_state(self, batch_size: int, frozen: bool = False) -> Any:
+        """The state at the start of a document, of a memory that writes nothing with `frozen`."""
 
     @abstractmethod
-    def mix(self, x: Hidden, state: Any, call: Call) -> tuple[Hidden, Any]:
+    def mix(self, x: Hidden, state: Any, ctx: ForwardContext) -> tuple[Hidden, Any]:
         """Mix tokens over time."""
 
-    def forward(self, x: Hidden, state: Any, call: Call) -> tuple[Hidden, Any]:
+    def forward(self, x: Hidden, state: Any, ctx: ForwardContext) -> tuple[Hidden, Any]:
         """One block; a state of None is that of the start of a document.
 
         It is made here, from this block's own parameters, so that a block whose parameters are spread over processes
         gathers them once for both.
         """
-        state = self.init_state(x.shape[0]) if state is None else state
-        y, state = self.mix(self.mixer_norm(x), state, call)
+        state = self.init_state(x.shape[0], ctx.frozen) if state is None else state
+        y, state = self.mix(self.mixer_norm(x), state, ctx)
         x = x + y
         return x + self.mlp(self.mlp_norm(x)), state
 
-    def memory_start(self, memory: NeuralMemory, batch_size: int) -> LayerState:
+    def memory_start(self, memory: NeuralMemory, batch_size: int, frozen: bool) -> LayerState:
         """The memory at the start of a document, after it has read the persistent tokens: M(x̃), x̃ = [P | x] (D16)."""
-        if self.persistent is None or not (self.config.memory_reads_persistent and self.config.num_persistent):
+        if self.persistent is None or not self.config.memory_begins_persistent:
             return memory.init_state(batch_size)
-        _, state = memory(self.persistent[None], memory.init_state(1))
+        _, state = memory(self.persistent[None], memory.init_state(1), frozen=frozen)
         return repeat_rows(state, batch_size)
 
 
@@ -109,11 +109,11 @@ class LMMBlock(Block):
         super().__init__(config)
         self.memory = NeuralMemory(config)
 
-    def init_state(self, batch_size: int) -> LayerState:
-        return self.memory_start(self.memory, batch_size)
+    def init_state(self, batch_size: int, frozen: bool = False) -> LayerState:
+        return self.memory_start(self.memory, batch_size, frozen)
 
-    def mix(self, x: Hidden, state: LayerState, call: Call) -> tuple[Hidden, LayerState]:
-        return self.memory(x, state, call.lengths, call.surprise, call.parts)
+    def mix(self, x: Hidden, state: LayerState, ctx: ForwardContext) -> tuple[Hidden, LayerState]:
+        return self.memory(x, state, ctx.lengths, ctx.diagnostics, ctx.frozen)
 
 
 class MACBlock(Block):
@@ -140,58 +140,54 @@ class MACBlock(Block):
         self.attention = SegmentAttention(config, self.memory if config.shared_qkv else None)
         self.gate = Gate(config)
 
-    def init_state(self, batch_size: int) -> MACState:
+    def init_state(self, batch_size: int, frozen: bool = False) -> MACState:
         memory = self.memory.init_state(batch_size)
         tails = memory.conv if self.config.shared_qkv else self.memory.init_tails(batch_size)
         attention = self.attention.init_state(batch_size)
         return MACState(memory, memory.memory.M, tails, attention, self.attention.init_recalled(batch_size))
 
-    def mix(self, x: Hidden, state: MACState, call: Call) -> tuple[Hidden, MACState]:
+    def mix(self, x: Hidden, state: MACState, ctx: ForwardContext) -> tuple[Hidden, MACState]:
         # What needs no memory is made for all segments at once, before them or after them.
-        streams = self.memory.streams(x, state.query_conv, call.lengths) if self.config.shared_qkv else None
-        q, gate, tails = self.memory.ask(x, state.query_conv, call.lengths, streams)
-        looks = self.attention.tokens(x, state.attention.conv, call, self.persistent, streams)
-        attended, answered, surprise = [], [], None if call.surprise is None else []
-        cuts = segment_pieces(call, x.shape[1], self.config.segment_len)
-        sizes = [stop - start for start, stop, _ in cuts]
-        asked = zip(q.split(sizes, dim=1), gate.split(sizes, dim=1), x.split(sizes, dim=1), strict=True)
-        for (start, stop, phase), question, look in zip(cuts, asked, looks.pieces(sizes), strict=True):
-            piece = call.piece(start, stop)._replace(surprise=surprise)
-            y, o, state = self._segment(question, look, state, piece, phase)
-            attended.append(y)
-            answered.append(o)
-        if call.surprise is not None and surprise:
-            call.surprise.append(torch.cat(surprise, dim=1))
-        y, o = joined(attended), joined(answered)
-        m = self.memory.finish(o, self.memory.gate_proj(self._read(y, x)))
+        streams = self.memory.streams(x, state.query_conv, ctx.lengths) if self.config.shared_qkv else None
+        q, gate, tails = self.memory.project_query(x, state.query_conv, ctx.lengths, streams)
+        qkv = self.attention.project(x, state.attention.conv, ctx, self.persistent, streams)
+        surprise = False if ctx.diagnostics is None else ctx.diagnostics.surprise
+        slices = segment_slices(ctx, x.shape[1], self.config.segment_len)
+        cut, ys, os, norms = [segment.rope.cos.shape[1] for segment, _ in slices], [], [], []
+        tokens = zip(q.split(cut, dim=1), gate.split(cut, dim=1), qkv.split(cut), x.split(cut, dim=1), strict=True)
+        for (segment, phase), (q_t, gate_t, qkv_t, s_t) in zip(slices, tokens, strict=True):
+            h = self.memory.retrieve(state.at_segment_start, q_t, gate_t)  # eq. 21
+            y, attention, recalled = self.attention(
+                qkv_t, state.attention, segment, phase, (h, state.recalled)
+            )  # 22, 23
+            z = self._read(y, s_t)
+            o, memory, norm = self.memory.write(z, state.memory, segment.lengths, surprise, ctx.frozen)  # eq. 24
+            at_start = self._segment_start(state, memory, segment, phase, y.shape[1])
+            state = MACState(memory, at_start, tails, attention, recalled)
+            ys.append(y)
+            os.append(o)
+            norms.append(norm)
+        if surprise and ctx.diagnostics is not None:
+            ctx.diagnostics.surprise_norms.append(torch.cat(norms, dim=1))
+        y, o = concat_segments(ys), concat_segments(os)
+        m = self.memory.project_output(o, self.memory.gate_proj(self._read(y, x)))
         if x.shape[1] > 1:
             k, v = state.recalled
-            state = state._replace(attention=settled(state.attention), recalled=(own(k), own(v)))
-        return self.gate(y, m), state._replace(query_conv=tails)
-
-    def _segment(
-        self, asked: tuple[Tensor, Tensor, Hidden], looks: Looks, state: MACState, call: Call, phase: int | Tensor
-    ) -> tuple[Hidden, Tensor, MACState]:
-        """Tokens of one segment, or of the part of it that this call holds: y, and what the memory answers to z."""
-        q, gate, s = asked
-        h = self.memory.answer(state.at_segment_start, q, gate)
-        y, attention, recalled = self.attention(looks, state.attention, call, phase, (h, state.recalled))
-        o, memory = self.memory.write(self._read(y, s), state.memory, call.lengths, call.surprise, call.parts)
-        at_start = self._segment_start(state, memory, call, phase, y.shape[1])
-        return y, o, MACState(memory, at_start, state.query_conv, attention, recalled)
+            state = state._replace(attention=compact(state.attention), recalled=(own_storage(k), own_storage(v)))
+        return self.gate(y, m), state  # eq. 25
 
     def _read(self, y: Hidden, s: Hidden) -> Hidden:
         """z: what the memory reads of tokens s and of what attention made of them (D36)."""
         return y + s if self.config.memory_reads_residual else y
 
     def _segment_start(
-        self, state: MACState, memory: LayerState, call: Call, phase: int | Tensor, length: int
+        self, state: MACState, memory: LayerState, ctx: ForwardContext, phase: int | Tensor, length: int
     ) -> tuple[Tensor, ...]:
         """The memory that the next token recalls from: a new one where the call has ended a segment."""
-        if isinstance(phase, int) and call.lengths is None:
+        if isinstance(phase, int) and ctx.lengths is None:
             ended = phase + length == self.config.segment_len
             return memory.memory.M if ended else state.at_segment_start
-        counted = length if call.lengths is None else call.lengths
+        counted = length if ctx.lengths is None else ctx.lengths
         ended = phase + counted == self.config.segment_len
         # Where it can be looked at without a GPU waiting:
         if isinstance(ended, Tensor) and ended.is_cpu and not torch.compiler.is_compiling():
@@ -201,7 +197,7 @@ class MACBlock(Block):
         return select_rows(ended, memory.memory.M, state.at_segment_start)
 
 
-def joined(outputs: list[Tensor]) -> Tensor:
+def concat_segments(outputs: list[Tensor]) -> Tensor:
     """The outputs of a call's segments, one after another; a single one as it is."""
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
@@ -224,17 +220,13 @@ class Gate(nn.Module):
         self.o_proj = Linear(E, E, bias=False)
         if self.gating == "mix":
             self.gate_proj = Linear(E, E)
-            self.gate_proj.start_std = 0.02  # half of each for every token, as all our gates start
+            self.gate_proj.init_std = 0.02  # half of each for every token, as all our gates start
 
     def forward(self, y: Hidden, m: Hidden) -> Hidden:
         norms = self.attention_norm, self.memory_norm
-        if self.gating == "mutual":
-            return mutually_gated(self.o_proj, y, m, *norms)
-        if self.gating == "mix":
-            return mixed(self.o_proj, self.gate_proj, y, m, *norms)
         if self.gating == "sum":
             return self.o_proj(self.attention_norm(y) + self.memory_norm(m))
-        return gated(self.o_proj, m, y, "sigmoid", *norms)
+        return gated_linear(self.gating, self.o_proj, y, m, *norms, self.gate_proj if self.gating == "mix" else None)
 
 
 class MAGBlock(Block):
@@ -252,13 +244,13 @@ class MAGBlock(Block):
         self.attention = WindowAttention(config, self.memory if config.shared_qkv else None)
         self.gate = Gate(config)
 
-    def init_state(self, batch_size: int) -> HybridState:
-        return HybridState(self.memory_start(self.memory, batch_size), self.attention.init_state(batch_size))
+    def init_state(self, batch_size: int, frozen: bool = False) -> HybridState:
+        return HybridState(self.memory_start(self.memory, batch_size, frozen), self.attention.init_state(batch_size))
 
-    def mix(self, x: Hidden, state: HybridState, call: Call) -> tuple[Hidden, HybridState]:
-        streams = self.memory.streams(x, state.memory.conv, call.lengths) if self.config.shared_qkv else None
-        y, attention = self.attention(x, state.attention, call, self.persistent, streams)
-        m, memory = self.memory(x, state.memory, call.lengths, call.surprise, call.parts, streams)
+    def mix(self, x: Hidden, state: HybridState, ctx: ForwardContext) -> tuple[Hidden, HybridState]:
+        streams = self.memory.streams(x, state.memory.conv, ctx.lengths) if self.config.shared_qkv else None
+        y, attention = self.attention(x, state.attention, ctx, self.persistent, streams)
+        m, memory = self.memory(x, state.memory, ctx.lengths, ctx.diagnostics, ctx.frozen, streams)
         return self.gate(y, m), HybridState(memory, attention)
 
 
@@ -275,12 +267,12 @@ class MALBlock(Block):
         self.attention = WindowAttention(config)
         self.between = RMSNorm(config.hidden_size, config.norm_eps)
 
-    def init_state(self, batch_size: int) -> HybridState:
-        return HybridState(self.memory_start(self.memory, batch_size), self.attention.init_state(batch_size))
+    def init_state(self, batch_size: int, frozen: bool = False) -> HybridState:
+        return HybridState(self.memory_start(self.memory, batch_size, frozen), self.attention.init_state(batch_size))
 
-    def mix(self, x: Hidden, state: HybridState, call: Call) -> tuple[Hidden, HybridState]:
-        y, memory = self.memory(x, state.memory, call.lengths, call.surprise, call.parts)
-        o, attention = self.attention(self.between(y), state.attention, call, self.persistent)
+    def mix(self, x: Hidden, state: HybridState, ctx: ForwardContext) -> tuple[Hidden, HybridState]:
+        y, memory = self.memory(x, state.memory, ctx.lengths, ctx.diagnostics, ctx.frozen)
+        o, attention = self.attention(self.between(y), state.attention, ctx, self.persistent)
         return o, HybridState(memory, attention)
 
 
@@ -291,11 +283,11 @@ class AttentionBlock(Block):
         super().__init__(config)
         self.attention = FullAttention(config)
 
-    def init_state(self, batch_size: int) -> KeyValues:
+    def init_state(self, batch_size: int, frozen: bool = False) -> KeyValues:
         return self.attention.init_state(batch_size)
 
-    def mix(self, x: Hidden, state: KeyValues, call: Call) -> tuple[Hidden, KeyValues]:
-        return self.attention(x, state, call, self.persistent)
+    def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext) -> tuple[Hidden, KeyValues]:
+        return self.attention(x, state, ctx, self.persistent)
 
 
 class SlidingBlock(Block):
@@ -305,11 +297,11 @@ class SlidingBlock(Block):
         super().__init__(config)
         self.attention = WindowAttention(config)
 
-    def init_state(self, batch_size: int) -> KeyValues:
+    def init_state(self, batch_size: int, frozen: bool = False) -> KeyValues:
         return self.attention.init_state(batch_size)
 
-    def mix(self, x: Hidden, state: KeyValues, call: Call) -> tuple[Hidden, KeyValues]:
-        return self.attention(x, state, call, self.persistent)
+    def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext) -> tuple[Hidden, KeyValues]:
+        return self.attention(x, state, ctx, self.persistent)
 
 
 class SegmentBlock(Block):
@@ -319,17 +311,18 @@ class SegmentBlock(Block):
         super().__init__(config)
         self.attention = SegmentAttention(config)
 
-    def init_state(self, batch_size: int) -> KeyValues:
+    def init_state(self, batch_size: int, frozen: bool = False) -> KeyValues:
         return self.attention.init_state(batch_size)
 
-    def mix(self, x: Hidden, state: KeyValues, call: Call) -> tuple[Hidden, KeyValues]:
-        outputs, looks = [], self.attention.tokens(x, state.conv, call, self.persistent)
-        cuts = segment_pieces(call, x.shape[1], self.config.segment_len)
-        pieces = looks.pieces([stop - start for start, stop, _ in cuts])
-        for (start, stop, phase), look in zip(cuts, pieces, strict=True):
-            o, state, _ = self.attention(look, state, call.piece(start, stop), phase)
+    def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext) -> tuple[Hidden, KeyValues]:
+        qkv, outputs = self.attention.project(x, state.conv, ctx, self.persistent), []
+        slices = segment_slices(ctx, x.shape[1], self.config.segment_len)
+        for (segment, phase), qkv_t in zip(
+            slices, qkv.split([segment.rope.cos.shape[1] for segment, _ in slices]), strict=True
+        ):
+            o, state, _ = self.attention(qkv_t, state, segment, phase)
             outputs.append(o)
-        return joined(outputs), settled(state) if x.shape[1] > 1 else state
+        return concat_segments(outputs), compact(state) if x.shape[1] > 1 else state
 
 
 BLOCKS: dict[str, type[Block]] = {

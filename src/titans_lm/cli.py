@@ -10,16 +10,18 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stderr
+from functools import reduce
 from io import StringIO, TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import tyro
 
 from titans_lm.commands import COMMANDS
+from titans_lm.commands.show import one_of
 from titans_lm.config import nearest
 from titans_lm.recipes.find import OPTION, read_recipe, recipe_as_option
-from titans_lm.train.settings import merge_settings, read_settings_file
+from titans_lm.train.options import merge_settings, read_settings_file
 
 MISTAKE, INTERRUPTED, FAILED = 2, 130, 1
 """Exit codes: a user's mistake, Ctrl-C, and a run that could not go on."""
@@ -59,14 +61,15 @@ def parse(args: Sequence[str]) -> Any:
         args = recipe_as_option(args)
     if name:
         defaults[name] = _with_files(defaults[name], args)
-    union: Any = None
-    for key, (cls, _) in COMMANDS.items():
-        sub = Annotated[cls, tyro.conf.subcommand(key, default=defaults[key])]
-        union = sub if union is None else union | sub
     errors = StringIO()
     try:
         with redirect_stderr(errors):
-            return tyro.cli(union, prog="titans", args=list(args), description=__doc__.splitlines()[0])
+            return tyro.cli(
+                one_of({key: (cls, defaults[key]) for key, (cls, _) in COMMANDS.items()}),
+                prog="titans",
+                args=list(args),
+                description=__doc__.splitlines()[0],
+            )
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -88,28 +91,23 @@ def is_mistake(error: Exception) -> bool:
 
 
 def _with_files(default: Any, args: Sequence[str]) -> Any:
-    """Let a recipe, a run to resume and a config file change the defaults, before the command line is read."""
+    """Let a recipe, a run to resume and a config file change the defaults, each over the one before."""
     resume, config = _value("--resume", args), _value("--config", args)
     values = read_settings_file(Path(config)) if config is not None and hasattr(default, "config") else {}
-    if hasattr(default, "recipe"):
-        default = _with_recipe(default, _value(OPTION, args) or values.get("recipe"), resume)
+    recipe, layers = _value(OPTION, args) or values.get("recipe"), []
+    if hasattr(default, "recipe") and recipe is not None:
+        if resume is not None:
+            raise ValueError(
+                f"got the recipe {recipe!r} and --resume {resume}; a run goes on with its own settings: expected no "
+                "recipe"
+            )
+        layers.append(read_recipe(str(recipe)))
     if resume is not None and not isinstance(getattr(default, "resume", False), bool):  # a run, and not a switch
         path = Path(resume) / "settings.json"
         if not path.is_file():
             raise ValueError(f"got the run folder {resume!r}, which holds no settings.json; expected a run to resume")
-        default = merge_settings(default, read_settings_file(path))
-    return merge_settings(default, values) if values else default
-
-
-def _with_recipe(default: Any, recipe: Any, resume: str | None) -> Any:
-    """Let a recipe change the defaults; it comes first, so a config file and the command line go over it."""
-    if recipe is None:
-        return default
-    if resume is not None:
-        raise ValueError(
-            f"got the recipe {recipe!r} and --resume {resume}; a run goes on with its own settings: expected no recipe"
-        )
-    return merge_settings(default, read_recipe(str(recipe)))
+        layers.append(read_settings_file(path))
+    return reduce(merge_settings, filter(None, [*layers, values]), default)
 
 
 def _value(option: str, args: Sequence[str]) -> str | None:

@@ -19,7 +19,6 @@ Activation = Literal["gelu", "silu", "relu"]
 Gates = Literal["head", "layer", "channel"]
 Objective = Literal["l2", "dot"]
 ForgetTo = Literal["zero", "init"]
-Targets = Literal["rms", "unit", "none"]
 Gating = Literal["mutual", "memory", "mix", "sum"]
 Backend = Literal["auto", "reference", "chunked", "triton"]
 SurpriseSizes = bool | Literal["parts"]
@@ -101,6 +100,34 @@ def check_known(cls: type, settings: Iterable[str]) -> None:
             raise ValueError(f"unknown setting {name!r} for {cls.__name__}; {nearest(name, names)}")
 
 
+FORMER: dict[str, tuple[Any, str]] = {
+    "memory_targets": ("rms", "norm 1 learned worse, and no norm no better (D15)"),
+    "memory_init_scale": (1.0, "both smaller and larger starts learned worse (D14)"),
+    "theta_fan_in": (None, "whether there is a LayerNorm decides it (D14)"),
+    "memory_reads_persistent": (True, "it made no difference, and num_persistent=0 has none to read (D16)"),
+    "alpha_max": (1.0, "nothing was ever better than to let a token forget all"),
+}
+"""Settings that are no more: the value that each has now, and why."""
+
+
+def former_settings(decay_first: bool) -> dict[str, Any]:
+    """What settings that are no more would be set to; a decay_first memory never forgot all (D44)."""
+    former = {name: value for name, (value, _) in FORMER.items()}
+    return former | ({"alpha_max": 0.999} if decay_first else {})
+
+
+def drop_former(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a saved model without those that are no more; ValueError where one had another value."""
+    former = former_settings(bool(settings.get("decay_first")))
+    for name, value in former.items():
+        if name in settings and settings[name] != value:
+            raise ValueError(
+                f"got {name}={settings[name]!r}, a setting that is no more: {FORMER[name][1]}; expected {value!r} or "
+                "none, so this model needs the version that saved it"
+            )
+    return {name: value for name, value in settings.items() if name not in former}
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
     """Settings of one neural long-term memory layer."""
@@ -149,21 +176,12 @@ class MemoryConfig:
     """Largest share of past surprise that a token may keep (D10)."""
     eta_init: Start = 0.5
     """Share of eta_max at which η starts (D2)."""
-    alpha_max: float = 1.0
-    """Largest share of the memory that a token may forget."""
     alpha_init: Start = 0.002
     """Share of the memory that a token forgets before training; a pair (from, to) is log-spaced over the heads (D2)."""
     time_scales: TimeScales = "shared"
     """Whether every block spreads a pair over its heads alike, or all heads of the stack share one spread (D2)."""
     alpha_stretch: float = 0.003
     """How far α's gate reaches beyond zero and its bound before it is cut: above 0 a token can forget nothing (D33)."""
-    memory_targets: Targets = "rms"
-    """What v is brought to before the memory learns it: unit RMS per head, norm 1, or nothing (D15)."""
-    memory_init_scale: float = 1.0
-    """How many times its usual size M_init starts at (D14); a linear memory starts at zero anyway."""
-    theta_fan_in: bool | None = None
-    """Whether the bound on θ of the second and later layers of a memory carries 1 / fan-in; by default where there is
-    no LayerNorm, which else sees to it that a step cannot be too large (D14)."""
     conv_size: int = 4
     """Kernel of the causal depthwise convolution on the memory's q, k, v; 1 switches it off."""
     induction_init: bool = True
@@ -191,15 +209,13 @@ class MemoryConfig:
         check_choice("memory_objective", self.memory_objective, get_args(Objective))
         check_choice("forget_to", self.forget_to, get_args(ForgetTo))
         check_choice("gates", self.gates, get_args(Gates))
-        check_choice("memory_targets", self.memory_targets, get_args(Targets))
         check_choice("memory_backend", self.memory_backend, get_args(Backend))
         for name in ("momentum", "decay", "decay_first", "induction_init", "gates_see_keys"):
             check_switch(name, getattr(self, name))
-        for name in ("memory_residual", "memory_norm", "theta_fan_in"):
+        for name in ("memory_residual", "memory_norm"):
             if getattr(self, name) is not None:
                 check_switch(name, getattr(self, name))
         check_positive("norm_eps", self.norm_eps)
-        check_positive("memory_init_scale", self.memory_init_scale)
         check_between("theta_bound", self.theta_bound, 0.0, 1.0)
         check_between("theta_stretch", self.theta_stretch, 0.0, 1.0)
         check_choice("time_scales", self.time_scales, get_args(TimeScales))
@@ -207,12 +223,11 @@ class MemoryConfig:
             check_start(name, getattr(self, name), 1.0)
         check_between("alpha_stretch", self.alpha_stretch, 0.0, 1.0)
         check_between("eta_max", self.eta_max, 0.0, 0.999)
-        check_between("alpha_max", self.alpha_max, 0.0, 1.0)
         self._check_alpha_init()
 
     def _check_alpha_init(self) -> None:
         if self.decay:
-            check_start("alpha_init", self.alpha_init, self.alpha_max, f"alpha_max={self.alpha_max:g}")
+            check_start("alpha_init", self.alpha_init, 1.0)
         elif not isinstance(self.alpha_init, tuple):
             check_between("alpha_init", self.alpha_init, 0.0, 1.0)
         elif self.alpha_init != MemoryConfig.alpha_init:
@@ -231,8 +246,6 @@ class MemoryConfig:
                 "got decay_first=True; expected with it decay, memory_depth=1 without residual and norm, chunk_size=1, "
                 "memory_objective='l2', forget_to='zero', and gates per head or layer"
             )
-        if self.decay_first and self.alpha_max >= 1.0:
-            raise ValueError(f"got decay_first=True and alpha_max={self.alpha_max}; expected an alpha_max below 1")
 
     @property
     def head_dim(self) -> int:
@@ -260,14 +273,19 @@ class MemoryConfig:
 
     @property
     def theta_scales(self) -> list[float]:
-        """What the bound on θ is multiplied by in each layer (D14)."""
-        by_fan_in = not self.use_norm if self.theta_fan_in is None else self.theta_fan_in
-        return [1.0] + [1.0 / width if by_fan_in else 1.0 for width in self.memory_widths[1:-1]]
+        """What the bound on θ is multiplied by in each layer: 1 / fan-in of later ones where no LayerNorm ends the
+        memory, which else sees to it that a step cannot be too large (D14)."""
+        return [1.0] + [1.0 if self.use_norm else 1.0 / width for width in self.memory_widths[1:-1]]
 
     @property
     def theta_starts(self) -> list[Start]:
         """Share of its bound at which θ of each layer starts (D2, D14); one gate for all layers starts as the first."""
         return [self.theta_init] + [self.theta_later_init] * (self.memory_depth - 1)
+
+    @property
+    def alpha_max(self) -> float:
+        """Largest share of the memory that a token may forget; `decay_first` divides by what it keeps (D44)."""
+        return 0.999 if self.decay_first else 1.0
 
     @property
     def alpha_start(self) -> Start:
@@ -304,8 +322,6 @@ class BackboneConfig(MemoryConfig):
     """Tokens that sliding-window attention sees, the token itself included (mag, mal, sliding)."""
     num_persistent: int = 16
     """Persistent tokens P of each block: learned, independent of the data (D11)."""
-    memory_reads_persistent: bool = True
-    """Whether the memory reads the persistent tokens before a document (lmm, mag, mal; D16)."""
     memory_reads_residual: bool = True
     """Whether the memory reads attention's output with the token added to it, y + s, or y alone (mac; D36)."""
     gating: Gating = "mutual"
@@ -330,7 +346,7 @@ class BackboneConfig(MemoryConfig):
         check_at_least("num_persistent", self.num_persistent, 0)
         if self.intermediate_size is not None:
             check_at_least("intermediate_size", self.intermediate_size, 1)
-        for name in ("memory_reads_persistent", "memory_reads_residual", "shared_qkv"):
+        for name in ("memory_reads_residual", "shared_qkv"):
             check_switch(name, getattr(self, name))
         check_positive("rope_theta", self.rope_theta)
         check_between("rotary_fraction", self.rotary_fraction, 0.0, 1.0)
@@ -414,8 +430,7 @@ class BackboneConfig(MemoryConfig):
     @property
     def memory_begins_persistent(self) -> bool:
         """Whether a memory of the stack reads persistent tokens before a document (D16)."""
-        reads = not {"lmm", "mag", "mal"}.isdisjoint(self.blocks) and self.memory_reads_persistent
-        return reads and self.num_persistent > 0
+        return self.num_persistent > 0 and not {"lmm", "mag", "mal"}.isdisjoint(self.blocks)
 
     @property
     def has_memory(self) -> bool:

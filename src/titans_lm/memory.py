@@ -1,8 +1,6 @@
 """The neural long-term memory as a layer: projections and gates, the op, and a gated output."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,20 +8,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from titans_lm.config import MemoryConfig, Start, log_spaced
-from titans_lm.elementwise import rms_norm, unit_norm
+from titans_lm.config import MemoryConfig, Start, SurpriseSizes, log_spaced
 from titans_lm.layers import (
+    Diagnostics,
     Linear,
     RMSNorm,
     Streams,
-    convolved,
-    gated,
-    joint,
-    start_linear,
-    streams_of,
-    valid_tokens,
+    init_linear,
+    length_mask,
+    make_short_convs,
+    project_and_convolve,
 )
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
+from titans_lm.ops.fused import clipped_sigmoid, gated_linear, rms_norm, unit_norm
 from titans_lm.ops.state import state_dtype
 
 Hidden = Float[Tensor, "B T E"]
@@ -57,7 +54,7 @@ class GateProjection(nn.Module):
         seen = self.proj.in_features if self.kind == "channel" else out
         self.key_proj = Linear(E, seen, bias=False) if config.gates_see_keys else None
         self.starts, self.per_head = starts, config.gates_per_head
-        self.proj.start_std = 0.02
+        self.proj.init_std = 0.02
         self.spread()
         self.reset_parameters()
 
@@ -72,33 +69,30 @@ class GateProjection(nn.Module):
             biases += [logit for logit, count in zip(logits, counts, strict=True) for _ in range(count)][
                 : self.per_head
             ]
-        self.proj.start_bias = biases
+        self.proj.init_bias = biases
 
     def reset_parameters(self) -> None:
         """Gates start at the same share of their limit for every token, and learn to differ."""
-        start_linear(self.proj)
+        init_linear(self.proj)
         if self.key_proj is not None and self.kind != "channel":
-            self.key_proj.start_std = self.proj.start_std
-            start_linear(self.key_proj)
+            self.key_proj.init_std = self.proj.init_std
+            init_linear(self.key_proj)
 
     def forward(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> Tensor | tuple[Tensor, ...]:
-        """Give the gates of tokens with these keys: (B, T, H), (B, T, H, L), or a tuple of channels by layer."""
+        """Give the gates of tokens with these keys: (B, T, H, L), or by layer a tuple of (B, T, H, D_{l−1})."""
         seen = None if self.key_proj is None else self.key_proj((self.key_scale * k.flatten(2)).to(x.dtype))
         if self.kind == "channel":
             x, seen = self.down(x) if seen is None else self.down(x) + seen, None
         logits = self.proj(x) if seen is None else self.proj(x) + seen
-        logits = logits.unflatten(-1, (self.heads, -1))
-        gate = torch.sigmoid(logits.to(state_dtype(x.dtype)))
-        if self.stretch:
-            gate = (1.0 + 2.0 * self.stretch) * gate - self.stretch
-            gate = gate + (gate.clamp(0.0, 1.0) - gate).detach()
+        logits = logits.unflatten(-1, (self.heads, -1)).to(state_dtype(x.dtype))
+        gate = clipped_sigmoid(logits, self.stretch) if self.stretch else torch.sigmoid(logits)
         if self.kind == "channel":
             parts = gate.split(self.widths, dim=-1)
             return tuple(part * limit for part, limit in zip(parts, self.limits, strict=True))
         if self.kind == "head":
             gate = gate.expand(*gate.shape[:-1], len(self.limits))
         if len(set(self.limits)) == 1:
-            return gate * self.limits[0]
+            return gate if self.limits[0] == 1.0 else gate * self.limits[0]
         # Numbers, not a tensor of limits: making one for every call would make a GPU wait.
         parts = gate.unbind(-1)
         return torch.stack([part * limit for part, limit in zip(parts, self.limits, strict=True)], dim=-1)
@@ -144,9 +138,9 @@ class NeuralMemory(nn.Module):
         self.k_proj = Linear(E, E, bias=False)
         self.v_proj = Linear(E, E, bias=False)
         self.gate_proj = Linear(E, E, bias=False)
-        self.gate_proj.start_std = 0.02  # the gate starts half open for every token, and learns whom to let through
+        self.gate_proj.init_std = 0.02  # the gate starts half open for every token, and learns whom to let through
         self.o_proj = Linear(E, E, bias=False)
-        self.convs = streams_of(self.q_proj, self.k_proj, config.conv_size, config.induction_init)
+        self.convs = make_short_convs(self.q_proj, self.k_proj, config.conv_size, config.induction_init)
         bounds = [config.theta_max * scale for scale in config.theta_scales]
         self.theta_proj = GateProjection(config, bounds, config.theta_starts, config.theta_stretch)
         self.eta_proj = GateProjection(config, [config.eta_max] * L, [config.eta_init] * L) if config.momentum else None
@@ -155,6 +149,8 @@ class NeuralMemory(nn.Module):
             limits, starts = [config.alpha_max] * L, [config.alpha_start] * L
             self.alpha_proj = GateProjection(config, limits, starts, config.alpha_stretch)
         self.initial = InitialWeights(H, config.memory_widths, self.starts_empty)
+        self.init_scales = [1.0 / D if self.starts_empty else 1.0]
+        self.init_scales += [width**-0.5 for width in config.memory_widths[1:-1]]
         self.norm_weight = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
         self.norm_bias = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
         self.o_norm = RMSNorm(D, config.norm_eps)
@@ -184,11 +180,8 @@ class NeuralMemory(nn.Module):
         The scale stands outside the parameter, so that one step of the outer optimiser moves every layer alike. A
         linear memory has 1 / D: it starts at zero, and must not outgrow within a few steps what a token writes.
         """
-        scales = [1.0 / self.config.head_dim if self.starts_empty else 1.0]
-        scales += [width**-0.5 for width in self.config.memory_widths[1:-1]]
-        scales = [scale * self.config.memory_init_scale for scale in scales]
-        weights = zip(self.initial, scales, strict=True)
-        return tuple(weight if scale == 1.0 else weight * scale for weight, scale in weights)
+        weights = zip(self.initial, self.init_scales, strict=True)
+        return tuple([weight if scale == 1.0 else weight * scale for weight, scale in weights])
 
     @property
     def network(self) -> MemoryNetwork:
@@ -208,140 +201,102 @@ class NeuralMemory(nn.Module):
         memory = MemoryState.initial(self.initial_weights, batch_size)
         return LayerState(memory, tuple(conv.init_tail(batch_size) for conv in self.convs))
 
-    def _normed(self, i: int, y: Hidden) -> Float[Tensor, "B T H D"]:
-        y = y.unflatten(-1, (self.config.num_attention_heads, self.config.head_dim))
-        y = y.to(state_dtype(y.dtype))
-        targets = self.config.memory_targets  # D15
-        if i == 2 and targets == "none":
-            return y
-        return unit_norm(y) if i < 2 or targets == "unit" else rms_norm(y, None, self.config.norm_eps)
+    def normed(self, i: int, y: Hidden) -> Float[Tensor, "B T H D"]:
+        """q, k or v by heads with its norm: ‖q‖ = ‖k‖ = 1, and v of unit RMS (D15)."""
+        y = y.unflatten(-1, (self.config.num_attention_heads, -1)).to(state_dtype(y.dtype))
+        return unit_norm(y) if i < 2 else rms_norm(y, None, self.config.norm_eps)
 
     def streams(self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None) -> Streams:
         """q, k and v before their norms, as far as it goes together; attention may share them (D41)."""
         projs = self.q_proj, self.k_proj, self.v_proj
-        if self.convs:
-            (q, k, v), tails = convolved(x, projs, self.convs, tails, lengths)
-        else:
-            q, k, v = joint(x, *projs)
+        (q, k, v), tails = project_and_convolve(x, projs, self.convs, tails, lengths)
         return Streams(q, k, v, tails)
-
-    def _streams(
-        self,
-        x: Hidden,
-        tails: tuple[Tensor, ...],
-        lengths: Int[Tensor, " B"] | None,
-        streams: Streams | None = None,
-    ) -> tuple[list[Float[Tensor, "B T H D"]], tuple[Tensor, ...]]:
-        """q, k and v with their norms, and the tails after them."""
-        *qkv, tails = self.streams(x, tails, lengths) if streams is None else streams
-        return [self._normed(i, y) for i, y in enumerate(qkv)], tails
 
     def forward(
         self,
         x: Hidden,
         state: LayerState | None = None,
         lengths: Int[Tensor, " B"] | None = None,
-        surprise: list[Tensor] | None = None,
-        parts: bool = False,
+        diagnostics: Diagnostics | None = None,
+        frozen: bool = False,
         streams: Streams | None = None,
     ) -> tuple[Hidden, LayerState]:
         """Read (B, T, E) into the memory and answer every token from the memory it has just changed.
 
-        `lengths` (B,) are the real tokens of right-padded rows. A list passed as `surprise` receives ‖∇ℓ‖ (B, T, H, L),
-        with `parts` the sizes of momentary and past surprise and of what was forgotten (B, T, H, L, 3). `streams` are
-        those of x after the state's tails, where the caller has made them already.
+        `lengths` (B,) are the real tokens of right-padded rows. `diagnostics` receives the norms of surprise that it
+        asks for. With `frozen` nothing is written and nothing forgotten. `streams` are those of x after the state's
+        tails, where the caller has made them already.
         """
         state = self.init_state(x.shape[0]) if state is None else state
-        o, state = self.write(x, state, lengths, surprise, parts, streams)
-        return self.finish(o, self.gate_proj(x)), state
+        surprise = False if diagnostics is None else diagnostics.surprise
+        o, state, norms = self.write(x, state, lengths, surprise, frozen, streams)
+        if diagnostics is not None and norms is not None:
+            diagnostics.surprise_norms.append(norms)
+        return self.project_output(o, self.gate_proj(x)), state
 
     def write(
         self,
         x: Hidden,
         state: LayerState,
-        lengths: Int[Tensor, " B"] | None,
-        surprise: list[Tensor] | None,
-        parts: bool,
+        lengths: Int[Tensor, " B"] | None = None,
+        surprise: SurpriseSizes = False,
+        frozen: bool = False,
         streams: Streams | None = None,
-    ) -> tuple[Float[Tensor, "B T H D"], LayerState]:
-        """`forward` up to what the memory answers, which `finish` makes the output of."""
-        (q, k, v), tails = self._streams(x, state.conv, lengths, streams)
+    ) -> tuple[Float[Tensor, "B T H D"], LayerState, Tensor | None]:
+        """`forward` up to what the memory answers, which `project_output` makes the output of; norms of surprise."""
+        *qkv, tails = self.streams(x, state.conv, lengths) if streams is None else streams
+        q, k, v = (self.normed(i, y) for i, y in enumerate(qkv))
         theta, eta, alpha = (
-            q.new_zeros(q.shape[:3]) if gate is None else gate(x, k)
+            q.new_zeros(q.shape[:3]) if gate is None or (frozen and gate is not self.eta_proj) else gate(x, k)
             for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
         )
         kept = None
-        if self.config.decay_first:
+        if self.config.decay_first and not frozen:
             # ∇ at (1 − α) M: (1 − α) M + 2 θ kᵀ (v − k (1 − α) M) is the write of θ (1 − α) and v / (1 − α) at M.
             kept = 1.0 - alpha
             theta, v = kept * theta, v / kept
-        o, memory, *size = neural_memory(
+        o, memory, *norms = neural_memory(
             q, k, v, theta, eta, alpha, state.memory, network=self.network, chunk_size=self.config.chunk_size,
-            valid=valid_tokens(lengths, x.shape[1]), backend=self.config.memory_backend,
-            return_surprise=surprise is not None and ("parts" if parts else True),
+            valid=length_mask(lengths, x.shape[1]), backend=self.config.memory_backend, return_surprise=surprise,
         )  # fmt: skip
-        if kept is not None:  # the op was given v / (1 − α): its momentary surprise is as many times too large
-            size = [torch.cat([x[..., :1] * kept[..., None], x[..., 1:]], dim=-1) if parts else x * kept for x in size]
-        if surprise is not None:
-            surprise.extend(size)
-        return o, LayerState(memory, tails)
+        found = norms[0] if norms else None
+        if kept is not None and found is not None:  # the op was given v / (1 − α): ∇ℓ is as many times too large
+            first, others = (found[..., :1], found[..., 1:]) if surprise == "parts" else (found, None)
+            found = first * kept if others is None else torch.cat([first * kept[..., None], others], dim=-1)
+        return o, LayerState(memory, tails), found
 
-    def finish(self, o: Float[Tensor, "B T H D"], gate: Hidden) -> Hidden:
-        """(RMSNorm(o) ∘ σ(gate)) W_O."""
-        return gated(self.o_proj, gate, o, "sigmoid", self.o_norm)
-
-    def ask(
+    def project_query(
         self,
         x: Hidden,
         tails: tuple[Tensor, ...],
-        lengths: Int[Tensor, " B"] | None,
+        lengths: Int[Tensor, " B"] | None = None,
         streams: Streams | None = None,
     ) -> tuple[Float[Tensor, "B T H D"], Hidden, tuple[Tensor, ...]]:
-        """What `recall` needs besides a memory: queries (those of `streams`, if given), the gate, and the tails."""
+        """What `retrieve` needs besides a memory: queries (those of `streams`, if given), the gate, and the tails.
+
+        The query's convolution has its own tail.
+        """
         gate = self.gate_proj(x)  # in a product of its own: it is kept for its gradients, and would keep q with it
-        if streams is not None:
-            q, tails = streams.q, streams.tails
-        elif self.convs:
-            (q,), tails = convolved(x, (self.q_proj,), self.convs[:1], tails, lengths)
+        if streams is None:
+            (q,), tails = project_and_convolve(x, (self.q_proj,), self.convs[:1], tails, lengths)
         else:
-            q = self.q_proj(x)
-        return self._normed(0, q), gate, tails
+            q, tails = streams.q, streams.tails
+        return self.normed(0, q), gate, tails
 
-    def recall(
-        self, x: Hidden, M: tuple[Tensor, ...], tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None = None
-    ) -> tuple[Hidden, tuple[Tensor, ...]]:
-        """Only read: h = M*(x W_Q), finished as an output is (eq. 21). The query's convolution has its own tail."""
-        q, gate, tails = self.ask(x, tails, lengths)
-        return self.answer(M, q, gate), tails
+    def retrieve(self, M: tuple[Tensor, ...], q: Float[Tensor, "B T H D"], gate: Hidden) -> Hidden:
+        """Only read: h = M*(q), finished as an output is (eq. 21)."""
+        return self.project_output(read(M, q, self.reader), gate)
 
-    def answer(self, M: tuple[Tensor, ...], q: Float[Tensor, "B T H D"], gate: Hidden) -> Hidden:
-        """What a memory says to queries that `ask` has made."""
-        return self.finish(read(M, q, self.reader), gate)
+    def project_output(self, o: Float[Tensor, "B T H D"], gate: Hidden) -> Hidden:
+        """(RMSNorm(o) ∘ σ(gate)) W_O."""
+        return gated_linear("memory", self.o_proj, o, gate, self.o_norm)
 
     def init_tails(self, batch_size: int) -> tuple[Tensor, ...]:
-        """Tails for `recall`: of the query's convolution alone."""
+        """Tails for `project_query`: of the query's convolution alone."""
         return tuple(conv.init_tail(batch_size) for conv in self.convs[:1])
 
 
-def changing_gates(model: nn.Module) -> list[GateProjection]:
+def write_gates(model: nn.Module) -> list[GateProjection]:
     """What makes θ and α in all memories of a model: where both are zero, nothing is written and nothing forgotten."""
     memories = [module for module in model.modules() if isinstance(module, NeuralMemory)]
     return [gate for memory in memories for gate in (memory.theta_proj, memory.alpha_proj) if gate is not None]
-
-
-@contextmanager
-def held_still(model: nn.Module) -> Iterator[None]:
-    """Let every memory of a model read and never learn inside the block: θ = α = 0, so that M stays M_init (D31).
-
-    All else goes on as before: convolutions, gates of the output, attention. For texts that begin inside of the block:
-    what a state from outside still has of past surprise would be written.
-    """
-    gates = changing_gates(model)
-    kept = [gate.limits for gate in gates]
-    try:
-        for gate in gates:
-            gate.limits = [0.0] * len(gate.limits)
-        yield
-    finally:
-        for gate, limits in zip(gates, kept, strict=True):
-            gate.limits = limits

@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from titans_lm.config import check_at_least, check_choice
+from titans_lm.evaluate.bits_per_byte import bits_of
+from titans_lm.evaluate.stream import evaluating, has_state
 from titans_lm.streaming.memory import NONE, Memory
-from titans_lm.train.heldout import LN2
 
 Part = Literal["momentary", "past", "forgotten"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -61,14 +62,13 @@ class Surprise:
         return (self.part(what) / self.scale(what)).mean(axis=(1, 2, 3))
 
 
-@torch.no_grad()
 def measure_surprise(
     model: nn.Module,
     ids: Sequence[int] | np.ndarray,
     *,
     piece_len: int = 512,
     memory: Memory | None = None,
-    on_piece: Callable[[int], None] | None = None,
+    on_piece: Callable[[int], None] = lambda _: None,
 ) -> Surprise:
     """Read one document of any length in pieces and keep what surprised the memory.
 
@@ -82,25 +82,17 @@ def measure_surprise(
     if tokens.ndim != 1 or len(tokens) + len(before) < 2 or not len(tokens):
         raise ValueError(f"got token ids of shape {tokens.shape}; expected one document of two tokens or more")
     check_surprised(model)
-    device = next(model.parameters()).device
-    state = None if memory is None else memory.to(device).state
     read = np.concatenate([before, tokens])
-    was_training = model.training
-    model.eval()
     bits, pieces = [np.full(1, np.nan)], []
-    try:
+    with evaluating(model) as device:
+        state = None if memory is None else memory.to(device).state
         for start in range(0, len(read), piece_len):
             piece = torch.from_numpy(read[None, start : start + piece_len + 1]).to(device)
             out = model(piece[:, :piece_len], state=state, return_state=True, use_cache=False, output_surprise="parts")
-            state = out.state
-            targets = piece[0, 1:]
-            nats = nn.functional.cross_entropy(out.logits[0, : len(targets)].float(), targets, reduction="none")
-            bits.append((nats / LN2).cpu().numpy())
+            state, targets = out.state, piece[:, 1:]
+            bits.append(bits_of(out.logits[:, : targets.shape[1]], targets)[0])
             pieces.append([size[0].float().cpu().numpy() for size in out.surprise])
-            if on_piece is not None:
-                on_piece(min(start + piece_len, len(read)) - len(before))
-    finally:
-        model.train(was_training)
+            on_piece(min(start + piece_len, len(read)) - len(before))
     found = [np.concatenate(parts)[len(before) :] for parts in zip(*pieces, strict=True)]
     momentary, past, forgotten = (tuple(np.ascontiguousarray(size[..., i]) for size in found) for i in range(3))
     return Surprise(tokens, np.concatenate(bits)[len(before) :], momentary, past, forgotten)
@@ -109,7 +101,7 @@ def measure_surprise(
 def check_surprised(model: nn.Module) -> None:
     """Refuse a model that has no memory to be surprised: ValueError."""
     config: Any = model.config
-    if not hasattr(model, "init_state") or not config.backbone_config().has_memory:
+    if not has_state(model) or not config.backbone_config().has_memory:
         raise ValueError(
             f"got a {type(model).__name__} without memory; expected a stack with lmm, mac, mag or mal in it"
         )

@@ -2,11 +2,16 @@ import json
 
 import pytest
 
-from bench.bench_cases import measured
+from bench.bench_cases import check_once, measured
 from cli_cases import titans
 from titans_lm.bench import run
 from titans_lm.bench.settings import AllSettings, OpsSettings, PeersSettings
 from titans_lm.cli import parse
+
+
+@pytest.fixture(autouse=True)
+def _checked(monkeypatch):
+    check_once(monkeypatch)
 
 
 def test_every_kind_has_its_own_settings():

@@ -49,7 +49,7 @@ def test_it_is_what_the_op_does(change, monkeypatch):
     which do more to be faster (D37), are left out.
     """
     monkeypatch.setattr(
-        import_module("titans_lm.ops.chunked"), "tile_size", lambda _, __, ___, chunk_size, length: chunk_size
+        import_module("titans_lm.ops.chunkwise"), "tile_size", lambda _, __, ___, chunk_size, length: chunk_size
     )
     case = {**OP, "tokens": 64, "width": 16, **change}
     call = make_call(case, torch.float32, torch.device("cpu"))

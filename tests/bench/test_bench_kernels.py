@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.bench_cases import OP, REQUEST, measured
+from bench.bench_cases import OP, REQUEST, check_once, measured
 from cli_cases import titans
 from ops.triton_cases import DEVICE
 from titans_lm import ops
@@ -91,12 +91,13 @@ def test_both_backends_are_measured_in_turn(tmp_path, monkeypatch):
     assert result["check"] == {"cases": 1, "kernels_largest_difference": 1e-6}
     written = json.loads(next((tmp_path / "out").iterdir()).read_text())
     assert written["what"] == "kernels"
-    page = render_results(tmp_path / "out", tmp_path / "page.md")[0].read_text()
+    page = render_results(tmp_path / "out", tmp_path / "page.md")[1].read_text()
     assert "## The kernels beside the chunked backend" in page
     assert "| forward: 2 memories of 8, linear, C 4 | triton | forward | 20 |" in page
 
 
 def test_on_a_cpu_it_is_said_what_is_left_out(tmp_path, capsys, monkeypatch):
+    check_once(monkeypatch)
     monkeypatch.setattr(run, "ask", lambda *_: measured(7.0))
     args = ["bench", "ops", "--backend", "triton", "--quick", "--out", tmp_path, "--device", "cpu"]
     code, out, err = titans(capsys, *args)
@@ -108,7 +109,7 @@ def test_on_a_cpu_it_is_said_what_is_left_out(tmp_path, capsys, monkeypatch):
     rows = json.loads((tmp_path / "ops-triton.json").read_text())["rows"]
     assert len(rows) == 2 * len(SIDES) - 1  # a copy has no gradient
     assert sum("error" in row for row in rows) == 8
-    page = render_results(tmp_path, tmp_path / "page.md")[0].read_text()
+    page = render_results(tmp_path, tmp_path / "page.md")[1].read_text()
     assert "## The kernels beside others" in page
 
 

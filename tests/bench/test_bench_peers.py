@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.bench_cases import streamed
+from bench.bench_cases import check_once, streamed
 from titans_lm.bench import peer_env, run
 from titans_lm.bench.command import run_bench
 from titans_lm.bench.peers import comparisons, peers
@@ -32,6 +32,11 @@ class MemoryAsContextTransformer(torch.nn.Module):
     def sample(self, prompt, length, use_cache, show_progress):
         assert use_cache and length > prompt.shape[1]
 """
+
+
+@pytest.fixture(autouse=True)
+def _checked(monkeypatch):
+    check_once(monkeypatch)
 
 
 def fake_python(folder, printed, code=0):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.bench_cases import OP, measured, streamed
+from bench.bench_cases import OP, check_once, measured, streamed
 from titans_lm import ops
 from titans_lm.bench import gate, registry, run
 from titans_lm.bench.command import command_line, kinds, run_bench
@@ -35,6 +35,8 @@ def make_bench(settings=None, said=None):
 
 def answers(monkeypatch, speeds):
     """Let workers answer with these speeds in turn; what was asked for comes back as a list."""
+    if speeds:
+        check_once(monkeypatch)
     asked, speeds = [], iter(speeds)
 
     def ask(request, case, timeout, threads):
@@ -180,6 +182,7 @@ def test_ctrl_c_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
+    check_once(monkeypatch)
     monkeypatch.setattr(run, "ask", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_bench(OpsSettings(quick=True, out=tmp_path, device="cpu"), lambda _: None)

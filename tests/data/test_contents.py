@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from titans_lm.data.contents import check_contents, contents_of, files_sum, text_sum, tokenizer_sum, unnoted
-from titans_lm.data.tasks import hay
+from titans_lm.data.contents import check_contents, contents_of, files_sum, text_sum, tokenizer_sum
+from titans_lm.data.tasks.haystack import BYTES, WORDS
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tokenizer import byte_tokenizer
 
@@ -64,8 +64,8 @@ def test_tasks_name_texts_questions_and_tokenizers(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     folder = str(tmp_path / "tokenizer")
     tasks = [
-        NeedleSettings(books=tmp_path / "book.txt", tokenizer=hay.WORDS),
-        NeedleSettings(tokenizer=hay.BYTES),
+        NeedleSettings(books=tmp_path / "book.txt", tokenizer=WORDS),
+        NeedleSettings(tokenizer=BYTES),
         SimpleNamespace(source=tmp_path / "questions", tokenizer=folder),
     ]
     found = contents_of(tasks)
@@ -81,8 +81,6 @@ def test_tasks_name_texts_questions_and_tokenizers(tmp_path: Path) -> None:
 
 
 def test_what_was_noted_is_compared(tmp_path: Path) -> None:
-    assert unnoted(None, {"a": "1"}) == unnoted({}, {"a": "1"}) == ["a"]
-    assert unnoted({"a": "2", "b": "3"}, {"a": "1"}) == []
     check_contents(tmp_path, "a run", None, {"a": "1"})
     check_contents(tmp_path, "a run", {"a": "1", "b": "2"}, {"a": "1", "c": "3"})
     said = r"holds a run that was begun when a, b held something else; give another --out, or bring back what it was"

@@ -7,8 +7,9 @@ import pytest
 
 from model_cases import small_config
 from titans_lm.demo.findings import interval, language_findings, percent, reading_findings, recall_findings, signed
-from titans_lm.evaluate.perplexity import Bucket, Difference
-from titans_lm.evaluate.recall import Recall
+from titans_lm.evaluate.accuracy import Recall
+from titans_lm.evaluate.bits_per_byte import Bucket
+from titans_lm.evaluate.intervals import Difference
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from model_cases import small_config, wake
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import BOS, VOCAB_SIZE, byte_vocabulary
-from titans_lm.evaluate.perplexity import BitsPerByte, Text, bits_per_byte, compare, encode_text, score_texts
+from titans_lm.evaluate.bits_per_byte import BitsPerByte, Text, bits_per_byte, encode_text, token_bits
+from titans_lm.evaluate.intervals import compare
 from titans_lm.train.fresh import byte_model
 
 DATA = b"def f(x):\n    return x  # \xff\xc3\xa9\n"
 DOCUMENTS = [Document(f"{i}.py", (DATA * 3)[: 11 + 17 * i]) for i in range(5)]
 TEXTS = [encode_text(document) for document in DOCUMENTS]
+DOCUMENT_IDS = [text.ids for text in TEXTS]
 
 
 class Bigrams(nn.Module):
@@ -68,7 +70,7 @@ def test_bigrams_by_hand() -> None:
     model = Bigrams()
     log_p = torch.log_softmax(model.table.detach().double(), -1) / math.log(2)
     expected = [-float(sum(log_p[a, b] for a, b in zip(t.ids[:-1], t.ids[1:], strict=True))) for t in TEXTS]
-    found = bits_per_byte(model, TEXTS, memory="reset", reset_every=7)
+    found = bits_per_byte(model, TEXTS, reset_every=7)
     assert [d.bits for d in found.by_document] == pytest.approx(expected, rel=1e-6)
     count = sum(len(document.data) for document in DOCUMENTS)
     assert found.bits_per_byte == pytest.approx(sum(expected) / count, rel=1e-6)
@@ -79,40 +81,33 @@ def test_bigrams_by_hand() -> None:
 @pytest.mark.parametrize("piece_len", [1, 3, 64])
 def test_a_state_by_hand_carried_and_reset(piece_len: int) -> None:
     texts = [encode_text(Document("a", b"a" * 10)), encode_text(Document("b", b"a" * 4))]
-    on = bits_per_byte(Counter(), texts, memory="on", piece_len=piece_len, edges=[0, 4, 10])
+    on = bits_per_byte(Counter(), texts, piece_len=piece_len, edges=[0, 4, 10])
     assert on.by_document[0].bits == pytest.approx(sum(counted(i) for i in range(1, 11)))
     assert [(b.start, b.stop, b.tokens) for b in on.by_position] == [(0, 4, 8), (4, 10, 6)]
     assert on.by_position[0].bits_per_token == pytest.approx(sum(counted(i) for i in range(1, 5)) / 4)
     assert on.by_position[1].bits_per_token == pytest.approx(sum(counted(i) for i in range(5, 11)) / 6)
-    reset = bits_per_byte(Counter(), texts, memory="reset", reset_every=4, piece_len=piece_len, edges=[0, 4, 10])
+    reset = bits_per_byte(Counter(), texts, reset_every=4, piece_len=piece_len, edges=[0, 4, 10])
     three = 2 * sum(counted(i) for i in range(1, 5)) + counted(1) + counted(2)
     assert reset.by_document[0].bits == pytest.approx(three)
     assert reset.by_document[1].bits == pytest.approx(on.by_document[1].bits)
     assert (on.memory, reset.memory) == ("on", "reset every 4 tokens")
 
 
-@pytest.mark.parametrize(("piece_len", "batch_size"), [(1, 2), (5, 1), (8, 3), (200, 8)])
-def test_pieces_and_batches_change_nothing(model: Any, piece_len: int, batch_size: int) -> None:
-    for settings in ({"memory": "on"}, {"memory": "reset", "reset_every": 12}):
-        whole = score_texts(model, TEXTS, piece_len=1000, batch_size=1, **settings)
-        cut = score_texts(model, TEXTS, piece_len=piece_len, batch_size=batch_size, **settings)
+def test_pieces_and_batches_change_nothing(model: Any) -> None:
+    for every in (None, 12):
+        whole = token_bits(model, DOCUMENT_IDS, piece_len=1000, batch_size=1, reset_every=every)
+        cut = token_bits(model, DOCUMENT_IDS, piece_len=5, batch_size=3, reset_every=every)
         for a, b in zip(whole, cut, strict=True):
             np.testing.assert_allclose(a, b, rtol=0.0, atol=1e-9)
 
 
-def test_a_document_is_predicted_from_everything_before(model: Any) -> None:
-    found = score_texts(model, TEXTS, memory="on", piece_len=8)
-    for text, bits in zip(TEXTS, found, strict=True):
-        np.testing.assert_allclose(bits, alone(model, text.ids), atol=2e-5)
-
-
 def test_a_reset_is_a_new_document(model: Any) -> None:
     """One that begins with the last token before the reset."""
-    found = score_texts(model, TEXTS, memory="reset", reset_every=12)
+    found = token_bits(model, DOCUMENT_IDS, reset_every=12)
     for text, bits in zip(TEXTS, found, strict=True):
         parts = [alone(model, text.ids[start : start + 13]) for start in range(0, len(text.ids) - 1, 12)]
         np.testing.assert_allclose(bits, np.concatenate(parts), atol=2e-5)
-    carried = score_texts(model, TEXTS, memory="on")
+    carried = token_bits(model, DOCUMENT_IDS)
     assert not np.allclose(found[-1], carried[-1], atol=1e-3)
 
 
@@ -149,10 +144,10 @@ def test_words_count_the_bytes_they_stand_for(start: str | None) -> None:
 def test_wrong_questions_are_refused(model: Any) -> None:
     with pytest.raises(ValueError, match="no text"):
         bits_per_byte(model, [])
-    with pytest.raises(ValueError, match="reset_every"):
-        bits_per_byte(model, TEXTS, memory="reset")
-    with pytest.raises(ValueError, match="no state"):
-        bits_per_byte(Bigrams(), TEXTS, memory="on")
+    with pytest.raises(ValueError, match="got a Bigrams, which has no state, and no reset_every"):
+        bits_per_byte(Bigrams(), TEXTS)
+    with pytest.raises(ValueError, match="got reset_every=0"):
+        bits_per_byte(model, TEXTS, reset_every=0)
     with pytest.raises(ValueError, match="edges"):
         bits_per_byte(model, TEXTS, edges=[4, 2])
     with pytest.raises(ValueError, match="at least one to predict"):

@@ -20,11 +20,11 @@ from transformers import (
 )
 
 from model_cases import BOUNDED, MEMORIES, REMEMBERING, small_config, wake
+from titans_lm.backbone import frozen_memory
 from titans_lm.data.tokenizer import BOS, byte_vocabulary
-from titans_lm.evaluate.carried import ByCache, ByState, ByWindows, choose_reading
-from titans_lm.evaluate.positions import EDGES, StretchScore, by_position, overall, score_stretches
-from titans_lm.evaluate.texts import Book, Encoder, TokenSource, books, stretches
-from titans_lm.memory import held_still
+from titans_lm.evaluate.documents import Book, Encoder, TokenSource, books, spans
+from titans_lm.evaluate.positions import EDGES, SpanScore, by_position, overall, score_spans
+from titans_lm.evaluate.stream import CacheReader, StatefulReader, WindowReader, reader_for
 from titans_lm.train.fresh import byte_model
 
 TEXT = "Zoë walked, and “walked”, till the night fell.\n".encode()
@@ -64,21 +64,20 @@ def sums(bits: np.ndarray) -> list[float]:
     return [float(bits[a:b].sum()) for a, b in pairwise(EDGES) if a < len(bits)]
 
 
-def read(model: Any, shelf: list[Book], *, piece_len: int = 16, batch_size: int = 2, **how: Any) -> list[StretchScore]:
+def read(model: Any, shelf: list[Book], *, piece_len: int = 16, batch_size: int = 2, **how: Any) -> list[SpanScore]:
     cut = {name: how.pop(name) for name in ("length", "max_tokens", "skip_tokens") if name in how}
-    found = stretches(shelf, Encoder(None), **cut)
-    reading = choose_reading(model, piece_len=piece_len, **PIECES)
-    return score_stretches(model, found, reading, batch_size=batch_size, **how)
+    found = spans(shelf, Encoder(None), **cut)
+    reading = reader_for(model, piece_len=piece_len, **PIECES)
+    return score_spans(model, found, reading, batch_size=batch_size, **how)
 
 
 @pytest.mark.parametrize("architecture", [*MEMORIES, "sliding", "sliding+lmm+sliding"])
 def test_on_is_one_pass_over_the_whole_document(architecture: str, shelf: list[Book]) -> None:
     model = titans_model(architecture)
-    for settings in ({"piece_len": 16, "batch_size": 2}, {"piece_len": 100, "batch_size": 3}):
-        for book, score in zip(shelf, read(model, shelf, **settings), strict=True):
-            np.testing.assert_allclose(score.bits, sums(alone(model, tokens_of(book))), atol=1e-8)
-            assert score.document == book.name
-            assert sum(score.bytes) == sum(score.tokens) == book.path.stat().st_size
+    for book, score in zip(shelf, read(model, shelf), strict=True):
+        np.testing.assert_allclose(score.bits, sums(alone(model, tokens_of(book))), atol=1e-8)
+        assert score.document == book.name
+        assert sum(score.bytes) == sum(score.tokens) == book.path.stat().st_size
 
 
 def test_reset_is_pieces_from_nothing(shelf: list[Book]) -> None:
@@ -94,7 +93,7 @@ def test_reset_is_pieces_from_nothing(shelf: list[Book]) -> None:
 def test_off_is_a_model_whose_theta_is_0(architecture: str, shelf: list[Book]) -> None:
     model, still = titans_model(architecture), titans_model(architecture, theta_bound=0.0)
     still.load_state_dict(model.state_dict())
-    with held_still(model):
+    with frozen_memory(model):
         off = read(model, shelf)
     for book, score in zip(shelf, off, strict=True):
         np.testing.assert_allclose(score.bits, sums(alone(still, tokens_of(book))), atol=1e-8)
@@ -108,7 +107,7 @@ def test_a_memory_that_is_held_still_does_not_forget_either() -> None:
     model = titans_model("lmm", forget_to="zero")
     ids = torch.arange(60)[None]
     start = model.init_state(1)
-    with torch.no_grad(), held_still(model):
+    with torch.no_grad(), frozen_memory(model):
         begun = model.init_state(1)
         state = model(input_ids=ids, state=begun, return_state=True, use_cache=False).state
     moved = model(input_ids=ids, state=start, return_state=True, use_cache=False).state
@@ -129,7 +128,7 @@ def weights(state: Any) -> list[torch.Tensor]:
 def test_what_is_held_still_learns_again_after_an_error() -> None:
     model = titans_model("mag")
     before = model(input_ids=torch.arange(40)[None]).logits
-    with pytest.raises(RuntimeError, match="stop"), held_still(model):
+    with pytest.raises(RuntimeError, match="stop"), frozen_memory(model):
         raise RuntimeError("stop")
     assert torch.equal(model(input_ids=torch.arange(40)[None]).logits, before)
 
@@ -156,8 +155,8 @@ def hugging_face(name: str) -> Any:
 def test_a_cache_of_constant_size_is_carried(name: str, piece_len: int, shelf: list[Book]) -> None:
     """Rows end at different places, and pieces are shorter and longer than the window."""
     model = hugging_face(name)
-    reading = choose_reading(model, piece_len=piece_len, **PIECES)
-    assert isinstance(reading, ByCache)
+    reading = reader_for(model, piece_len=piece_len, **PIECES)
+    assert isinstance(reading, CacheReader)
     assert reading.piece_len == piece_len
     for book, score in zip(shelf, read(model, shelf, piece_len=piece_len, batch_size=3), strict=True):
         np.testing.assert_allclose(score.bits, sums(alone(model, tokens_of(book))), rtol=1e-4)
@@ -176,16 +175,16 @@ class OneByOne(torch.nn.Module):
 
 
 def test_what_goes_on_token_by_token_only_is_read_so(shelf: list[Book]) -> None:
-    reading = choose_reading(OneByOne(hugging_face("mamba2")), piece_len=16, **PIECES)
-    assert isinstance(reading, ByCache)
+    reading = reader_for(OneByOne(hugging_face("mamba2")), piece_len=16, **PIECES)
+    assert isinstance(reading, CacheReader)
     assert reading.piece_len == 1
 
 
 @pytest.mark.parametrize("name", ["llama", "attention"])
 def test_windows_predict_every_token_from_at_least_what_overlaps(name: str, shelf: list[Book]) -> None:
     model = hugging_face(name) if name == "llama" else titans_model("attention")
-    reading = choose_reading(model, piece_len=16, **PIECES)
-    assert isinstance(reading, ByWindows)
+    reading = reader_for(model, piece_len=16, **PIECES)
+    assert isinstance(reading, WindowReader)
     assert not reading.constant
     for book, score in zip(shelf, read(model, shelf, batch_size=3), strict=True):
         ids = tokens_of(book)
@@ -199,24 +198,24 @@ def test_windows_predict_every_token_from_at_least_what_overlaps(name: str, shel
 
 def test_a_window_no_longer_than_its_step_is_a_reset(shelf: list[Book]) -> None:
     model = hugging_face("llama")
-    tight = choose_reading(model, piece_len=16, window=20, window_step=20)
-    found = score_stretches(model, stretches(shelf, Encoder(None)), tight, batch_size=2)
+    tight = reader_for(model, piece_len=16, window=20, window_step=20)
+    found = score_spans(model, spans(shelf, Encoder(None)), tight, batch_size=2)
     parts = [alone(model, tokens_of(shelf[0])[i : i + 21]) for i in range(0, LENGTHS[0], 20)]
     np.testing.assert_allclose(found[0].bits, sums(np.concatenate(parts)), rtol=1e-6)
     with pytest.raises(ValueError, match="window=4 and window_step=8"):
-        choose_reading(model, piece_len=16, window=4, window_step=8)
+        reader_for(model, piece_len=16, window=4, window_step=8)
 
 
 def test_a_table_of_positions_is_not_left() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=259, n_embd=8, n_layer=1, n_head=1, n_positions=32))
-    assert isinstance(choose_reading(model, piece_len=16, window=32, window_step=16), ByWindows)
+    assert isinstance(reader_for(model, piece_len=16, window=32, window_step=16), WindowReader)
     with pytest.raises(ValueError, match="33 tokens for a GPT2LMHeadModel, which has 32 positions"):
-        choose_reading(model, piece_len=16, window=33, window_step=16)
+        reader_for(model, piece_len=16, window=33, window_step=16)
 
 
 def test_stretches_begin_from_nothing(shelf: list[Book]) -> None:
     model = titans_model("lmm")
-    assert isinstance(choose_reading(model, piece_len=3, **PIECES), ByState)
+    assert isinstance(reader_for(model, piece_len=3, **PIECES), StatefulReader)
     told: list[int] = []
     found = read(model, shelf, length=100, max_tokens=240, on_piece=told.append)
     assert [(score.document, score.start, sum(score.tokens)) for score in found] == [
@@ -233,8 +232,8 @@ def test_stretches_begin_from_nothing(shelf: list[Book]) -> None:
 
 def test_positions_are_gathered_over_stretches() -> None:
     scores = [
-        StretchScore("a", 0, (64, 64, 10), (100, 120, 30), (200.0, 180.0, 30.0)),
-        StretchScore("a", 138, (64, 2), (50, 0), (100.0, 4.0)),
+        SpanScore("a", 0, (64, 64, 10), (100, 120, 30), (200.0, 180.0, 30.0)),
+        SpanScore("a", 138, (64, 2), (50, 0), (100.0, 4.0)),
     ]
     first, second, third = by_position(scores)
     assert (first.start, first.stop, first.tokens, first.bytes) == (0, 64, 128, 150)
@@ -273,7 +272,7 @@ def test_bytes_of_byte_level_tokens_are_exact(tmp_path: Path) -> None:
     """A character that is torn between tokens gives each of them its bytes."""
     (tmp_path / "a.txt").write_bytes(TEXT * 3)
     encoder = Encoder(byte_level(bos_token="<s>"))
-    ids, sizes = TokenSource(books([tmp_path])[0], encoder).take(10_000)
+    ids, sizes = TokenSource(encoder.tokens(books([tmp_path])[0])).take(10_000)
     spelled = encoder.tokenizer.convert_ids_to_tokens(ids.tolist())
     assert b"".join(bytes(byte_vocabulary()[c] for c in token) for token in spelled) == TEXT * 3
     assert sizes.tolist() == [len(token) for token in spelled]
@@ -290,7 +289,7 @@ def test_other_tokens_stand_for_the_text_up_to_their_end(tmp_path: Path) -> None
     tokenizer = word_tokenizer(
         models.WordLevel(words, unk_token="?"), None, pre_tokenizers.WhitespaceSplit(), bos_token="<s>"
     )
-    ids, sizes = TokenSource(books([tmp_path])[0], Encoder(tokenizer)).take(99)
+    ids, sizes = TokenSource(Encoder(tokenizer).tokens(books([tmp_path])[0])).take(99)
     assert ids.tolist() == [0, 1, 0]
     assert sizes.tolist() == [2 + 3, 1 + 2, 3 + 3 + 3]
     assert sizes.sum() == (tmp_path / "a.txt").stat().st_size
@@ -299,13 +298,13 @@ def test_other_tokens_stand_for_the_text_up_to_their_end(tmp_path: Path) -> None
 def test_blocks_without_a_token_count_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenizers import models, pre_tokenizers
 
-    monkeypatch.setattr("titans_lm.streaming.tokens.LEAST", 4)
-    monkeypatch.setattr("titans_lm.streaming.tokens.MOST", 8)
+    monkeypatch.setattr("titans_lm.evaluate.documents.LEAST", 4)
+    monkeypatch.setattr("titans_lm.evaluate.documents.MOST", 8)
     (tmp_path / "a.txt").write_bytes(b"a a a a\n" + b" " * 40 + b"b\n" + b" " * 24)
     tokenizer = word_tokenizer(
         models.WordLevel({"a": 0, "b": 1}, unk_token="a"), None, pre_tokenizers.WhitespaceSplit(), eos_token="b"
     )
-    ids, sizes = TokenSource(books([tmp_path])[0], Encoder(tokenizer)).take(99)
+    ids, sizes = TokenSource(Encoder(tokenizer).tokens(books([tmp_path])[0])).take(99)
     assert ids.tolist() == [0, 0, 0, 0, 1]
     assert sizes.sum() == 8 + 42 + 24
     assert sizes[:3].tolist() == [1, 2, 2]
@@ -318,9 +317,9 @@ def test_a_text_begins_after_the_mark_that_there_is(tmp_path: Path, special: Any
     """<bos>, else <eos>; where there is neither, nothing predicts the first token."""
     (tmp_path / "a.txt").write_bytes(TEXT)
     for length in (None, 1000):
-        [stretch] = stretches(books([tmp_path]), Encoder(byte_level(**special)), length=length)
+        [stretch] = spans(books([tmp_path]), Encoder(byte_level(**special)), length=length)
         assert stretch.begin.tolist() == [begin]
-        assert stretch.take(1000).sizes.sum() == len(TEXT) - lost
+        assert stretch.source.take(1000).sizes.sum() == len(TEXT) - lost
 
 
 def test_a_shelf_says_what_is_wrong_with_it(tmp_path: Path) -> None:
@@ -337,9 +336,9 @@ def test_a_shelf_says_what_is_wrong_with_it(tmp_path: Path) -> None:
         books([tmp_path / "a", tmp_path / "b"])
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(ValueError, match="not UTF-8"):
-        TokenSource(Book("latin.txt", tmp_path / "latin.txt"), Encoder(byte_level())).take(9)
+        TokenSource(Encoder(byte_level()).tokens(Book("latin.txt", tmp_path / "latin.txt"))).take(9)
     with pytest.raises(ValueError, match="length=0"):
-        list(stretches([], Encoder(None), length=0))
+        list(spans([], Encoder(None), length=0))
 
 
 def test_memory_does_not_grow_with_the_book(tmp_path: Path) -> None:
@@ -350,9 +349,9 @@ def test_memory_does_not_grow_with_the_book(tmp_path: Path) -> None:
     book, peaks = books([tmp_path])[0], []
     for most in (100_000, 3_000_000):
         tracemalloc.start()
-        [stretch] = stretches([book], Encoder(None), max_tokens=most)
+        [stretch] = spans([book], Encoder(None), max_tokens=most)
         total = 0
-        while len((part := stretch.take(512)).ids):
+        while len((part := stretch.source.take(512)).ids):
             total += len(part.ids)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

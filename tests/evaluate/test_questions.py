@@ -24,23 +24,21 @@ from question_cases import (
     write_tasks,
 )
 from titans_lm.data.tokenizer import BOS, byte_tokenizer
-from titans_lm.evaluate.likelihood import (
+from titans_lm.questions import (
+    TASKS,
     Likelihood,
     Pair,
-    encode_pair,
-    log_likelihoods,
-    longest_input,
-    starts_with_bos,
-)
-from titans_lm.evaluate.questions import (
-    TASKS,
     Question,
     answer_questions,
     check_local_tasks,
+    encode_pair,
     local_tasks,
+    log_likelihoods,
+    longest_input,
     mean_with_error,
     read_questions,
     score_questions,
+    starts_with_bos,
 )
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.run import RunFolder, load_model, load_tokenizer

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from model_cases import small_config, wake
 from titans_lm.backbone import Backbone
 from titans_lm.data.tasks.recall import RecallSettings
-from titans_lm.evaluate.recall import Recall, recall_accuracy, sliding_reach
+from titans_lm.evaluate.accuracy import Recall, recall_accuracy, sliding_reach
 
 TASK = RecallSettings(pairs=4, symbols=32, gap=5, length=29, answers=False)
 

@@ -20,10 +20,10 @@ from transformers import (
 
 from model_cases import MEMORIES, small_config, wake
 from titans_lm.data.tokenizer import BOS
-from titans_lm.evaluate.carried import ByCache, ByState, ByWindows, choose_whole_reading
-from titans_lm.evaluate.positions import bits_of
+from titans_lm.evaluate.bits_per_byte import bits_of
+from titans_lm.evaluate.documents import Book, Encoder, books
 from titans_lm.evaluate.reread import Drawing, Passages, draw_passages, fitting_distances, reread
-from titans_lm.evaluate.texts import Book, Encoder, books
+from titans_lm.evaluate.stream import CacheReader, StatefulReader, WindowReader, reader_for
 from titans_lm.train.fresh import byte_model
 
 DISTANCES = [0, 5, 24]
@@ -87,13 +87,10 @@ def hugging_face(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("architecture", [*MEMORIES, "sliding", "attention"])
-@pytest.mark.parametrize("piece_len", [5, 64])
-def test_carried_states_give_what_whole_rows_give(
-    architecture: str, piece_len: int, shelves: tuple[list[Book], list[Book]]
-) -> None:
+def test_carried_states_give_what_whole_rows_give(architecture: str, shelves: tuple[list[Book], list[Book]]) -> None:
     model, one = titans_model(architecture), drawn(shelves)[1]
-    reading = choose_whole_reading(model, piece_len=piece_len, max_len=200)
-    assert isinstance(reading, ByState)
+    reading = reader_for(model, piece_len=5, max_len=200)
+    assert isinstance(reading, StatefulReader)
     assert reading.constant == (architecture != "attention")
     found = reread(model, one, DISTANCES, reading)
     np.testing.assert_allclose(found, plainly(model, one, DISTANCES), rtol=0, atol=1e-9)
@@ -105,14 +102,14 @@ def test_caches_of_others_are_copied_and_give_the_same(
     kind: str, constant: bool, shelves: tuple[list[Book], list[Book]]
 ) -> None:
     model, one = hugging_face(kind), drawn(shelves)[0]
-    reading = choose_whole_reading(model, piece_len=6, max_len=96)
-    assert isinstance(reading, ByCache)
+    reading = reader_for(model, piece_len=6, max_len=96)
+    assert isinstance(reading, CacheReader)
     assert reading.constant == constant
     expected = plainly(model, one, DISTANCES)
     rounding = 1e-5 if kind == "mamba2" else 1e-9  # it computes in float32 whatever it is given
     np.testing.assert_allclose(reread(model, one, DISTANCES, reading), expected, rtol=0, atol=rounding)
     if kind == "llama":
-        whole = ByWindows(model, 96, 0)
+        whole = WindowReader(model, 96, 0)
         np.testing.assert_allclose(reread(model, one, DISTANCES, whole), expected, rtol=0, atol=1e-9)
 
 
@@ -120,7 +117,7 @@ def test_a_window_knows_exactly_nothing_beyond_its_reach(shelves: tuple[list[Boo
     """Two blocks that see six tokens each, the token itself included, reach ten tokens back: beyond, not one bit of the
     logits differs. The farthest token that the first one of the passage is predicted from is the last one read."""
     model = titans_model("sliding").float()
-    reading = choose_whole_reading(model, piece_len=8, max_len=64)
+    reading = reader_for(model, piece_len=8, max_len=64)
     for one in drawn(shelves, distance=30):
         unread, read = reread(model, one, [0, 4, 11, 30], reading)
         assert np.array_equal(unread[2:], read[2:])
@@ -152,7 +149,7 @@ def test_a_model_that_copies_gains_at_every_distance(shelves: tuple[list[Book], 
     """Of text without a token twice only passages can be copied: two tokens cost all of their bits, the others none."""
     model, ids = Copying(), np.random.default_rng(0).permutation(200)
     one = Passages("random", (0, 12, 24, 36), np.array([BOS]), ids[:48].reshape(4, 12), ids[48:72])
-    unread, read = reread(model, one, DISTANCES, ByWindows(model, 200, 0))
+    unread, read = reread(model, one, DISTANCES, WindowReader(model, 200, 0))
     np.testing.assert_allclose(unread, 12 * np.log2(259), rtol=0, atol=1e-9)
     rest = 10 * (np.logaddexp.reduce([20.0, *np.zeros(258)]) - 20.0) / np.log(2)
     np.testing.assert_allclose(read, 2 * np.log2(259) + rest, rtol=0, atol=1e-6)
@@ -188,7 +185,7 @@ def test_distances_fit_or_are_left_out(shelves: tuple[list[Book], list[Book]]) -
     assert fitting_distances(one, DISTANCES, 37) == [0, 5]
     assert fitting_distances(one, DISTANCES, 36) == [0]
     model = titans_model("attention")
-    reading = choose_whole_reading(model, piece_len=6, max_len=31)
+    reading = reader_for(model, piece_len=6, max_len=31)
     assert reread(model, one, fitting_distances(one, DISTANCES, 31), reading).shape == (2, 0, 4)
 
 
@@ -198,4 +195,4 @@ def test_books_that_are_too_short(shelves: tuple[list[Book], list[Book]]) -> Non
     with pytest.raises(ValueError, match=r"got a distance of 9,999 tokens between two readings and other books of \d+"):
         drawn(shelves, distance=9999)
     with pytest.raises(ValueError, match="which has 96 positions; expected no more"):
-        choose_whole_reading(hugging_face("gpt2"), piece_len=6, max_len=97)
+        reader_for(hugging_face("gpt2"), piece_len=6, max_len=97)

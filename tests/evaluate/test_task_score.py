@@ -10,13 +10,10 @@ from model_cases import small_config
 from titans_lm.data.batches import IGNORED, Batch
 from titans_lm.data.tasks.babilong import BabiLongSettings
 from titans_lm.data.tasks.batches import TaskBatches
-from titans_lm.data.tasks.copying import CopySettings, PhoneBookSettings
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
-from titans_lm.data.tasks.sizes import resized
 from titans_lm.data.tasks.tracking import TrackingSettings
-from titans_lm.evaluate.recall import recall_accuracy
-from titans_lm.evaluate.tasks import TaskScore, bytes_of_state, score_batch, task_score
+from titans_lm.evaluate.accuracy import TaskScore, bytes_of_state, recall_accuracy, score_batch, task_score
 from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.fresh import language_model
 from titans_lm.train.match import count_parameters
@@ -30,7 +27,7 @@ def said(batch: Batch, vocab_size: int, rng: np.random.Generator, right: float) 
     return torch.nn.functional.one_hot(torch.where(knows, targets, guesses), vocab_size).float()
 
 
-@pytest.mark.parametrize("task", [CopySettings(), PhoneBookSettings(entries=4), RecallSettings(), TrackingSettings()])
+@pytest.mark.parametrize("task", [NeedleSettings(length=0, keys=3, queries=3), RecallSettings(), TrackingSettings()])
 @pytest.mark.parametrize("right", [0.0, 0.9, 1.0])
 def test_an_answer_is_right_where_all_of_it_is(task, right: float) -> None:
     rng, total = np.random.default_rng(3), TaskScore(0, 0, 0, 0)
@@ -113,10 +110,6 @@ def test_mamba2_carries_as_much_at_any_length() -> None:
 
 SIZES = [
     (RecallSettings(), "96:3", {"length": 96, "pairs": 3}),
-    (CopySettings(), "9", {"shortest": 9, "longest": 9, "length": 21}),
-    (CopySettings(), "3-9", {"shortest": 3, "longest": 9, "length": 220}),
-    (CopySettings(), "3-200", {"shortest": 3, "longest": 200, "length": 403}),
-    (PhoneBookSettings(), "7", {"entries": 7}),
     (TrackingSettings(), "77", {"length": 77}),
     (NeedleSettings(), "64K", {"length": 65536}),
     (NeedleSettings(), "2Kx3", {"length": 2048, "keys": 3, "queries": 3}),
@@ -128,15 +121,15 @@ SIZES = [
 
 @pytest.mark.parametrize(("task", "size", "expected"), SIZES)
 def test_sizes_are_read(task, size: str, expected: dict) -> None:
-    found = resized(task, size)
+    found = task.resized(size)
     assert {name: getattr(found, name) for name in expected} == expected
     assert dataclasses.replace(found, **{name: getattr(task, name) for name in expected}) == task
 
 
 @pytest.mark.parametrize(
     ("task", "size"),
-    [(RecallSettings(), "64"), (CopySettings(), "a"), (TrackingSettings(), "1:2"), (NeedleSettings(), "1@2")],
+    [(RecallSettings(), "64"), (TrackingSettings(), "1:2"), (NeedleSettings(), "1@2")],
 )
 def test_sizes_of_another_form_are_told(task, size: str) -> None:
     with pytest.raises(ValueError, match=f"got the size '{size}'; expected"):
-        resized(task, size)
+        task.resized(size)

@@ -1,11 +1,9 @@
-import json
-
 import pytest
 import torch
 
 from forecast.forecast_cases import data, forecaster, net
 from titans_lm.forecast.baselines import DLinear, Linear, SeasonalNaive, make_model
-from titans_lm.forecast.fit import Best, Score, WindowLoss, closed_form, fit_model, score, score_streamed
+from titans_lm.forecast.fit import WindowLoss, closed_form, fit_model, score, score_streamed
 from titans_lm.forecast.model import Forecaster, Shape
 from titans_lm.forecast.settings import TrainSettings
 from titans_lm.train.loop import Interrupted
@@ -92,53 +90,6 @@ def test_the_test_part_decides_nothing(make, windows):
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-def best_of(errors, patience=2, folder=None):
-    """Best, told errors instead of measuring them; the weight counts the steps."""
-    model, told = torch.nn.Linear(1, 1, bias=False), iter(errors)
-    best = Best(model, lambda: Score(next(told), 0.0, 7), 2, patience, folder)
-    return model, best
-
-
-def test_it_ends_when_patience_is_out_and_keeps_the_earliest_best():
-    model, best = best_of([3.0, 2.0, 2.0, 2.5])
-    with torch.no_grad():
-        model.weight.fill_(0.0)
-    best.add(0)
-    ended = []
-    for step in range(1, 7):
-        with torch.no_grad():
-            model.weight.fill_(float(step))
-        ended.append(best.after({"step": step}, 99))
-    assert ended == [False, False, False, False, False, True]  # measured at 2, 4 and 6
-    assert best.restore() == {"step": 2, "mse": 2.0, "mae": 0.0, "windows": 7}
-    assert model.weight.item() == 2.0
-    assert best.numbers() == {"validation_mse": 2.5, "validation_mae": 0.0}
-
-
-def test_an_error_that_is_no_number_is_never_the_best():
-    _, best = best_of([float("nan"), 5.0, float("nan")], patience=1)
-    best.add(0)
-    assert not best.after({"step": 2}, 99)
-    assert best.after({"step": 4}, 99)
-    assert best.best["step"] == 2
-
-
-def test_a_run_goes_on_after_an_error_that_was_no_number(tmp_path):
-    _, best = best_of([float("nan"), 5.0], folder=tmp_path)
-    best.add(0)
-    best.after({"step": 2}, 99)
-    _, again = best_of([4.0, float("nan")], folder=tmp_path)
-    assert not again.after({"step": 3}, 99)
-    assert not again.after({"step": 4}, 99)
-    assert (again.best["step"], again.waited) == (4, 0)
-    assert not again.after({"step": 6}, 99)
-    assert json.loads((tmp_path / "validation.json").read_bytes())[-1]["mse"] is None
-    _, all_bad = best_of([float("nan")], folder=tmp_path / "bad")
-    all_bad.add(0)
-    _, again = best_of([], folder=tmp_path / "bad")
-    assert again.best["step"] == 0
-
-
 def test_a_run_whose_patience_was_out_does_not_train_on(tmp_path):
     """It was stopped between its end and its result."""
     made, settings, seen = data(), TrainSettings(**{**QUICK, "epochs": 30, "lr": 1e-9}, patience=2), []
@@ -148,7 +99,7 @@ def test_a_run_whose_patience_was_out_does_not_train_on(tmp_path):
         model = DLinear(12, 4)
         run = RunFolder.open(tmp_path / "run") if resume else RunFolder.create(tmp_path / "run", {})
         found = fit_model(model, made, settings, run=run)
-        seen.append(json.loads((tmp_path / "run" / "validation.json").read_bytes()))
+        seen.append((tmp_path / "run" / "best.safetensors").read_bytes())
         return found
 
     whole = fitted(False)
@@ -157,16 +108,6 @@ def test_a_run_whose_patience_was_out_does_not_train_on(tmp_path):
         again = fitted(True)
         assert (again.steps, again.best_step, again.validation) == (whole.steps, whole.best_step, whole.validation)
     assert seen[0] == seen[1] == seen[2]
-
-
-def test_what_was_found_after_the_checkpoint_is_found_again(tmp_path):
-    _, best = best_of([3.0, 1.0], folder=tmp_path)
-    best.add(0)
-    best.after({"step": 2}, 99)
-    assert [one["step"] for one in json.loads((tmp_path / "validation.json").read_bytes())] == [0, 2]
-    _, again = best_of([1.0], folder=tmp_path)
-    again.after({"step": 1}, 99)  # the checkpoint was that of the start
-    assert [one["step"] for one in again.history] == [0]
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
@@ -181,15 +122,12 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, monkeypa
     whole, weights = fitted(tmp_path / "whole")
     asked = iter([False] * 3 + [True] * 9)
     with monkeypatch.context() as patch:
-        patch.setattr("titans_lm.train.parallel.World.anybody", lambda self, wish: next(asked))
+        patch.setattr("titans_lm.train.parallel.Distributed.anybody", lambda self, wish: next(asked))
         with pytest.raises(Interrupted):
             fitted(tmp_path / "cut")
     again, others = fitted(tmp_path / "cut", resume=True)
     assert (again.validation, again.best_step, again.steps) == (whole.validation, whole.best_step, whole.steps)
     assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert json.loads((tmp_path / "cut" / "validation.json").read_bytes()) == json.loads(
-        (tmp_path / "whole" / "validation.json").read_bytes()
-    )
 
 
 @pytest.mark.parametrize("kind", ["mse", "mae"])

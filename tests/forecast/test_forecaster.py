@@ -128,12 +128,12 @@ def test_names_are_read_over_the_settings_that_all_share():
     ("name", "message"),
     [
         ("lm", "did you mean 'lmm'"),
-        ("lmm:patchlen=3", "got 'patchlen' .*did you mean 'patch_len'"),
+        ("lmm:patchlen=3", "got 'patchlen', .*did you mean 'patch_len'"),
         ("lmm:architecture=mac", "got 'architecture'"),
         ("lmm:layer_types=[lmm,mac]", "got layer_types for a variant of 'lmm'"),
-        ("nlinear:lr=1", "nlinear has no settings of its own"),
-        ("dlinear:patch_len=3", "got 'patch_len' in the model"),
-        ("lmm:patch_len", "expected ARCHITECTURE:SETTING=VALUE"),
+        ("nlinear:lr=1", "'nlinear:lr=1', which has no settings to vary"),
+        ("dlinear:patch_len=3", "got 'patch_len', which a variant of 'dlinear' cannot change"),
+        ("lmm:patch_len", "expected lmm:SETTING=VALUE"),
         ("lmm:patch_len=3.5", "got patch_len=3.5; expected int"),
     ],
 )

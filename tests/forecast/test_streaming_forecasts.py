@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from forecast.forecast_cases import data, forecaster, net
+from titans_lm.backbone import frozen_memory
 from titans_lm.forecast.baselines import make_model
 from titans_lm.forecast.fit import score, score_streamed, streamed
 from titans_lm.forecast.model import Shape
-from titans_lm.memory import held_still
 
 CPU = torch.device("cpu")
 MEMORIES = ("lmm", "mac", "mag", "mal")
@@ -76,7 +76,7 @@ def test_fresh_is_one_window_and_still_is_the_memory_held():
     window = series[None, 18:30]
     with torch.no_grad():
         fresh = model(window)[0]
-        with held_still(model):
+        with frozen_memory(model):
             still = model(window)[0]
     torch.testing.assert_close(run(model, series, range(12, 41), "fresh")[30], fresh, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(run(model, series, range(12, 41), "still")[30], still, atol=1e-6, rtol=1e-5)

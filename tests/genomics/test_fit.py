@@ -3,25 +3,24 @@
 import json
 import os
 import signal
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model, words_of, write_table
 from titans_lm.genomics.batches import with_targets
-from titans_lm.genomics.fit import BestStep, bits_per_nucleotide, pretrain_on_file, train_classifier, train_on_file
+from titans_lm.genomics.fit import bits_per_nucleotide, pretrain_on_file, train_classifier, train_on_file
 from titans_lm.genomics.model import NucleotideModel, make_network, nucleotide_loss
 from titans_lm.genomics.predict import Classifier, load_classifier, load_nucleotides, save_classifier, save_nucleotides
 from titans_lm.genomics.records import Sequences, reverse_complement
 from titans_lm.genomics.settings import GenomicsFit, PretrainSettings, TrainSettings
 from titans_lm.genomics.split import held_out
+from titans_lm.train.options import plain_settings
 from titans_lm.train.run import RunFolder
-from titans_lm.train.settings import plain_settings
 
 
 def settings(folder: Path, **changes: Any) -> TrainSettings:
@@ -144,8 +143,8 @@ def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytes
         train_on_file(told)
     other = settings(tmp_path, steps=41, eval_every=10)
     with pytest.raises(ValueError, match="which was begun with steps=40 and not 41"):
-        train_on_file(other, resume=True)
-    result = train_on_file(told, resume=True)
+        train_on_file(replace(other, resume=True))
+    result = train_on_file(replace(told, resume=True))
     assert result["validation"] == done[1]["validation"]
     assert result["best_step"] == done[1]["best_step"]
     assert len(looks) == 4, "at 10, 20, 30 and 40, each once"
@@ -178,7 +177,7 @@ def test_a_finished_run_that_is_resumed_stays_what_it_is(tmp_path: Path) -> None
     told = settings(tmp_path)
     first = train_on_file(told)
     weights = (told.run / "model" / "model.safetensors").read_bytes()
-    again = train_on_file(told, resume=True)
+    again = train_on_file(replace(told, resume=True))
     assert (again["best_step"], again["validation"]) == (first["best_step"], first["validation"])
     assert (told.run / "model" / "model.safetensors").read_bytes() == weights
 
@@ -232,7 +231,7 @@ def test_pre_training_then_classes(tmp_path: Path) -> None:
     assert 1.0 < result["held_out_bits_per_nucleotide"] < 2.2
     with pytest.raises(ValueError, match="already; choose another folder, or resume the run"):
         pretrain_on_file(told)
-    assert pretrain_on_file(told, resume=True)["held_out_bits_per_nucleotide"] == pytest.approx(
+    assert pretrain_on_file(replace(told, resume=True))["held_out_bits_per_nucleotide"] == pytest.approx(
         result["held_out_bits_per_nucleotide"]
     )
     RunFolder.create(tmp_path / "run", {})
@@ -349,60 +348,3 @@ def test_settings_of_pre_training_that_will_not_do() -> None:
         PretrainSettings(max_length=1)
     with pytest.raises(ValueError, match="got parallel='fsdp' for a model of sequences"):
         PretrainSettings(parallel="fsdp")
-
-
-def test_the_first_of_equals_is_kept_unless_the_loss_is_lower(tmp_path: Path) -> None:
-    looks = iter([(0.5, 1.0), (0.5, 1.0), (0.5, 0.9), (0.4, 0.1), (0.6, 2.0)])
-    model, kept = nn.Linear(1, 1), []
-
-    def measure(_: nn.Module) -> dict[str, float]:
-        accuracy, loss = next(looks)
-        return {"validation_accuracy": accuracy, "validation_loss": loss}
-
-    fit = tiny_fit(patience=2, eval_every=5, steps=99)
-    best = BestStep(tmp_path / "best", model, measure, fit)
-    for step in range(1, 26):
-        with torch.no_grad():
-            model.weight.fill_(step)
-        assert best.on_step({"step": step}) is False
-        if step % 5 == 0:
-            kept.append(best.found["step"])
-            assert best(model) == {name: value for name, value in best.last.items() if name != "step"}
-    assert kept == [5, 5, 15, 15, 25]
-    assert [path.name for path in tmp_path.iterdir()] == ["best"]
-    again = BestStep(
-        tmp_path / "best", model, lambda _: dict.fromkeys(("validation_accuracy", "validation_loss"), 0.0), fit
-    )
-    other = nn.Linear(1, 1)
-    again.load(other)
-    assert again.found == {"step": 25, "validation_accuracy": 0.6, "validation_loss": 2.0}
-    assert other.weight.item() == 25.0
-    assert [again.on_step({"step": step}) for step in (20, 30, 35, 36)] == [False, False, True, True], "two looks"
-
-
-def test_a_best_that_is_half_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import titans_lm.train.files as module
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    looks = iter([0.5, 0.9])
-    model = nn.Linear(1, 1)
-    best = BestStep(
-        tmp_path / "best",
-        model,
-        lambda _: {"validation_accuracy": next(looks), "validation_loss": 1.0},
-        tiny_fit(eval_every=1),
-    )
-    weight = model.weight.item()
-    best.on_step({"step": 1})
-    with torch.no_grad():
-        model.weight.fill_(7.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "publish", killed)
-        with pytest.raises(KeyboardInterrupt):
-            best.on_step({"step": 2})
-    again = BestStep(tmp_path / "best", model, lambda _: {}, tiny_fit())
-    again.load(model)
-    assert again.found["validation_accuracy"] == 0.5
-    assert model.weight.item() == weight

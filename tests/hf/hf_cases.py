@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from model_cases import BOUNDED, MEMORIES, REMEMBERING, SHARED, STACKS, stack_named, wake
+from model_cases import BOUNDED, EVERY_KIND, MEMORIES, SHARED, STACKS, stack_named, wake
 from titans_lm.hf import TitansConfig, TitansForCausalLM
 
 VOCABULARY = 50
@@ -30,9 +30,9 @@ GREEDY = {"do_sample": False, "pad_token_id": 0, "suppress_tokens": [0]}
 
 __all__ = [
     "BOUNDED",
+    "EVERY_KIND",
     "GREEDY",
     "MEMORIES",
-    "REMEMBERING",
     "SIZES",
     "STACKS",
     "VOCABULARY",

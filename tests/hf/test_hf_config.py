@@ -27,15 +27,15 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
         layer_types=("mag", "sliding"), hidden_size=12, num_attention_heads=3, memory_depth=3, memory_expansion=2,
         memory_activation="silu", memory_residual=False, memory_norm=False, memory_objective="dot", forget_to="zero",
         chunk_size=8, gates="channel", gate_rank=5, momentum=False, decay=False, theta_bound=0.5, eta_max=0.3,
-        alpha_max=0.9, alpha_init=0.1, conv_size=3, memory_backend="reference", norm_eps=1e-5, num_hidden_layers=3,
+        alpha_init=0.1, conv_size=3, memory_backend="reference", norm_eps=1e-5, num_hidden_layers=3,
         induction_init=False, theta_stretch=0.1, alpha_stretch=0.0, intermediate_size=7, segment_len=24, window=9,
-        num_persistent=2, memory_reads_persistent=False, memory_reads_residual=False, gating="memory", rope_theta=500.0,
-        rotary_fraction=1.0, attention_conv_size=3, memory_targets="unit", memory_init_scale=2.0, theta_fan_in=False,
+        num_persistent=2, memory_reads_residual=False, gating="memory", rope_theta=500.0,
+        rotary_fraction=1.0, attention_conv_size=3,
         gates_see_keys=True, theta_init=0.4, theta_later_init=0.2, eta_init=(0.2, 0.6), time_scales="shifted",
         shared_qkv=True,
     )  # fmt: skip
     values = dataclasses.asdict(changed)
-    linear = {"memory_depth": 1, "chunk_size": 1, "forget_to": "zero", "alpha_max": 0.9}
+    linear = {"memory_depth": 1, "chunk_size": 1, "forget_to": "zero"}
     also = dataclasses.asdict(
         BackboneConfig(architecture="lmm", decay_first=True, **linear)
     )  # which the first excludes
@@ -93,6 +93,17 @@ def test_a_config_can_be_changed_while_it_is_loaded(tmp_path: Path) -> None:
 def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=f"unknown setting '{name}' for TitansConfig; .*{nearest}"):
         TitansConfig(**{name: 3})
+
+
+def test_a_saved_model_with_settings_that_are_no_more_loads_where_they_had_their_value(tmp_path: Path) -> None:
+    TitansConfig(**SIZES).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    written = json.loads(path.read_text()) | {"memory_targets": "rms", "theta_fan_in": None, "alpha_max": 1.0}
+    path.write_text(json.dumps(written))
+    assert AutoConfig.from_pretrained(tmp_path).backbone_config() == TitansConfig(**SIZES).backbone_config()
+    path.write_text(json.dumps(written | {"memory_init_scale": 3.0}))
+    with pytest.raises(ValueError, match=r"got memory_init_scale=3.0, a setting that is no more: .*expected 1.0 or"):
+        AutoConfig.from_pretrained(tmp_path)
 
 
 def test_wrong_settings_are_refused_as_in_the_backbone() -> None:

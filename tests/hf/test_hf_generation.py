@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, TextStreamer, pipeline
 
-from hf.hf_cases import GREEDY, STACKS, prompt, small_model, words
+from hf.hf_cases import EVERY_KIND, GREEDY, prompt, small_model, words
 from model_cases import assert_close
 from titans_lm.hf import TitansCache, TitansForCausalLM
 
 # segment_len is 8, window 6, chunk_size 4: shorter, equal to the window, to the segment, across, far beyond.
 PROMPTS = [3, 6, 8, 13, 45]
 NEW = 41
-every_architecture = pytest.mark.parametrize("architecture", STACKS)
+every_architecture = pytest.mark.parametrize("architecture", EVERY_KIND)
 
 
 def decoded(model: TitansForCausalLM, ids: Tensor, **settings: Any) -> tuple[Tensor, Tensor]:

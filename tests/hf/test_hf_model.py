@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
 
-from hf.hf_cases import MEMORIES, REMEMBERING, SIZES, STACKS, VOCABULARY, prompt, small_model
+from hf.hf_cases import EVERY_KIND, MEMORIES, SIZES, VOCABULARY, prompt, small_model
 from model_cases import assert_close, named_tensors, small_config, wake
 from titans_lm.hf import TitansCache, TitansConfig, TitansForCausalLM, TitansModel
 from titans_lm.train.fresh import language_model
 
-every_architecture = pytest.mark.parametrize("architecture", STACKS)
+every_architecture = pytest.mark.parametrize("architecture", EVERY_KIND)
 
 
 @every_architecture
@@ -209,8 +209,8 @@ def test_every_kind_of_model_survives_a_trip_to_disk(
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == settings.get("tie_word_embeddings", True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("architecture", REMEMBERING)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("architecture", ["mac", "lmm", "mag+segment+mal"])
 def test_a_model_can_be_loaded_in_another_precision(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model, ids = small_model(architecture), prompt(21, 2)
     model.save_pretrained(tmp_path)
@@ -240,7 +240,7 @@ def test_weights_start_as_the_backbone_says() -> None:
     assert bool((block.memory.norm_weight == 1).all())
     assert block.memory.q_proj.weight.std().item() == pytest.approx(16**-0.5, rel=0.2)
     for output in (block.memory.o_proj, block.attention.o_proj, block.gate.o_proj, block.mlp.down_proj):
-        assert output.weight.std().item() == pytest.approx(output.start_std, rel=0.2)
+        assert output.weight.std().item() == pytest.approx(output.init_std, rel=0.2)
     gate, config = block.memory.theta_proj, model.config
     shares = (1.0 + 2.0 * gate.stretch) * torch.sigmoid(gate.proj.bias).view(gate.heads, 2) - gate.stretch
     assert_close(shares, torch.tensor([[config.theta_init, config.theta_later_init]] * gate.heads), 1e-6)
@@ -262,7 +262,7 @@ def test_missing_weights_are_drawn_and_others_kept(tmp_path: Path) -> None:
             assert torch.equal(p, model.get_parameter(name)), name
     alpha = torch.sigmoid(loaded.model.backbone.layers[0].memory.alpha_proj.proj.bias)
     reach = loaded.config.alpha_stretch
-    expected = (loaded.config.alpha_init / loaded.config.alpha_max + reach) / (1.0 + 2.0 * reach)
+    expected = (loaded.config.alpha_init + reach) / (1.0 + 2.0 * reach)
     assert_close(alpha, torch.full_like(alpha, expected), 1e-6)
 
 

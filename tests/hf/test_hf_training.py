@@ -9,7 +9,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, set_seed
 
-from hf.hf_cases import GREEDY, STACKS, prompt, small_model
+from hf.hf_cases import EVERY_KIND, GREEDY, prompt, small_model
 from model_cases import assert_close
 from titans_lm.hf import TitansForCausalLM
 
@@ -41,7 +41,7 @@ def trainer(model: TitansForCausalLM, folder: Path, **settings: Any) -> Trainer:
     )
 
 
-@pytest.mark.parametrize("architecture", STACKS)
+@pytest.mark.parametrize("architecture", EVERY_KIND)
 def test_the_trainer_trains(architecture: str, tmp_path: Path) -> None:
     model = small_model(architecture)
     before = {name: p.clone() for name, p in model.named_parameters()}

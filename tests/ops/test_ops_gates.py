@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from titans_lm.config import MemoryConfig
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
-from titans_lm.ops.gates import ChunkGates, channel_gates, interval_products, token_gates, token_gates_adjoint
+from titans_lm.ops.gates import ChunkGates, channel_gates, interval_products, token_gates, token_gates_backward
 
 LINEAR = MemoryNetwork(residual=False)
 
@@ -69,8 +69,11 @@ def test_chunk_gates_are_the_sums_they_stand_for(channelwise: bool) -> None:
     theta, eta, alpha = (torch.rand(shape, dtype=torch.float64) for _ in range(3))
     alpha[..., 2:3] = 1.0
     eta = torch.where(eta < 0.3, 0.0, eta)
-    found = channel_gates(theta, eta, alpha, None) if channelwise else token_gates(theta, eta, alpha, None)[0]
-    if not channelwise:
+    if channelwise:
+        found = channel_gates(theta, eta, alpha, None)
+    else:
+        theta, eta, alpha = (x.flatten(0, 2) for x in (theta, eta, alpha))
+        found = token_gates(theta, eta, alpha, None)[0]
         theta, eta, alpha = (x.unsqueeze(-1) for x in (theta, eta, alpha))
 
     def interval(d: Tensor, j: int, t: int) -> Tensor:
@@ -99,12 +102,13 @@ def test_the_way_back_by_hand_is_that_of_autograd(C: int, masked: bool) -> None:
     present = torch.rand(2, 3, 1, C) < 0.7 if masked else None
     as_channels = channel_gates(*(x.unsqueeze(-1) for x in (theta, eta, alpha)), present)
     as_channels = as_channels._replace(G=as_channels.G.squeeze(-3))
-    weights, kept = token_gates(theta.detach(), eta.detach(), alpha.detach(), present)
+    rows = [x.detach().flatten(0, 2) for x in (theta, eta, alpha)]
+    weights, kept = token_gates(*rows, None if present is None else present.expand(2, 3, 2, C).reshape(-1, C))
     for found, expected in zip(weights, as_channels, strict=True):
-        torch.testing.assert_close(found, expected)
-    grads = ChunkGates(*(torch.randn_like(x) for x in weights))
+        torch.testing.assert_close(found, expected.flatten(0, 2))
+    grads = ChunkGates(*(torch.randn_like(x) for x in as_channels))
     expected = torch.autograd.grad(as_channels, (theta, eta, alpha), grads)
-    found = token_gates_adjoint(kept, ChunkGates(*(x.flatten(1, 2) for x in grads)))
+    found = token_gates_backward(kept, ChunkGates(*(x.flatten(0, 2) for x in grads)))
     for f, e in zip(found, expected, strict=True):
         torch.testing.assert_close(f.view_as(e), e)
 
@@ -125,7 +129,7 @@ def test_forgetting_nearly_everything_in_float32(keep: float, backend: str) -> N
     assert o.abs().max() < 1.0
 
 
-# Stability (MATH §3): all steps of a chunk are taken at the same stale place, and momentum carries them on.
+# Stability (docs/derivation.md, section 12): all steps of a chunk are taken at one stale place, and momentum goes on.
 
 
 def stream(theta: Tensor, eta: Tensor, k: Tensor, v: Tensor, *, chunk_size: int, network: MemoryNetwork) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where the gates end, and the family: other published memories are settings of the same op (MATH §2).
+"""Where the gates end, and the family: other published memories are settings of the same op.
 
 The relatives are written out here by hand, for one row and one head.
 """

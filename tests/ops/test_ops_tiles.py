@@ -1,4 +1,4 @@
-"""Small chunks of a linear memory by tiles: the definition to 1e-10, whatever the tile, and what MATH §8 asks of it."""
+"""Small chunks of a linear memory by tiles: the definition to 1e-10, whatever the tile (derivation, section 14)."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -74,7 +74,7 @@ def test_what_goes_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         return make(*given)
 
     # the package's attribute of that name is the function
-    monkeypatch.setattr(import_module("titans_lm.ops.chunked"), "make_system", noted)
+    monkeypatch.setattr(import_module("titans_lm.ops.chunkwise"), "make_system", noted)
     for case, expected in (
         (LINEAR, True),
         (replace(LINEAR, chunk=5), True),

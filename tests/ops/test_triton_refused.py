@@ -12,7 +12,7 @@ import torch
 from ops.memory_cases import Case, make_call
 from ops.triton_cases import moved
 from titans_lm.ops import neural_memory
-from titans_lm.ops.triton import support
+from titans_lm.ops import triton as support
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 

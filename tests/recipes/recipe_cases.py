@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from titans_lm.recipes.estimate import estimate_training
 from titans_lm.recipes.find import read_recipe
-from titans_lm.train.settings import LanguageSettings, merge_settings
+from titans_lm.train.options import merge_settings
+from titans_lm.train.settings import LanguageSettings
 
 ARCHITECTURES = ("lmm", "mac", "mag", "mal", "hybrid")
 

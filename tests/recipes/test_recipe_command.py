@@ -9,7 +9,7 @@ from cli_cases import titans
 from recipes.recipe_cases import estimate_of, settings_of
 from titans_lm.cli import parse
 from titans_lm.recipes.find import recipe_as_option, recipe_hint, recipe_names
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.options import plain_settings
 
 SMALL = [
     *("--seq-len", "32", "--batch-size", "2", "--eval-bytes", "200", "--warmup-steps", "1", "--steps", "2"),

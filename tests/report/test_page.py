@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.bench_cases import OP, measured
-from titans_lm.report.page import MARK, page, plots, read_results, render_results
+from titans_lm.report.page import MARK, pages, plots, read_results, render_results
+from titans_lm.report.section import status
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,33 +52,76 @@ def cells(text, start):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_page_is_what_the_committed_numbers_give():
+def speed(**kinds):
+    """The page of speed, with these results alone."""
+    return pages(found(**kinds), "x")["speed"]
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return read_results(ROOT / "docs" / "results" / "bench")
+
+
+@pytest.fixture(scope="module")
+def written(committed):
+    return pages(committed, "bench")
+
+
+def test_the_pages_are_what_the_committed_numbers_give(written):
+    docs = ROOT / "docs"
+    assert {path.stem for path in (docs / "results").glob("*.md")} == written.keys() - {""}
+    for topic, text in written.items():
+        path = docs / "results" / f"{topic}.md" if topic else docs / "results.md"
+        assert path.read_text(encoding="utf-8") == text
+
+
+def test_plots_of_the_committed_numbers_are_there(committed):
     folder = ROOT / "docs" / "results" / "bench"
-    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page(read_results(folder), "results/bench")
+    assert {f"{name}.png" for name in plots(committed)} == {path.name for path in folder.glob("*.png")}
 
 
-def test_plots_of_the_committed_numbers_are_there():
-    folder = ROOT / "docs" / "results" / "bench"
-    assert {f"{name}.png" for name in plots(read_results(folder))} == {path.name for path in folder.glob("*.png")}
+def test_every_committed_file_stands_on_one_page_with_its_command(committed, written):
+    text = "".join(written.values())
+    for result in (one for results in committed.values() for one in results):
+        assert text.count(f"<small>[{result['file']}](bench/{result['file']})") == len(result.get("steps", [1]))
 
 
-def test_no_two_sections_have_one_heading():
-    """A heading that several files would have names the file, others do not."""
-    text = page(read_results(ROOT / "docs" / "results" / "bench"), "results/bench")
-    heads = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert len(set(heads)) == len(heads)
-    assert "Associative recall (MQAR): symbols 512 (mqar-128)" in heads
-    assert "Associative recall (MQAR): updates 48" in heads
+def test_no_two_sections_of_a_page_have_one_heading_and_each_begins_with_its_status(written):
+    for topic, text in written.items():
+        parts = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+        heads = [part.partition("\n")[0] for part in parts]
+        assert len(set(heads)) == len(heads)
+        assert all(part.split("\n")[2].startswith("Status: ") for part in parts), topic
+
+
+def test_no_page_holds_a_path_of_a_machine_or_claims_todays_sizes_for_older_ones(committed, written):
+    text = "".join(written.values())
+    assert not re.search(r"(?<![\w.])/(work|home|tmp|root)/", text)
+    drawn = [plot.title for plot in plots(committed).values()]
+    assert not any("/" in title for title in drawn)
+    for result in committed["compare"] + committed["task"]:
+        shaped = all("shape" in one for one in result["contenders"])
+        assert status(result).startswith("current" if shaped else "earlier defaults")
+
+
+def test_further_runs_of_a_task_are_rows_of_one_table(written):
+    """The first in full with its plot; of the others a row for each changed setting."""
+    assert written["recall"].count("| run | steps |") == 2
+    head = next(line for line in written["recall"].splitlines() if line.startswith("| model | run |"))
+    sizes = head.strip("| ").split(" | ")[6:]
+    assert sizes == ["64:4", "64:8", "64:16", "128:8", "128:32", "256:64", "512:128"]
+    assert "| **LMM, induction init false** | mqar-start | 100 |" in written["recall"]
 
 
 def test_nothing_measured_is_said():
-    text = page(found(), "x")
-    assert text.startswith(MARK)
-    assert text.count("Not measured yet") == 4
+    text = pages(found(), "x")
+    assert text.keys() == {""}
+    assert text[""].startswith(MARK)
+    assert "nothing is measured yet" in text[""]
 
 
 def test_a_comparison():
-    text = page(found(peers=[peers()]), "x")
+    text = speed(peers=[peers()])
     assert cells(text, "our op") == ["our op", "20", "50 %", "19", "1.22", "1.25"]
     assert "### Layer of width 384, 1 head: forward + backward, tuned allocator" in text
     assert "[peers.json](x/peers.json): `titans bench peers` on a CPU, 2 threads, float32, 8 GiB" in text
@@ -92,7 +136,7 @@ def test_forward_alone_has_a_table_of_its_own():
         (alone, {"mode": "forward", "allocator": "default"}),
     ):
         made["rows"] = [{**r, **changes} for r in made["rows"]]
-    text = page(found(peers=[{**both, "rows": [*both["rows"], *tuned["rows"], *alone["rows"]]}]), "x")
+    text = speed(peers=[{**both, "rows": [*both["rows"], *tuned["rows"], *alone["rows"]]}])
     assert text.count("### Layer of width 384") == 3
     assert text.count("| our op |") == text.count("× titans-pytorch NeuralMemory |") == 3
     assert "### Layer of width 384, 1 head: forward, default allocator" in text
@@ -102,14 +146,14 @@ def test_a_gpu_has_a_column_with_its_name():
     head = {**peers()["hardware"], "gpus": ["A GPU"]}
     gpu = peers(device="cuda", hardware=head, file="peers-cuda-float32.json")
     gpu["rows"] = [{**line, "tokens_per_second": 9999.0, "allocator": "default"} for line in gpu["rows"][:1]]
-    text = page(found(peers=[peers(), gpu]), "x")
+    text = speed(peers=[peers(), gpu])
     assert "A GPU, float32, tokens/s |" in text
     assert cells(text, "our op")[-1] == "9,999"
     assert cells(text, "titans-pytorch NeuralMemory")[-1] == "not measured"
 
 
 def test_a_row_that_failed_says_why():
-    text = page(found(scaling=[scaling()]), "x")
+    text = speed(scaling=[scaling()])
     assert cells(text, "1 × 131,072")[1:3] == ["failed: no memory", "–"]
     assert cells(text, "mac") == ["mac", "30", "5", "1", "1.000", "1.000"]
 
@@ -121,25 +165,29 @@ def test_models_have_a_line_each():
         row("mac", 50.0, kind="model", mode="decode", case={"context": 100}),
         {"label": "mac", "kind": "model", "mode": "decode", "case": {"context": 1000}, "error": "too long"},
     ]
-    line = cells(page(found(model=[result("model", rows)]), "x"), "mac")
+    line = cells(speed(model=[result("model", rows)]), "mac")
     assert line == ["mac", "1,234", "100", "95", "200", "191", "20.00", "failed: too long"]
 
 
 def test_tiny_sizes_are_no_measurement():
     quick = peers(quick=True)
-    assert "no measurement of speed" in page(found(peers=[quick]), "x")
+    assert "no measurement of speed" in speed(peers=[quick])
 
 
 def test_rendering_writes_the_page_and_the_plots(tmp_path):
     folder, docs = tmp_path / "numbers", tmp_path / "docs" / "results.md"
     folder.mkdir()
     (folder / "scaling.json").write_text(json.dumps(scaling()))
-    written = render_results(folder, docs)
-    names = ["results.md", "scaling-speed.png", "scaling-memory.png", "scaling-stream.png"]
-    assert [path.name for path in written] == names
+    files = render_results(folder, docs)
+    names = ["results.md", "speed.md", "scaling-speed.png", "scaling-memory.png", "scaling-stream.png"]
+    assert [path.name for path in files] == names
     assert (folder / "scaling-speed.png").read_bytes().startswith(b"\x89PNG")
-    for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", docs.read_text()):
-        assert (docs.parent / link).is_file()
+    page = docs.parent / "results" / "speed.md"
+    for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
+        assert (page.parent / link).is_file()
+    assert "| [Speed and memory](results/speed.md) |" in docs.read_text()
+    before = [path.read_bytes() for path in files]
+    assert [path.read_bytes() for path in render_results(folder, docs)] == before, "the same every time"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +210,6 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
 
 
 def test_paths_of_a_machine_are_not_shown():
-    text = page(found(peers=[peers(command="titans bench peers --out /tmp/res --peers-env /home/me/peers/env")]), "x")
+    text = speed(peers=[peers(command="titans bench peers --out /tmp/res --peers-env /home/me/peers/env")])
     assert "`titans bench peers --out res --peers-env peers/env` on a CPU" in text
-    assert "](guides/bench.md)" in text
+    assert "](guides/bench.md)" in pages(found(), "x")[""]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from titans_lm.report.page import page, read_results
+from titans_lm.report.page import pages, read_results
 from titans_lm.report.paper import FORMAT
 
 STEP = {
@@ -38,16 +38,16 @@ def repeated(**changes: Any) -> dict[str, Any]:
 
 def written(folder: Path, result: dict[str, Any]) -> str:
     (folder / "table5.json").write_text(json.dumps(result))
-    return page(read_results(folder), "bench")
+    return pages(read_results(folder), "bench")["reproduction"]
 
 
 def test_a_table_of_the_paper_stands_on_the_page(tmp_path: Path) -> None:
     text = written(tmp_path, repeated())
     assert "## Repeated: ablations (table 5 of arXiv 1, scale tiny)" in text
-    assert (
-        "- bits per byte: `titans compare a --test b` on a CPU, 2 cores; commit abc, 2026-01-01 00:00; 12,345 " in text
-    )
-    assert "- recall: `titans compare a --test b`\n" in text
+    step = "bits per byte: `titans compare a --test b` on a CPU, 2 cores; commit abc, 2026-01-01 00:00; 12,345 "
+    assert f"<small>[table5.json](bench/table5.json), {step}" in text
+    assert "recall: `titans compare a --test b`</small>\n" in text
+    assert "Status: scale tiny, 2026-01-01." in text
     assert "- smaller\n- shorter\n" in text
     assert "Paper: 400M." in text
     assert "| LMM | ours | 1.234 ± 0.100 | 1,234 | not measured |" in text

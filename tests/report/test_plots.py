@@ -12,7 +12,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
-from titans_lm.report.plots import HeatMaps, Line, Plot, draw, draw_panels, inline_svg, png, save_png, smoothed
+from titans_lm.report.plots import HeatMaps, Line, Panels, Plot, draw, inline_svg, png, save_png, smoothed
 
 LINES = [
     Line(label="one & only", x=[1, 2, 3], y=[0.1, 0.5, 0.4], faint=[0.0, 0.6, 0.5], colour="#3451c6"),
@@ -65,7 +65,7 @@ def test_two_plots_on_a_page_share_no_ids() -> None:
 
 
 def test_panels_stand_one_below_the_other_over_one_axis() -> None:
-    figure = draw_panels("50 $ & 3 $", [PLOT, replace(PLOT, title="Other", percent=False)])
+    figure = draw(Panels(title="50 $ & 3 $", panels=[PLOT, replace(PLOT, title="Other", percent=False)]))
     assert imread(BytesIO(png(figure))).std() > 0.01
     first, second = figure.axes
     assert first.get_position().y0 > second.get_position().y1

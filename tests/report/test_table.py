@@ -1,7 +1,7 @@
 from titans_lm.report.table import Column, Table, bold, markdown, screen
 
 COLUMNS = [Column("name", lambda row: bold(row[0], row[1] > 1)), Column("a | b", lambda row: f"{row[1]:.1f}")]
-TABLE = Table(said="Said before.", columns=COLUMNS, rows=[("one", 1.0), ("two", 22.0)])
+TABLE = Table(said="Said below.", columns=COLUMNS, rows=[("one", 1.0), ("two", 22.0)])
 
 
 def test_columns_make_cells():
@@ -17,7 +17,7 @@ def test_on_a_terminal_tables_stand_one_below_the_other():
     shown = ["name  a | b", "one     1.0", "two    22.0"]
     assert screen([TABLE]) == shown
     hidden = Table(columns=COLUMNS, rows=TABLE.rows, on_screen=False)
-    told = Table(said="First.", columns=COLUMNS, rows=TABLE.rows, said_on_screen=True)
+    told = Table(title="First.", columns=COLUMNS, rows=TABLE.rows)
     assert screen([TABLE, hidden, told, Table(said="Nothing there."), Table()]) == [
         *shown, "", "First.", *shown, "", "Nothing there.",
     ]  # fmt: skip

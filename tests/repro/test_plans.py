@@ -7,14 +7,14 @@ import pytest
 
 from repro.repro_cases import named_sets, texts
 from titans_lm.cli import parse
-from titans_lm.compare.jobs import folder_name
-from titans_lm.compare.run import FILE as COMPARE_FILE
-from titans_lm.compare.run import command_line
-from titans_lm.compare.tasks import FILE as TASK_FILE
-from titans_lm.evaluate.questions import TASKS
+from titans_lm.experiments.models import folder_name
+from titans_lm.experiments.tasks import FILE as TASK_FILE
+from titans_lm.experiments.text import FILE as COMPARE_FILE
+from titans_lm.experiments.text import command_line
+from titans_lm.questions import TASKS
 from titans_lm.repro.plans import COMMANDS, Plan, default_test, list_tables, make_plan, published, table_name
 from titans_lm.repro.run import READS, command_of
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.options import plain_settings
 
 TABLES = tuple(published())
 
@@ -175,8 +175,8 @@ def hidden_in(table: str, **given: object) -> list[tuple[Path | None, Path | Non
     plan: Plan = make_plan(table, "tiny", **given)  # type: ignore[arg-type]
     found = []
     for step in plan.steps:
-        (taught,) = {task.books for task in step.settings.taught}
-        (tested,) = {task.books for task in step.settings.tested.values()}
+        (taught,) = {task.books for task in step.settings.train_tasks}
+        (tested,) = {task.books for task in step.settings.eval_tasks.values()}
         found.append((taught, tested))
     return found
 

@@ -9,7 +9,7 @@ import pytest
 
 from cli_cases import titans
 from repro.repro_cases import micro, named_sets, texts
-from titans_lm.repro import plans, run
+from titans_lm.repro import plans, run, show
 from titans_lm.repro.plans import Plan, make_plan, merged, published
 from titans_lm.repro.run import run_plan
 from titans_lm.repro.show import plan_lines, result_lines
@@ -202,9 +202,31 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert titans(capsys, *args, "--quiet") == (0, "", "")
 
 
+@pytest.mark.parametrize("command", ["evaluate mqar", "bench ops", "forecast evaluate", "genomics evaluate"])
+def test_steps_are_as_quiet_as_their_plan(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step starts is told; what it is and what it is kept by are not changed."""
+    runs = {
+        "evaluate mqar": "compare.tasks.run_task", "bench ops": "bench.command.run_bench",
+        "forecast evaluate": "forecast.evaluate.evaluate_forecasters",
+        "genomics evaluate": "genomics.evaluate.run_evaluation",
+    }  # fmt: skip
+    seen = []
+    monkeypatch.setattr(f"titans_lm.{runs[command]}", lambda settings, *_: seen.append(settings) or {})
+    settings = plans.COMMANDS[command][0](out=tmp_path)
+    if command.startswith("bench"):
+        settings = replace(settings, json=tmp_path / "x.json")
+    step = plans.Step(name="one", what="", command=command, settings=settings)
+    for told in (True, False):
+        run._do(step, quiet, told)
+        assert seen.pop() == replace(settings, quiet=told)
+    assert "--quiet" not in run.command_of(step)
+
+
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
 @pytest.mark.parametrize("table", published())
-def test_plans_are_shown(table: str, scale: str, tmp_path: Path) -> None:
+def test_plans_are_shown(table: str, scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How large steps are is counted on models, and has tests of its own."""
+    monkeypatch.setattr(show, "work_of", lambda _: None)
     plan = make_plan(table, scale, data=named_sets(tmp_path, table, whole=True))
     lines = plan_lines(plan)
     assert "How the setting differs from the paper's:" in lines

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from serve.serve_cases import complete, serving, small_engine, wait_until_active
-from titans_lm.serve.connection import Connection
+from titans_lm.serve.auth import Auth
 from titans_lm.serve.errors import ClientError
-from titans_lm.serve.gate import Gate
+from titans_lm.serve.server import Connection
 from titans_lm.serve.settings import ServeSettings
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -196,7 +196,7 @@ def test_only_who_has_the_key(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def test_too_many_at_once_are_told_to_come_back(tmp_path_factory: pytest.TempPathFactory) -> None:
-    engine = small_engine(tmp_path_factory.mktemp("store"), workers=1, max_waiting=1)
+    engine = small_engine(tmp_path_factory.mktemp("store"), max_batch=1, max_waiting=1)
     body = {"prompt": "x", "max_tokens": 4000, "temperature": 0, "stream": True}
     with serving(engine) as client, ThreadPoolExecutor(1) as pool:
         with client.stream("POST", TEXT, json=body) as first:
@@ -251,14 +251,14 @@ def test_pages_of_other_places_get_nothing(client: httpx.Client) -> None:
     ("10.0.0.1", False),
 ])  # fmt: skip
 def test_every_address_of_this_machine_for_itself_checks_the_host(host: str, local: bool) -> None:
-    gate = Gate(None, ServeSettings(host=host), None)
+    auth = Auth(None, ServeSettings(host=host), None)
     for name in ("127.0.0.1:8000", "localhost", "127.9.9.9", "[::1]:80"):
-        gate._check_host(name)
+        auth._check_host(name)
     if local:
         with pytest.raises(ClientError, match="for this machine alone"):
-            gate._check_host("evil.example")
+            auth._check_host("evil.example")
     else:
-        gate._check_host("evil.example")
+        auth._check_host("evil.example")
 
 
 @pytest.mark.parametrize("body", [
@@ -268,17 +268,17 @@ def test_every_address_of_this_machine_for_itself_checks_the_host(host: str, loc
     b'{"a": "\\"]", "b": [' + b"{}," * 100_001 + b"1]}",
 ])  # fmt: skip
 def test_bodies_of_too_many_parts_are_not_parsed(tmp_path: Path, body: bytes) -> None:
-    gate = Gate(None, ServeSettings(store=tmp_path, max_prompt_tokens=5_000), None)
+    auth = Auth(None, ServeSettings(store=tmp_path, max_prompt_tokens=5_000), None)
     with pytest.raises(ClientError, match="too many parts"):
-        gate._check_parts(body)
-    gate._check_parts(json.dumps({"prompt": body.decode() + "\\", "metadata": [[1]]}).encode())
+        auth._check_parts(body)
+    auth._check_parts(json.dumps({"prompt": body.decode() + "\\", "metadata": [[1]]}).encode())
 
 
 def test_there_is_room_for_some_large_bodies_at_once(tmp_path: Path) -> None:
     """Each is half there; what has gone makes room again, and small ones are never refused."""
     most = 2**20
 
-    async def opened(gate: Gate, size: int, left: asyncio.Event) -> int:
+    async def opened(auth: Auth, size: int, left: asyncio.Event) -> int:
         sent: list[dict[str, Any]] = []
         parts = [{"type": "http.request", "body": b"x" * size, "more_body": True}]
 
@@ -292,19 +292,19 @@ def test_there_is_room_for_some_large_bodies_at_once(tmp_path: Path) -> None:
             sent.append(message)
 
         headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        await gate({"type": "http", "method": "POST", "path": TEXT, "headers": headers}, receive, send)
+        await auth({"type": "http", "method": "POST", "path": TEXT, "headers": headers}, receive, send)
         return sent[0]["status"] if sent else 0
 
     async def run() -> None:
-        gate, left = Gate(None, ServeSettings(store=tmp_path, max_body_bytes=most), None), asyncio.Event()
-        tasks = [asyncio.create_task(opened(gate, most - 1, left)) for _ in range(8)]
+        auth, left = Auth(None, ServeSettings(store=tmp_path, max_body_bytes=most), None), asyncio.Event()
+        tasks = [asyncio.create_task(opened(auth, most - 1, left)) for _ in range(8)]
         await asyncio.sleep(0)
-        assert await opened(gate, most - 1, left) == 429
-        small = asyncio.create_task(opened(gate, 2**16, left))
+        assert await opened(auth, most - 1, left) == 429
+        small = asyncio.create_task(opened(auth, 2**16, left))
         await asyncio.sleep(0)
         left.set()
         assert await asyncio.gather(*tasks, small) == [0] * 9
-        assert gate.held == 0
+        assert auth.held == 0
 
     asyncio.run(run())
 

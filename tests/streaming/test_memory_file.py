@@ -38,7 +38,7 @@ def test_a_file_is_the_memory(architecture: str, length: int, tmp_path: Path) ->
 
 
 def test_what_is_one_tensor_is_written_once(tmp_path: Path) -> None:
-    model = reading_model("lmm", memory_reads_persistent=False)
+    model = reading_model("lmm", num_persistent=0)
     memory = read(model, text(8))  # <bos> and 7 bytes are written: two chunks of 4
     assert memory.state.layers[0].memory.anchor[0] is memory.state.layers[0].memory.M[0]
     header = save_memory(memory, tmp_path / "x.memory", model)
@@ -142,7 +142,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_the_old_one_or_the_new_one(
         return call
 
     monkeypatch.setattr("torch.UntypedStorage.from_file", replacing(torch.UntypedStorage.from_file))
-    monkeypatch.setattr("titans_lm.streaming.file._check_format", replacing(file._check_format))
+    monkeypatch.setattr("titans_lm.streaming.file._metadata", replacing(file._metadata))
     assert_same_memory(load_memory(path, model), old, 0.0)
     assert_same_memory(load_memory(path, model), new, 0.0)
 

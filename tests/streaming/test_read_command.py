@@ -86,7 +86,7 @@ def test_stopped_and_resumed(after: int, folder: Path, books: list[Path], tmp_pa
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("titans_lm.streaming.progress.ReadingReport.update", count)
+        patch.setattr("titans_lm.streaming.read.ReadingReport.update", count)
         with pytest.raises(StoppedReading, match="--resume goes on"):
             read_files(model, TOKENIZER, books, out, piece_len=100, quiet=True)
     stopped = load_memory(out, model)

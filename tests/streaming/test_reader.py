@@ -24,7 +24,7 @@ from titans_lm.data.tokenizer import BOS, EOS
 from titans_lm.streaming import Reader, TokenStream
 
 
-@pytest.mark.parametrize("piece_len", [1, 5, 64])
+@pytest.mark.parametrize("piece_len", [1, 5])
 @pytest.mark.parametrize("architecture", CONSTANT)
 def test_reading_is_one_forward_pass(architecture: str, piece_len: int) -> None:
     model, data = reading_model(architecture), text(45)

@@ -16,7 +16,7 @@ from titans_lm.hf import TitansForCausalLM
 from titans_lm.train.fresh import byte_model
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def titans() -> Callable[..., TitansForCausalLM]:
     """Make a byte model of any architecture; the same weights every time it is called."""
 
@@ -38,7 +38,7 @@ def titans() -> Callable[..., TitansForCausalLM]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def llama() -> Callable[[], PreTrainedModel]:
     """Make a small Llama over bytes; the same weights every time it is called."""
 
@@ -60,7 +60,7 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def other_owner() -> Callable[[Path], AbstractContextManager[None]]:
     """Let another process have a lock file."""
 

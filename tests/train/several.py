@@ -19,10 +19,9 @@ from titans_lm.data.prepared import TokenFolder
 from titans_lm.train.fresh import model_for
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss
-from titans_lm.train.parallel import joined_world
+from titans_lm.train.parallel import joined_distributed
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import FitSettings
-from titans_lm.train.sharded import save_state  # noqa: F401 - as above
 
 SAMPLERS = {"packed": PackedRows, "documents": DocumentRows, "lanes": DocumentLanes}
 
@@ -41,8 +40,7 @@ def make_model(case: dict, tokenizer) -> torch.nn.Module:
     # same reason: large steps blow rounding up, and norms differ by 2e-4 after 18.
     config = BackboneConfig(
         architecture=case["model"], hidden_size=32, num_attention_heads=2, num_hidden_layers=2, memory_expansion=2,
-        intermediate_size=32, chunk_size=4, segment_len=8, window=8, num_persistent=2, memory_reads_persistent=True,
-        theta_fan_in=True,
+        intermediate_size=32, chunk_size=4, segment_len=8, window=8, num_persistent=2,
     )  # fmt: skip
     return model_for(config, tokenizer)
 
@@ -64,7 +62,7 @@ def run(case: dict) -> None:
     tokenizer = folder.tokenizer()
     batches = SAMPLERS[case["rows"]](folder.train, seq_len=16, batch_size=4, seed=3)
     settings = FitSettings(**{"warmup_steps": 2, "lr": 1e-2, "eval_every": 0, "save_every": 3, **case["settings"]})
-    with joined_world(settings.device) as world:
+    with joined_distributed(settings.device) as world:
         path = Path(case["run"])
         if world.main and not (path / "settings.json").is_file():
             RunFolder.create(path, {}, tokenizer)

@@ -1,3 +1,4 @@
+import io
 import itertools
 import json
 import pickle
@@ -11,31 +12,60 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from model_cases import STACKS
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.train.checkpoint import (
-    load_checkpoint,
+    load_optimizer,
+    load_trainer,
     load_weights,
+    optimizer_tensors,
     random_state,
     restore_random_state,
     save_checkpoint,
     verify_checkpoint,
-    write_checkpoint,
+    write_sums,
 )
-from titans_lm.train.sharded import load_state, save_state
 
-TRAINER = {"step": 3, "optimiser": {"state": {0: {"exp_avg": torch.arange(3.0)}}}, "betas": (0.9, 0.95), "none": None}
+TRAINER = {"step": 3, "carried": {"state": {0: {"S": torch.arange(3.0)}}}, "betas": (0.9, 0.95), "none": None}
+
+
+MOMENTS = {"lm_head.weight/exp_avg": torch.arange(3.0)}
+
+
+def load_checkpoint(folder, model):
+    """Read a checkpoint as a run does that is taken up again."""
+    verify_checkpoint(folder)
+    trainer = load_trainer(folder)
+    load_weights(folder, model)
+    return trainer
+
+
+def stepped(model):
+    """An optimizer that has taken a step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.fixture(scope="module")
+def kept(titans, tmp_path_factory):
+    """A run with a good checkpoint and a newer one."""
+    folder = tmp_path_factory.mktemp("kept")
+    for step in (3, 6):
+        save_checkpoint(folder / f"step-00000{step}", titans("mac"), TRAINER, byte_tokenizer(), optimizer=MOMENTS)
+    return folder
 
 
 @pytest.fixture
-def saved(titans, tmp_path):
-    """A run with a good checkpoint and a newer one that tests may damage."""
-    for step in (3, 6):
-        save_checkpoint(tmp_path / f"step-00000{step}", titans("mac"), TRAINER, byte_tokenizer())
+def saved(kept, tmp_path):
+    """The newer one of a copy of it, which tests may damage."""
+    shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
     return tmp_path / "step-000006"
 
 
-@pytest.mark.parametrize("architecture", STACKS)
+@pytest.mark.parametrize("architecture", ["mac", "sliding+lmm+sliding"])
 def test_a_checkpoint_gives_back_the_weights_and_the_rest(titans, tmp_path, architecture):
     model = titans(architecture)
     save_checkpoint(tmp_path / "x", model, TRAINER)
@@ -48,7 +78,7 @@ def test_a_checkpoint_gives_back_the_weights_and_the_rest(titans, tmp_path, arch
     assert other.lm_head.weight is other.model.embed_tokens.weight
     assert trainer["step"] == 3
     assert trainer["betas"] == (0.9, 0.95)
-    assert torch.equal(trainer["optimiser"]["state"][0]["exp_avg"], torch.arange(3.0))
+    assert torch.equal(trainer["carried"]["state"][0]["S"], torch.arange(3.0))
 
 
 def test_a_checkpoint_is_a_saved_model(titans, saved):
@@ -94,11 +124,11 @@ def damage(path, how):
         path.unlink()
 
 
+FILES = ["model.safetensors", "config.json", "optimizer/.metadata", "optimizer/__0_0.distcp"]
 DAMAGE = [
-    *itertools.product(
-        ["trainer.pt", "model.safetensors", "config.json"], ["truncated", "one bit", "empty", "missing"]
-    ),
-    *itertools.product(["files.json"], ["truncated", "empty", "missing"]),
+    *itertools.product(["trainer.pt"], ["truncated", "one bit", "empty", "missing"]),
+    *itertools.product(FILES, ["one bit", "missing"]),
+    *itertools.product(["files.json"], ["truncated", "missing"]),
 ]
 
 
@@ -172,44 +202,76 @@ class Evil:
         return (open, (str(self.path), "w"))
 
 
-def parts(titans, folder, lr=0.5):
-    """A checkpoint of several processes, written by one."""
+def test_the_optimizer_comes_back_bit_for_bit(titans, tmp_path):
+    """Into another one, which goes on with settings of its own."""
     model = titans("mac")
-    optimiser = torch.optim.AdamW(model.parameters())
-    optimiser.param_groups[0]["lr"] = lr
-    folder.mkdir()
-    save_state(folder, model, optimiser)
-    write_checkpoint(folder, model, TRAINER)
-    return folder
+    optimizer = stepped(model)
+    save_checkpoint(tmp_path / "x", model, TRAINER, optimizer=optimizer_tensors(model, optimizer))
+    other = titans("mac")
+    again = torch.optim.AdamW(other.parameters(), lr=0.5)
+    load_optimizer(tmp_path / "x", other, again)
+    found, wanted = optimizer_tensors(other, again), optimizer_tensors(model, optimizer)
+    assert found.keys() == wanted.keys()
+    assert len(found) == 3 * len(list(model.parameters()))
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert again.param_groups[0]["lr"] == 0.5
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_the_parts_of_several_processes_come_back(titans, tmp_path):
-    folder = parts(titans, tmp_path / "x")
+def test_what_has_not_been_trained_yet_has_nothing_to_bring_back(titans, tmp_path):
+    """No parameter after a first step that was skipped; one without a gradient never."""
     model = titans("mac")
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1.0)
-    with torch.no_grad():
-        model.lm_head.weight.zero_()
+    optimizer = torch.optim.AdamW(model.parameters())
+    save_checkpoint(tmp_path / "none", model, TRAINER, optimizer=optimizer_tensors(model, optimizer))
+    load_optimizer(tmp_path / "none", model, optimizer)
+    assert not optimizer.state
+    model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
+    optimizer.step()
+    save_checkpoint(tmp_path / "one", model, TRAINER, optimizer=optimizer_tensors(model, optimizer))
+    again = torch.optim.AdamW(model.parameters())
+    load_optimizer(tmp_path / "one", model, again)
+    assert list(again.state) == [model.lm_head.weight]
+
+
+def test_the_optimizer_of_another_model_is_refused(titans, tmp_path):
+    model = titans("mac")
+    save_checkpoint(tmp_path / "x", model, TRAINER, optimizer=optimizer_tensors(model, stepped(model)))
+    for other in (titans("mac", hidden_size=32), titans("sliding")):
+        with pytest.raises(ValueError, match=r"optimizer (does not fit this model|holds 'model\.)"):
+            load_optimizer(tmp_path / "x", other, torch.optim.AdamW(other.parameters()))
+
+
+@pytest.mark.parametrize("where", ["list", "values", "tensors"])
+def test_an_optimizer_runs_no_code_even_where_the_sums_are_right(titans, tmp_path, where):
+    """In DCP's list, in a value that is no tensor, in the place of a tensor."""
+    ran, folder, model = tmp_path / "ran", tmp_path / "x", titans("mac")
+    given = {"lm_head.weight/exp_avg": Evil(ran)} if where == "values" else optimizer_tensors(model, stepped(model))
+    save_checkpoint(folder, model, TRAINER, optimizer=given)
+    if where == "list":
+        (folder / "optimizer" / ".metadata").write_bytes(pickle.dumps(Evil(ran)))
+    elif where == "tensors":
+        (file,) = (folder / "optimizer").glob("*.distcp")
+        evil = io.BytesIO()
+        torch.save(Evil(ran), evil)
+        file.write_bytes(evil.getvalue() + file.read_bytes()[len(evil.getvalue()) :])
+    (folder / "files.json").unlink()
+    write_sums(folder)
     verify_checkpoint(folder)
-    load_state(folder, model, optimiser)
-    assert torch.equal(model.lm_head.weight, titans("mac").lm_head.weight)
-    assert optimiser.param_groups[0]["lr"] == 0.5
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("where", ["metadata", "values"])
-def test_parts_run_no_code_even_where_the_sums_are_right(titans, tmp_path, where):
-    ran = tmp_path / "ran"
-    folder = parts(titans, tmp_path / "x", *([Evil(ran)] if where == "values" else []))
-    if where == "metadata":
-        (folder / "state" / ".metadata").write_bytes(pickle.dumps(Evil(ran)))
-    model = titans("mac")
-    with pytest.raises(ValueError, match="state"):
-        load_state(folder, model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(ValueError, match="optimizer"):
+        load_optimizer(folder, model, torch.optim.AdamW(model.parameters()))
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("name", ["state/.metadata", "pytorch_model.bin", ".x"])
+def test_ctrl_c_while_the_optimizer_is_written_is_ctrl_c(titans, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch.distributed.checkpoint.filesystem.FileSystemWriter.write_data", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path / "x", titans("mac"), TRAINER, optimizer=MOMENTS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["optimizer/__9_0.distcp", "pytorch_model.bin", ".x"])
 def test_files_that_were_added_are_refused(titans, saved, name):
     (saved / name).parent.mkdir(exist_ok=True)
     (saved / name).write_bytes(b"x")

@@ -2,7 +2,7 @@ import pytest
 
 from model_cases import STACKS
 from titans_lm.ops.state import state_bytes
-from titans_lm.train.describe import describe_model, part_name
+from titans_lm.train.fresh import describe_model, part_name
 
 
 @pytest.mark.parametrize("architecture", STACKS)

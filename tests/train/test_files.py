@@ -7,8 +7,15 @@ import torch
 
 from titans_lm.cli import is_mistake
 from titans_lm.train.checkpoint import save_checkpoint
-from titans_lm.train.files import claimed, new_folder, remove_folder, remove_unfinished, write_atomically, write_json
-from titans_lm.train.log import JsonLines
+from titans_lm.train.files import (
+    JsonLines,
+    claimed,
+    new_folder,
+    remove_folder,
+    remove_unfinished,
+    write_atomically,
+    write_json,
+)
 
 
 def names(folder):

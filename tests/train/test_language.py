@@ -1,16 +1,17 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from titans_lm.config import BackboneConfig
 from titans_lm.data.text import load_corpus
 from titans_lm.data.tokenizer import encode_document
-from titans_lm.train.heldout import token_bits
+from titans_lm.evaluate.bits_per_byte import token_bits
 from titans_lm.train.language import train_language_model
-from titans_lm.train.settings import LanguageSettings, merge_settings, read_settings_file
+from titans_lm.train.options import merge_settings, read_settings_file
+from titans_lm.train.settings import LanguageSettings
 
 SMALL = BackboneConfig(
     architecture="mac",
@@ -68,7 +69,7 @@ def test_it_leaves_a_run_folder_that_says_everything(settings, stateful):
 
     held = [encode_document(d.data, eos=False) for d in load_corpus(settings.data, held_out=0.2).held_out]
     assert sum(len(document) - 1 for document in held) <= 300
-    bits = torch.cat(token_bits(model, held, seq_len=32, carry=stateful))
+    bits = np.concatenate(token_bits(model, held, piece_len=32, reset_every=None if stateful else 32))
     assert result["held_out_bits_per_byte"] == pytest.approx(float(bits.mean()), rel=1e-4)
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in logged if "held_out_bits_per_byte" in r] == [3, 6]

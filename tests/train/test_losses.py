@@ -68,7 +68,7 @@ def test_the_text_of_a_task_counts_by_its_weight(llama, weight: float):
 
 @pytest.mark.parametrize("changes", [{}, {"decay": False}, {"gates": "channel"}, {"memory_depth": 2}])
 @pytest.mark.parametrize("architecture", ["lmm", "mac"])
-def test_open_gates_have_their_price(titans, architecture, changes):
+def test_open_gates_have_a_sparsity_penalty(titans, architecture, changes):
     """By what each projection of gates gives to the inputs it gets, one after the other."""
     model = titans(architecture, **changes)
     batch = TaskBatches(RecallSettings(pairs=2, symbols=8, length=12, gap=4), batch_size=4)(0)
@@ -81,7 +81,7 @@ def test_open_gates_have_their_price(titans, architecture, changes):
     free, _ = TaskLoss()(model, batch)
     for handle in handles:
         handle.remove()
-    loss, told = TaskLoss(gate_price=3.0)(model, batch)
+    loss, told = TaskLoss(gate_l1=3.0)(model, batch)
     assert means
     torch.testing.assert_close(told["gates"], torch.stack(means).mean().detach())
     torch.testing.assert_close(loss, free + 3.0 * torch.stack(means).mean())
@@ -94,9 +94,9 @@ def test_open_gates_have_their_price(titans, architecture, changes):
     assert not any(gate._forward_hooks for gate in gates)
 
 
-def test_a_model_without_a_memory_pays_nothing(llama):
+def test_a_model_without_a_memory_has_no_penalty(llama):
     model, batch = llama(), TaskBatches(BabiLongSettings(length=0), batch_size=3)(0)
-    loss, told = TaskLoss(gate_price=3.0)(model, batch)
+    loss, told = TaskLoss(gate_l1=3.0)(model, batch)
     torch.testing.assert_close(loss, TaskLoss()(model, batch)[0])
     assert "gates" not in told
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from prepare.prepare_cases import prepared, write_texts
 from titans_lm.config import BackboneConfig
 from titans_lm.data.prepared import TokenFolder
-from titans_lm.train.heldout import held_out_tokens
+from titans_lm.evaluate.documents import held_out_tokens
 from titans_lm.train.language import train_language_model
 from titans_lm.train.settings import LanguageSettings
 

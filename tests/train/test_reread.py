@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.experiment_cases import trials
 from prepare.prepare_cases import prepared, write_texts
 from titans_lm.cli import parse
-from titans_lm.compare.runs import trials
-from titans_lm.compare.settings import CompareSettings
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import RandomCrops
 from titans_lm.data.curriculum import RereadCurriculum
 from titans_lm.data.packing import PackedRows
 from titans_lm.data.reread import RereadRows
-from titans_lm.train.corpus import language_data
-from titans_lm.train.language import train_language_model
+from titans_lm.experiments.settings import CompareSettings
+from titans_lm.train.language import language_data, train_language_model
 from titans_lm.train.loop import Interrupted
-from titans_lm.train.parallel import World
-from titans_lm.train.settings import LanguageSettings, merge_settings, plain_settings
+from titans_lm.train.options import merge_settings, plain_settings
+from titans_lm.train.parallel import Distributed
+from titans_lm.train.settings import LanguageSettings
 
 SMALL = BackboneConfig(
     architecture="lmm", hidden_size=16, num_attention_heads=2, num_hidden_layers=1, memory_expansion=1,
@@ -95,7 +95,7 @@ def test_without_one_the_batches_are_as_they_were(texts: Path) -> None:
 def test_every_process_takes_its_rows_in_both_phases(texts: Path) -> None:
     batches = language_data(settings(texts / "tokens")).batches
     for step, rows in ((0, 6), (3, 2)):
-        parts = [World(rank, 2, torch.device("cpu")).rows(batches(step)) for rank in (0, 1)]
+        parts = [Distributed(rank, 2, torch.device("cpu")).rows(batches(step)) for rank in (0, 1)]
         for name, whole in batches(step).items():
             assert len(whole) == rows
             assert torch.equal(torch.cat([part[name] for part in parts]), whole)

@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM
 
 from titans_lm.data.batches import RandomCrops
 from titans_lm.data.tokenizer import byte_tokenizer, encode_document, is_byte_tokenizer
-from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import next_token_loss
+from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import RunFolder, commits_of, load_model, load_tokenizer, resolve_model
 from titans_lm.train.settings import FitSettings
 

@@ -6,14 +6,8 @@ from pathlib import Path
 import pytest
 
 from titans_lm.config import BackboneConfig
-from titans_lm.train.settings import (
-    FitSettings,
-    LanguageSettings,
-    as_options,
-    merge_settings,
-    plain_settings,
-    read_settings_file,
-)
+from titans_lm.train.options import as_options, merge_settings, plain_settings, read_settings_file
+from titans_lm.train.settings import FitSettings, LanguageSettings
 
 
 def test_settings_survive_a_file(tmp_path):
@@ -63,6 +57,18 @@ def test_a_toml_file_changes_what_it_names(tmp_path):
 def test_what_is_wrong_in_a_file_is_said(values, message):
     with pytest.raises(ValueError, match=message):
         merge_settings(LanguageSettings(), values)
+
+
+def test_settings_of_saved_runs_are_found_by_the_names_that_they_had():
+    @dataclasses.dataclass(frozen=True)
+    class Now:
+        lm_loss_weight: float = 0.0
+        gate_l1: float = 0.0
+
+    assert merge_settings(Now(), {"text_weight": 0.5, "gate_price": 0.1}) == Now(0.5, 0.1)
+    assert merge_settings(Now(), plain_settings(Now(0.5, 0.1))) == Now(0.5, 0.1)
+    with pytest.raises(ValueError, match="unknown setting 'text_weigt' for Now"):
+        merge_settings(Now(), {"text_weigt": 0.5})
 
 
 @pytest.mark.parametrize(

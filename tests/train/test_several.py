@@ -19,7 +19,7 @@ from prepare.prepare_cases import prepared, write_texts
 from train.several import forked
 
 SCRIPT = Path(__file__).parent / "several.py"
-STEPS = 20
+STEPS = 12
 DEFAULT = {"model": "mac", "rows": "packed", "settings": {"steps": STEPS}}
 
 
@@ -95,10 +95,8 @@ def losses(found: list[dict[str, float]]) -> list[float]:
 
 
 CASES = [
-    ("mac", "packed", "ddp"),
     ("mac", "packed", "fsdp"),
     ("lmm", "documents", "ddp"),
-    ("mal", "documents", "fsdp"),
     ("mag", "lanes", "ddp"),
 ]
 
@@ -109,14 +107,14 @@ def test_two_processes_give_the_curve_of_one(data: Path, tmp_path: Path, model: 
     """The same batches in all; rows of documents are padded, so the halves of a batch differ in what they count."""
     case = {"model": model, "rows": rows}
     settings = {"steps": STEPS, "parallel": parallel, "accumulate": 2 if model == "mac" else 1}
-    two_settings = {**settings, "save_async": model in ("lmm", "mal")}
+    two_settings = {**settings, "save_async": model in ("lmm", "mac")}
     one = trained(data, tmp_path / "one", 1, settings=settings, **case)
     two = trained(data, tmp_path / "two", 2, settings=two_settings, **case)
     assert len(one) == len(two) == STEPS
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)
     assert [r["grad_norm"] for r in two] == pytest.approx([r["grad_norm"] for r in one], rel=1e-4)
     assert [r["tokens"] for r in two] == [r["tokens"] for r in one]
-    for kept in ("model", "checkpoints/step-000018"):
+    for kept in ("model", "checkpoints/step-000009"):
         models = [AutoModelForCausalLM.from_pretrained(tmp_path / name / kept) for name in ("one", "two")]
         for (name, a), (_, b) in zip(*(m.state_dict().items() for m in models), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
@@ -144,8 +142,6 @@ CHANGES = [
     ((2, "fsdp"), (1, "auto")),
     ((1, "auto"), (2, "fsdp")),
     ((2, "ddp"), (1, "auto")),
-    ((1, "auto"), (2, "ddp")),
-    ((2, "fsdp"), (2, "ddp")),
 ]
 
 
@@ -155,7 +151,7 @@ def test_another_number_of_processes_goes_on(
     data: Path, one: list[dict[str, float]], tmp_path: Path, first: tuple, second: tuple
 ) -> None:
     train(
-        data, tmp_path / "run", first[0], settings={"steps": STEPS, "parallel": first[1]}, kill={"step": 9, "rank": 0}
+        data, tmp_path / "run", first[0], settings={"steps": STEPS, "parallel": first[1]}, kill={"step": 8, "rank": 0}
     )
     assert (tmp_path / "run" / "checkpoints" / "step-000006").is_dir()
     again = trained(data, tmp_path / "run", second[0], settings={"steps": STEPS, "parallel": second[1]})
@@ -163,20 +159,20 @@ def test_another_number_of_processes_goes_on(
 
 
 @pytest.mark.slow
-def test_killed_ten_times_in_a_row_it_reads_every_row_once(data: Path, tmp_path: Path) -> None:
+def test_killed_five_times_in_a_row_it_reads_every_row_once(data: Path, tmp_path: Path) -> None:
     """Killed at random, mostly between two checkpoints, a run ends as one that was never killed."""
-    settings = {"steps": 34}
+    settings = {"steps": 18}
     whole = trained(data, tmp_path / "whole", 2, settings=settings)
     rng, saved = random.Random(1), 0
-    for _ in range(10):
+    for _ in range(5):
         kill = {"step": rng.randint(saved + 1, saved + 4), "rank": rng.randint(0, 1)}
         assert train(data, tmp_path / "run", 2, settings=settings, kill=kill).failed
         checkpoints = tmp_path / "run" / "checkpoints"
         saved = max((int(path.name[5:]) for path in checkpoints.glob("step-*")), default=0)
-    assert 0 < saved < 34
+    assert 0 < saved < 18
     again = trained(data, tmp_path / "run", 2, settings=settings)
     assert losses(again) == losses(whole)
-    assert [record["step"] for record in again] == list(range(1, 35))
+    assert [record["step"] for record in again] == list(range(1, 19))
     rows = [row for record in again for row in record["rows"]]
     assert rows == [row for record in whole for row in record["rows"]]
-    assert len(rows) == 4 * 34 == len(set(rows)), "no row of the text is lost or read twice"
+    assert len(rows) == 4 * 18 == len(set(rows)), "no row of the text is lost or read twice"

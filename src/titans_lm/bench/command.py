@@ -6,7 +6,7 @@ from typing import Any
 
 from titans_lm.bench.registry import benchmarks
 from titans_lm.bench.settings import BenchSettings
-from titans_lm.train.settings import written_command
+from titans_lm.train.options import written_command
 
 
 def run_bench(settings: BenchSettings, say: Callable[[str], None]) -> dict[str, Any]:

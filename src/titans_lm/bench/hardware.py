@@ -3,10 +3,10 @@
 import os
 import platform
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from titans_lm.bench.settings import ALLOCATORS
-from titans_lm.demo.run import processor, usable_cores
 from titans_lm.train.device import commit, environment
 
 
@@ -28,6 +28,19 @@ def hardware() -> dict[str, Any]:
         "inherited_allocator": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",
     }
+
+
+def processor() -> str:
+    """Name the processor as the system knows it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(errors="replace").splitlines() if info.is_file() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine_memory() -> int:

@@ -28,7 +28,7 @@ def kernels(settings: KernelsSettings, at: Place) -> Cases:
 
 def kernel_shapes(settings: KernelsSettings) -> list[dict[str, Any]]:
     """List the grid without what no kernel does; decoding knows no length."""
-    from titans_lm.ops.triton.support import unsupported
+    from titans_lm.ops.triton import unsupported
 
     found = []
     grid = product(settings.widths, settings.expansions, settings.chunks, settings.memories, settings.modes)

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from titans_lm.bench.hardware import hardware, machine_memory
+from titans_lm.bench.hardware import hardware, machine_memory, usable_cores
 from titans_lm.bench.registry import Benchmark, Case, Comparison, Place, Repeated
 from titans_lm.bench.settings import ALLOCATORS, BenchSettings
-from titans_lm.demo.run import usable_cores
 from titans_lm.report.sources import FORMAT
 from titans_lm.train.files import write_json
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.options import plain_settings
 
 WORKER = ("-m", "titans_lm.bench.worker")
 WARMUP, WARMUP_SECONDS = 8, 3.0

@@ -211,12 +211,12 @@ class AllSettings(BenchSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RenderSettings:
-    """Write the page of results, and its plots, from the numbers of earlier runs."""
+    """Write the pages of results, and their plots, from the numbers of earlier runs."""
 
     results: Path = Path("docs/results/bench")
     """Folder of the JSON files; the plots go there too."""
     docs: Path = Path("docs/results.md")
-    """The page."""
+    """The index; the page of each topic goes into the folder of its name."""
     json: Path | None = None
     """Write the names of the files that were written to this file."""
     quiet: bool = False

@@ -15,7 +15,7 @@ from titans_lm.bench.measure import Runnable, seconds
 from titans_lm.bench.registry import subject
 from titans_lm.config import MemoryConfig
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
-from titans_lm.ops.products import has_faster_products, linear
+from titans_lm.ops.matmul import has_faster_products, linear
 
 DECODED = 64
 """Tokens that a run of decoding writes, or one chunk if that is longer: whole chunks, so every place counts alike."""

@@ -8,13 +8,21 @@ from titans_lm.commands.evaluate import Evaluate, run_evaluate
 from titans_lm.commands.forecast import Forecast, run_forecast
 from titans_lm.commands.genomics import Genomics, run_genomics
 from titans_lm.commands.measure import Bench, Demo, run_bench, run_demo
-from titans_lm.commands.memory import MemoryFiles, Read, run_memory, run_read
-from titans_lm.commands.model import Generate, Info, Train, run_generate, run_info, run_train
-from titans_lm.commands.prepare import Prepare, run_prepare
+from titans_lm.commands.memory import MemoryFiles, Read, SurpriseOf, run_memory, run_read, run_surprise
+from titans_lm.commands.model import (
+    Generate,
+    Info,
+    Prepare,
+    Serve,
+    Train,
+    run_generate,
+    run_info,
+    run_prepare,
+    run_serve,
+    run_train,
+)
 from titans_lm.commands.repro import Repro, run_repro
 from titans_lm.commands.retrofit import Retrofit, run_retrofit
-from titans_lm.commands.serve import Serve, run_serve
-from titans_lm.commands.surprise import SurpriseOf, run_surprise
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "prepare": (Prepare, run_prepare),

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from titans_lm.commands.show import say, write_result
-from titans_lm.compare.settings import CompareSettings
+from titans_lm.experiments.settings import CompareSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Compare(CompareSettings):
 
 
 def run_compare_command(command: Compare) -> None:
-    from titans_lm.compare.run import FILE, run_compare
+    from titans_lm.experiments.text import FILE, run_compare
     from titans_lm.report.models import title
     from titans_lm.report.spread import written
 

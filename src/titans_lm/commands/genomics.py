@@ -1,63 +1,19 @@
 """titans genomics: DNA sequences to classes."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from titans_lm.commands.show import say, write_result
-from titans_lm.genomics.settings import EvaluateSettings, PredictSettings, PretrainSettings, TrainSettings, as_settings
-from titans_lm.train.settings import written_command
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainClassifier(TrainSettings):
-    """Train a classifier on sequences with classes: titans genomics train DATA --run runs/dna."""
-
-    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-    resume: bool = False
-    """Go on with --run where it was stopped, by the same settings."""
-    json: Path | None = None
-    """Write what came out to this file too."""
-    quiet: bool = False
-    """Show no progress."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pretrain(PretrainSettings):
-    """Learn to predict the next nucleotide; titans genomics train DATA --pretrained RUN starts from it."""
-
-    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-    resume: bool = False
-    """Go on with --run where it was stopped, by the same settings."""
-    json: Path | None = None
-    """Write what came out to this file too."""
-    quiet: bool = False
-    """Show no progress."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateClassifiers(EvaluateSettings):
-    """Compare classifiers on a file by cross-validation, with paired tests; stopped, the same command goes on."""
-
-    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predict(PredictSettings):
-    """Write classes and probabilities: titans genomics predict RUN DATA --out classes.tsv."""
-
-    model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
-    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-
+from titans_lm.genomics.settings import EvaluateSettings, PredictSettings, PretrainSettings, TrainSettings
+from titans_lm.train.options import written_command
 
 Commands = (
-    Annotated[TrainClassifier, tyro.conf.subcommand("train", default=TrainClassifier())]
-    | Annotated[EvaluateClassifiers, tyro.conf.subcommand("evaluate", default=EvaluateClassifiers())]
-    | Annotated[Predict, tyro.conf.subcommand("predict", default=Predict())]
-    | Annotated[Pretrain, tyro.conf.subcommand("pretrain", default=Pretrain())]
+    Annotated[TrainSettings, tyro.conf.subcommand("train", default=TrainSettings())]
+    | Annotated[EvaluateSettings, tyro.conf.subcommand("evaluate", default=EvaluateSettings())]
+    | Annotated[PredictSettings, tyro.conf.subcommand("predict", default=PredictSettings())]
+    | Annotated[PretrainSettings, tyro.conf.subcommand("pretrain", default=PretrainSettings())]
 )
 
 
@@ -68,62 +24,45 @@ class Genomics:
     what: Annotated[tyro.conf.OmitSubcommandPrefixes[Commands], tyro.conf.arg(name="")] = tyro.MISSING
 
 
-def run_genomics(command: Genomics) -> None:
-    what = command.what
-    tell = (lambda _: None) if what.quiet else say
-    if isinstance(what, TrainClassifier):
-        train(what, tell)
-    elif isinstance(what, Pretrain):
-        pretrain(what, tell)
-    elif isinstance(what, EvaluateClassifiers):
-        evaluate(what, tell)
-    else:
-        predict_classes(what, tell)
-
-
-def train(command: TrainClassifier, tell: Callable[[str], None]) -> None:
-    from titans_lm.genomics.fit import train_on_file
-    from titans_lm.train.log import ProgressReport
-
-    settings = as_settings(TrainSettings, command)
-    result = train_on_file(settings, resume=command.resume, progress=ProgressReport(quiet=command.quiet))
-    write_result(command.json, result)
-    tell(f"{100 * result['validation']['accuracy']:.1f} % of the part held out are right; model in {result['model']}")
-
-
-def pretrain(command: Pretrain, tell: Callable[[str], None]) -> None:
-    from titans_lm.genomics.fit import pretrain_on_file
-    from titans_lm.train.log import ProgressReport
-
-    settings = as_settings(PretrainSettings, command)
-    result = pretrain_on_file(settings, resume=command.resume, progress=ProgressReport(quiet=command.quiet))
-    write_result(command.json, result)
-    tell(f"{result['held_out_bits_per_nucleotide']:.4f} bits per nucleotide held out; model in {result['model']}")
-
-
 def command_line(settings: EvaluateSettings) -> str:
     """Write the command that the settings came from."""
-    unsaid: dict[str, Any] = {"data": None, "json": None, "quiet": False}
-    return written_command("genomics", "evaluate", str(settings.data), settings=settings, **unsaid)
+    return written_command(
+        "genomics", "evaluate", str(settings.data), settings=settings, data=None, json=None, quiet=False
+    )
 
 
-def evaluate(command: EvaluateClassifiers, tell: Callable[[str], None]) -> None:
-    from titans_lm.genomics.evaluate import FILE, run_evaluation
-    from titans_lm.report.genomics import tables
-    from titans_lm.report.table import screen
+def run_genomics(command: Genomics) -> None:
+    settings = command.what
+    tell = (lambda _: None) if settings.quiet else say
+    match settings:
+        case TrainSettings():
+            from titans_lm.genomics.fit import train_on_file
+            from titans_lm.train.progress import ProgressReport
 
-    settings = as_settings(EvaluateSettings, command)
-    result = run_evaluation(settings, command_line(settings), tell)
-    write_result(command.json, result)
-    tell("\n".join(screen(tables(result))))
-    tell(f"numbers and plots in {settings.out}, first of all {settings.out / FILE}")
+            result = train_on_file(settings, progress=ProgressReport(quiet=settings.quiet))
+            right = 100 * result["validation"]["accuracy"]
+            told = f"{right:.1f} % of the part held out are right; model in {result['model']}"
+        case PretrainSettings():
+            from titans_lm.genomics.fit import pretrain_on_file
+            from titans_lm.train.progress import ProgressReport
 
+            result = pretrain_on_file(settings, progress=ProgressReport(quiet=settings.quiet))
+            bits = result["held_out_bits_per_nucleotide"]
+            told = f"{bits:.4f} bits per nucleotide held out; model in {result['model']}"
+        case EvaluateSettings():
+            from titans_lm.genomics.evaluate import FILE, run_evaluation
+            from titans_lm.report.genomics import tables
+            from titans_lm.report.table import screen
 
-def predict_classes(command: Predict, tell: Callable[[str], None]) -> None:
-    from titans_lm.genomics.predict import predict
+            result = run_evaluation(settings, command_line(settings), tell)
+            tell("\n".join(screen(tables(result))))
+            told = f"numbers and plots in {settings.out}, first of all {settings.out / FILE}"
+        case _:
+            from titans_lm.genomics.predict import predict
 
-    result = predict(as_settings(PredictSettings, command))
-    write_result(command.json, result)
-    counts = ", ".join(f"{name} {many:,}" for name, many in result["predicted"].items())
-    right = f"; {100 * result['accuracy']:.1f} % are right" if "accuracy" in result else ""
-    tell(f"{result['sequences']:,} sequences: {counts}{right}; classes in {result['out']}")
+            result = predict(settings)
+            counts = ", ".join(f"{name} {many:,}" for name, many in result["predicted"].items())
+            right = f"; {100 * result['accuracy']:.1f} % are right" if "accuracy" in result else ""
+            told = f"{result['sequences']:,} sequences: {counts}{right}; classes in {result['out']}"
+    write_result(settings.json, result)
+    tell(told)

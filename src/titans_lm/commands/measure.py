@@ -1,41 +1,27 @@
 """titans demo, bench: train small models and measure what a memory is worth; time and memory of what runs."""
 
-import dataclasses
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import tyro
 
 from titans_lm.bench.registry import benchmarks
 from titans_lm.bench.settings import AllSettings, BenchSettings, RenderSettings
-from titans_lm.commands.show import say, write_result
+from titans_lm.commands.show import Configured, one_of, say, write_result
 from titans_lm.demo.settings import DemoSettings
+from titans_lm.train.options import as_settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo(DemoSettings):
+class Demo(Configured, DemoSettings):
     """Train small models in minutes, with a memory and without, and write a report of what the memory is worth."""
 
-    config: Path | None = None
-    """A .json or .toml file of these settings, which become the defaults."""
-    json: Path | None = None
-    """Write the numbers to this file too."""
-    quiet: bool = False
-    """Show nothing."""
 
-
+KINDS = {**{name: one.settings for name, one in benchmarks().items()}, "all": AllSettings, "render": RenderSettings}
 if TYPE_CHECKING:
     Measured = BenchSettings | RenderSettings
 else:
-    _kinds = {
-        **{name: one.settings for name, one in benchmarks().items()},
-        "all": AllSettings,
-        "render": RenderSettings,
-    }
-    Measured = reduce(or_, (Annotated[cls, tyro.conf.subcommand(name, default=cls())] for name, cls in _kinds.items()))
+    Measured = one_of({name: (kind, kind()) for name, kind in KINDS.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +34,7 @@ class Bench:
 def run_demo(command: Demo) -> None:
     from titans_lm.demo.run import run_demo
 
-    settings = DemoSettings(**{field.name: getattr(command, field.name) for field in dataclasses.fields(DemoSettings)})
-    write_result(command.json, run_demo(settings, quiet=command.quiet))
+    command.write(run_demo(as_settings(DemoSettings, command), quiet=command.quiet))
 
 
 def run_bench(command: Bench) -> None:

@@ -1,4 +1,4 @@
-"""titans read, memory: read text into a memory file, and look into such files."""
+"""titans read, memory, surprise: read text into a memory file, look into such files, show what surprised a memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 import tyro
 
-from titans_lm.commands.show import show, write_result
-from titans_lm.train.settings import plain_settings
+from titans_lm.commands.show import Configured, Written, say, show
+from titans_lm.train.options import plain_settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
+class Read(Configured):
     """Read files of any length into a memory of constant size, and save it."""
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES")] = ()
@@ -32,46 +32,34 @@ class Read:
     """Precision of the file: exact, or rounded to half the size."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
-    config: Path | None = None
-    """A .json or .toml file of these settings, which become the defaults."""
-    json: Path | None = None
-    """Write what was read and how fast to this file."""
-    quiet: bool = False
-    """Show nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryShow:
+class MemoryShow(Written):
     """Show what a memory file holds: sources, model, sizes."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """Memory file."""
-    json: Path | None = None
-    """Write it to this file too."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryDiff:
+class MemoryDiff(Written):
     """Show how far two memories of one model are apart."""
 
     first: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FIRST")]
     """Memory file."""
     second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SECOND")]
     """Memory file."""
-    json: Path | None = None
-    """Write it to this file too."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryVerify:
+class MemoryVerify(Written):
     """Check that a memory file is whole, that its numbers are finite and, with a model, that it is this model's."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """Memory file."""
     model: Path | None = None
     """Run folder, checkpoint, or folder of a saved model."""
-    json: Path | None = None
-    """Write it to this file too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +75,26 @@ class MemoryFiles:
     ] = tyro.MISSING
 
 
+@dataclass(frozen=True, kw_only=True)
+class SurpriseOf(Configured):
+    """Show what surprised the memory in a text: a page to look at, a plot, and a line of JSON for every token."""
+
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
+    """File to read, as a document of its own."""
+    model: Path | None = None
+    """Run folder, checkpoint, or folder of a saved model."""
+    memory: Path | None = None
+    """Memory file to go on from (titans read makes one)."""
+    out: Path = Path("surprise")
+    """Folder for surprise.html, surprise.png and surprise.jsonl; files of these names are replaced."""
+    max_tokens: int = 20_000
+    """Tokens that the page shows, from the start; the other two have all."""
+    piece_len: int = 512
+    """Tokens read at once; changes speed and the memory of a call, nothing else."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
+
+
 def run_read(command: Read) -> None:
     if command.model is None or command.out is None:
         raise ValueError("got no --model or no --out; expected titans read FILES --model MODEL --out FILE.memory")
@@ -94,21 +102,13 @@ def run_read(command: Read) -> None:
     from titans_lm.train.run import load_model, load_tokenizer
 
     model, tokenizer = load_model(command.model, command.device), load_tokenizer(command.model)
+    names = ("onto", "resume", "save_every", "piece_len", "precision", "quiet")
     result = read_files(
-        model,
-        tokenizer,
-        command.files,
-        command.out,
-        onto=command.onto,
-        resume=command.resume,
-        save_every=command.save_every,
-        piece_len=command.piece_len,
-        precision=command.precision,
-        quiet=command.quiet,
+        model, tokenizer, command.files, command.out, **{name: getattr(command, name) for name in names}
     )
     if not command.quiet:
         show(result)
-    write_result(command.json, {"settings": plain_settings(command), **result})
+    command.write({"settings": plain_settings(command), **result})
 
 
 def run_memory(command: MemoryFiles) -> None:
@@ -124,4 +124,23 @@ def run_memory(command: MemoryFiles) -> None:
 
         result = verify_memory(what.file, None if what.model is None else load_model(what.model, "cpu"))
     show(result)
-    write_result(what.json, result)
+    what.write(result)
+
+
+def run_surprise(command: SurpriseOf) -> None:
+    if command.file is None or command.model is None:
+        raise ValueError("got no FILE or no --model; expected titans surprise FILE --model MODEL")
+    from titans_lm.report.surprise.files import write_surprise
+    from titans_lm.train.run import load_model, load_tokenizer
+
+    model, tokenizer = load_model(command.model, command.device), load_tokenizer(command.model)
+    names = ("memory", "max_tokens", "piece_len", "quiet")
+    given = {name: getattr(command, name) for name in names}
+    result = write_surprise(model, tokenizer, command.file, command.out, name=str(command.model), **given)
+    if not command.quiet:
+        show({name: value for name, value in result.items() if name != "most_surprising"})
+        say("most surprising, by the momentary surprise in multiples of its median:")
+        for place in result["most_surprising"]:
+            bits = "no" if place["bits"] is None else f"{place['bits']:.1f}"
+            say(f"  {place['position']:>9,}  {place['momentary'] or 0.0:6.2f} ×  {bits:>5} bits  {place['context']}")
+    command.write({"settings": plain_settings(command), **result})

@@ -1,4 +1,4 @@
-"""titans train, generate, info: make a model, let it write, and say what it is."""
+"""titans prepare, train, generate, serve, info: text into tokens, a model from them, and what it can be used for."""
 
 import dataclasses
 import os
@@ -8,13 +8,26 @@ from typing import Annotated, Any
 
 import tyro
 
-from titans_lm.commands.show import say, show, write, write_result
+from titans_lm.commands.show import Configured, Written, say, show, write
+from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.recipes.find import check_data
-from titans_lm.train.settings import LanguageSettings, plain_settings
+from titans_lm.serve.settings import ServeSettings
+from titans_lm.train.options import as_settings, plain_settings
+from titans_lm.train.settings import LanguageSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(LanguageSettings):
+class Prepare(Configured, PrepareSettings):
+    """Turn text into a folder of tokens that titans train reads: files, folders, JSON lines, parquet, data sets.
+
+    Begin with `titans prepare books/ --out data/books --train-bpe 8192`, then `titans train data/books`.
+    """
+
+    source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Configured, LanguageSettings):
     """Train a language model on a file, a folder of text or of tokens (prepare), or the Python library's own source.
 
     Begin with `titans train stdlib --run runs/first`; go on with `titans train --resume runs/first`. A recipe may come
@@ -32,20 +45,20 @@ class Train(LanguageSettings):
     """Share of them that training reaches in the estimate of --dry-run; 0.05 is what others report for small chunks."""
     resume: Path | None = None
     """Run folder to go on with; its settings are the defaults."""
-    config: Path | None = None
-    """A .json or .toml file of settings, which become the defaults; the settings.json of a run is one."""
-    json: Path | None = None
-    """Write what came out to this file."""
-    quiet: bool = False
-    """Show no progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate:
-    """Write on after a prompt, with the model of a run or any saved model."""
+class OfModel:
+    """A model that was saved."""
 
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
     """Run folder, checkpoint, or folder of a saved model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(Configured, OfModel):
+    """Write on after a prompt, with the model of a run or any saved model."""
+
     model_option: Annotated[Path | None, tyro.conf.arg(name="model")] = None
     """The same, as an option."""
     prompt: str = ""
@@ -70,37 +83,59 @@ class Generate:
     """Write the memory after prompt and text to this file; with --memory."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
-    config: Path | None = None
-    """A .json or .toml file of these settings, which become the defaults."""
-    json: Path | None = None
-    """Write the text and how long it took to this file."""
-    quiet: bool = False
-    """Show the text when it is complete and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Info:
-    """Show a model's parameters and state bytes, the versions of what is installed, and the devices."""
+class Serve(ServeSettings, OfModel):
+    """Serve a model over HTTP: OpenAI's completions and chat, one memory per conversation, and a page to chat on."""
 
-    model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
-    """Run folder, checkpoint, or folder of a saved model; without one, versions and devices only."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
     config: Path | None = None
     """A .json or .toml file of these settings, which become the defaults."""
-    json: Path | None = None
-    """Write the same to this file."""
+    quiet: bool = False
+    """Say nothing but what goes wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info(Written, OfModel):
+    """Show a model's parameters and state bytes, the versions of what is installed, and the devices."""
+
+    config: Path | None = None
+    """A .json or .toml file of these settings, which become the defaults."""
+
+
+def run_prepare(command: Prepare) -> None:
+    from titans_lm.prepare.run import prepare
+    from titans_lm.train.progress import ByteReport
+
+    settings = as_settings(PrepareSettings, command)
+    with ByteReport(quiet=command.quiet, title="preparing") as progress:
+        result = prepare(settings, progress=progress)
+    command.write({"settings": plain_settings(settings), **result})
+    command.say(
+        f"{result['train_tokens']:,} tokens of {result['train_documents']:,} documents to train on, "
+        f"{result['held_out_tokens']:,} of {result['held_out_documents']:,} held out; {result['tokenizer']}"
+    )
+    if "was_there" in result:
+        command.say(f"{result['folder']} was there already and is whole: nothing was done")
+    else:
+        command.say(
+            f"{result['seconds']:.1f} s, {result['megabytes_per_second']:.1f} MB/s, "
+            f"{result['peak_resident_bytes'] / 2**20:,.0f} MiB at most; {result['skipped']} skipped; {result['folder']}"
+        )
 
 
 def run_train(command: Train) -> None:
     if command.data is not None or not command.dry_run:
         check_data(command.data, command.recipe, command.vocab_size)
-    names = [field.name for field in dataclasses.fields(LanguageSettings)]
-    settings = LanguageSettings(**{name: getattr(command, name) for name in names})
+    settings = as_settings(LanguageSettings, command)
     if command.dry_run:
         say_what_it_takes(command, settings)
         return
 
     from titans_lm.train.language import train_language_model
-    from titans_lm.train.log import ProgressReport
+    from titans_lm.train.progress import ProgressReport
 
     if command.resume is not None:
         settings = dataclasses.replace(settings, run=command.resume)
@@ -109,20 +144,17 @@ def run_train(command: Train) -> None:
     )
     if os.environ.get("RANK", "0") != "0":  # under torchrun, one process speaks
         return
-    write_result(command.json, result)
-    if not command.quiet:
-        bits = result.get("held_out_bits_per_byte")
-        say(f"held-out bits per byte {bits:.4f} after {result['steps']} steps; model in {result['model']}")
+    command.write(result)
+    bits = result.get("held_out_bits_per_byte")
+    command.say(f"held-out bits per byte {bits:.4f} after {result['steps']} steps; model in {result['model']}")
 
 
 def say_what_it_takes(command: Train, settings: LanguageSettings) -> None:
     from titans_lm.recipes.estimate import estimate_lines, estimate_training
 
     estimate = estimate_training(settings, peak_tflops=command.peak_tflops, utilisation=command.utilisation)
-    result = {"recipe": command.recipe, **estimate, "settings": plain_settings(settings)}
-    write_result(command.json, result)
-    if not command.quiet:
-        say("\n".join(estimate_lines(estimate)))
+    command.write({"recipe": command.recipe, **estimate, "settings": plain_settings(settings)})
+    command.say("\n".join(estimate_lines(estimate)))
 
 
 def run_generate(command: Generate) -> None:
@@ -139,41 +171,43 @@ def run_generate(command: Generate) -> None:
     from titans_lm.streaming import load_memory, save_memory
     from titans_lm.train.run import load_model, load_tokenizer
 
-    model, tokenizer = load_model(folder, command.device), load_tokenizer(folder)
+    model: Any = load_model(folder, command.device)
     memory = None if command.memory is None else load_memory(command.memory, model)
     if command.compile:
         if not hasattr(model, "compile_decoding"):
             raise ValueError(f"got --compile for a {type(model).__name__}; expected a titans model, or no --compile")
         model.compile_decoding()
-    generated = generate_text(
-        model,
-        tokenizer,
-        prompt,
-        max_new_tokens=command.max_new_tokens,
-        temperature=command.temperature,
-        top_k=command.top_k,
-        top_p=command.top_p,
-        seed=command.seed,
-        write=None if command.quiet else write,
-        memory=memory,
-    )
+    sampling = {name: getattr(command, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}
+    tell = None if command.quiet else write
+    generated = generate_text(model, load_tokenizer(folder), prompt, write=tell, memory=memory, **sampling)
     write(f"{generated.text}\n" if command.quiet else "\n")
     if command.save_memory is not None and generated.memory is not None:
         save_memory(generated.memory, command.save_memory, model)
-    fields = [field.name for field in dataclasses.fields(generated) if field.name != "memory"]
-    told = {name: getattr(generated, name) for name in fields}
-    write_result(command.json, {"settings": plain_settings(command), **told})
+    told = {name: value for name, value in vars(generated).items() if name != "memory"}
+    command.write({"settings": plain_settings(command), **told})
+
+
+def run_serve(command: Serve) -> None:
+    if command.model is None:
+        raise ValueError("got no model; expected a run folder or a saved model: titans serve MODEL")
+    try:
+        from titans_lm.serve.server import serve_model
+    except ImportError as error:
+        raise ValueError(
+            f"got no {error.name}, which serving needs; install it with: pip install 'titans-lm[serve]'"
+        ) from error
+    serve_model(command.model, command, device=command.device, say=None if command.quiet else say)
 
 
 def run_info(command: Info) -> None:
-    from titans_lm.train.describe import describe_model
     from titans_lm.train.device import environment
 
     result: dict[str, Any] = {"environment": environment()}
     if command.model is not None:
+        from titans_lm.train.fresh import describe_model
         from titans_lm.train.run import load_model, resolve_model
 
         model = load_model(command.model, "cpu")
         result = {"path": str(resolve_model(command.model)), **describe_model(model), **result}
-    write_result(command.json, result)
+    command.write(result)
     show(result)

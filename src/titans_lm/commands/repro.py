@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-from titans_lm.commands.show import say, write_result
+from titans_lm.commands.show import Configured
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repro:
+class Repro(Configured):
     """Run a table or figure of the paper at a scale that fits, with the paper's numbers beside ours.
 
     Begin with `titans repro table5 --scale tiny --dry-run`; without a table, those that there are are listed. Stopped,
@@ -32,20 +32,13 @@ class Repro:
     """Folder of all runs and of repro.json; by default runs/repro/TABLE-SCALE."""
     dry_run: bool = False
     """Show the commands with their parameters and tokens, and run none."""
-    config: Path | None = None
-    """A .json or .toml file of these settings, which become the defaults."""
-    json: Path | None = None
-    """Write the numbers, or the plan, to this file too."""
-    quiet: bool = False
-    """Show nothing."""
 
 
 def run_repro(command: Repro) -> None:
     from titans_lm.repro.plans import list_tables, make_plan
 
-    tell = (lambda _: None) if command.quiet else say
     if command.table is None:
-        tell("\n".join(["titans repro TABLE --scale tiny|small|paper, where TABLE is one of", *list_tables()]))
+        command.say("\n".join(["titans repro TABLE --scale tiny|small|paper, where TABLE is one of", *list_tables()]))
         return
 
     from titans_lm.repro.run import FILE, run_plan
@@ -56,10 +49,10 @@ def run_repro(command: Repro) -> None:
     )
     if command.dry_run or not plan.runs:
         if command.json is not None:  # parameters are counted on models, which takes seconds
-            write_result(command.json, plain_plan(plan))
+            command.write(plain_plan(plan))
         if not command.quiet:
-            tell("\n".join(plan_lines(plan)))
+            command.say("\n".join(plan_lines(plan)))
         return
-    result = run_plan(plan, tell, quiet=command.quiet)
-    write_result(command.json, result)
-    tell("\n".join(["", *result_lines(result), "", f"numbers in {plan.out / FILE}"]))
+    result = run_plan(plan, command.say, quiet=command.quiet)
+    command.write(result)
+    command.say("\n".join(["", *result_lines(result), "", f"numbers in {plan.out / FILE}"]))

@@ -1,8 +1,50 @@
-"""What commands say: results for reading and for files."""
+"""What commands take beside their own settings, and what they say: results for reading and for files."""
 
 import sys
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A result that may go into a file."""
+
+    json: Path | None = None
+    """Write what came out to this file too."""
+
+    def write(self, result: dict[str, Any]) -> None:
+        write_result(self.json, result)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Written):
+    """The same, where the screen may be left alone."""
+
+    quiet: bool = False
+    """Show nothing but what was asked for."""
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            say(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configured(Output):
+    """The same, of a command whose settings a file may hold."""
+
+    config: Path | None = None
+    """A .json or .toml file of these settings, which become the defaults; the settings.json of a run is one."""
+
+
+def one_of(kinds: dict[str, tuple[type, Any]]) -> Any:
+    """Let a command line choose one of several settings by its name; each comes with its defaults."""
+    parts = (Annotated[kind, tyro.conf.subcommand(name, default=default)] for name, (kind, default) in kinds.items())
+    return reduce(or_, parts)
 
 
 def lines_of(value: dict[str, Any], indent: str = "") -> list[str]:
@@ -13,14 +55,14 @@ def lines_of(value: dict[str, Any], indent: str = "") -> list[str]:
         if isinstance(part, dict):
             lines += [label, *lines_of(part, f"{indent}  ")]
         elif part is not None and part != []:
-            if isinstance(part, bool):
-                part = "yes" if part else "no"
-            shown = f"{part:,}" if isinstance(part, int) else part
-            shown = (
-                ", ".join(f"{p:,}" if isinstance(p, int) else str(p) for p in part) if isinstance(part, list) else shown
-            )
-            lines.append(f"{label}: {shown}")
+            lines.append(f"{label}: {', '.join(map(_shown, part if isinstance(part, list) else [part]))}")
     return lines
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def write_result(path: Path | None, result: dict[str, Any]) -> None:

@@ -6,26 +6,21 @@ Every batch holds `input_ids` and `targets` of one shape (B, T): `targets[b, t]`
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from titans_lm.config import check_at_least
 from titans_lm.data.tokenizer import PAD, TokenIds
 
 IGNORED = -100
 Batch = dict[str, Tensor]
-
-
-class Batches(Protocol):
-    """Batches by step: any function from a step to a dictionary of tensors will do."""
-
-    def __call__(self, step: int) -> Batch: ...
 
 
 def fingerprint(documents: Sequence[TokenIds], **settings: int | str) -> str:
@@ -37,6 +32,17 @@ def fingerprint(documents: Sequence[TokenIds], **settings: int | str) -> str:
     return digest.hexdigest()
 
 
+def padded(rows: Sequence[TokenIds], length: int, pad: int = 0) -> Batch:
+    """Lay rows of up to T + 1 tokens side by side: input_ids, targets, attention_mask (B, T), padded on the right."""
+    shape = (len(rows), length)
+    inputs, targets, mask = np.full(shape, pad, np.int64), np.full(shape, IGNORED, np.int64), np.zeros(shape, np.int64)
+    for row, tokens in enumerate(rows):
+        end = len(tokens) - 1
+        inputs[row, :end], targets[row, :end], mask[row, :end] = tokens[:-1], tokens[1:], 1
+    parts = {"input_ids": inputs, "targets": targets, "attention_mask": mask}
+    return {name: torch.from_numpy(part) for name, part in parts.items()}
+
+
 class RandomCrops:
     """Crops of T + 1 tokens at random places of the documents, which lie one after the other.
 
@@ -45,7 +51,7 @@ class RandomCrops:
     """
 
     def __init__(self, documents: Sequence[TokenIds], *, seq_len: int, batch_size: int, seed: int = 0) -> None:
-        _check_sizes(seq_len, batch_size)
+        check_sizes(seq_len, batch_size)
         self.tokens = np.concatenate([np.zeros(0, np.uint16), *documents])
         if len(self.tokens) <= seq_len:
             raise ValueError(
@@ -54,6 +60,10 @@ class RandomCrops:
             )
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
         self.fingerprint = fingerprint(documents, kind="crops", seq_len=seq_len, batch_size=batch_size, seed=seed)
+
+    def take(self, start: int, stop: int) -> TokenIds:
+        """Tokens start … stop of all documents laid end to end."""
+        return self.tokens[start:stop]
 
     def __call__(self, step: int) -> Batch:
         rng = np.random.default_rng([self.seed, step])
@@ -80,7 +90,7 @@ class DocumentLanes:
     def __init__(
         self, documents: Sequence[TokenIds], *, seq_len: int, batch_size: int, seed: int = 0, pad: int = PAD
     ) -> None:
-        _check_sizes(seq_len, batch_size)
+        check_sizes(seq_len, batch_size)
         self.documents = _shares([document for document in documents if len(document) > 1], batch_size)
         if not self.documents:
             raise ValueError("got no document of two tokens or more; expected text to train on")
@@ -92,18 +102,13 @@ class DocumentLanes:
         self.fingerprint = fingerprint(documents, **settings) if named is None else f"{named} {settings}"
 
     def __call__(self, step: int) -> Batch:
-        shape = (self.batch_size, self.seq_len)
-        inputs, targets = np.full(shape, self.pad), np.full(shape, IGNORED)
-        mask, reset = np.zeros(shape, np.int64), np.zeros(self.batch_size, bool)
-        for lane in range(self.batch_size):
-            document, piece = self._locate(lane, step)
-            start = piece * self.seq_len
-            tokens = self.documents[document][start : start + self.seq_len + 1]
-            length = len(tokens) - 1
-            inputs[lane, :length], targets[lane, :length] = tokens[:-1], tokens[1:]
-            mask[lane, :length], reset[lane] = 1, piece == 0
-        parts = {"input_ids": inputs, "targets": targets, "attention_mask": mask, "reset": reset}
-        return {name: torch.from_numpy(part) for name, part in parts.items()}
+        places = [self._locate(lane, step) for lane in range(self.batch_size)]
+        starts = [piece * self.seq_len for _, piece in places]
+        rows = [
+            self.documents[document][start : start + self.seq_len + 1]
+            for (document, _), start in zip(places, starts, strict=True)
+        ]
+        return {**padded(rows, self.seq_len, self.pad), "reset": torch.tensor([start == 0 for start in starts])}
 
     def _locate(self, lane: int, step: int) -> tuple[int, int]:
         """Find the document and the piece that a lane reads at a step, by where its documents end so far."""
@@ -126,7 +131,7 @@ def shuffled(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def _check_sizes(seq_len: int, batch_size: int) -> None:
+def check_sizes(seq_len: int, batch_size: int) -> None:
     check_at_least("seq_len", seq_len, 1)
     check_at_least("batch_size", batch_size, 1)
 
@@ -137,3 +142,33 @@ def _shares(documents: Sequence[TokenIds], lanes: int) -> list[TokenIds]:
     return [
         document[start : start + share + 1] for document in documents for start in range(0, len(document) - 1, share)
     ]
+
+
+class _Steps(Dataset[Batch]):
+    """Batches by step, as torch's loader asks for them."""
+
+    def __init__(self, batches: Callable[[int], Batch]) -> None:
+        self.batches = batches
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.batches(index)
+
+
+def prefetched(batches: Callable[[int], Batch], first: int, last: int, workers: int = 0) -> Iterator[Batch]:
+    """The batches of steps first … last − 1, made by so many processes while the step before is computed.
+
+    They are the same batches for any number of workers, as a batch is a function of its step and nothing else. Without
+    workers they are made when they are asked for.
+    """
+    if not workers or last <= first:
+        return map(batches, range(first, last))
+    # A generator of its own: the loader draws a seed for its workers, which must not move the numbers of training.
+    loader: Any = DataLoader(
+        _Steps(batches),
+        batch_size=None,
+        sampler=range(first, last),
+        num_workers=workers,
+        generator=torch.Generator().manual_seed(0),
+        multiprocessing_context="spawn",
+    )
+    return iter(loader)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm.data.prepared import INDEX, is_token_folder, tokenizer_fingerprint
-from titans_lm.data.tasks.hay import BYTES, WORDS
+from titans_lm.data.tasks.haystack import BYTES, WORDS
 from titans_lm.data.text import blocks, files_below, read_documents
 
 
@@ -56,11 +56,6 @@ def contents_of(tasks: Iterable[Any]) -> dict[str, str]:
     return {str(path): text_sum(path) for path in sorted(texts)} | {
         name: tokenizer_sum(name) for name in sorted(folders)
     }
-
-
-def unnoted(before: dict[str, str] | None, now: dict[str, str]) -> list[str]:
-    """List the paths of which it was not noted what they held, as earlier versions did not."""
-    return [path for path in now if path not in (before or {})]
 
 
 def check_contents(folder: Path, what: str, before: dict[str, str] | None, now: dict[str, str]) -> None:

@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import torch
 
-from titans_lm.config import check_at_least
-from titans_lm.data.batches import IGNORED, Batch, shuffled
+from titans_lm.data.batches import Batch, check_sizes, padded, shuffled
 from titans_lm.data.prepared import Split
 
 
@@ -35,16 +34,10 @@ class _Rows(ABC):
     def __call__(self, step: int) -> Batch:
         samples = range(step * self.batch_size, (step + 1) * self.batch_size)
         rows = [self.sample(index) for index in samples]
-        shape = (self.batch_size, self.seq_len)
-        inputs, targets, mask = np.zeros(shape, np.int64), np.full(shape, IGNORED), np.zeros(shape, np.int64)
-        for place, row in enumerate(rows):
-            tokens = self._row(row)
-            length = len(tokens) - 1
-            inputs[place, :length], targets[place, :length], mask[place, :length] = tokens[:-1], tokens[1:], 1
-        parts = {"input_ids": inputs, "targets": targets, "sample": np.array(rows)}
-        if not mask.all():
-            parts["attention_mask"] = mask
-        return {name: torch.from_numpy(part) for name, part in parts.items()}
+        batch = padded([self._row(row) for row in rows], self.seq_len) | {"sample": torch.tensor(rows)}
+        if batch["attention_mask"].all():
+            del batch["attention_mask"]
+        return batch
 
 
 class PackedRows(_Rows):
@@ -97,7 +90,6 @@ class DocumentRows(_Rows):
 
 
 def _check(split: Split, seq_len: int, batch_size: int) -> None:
-    check_at_least("seq_len", seq_len, 1)
-    check_at_least("batch_size", batch_size, 1)
+    check_sizes(seq_len, batch_size)
     if not len(split):
         raise ValueError(f"got no documents to train on in {split.folder}; expected a folder with some")

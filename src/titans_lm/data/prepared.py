@@ -10,7 +10,7 @@ A document is <bos> text <eos>, as far as the tokeniser has these tokens.
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -131,9 +131,6 @@ class Split(Sequence[TokenIds]):
             parts.append(self._shard(number)[0][start - begin : min(stop, end) - begin])
             start, number = min(stop, end), number + 1
         return np.concatenate(parts)
-
-    def __iter__(self) -> Iterator[TokenIds]:
-        return (self[i] for i in range(len(self)))
 
     @property
     def fingerprint(self) -> str:

@@ -3,8 +3,8 @@
 from titans_lm.demo.language import LanguageOutcome
 from titans_lm.demo.reading import Reading
 from titans_lm.demo.recall import RecallOutcome
-from titans_lm.evaluate.perplexity import Difference
-from titans_lm.evaluate.recall import Recall
+from titans_lm.evaluate.accuracy import Recall
+from titans_lm.evaluate.intervals import Difference
 
 LEARNED = 0.95
 """Accuracy from which recall counts as learned."""
@@ -59,9 +59,7 @@ def language_findings(outcome: LanguageOutcome) -> list[str]:
     lines = [
         f"Held-out text costs {bits[0]:.3f} bits per byte with the memory, {bits[1]:.3f} with the memory reset every "
         f"{segment} bytes, and {bits[2]:.3f} without a memory at all.",
-        _verdict(
-            outcome.against_reset, "Carrying the memory from segment to segment", "what it kept of earlier segments"
-        ),
+        _verdict(outcome.against_reset, "Carrying the memory from segment to segment", "what it kept of earlier ones"),
         _verdict(
             outcome.against_none,
             "Against the same stack without a memory, of equal size and trained on the same batches, the memory",
@@ -89,26 +87,23 @@ def _verdict(difference: Difference, subject: str, what: str) -> str:
 
 def _by_position(outcome: LanguageOutcome) -> list[str]:
     pairs = list(zip(outcome.with_memory.by_position, outcome.reset.by_position, strict=True))
-    gains = [a.bits_per_token - b.bits_per_token for a, b in pairs]
+    gains = [(f"{a.start}–{a.stop - 1}", a.bits_per_token - b.bits_per_token) for a, b in pairs]
     if len(gains) < 2:
         return []
-    first, last = pairs[0][0], pairs[-1][0]
-    worse = [f"{a.start}–{a.stop - 1}" for (a, _), gain in zip(pairs, gains, strict=True) if gain > 0.0005]
-    lines = [
-        f"Carried against reset, by position: {signed(gains[0])} in bytes {first.start}–{first.stop - 1}, "
-        f"{signed(gains[-1])} in bytes {last.start}–{last.stop - 1}."
-    ]
+    (first, start), (last, end) = gains[0], gains[-1]
+    lines = [f"Carried against reset, by position: {signed(start)} in bytes {first}, {signed(end)} in bytes {last}."]
+    worse = [place for place, gain in gains if gain > 0.0005]
     if worse:
         lines.append(f"The carried memory is worse than a fresh one in bytes {', '.join(worse)}.")
     return lines
 
 
 def _cut_short(outcome: LanguageOutcome) -> list[str]:
-    trained = outcome.memory
-    if trained.steps >= trained.planned_steps:
+    steps, planned = outcome.memory.steps, outcome.memory.planned_steps
+    if steps >= planned:
         return []
     return [
-        f"This machine was slow: the byte models were trained for {trained.steps} of {trained.planned_steps} steps, "
+        f"This machine was slow: the byte models were trained for {steps} of {planned} steps, "
         "so their numbers are worse than those of a full run."
     ]
 

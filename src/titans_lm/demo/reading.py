@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from titans_lm.data.text import Corpus, Document
+from titans_lm.data.text import Corpus
 from titans_lm.data.tokenizer import byte_tokenizer, encode_document
 from titans_lm.demo.settings import ReadingPlan
 from titans_lm.generate import Generated, generate_text
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reading:
     """A held-out document as the model read it, and what it wrote next."""
 
@@ -24,13 +24,11 @@ class Reading:
     """What was read."""
     surprise: Surprise
     continuation: Generated
-    temperature: float
-    shown_bytes: int
-    prompt_bytes_shown: int
+    plan: ReadingPlan
 
     @property
     def prompt_tail(self) -> str:
-        return self.data[-self.prompt_bytes_shown :].decode(errors="replace")
+        return self.data[-self.plan.prompt_bytes_shown :].decode(errors="replace")
 
     def agreement(self) -> float:
         """Rank correlation, from −1 to 1, of the memory's surprise with the model's own bits, byte by byte."""
@@ -43,37 +41,25 @@ class Reading:
             "bytes_read": len(self.data),
             "prompt_tail": self.prompt_tail,
             "continuation": self.continuation.text,
-            "temperature": self.temperature,
+            "temperature": self.plan.temperature,
             "seconds": self.continuation.seconds,
             "surprise_and_bits_rank_correlation": self.agreement(),
         }
 
 
 def read_and_continue(model: "PreTrainedModel", corpus: Corpus, plan: ReadingPlan, *, seed: int) -> Reading:
-    """Read the start of a held-out document, measure its surprise, and write on from there."""
-    document = choose_document(corpus, plan.document_bytes)
+    """Read the start of the first held-out document that is long enough (or the longest), and write on from there."""
+    enough = (document for document in corpus.held_out if len(document.data) >= plan.document_bytes)
+    document = next(enough, None) or max(corpus.held_out, key=lambda document: len(document.data))
     data = document.data[: plan.document_bytes]
     data = data[: data.rfind(b"\n") + 1] or data  # stop where a line ends
     continuation = generate_text(
-        model,
-        byte_tokenizer(),
-        data,
-        max_new_tokens=plan.new_bytes,
-        temperature=plan.temperature,
-        seed=seed,
+        model, byte_tokenizer(), data, max_new_tokens=plan.new_bytes, temperature=plan.temperature, seed=seed
     )
     return Reading(
         name=document.name,
         data=data,
-        surprise=measure_surprise(model, encode_document(data, eos=False)),
         continuation=continuation,
-        temperature=plan.temperature,
-        shown_bytes=plan.shown_bytes,
-        prompt_bytes_shown=plan.prompt_bytes_shown,
+        surprise=measure_surprise(model, encode_document(data, eos=False)),
+        plan=plan,
     )
-
-
-def choose_document(corpus: Corpus, length: int) -> Document:
-    """Take the first held-out document that is long enough, or the longest."""
-    enough = (document for document in corpus.held_out if len(document.data) >= length)
-    return next(enough, None) or max(corpus.held_out, key=lambda document: len(document.data))

@@ -10,12 +10,12 @@ from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import IGNORED
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallCurriculum, RecallSettings
-from titans_lm.demo.contest import Lesson, Trained, train_contender
 from titans_lm.demo.settings import RecallPlan
-from titans_lm.evaluate.recall import Recall, recall_accuracy, sliding_reach
+from titans_lm.demo.training import Lesson, Trained
+from titans_lm.evaluate.accuracy import Recall, recall_accuracy, sliding_reach
 from titans_lm.train.losses import recall_loss
 from titans_lm.train.match import count_parameters, match_parameters
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.options import plain_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,28 +67,27 @@ def run_recall(plan: RecallPlan, *, seed: int, quiet: bool) -> RecallOutcome:
     reach = sliding_reach(window_config)
     if reach > plan.gap:
         raise ValueError(f"got gap={plan.gap}, but the windows can look {reach} tokens back; expected a longer gap")
+    fresh = seed + 1_000_003
 
     def build(config: BackboneConfig) -> "PreTrainedModel":
         from titans_lm.hf import TitansConfig, TitansForCausalLM
 
         return TitansForCausalLM(TitansConfig(vocab_size=task.vocab_size, **dataclasses.asdict(config)))
 
-    fresh = seed + 1_000_003
+    def accuracy(model: "PreTrainedModel", examples: int, seed: int) -> Recall:
+        return recall_accuracy(model, task, examples=examples, batch_size=plan.batch_size, seed=seed)
 
-    def check(model: "PreTrainedModel") -> dict[str, float]:
-        found = recall_accuracy(model, task, examples=plan.check_examples, batch_size=plan.batch_size, seed=fresh + 1)
-        return {"accuracy_over_the_gap": found.accuracy}
-
-    batches = RecallCurriculum(task, gaps=plan.gaps, alone=plan.alone, batch_size=plan.batch_size, seed=seed)
-    lesson = Lesson(batches, recall_loss, plan.fit, metric="accuracy", check=check)
-    memory, window = (
-        train_contender(name, build, config, lesson, quiet=quiet)
-        for name, config in (("recall, memory", plan.memory), ("recall, window", window_config))
+    lesson = Lesson(
+        build=build,
+        batches=RecallCurriculum(task, gaps=plan.gaps, alone=plan.alone, batch_size=plan.batch_size, seed=seed),
+        loss_fn=recall_loss,
+        settings=plan.fit,
+        metric="accuracy",
+        check=lambda model: {"accuracy_over_the_gap": accuracy(model, plan.check_examples, fresh + 1).accuracy},
     )
-    found = [
-        recall_accuracy(trained.model, task, examples=plan.examples, batch_size=plan.batch_size, seed=fresh)
-        for trained in (memory, window)
-    ]
+    memory = lesson.train("recall, memory", plan.memory, quiet=quiet)
+    window = lesson.train("recall, window", window_config, quiet=quiet)
+    found = [accuracy(trained.model, plan.examples, fresh) for trained in (memory, window)]
     example = _example(memory.model, window.model, task, fresh)
     return RecallOutcome(task, plan.gaps, memory, window, *found, reach, example)
 
@@ -99,5 +98,4 @@ def _example(memory: "PreTrainedModel", window: "PreTrainedModel", task: RecallS
     asked = batch["targets"] != IGNORED
     ids = batch["input_ids"].to(memory.device)
     answers = [model(input_ids=ids, use_cache=False).logits.argmax(-1).cpu() * asked for model in (memory, window)]
-    targets = batch["targets"] * asked
-    return Example(*(row[0].tolist() for row in (batch["input_ids"], targets, *answers)))
+    return Example(*(row[0].tolist() for row in (batch["input_ids"], batch["targets"] * asked, *answers)))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between
 from titans_lm.train.settings import FitSettings
@@ -31,6 +32,10 @@ class DemoSettings:
 class RecallPlan:
     """Associative recall: pairs, a gap of one filler token that is longer than a window can bridge, then the keys."""
 
+    memory: BackboneConfig
+    window: BackboneConfig
+    """The same stack with sliding windows, as wide as it takes to have as many parameters."""
+    fit: FitSettings
     pairs: int = 8
     symbols: int = 128
     gap: int = 40
@@ -39,10 +44,6 @@ class RecallPlan:
     """Gaps that are trained on: both models see the same ones, and both are tested on the longest."""
     alone: int = 80
     """Steps with the shortest gap alone, before all take turns."""
-    memory: BackboneConfig
-    window: BackboneConfig
-    """The same stack with sliding windows, as wide as it takes to have as many parameters."""
-    fit: FitSettings
     batch_size: int = 64
     examples: int = 2048
     """Fresh examples to test on."""
@@ -97,49 +98,41 @@ class DemoPlan:
 
 def full_plan(seed: int) -> DemoPlan:
     """What is shown: minutes on two cores."""
-    small = {"hidden_size": 64, "num_attention_heads": 1, "num_hidden_layers": 2, "attention_conv_size": 4}
-    bytes_ = {"hidden_size": 96, "num_attention_heads": 2, "num_hidden_layers": 2, "attention_conv_size": 4}
-    recall = RecallPlan(
-        memory=BackboneConfig(architecture="lmm", memory_depth=1, chunk_size=16, num_persistent=4, **small),
-        window=BackboneConfig(architecture="sliding", window=16, num_persistent=4, **small),
-        fit=FitSettings(steps=280, lr=3e-3, warmup_steps=20, eval_every=20, seed=seed),
+    size: dict[str, Any] = {"num_hidden_layers": 2, "num_persistent": 4, "attention_conv_size": 4}
+    small = {**size, "hidden_size": 64, "num_attention_heads": 1}
+    bytes_ = {**size, "hidden_size": 96, "num_attention_heads": 2, "segment_len": 64}
+    return DemoPlan(
+        recall=RecallPlan(
+            memory=BackboneConfig(architecture="lmm", memory_depth=1, chunk_size=16, **small),
+            window=BackboneConfig(architecture="sliding", window=16, **small),
+            fit=FitSettings(steps=280, lr=3e-3, warmup_steps=20, eval_every=20, seed=seed),
+        ),
+        language=LanguagePlan(
+            memory=BackboneConfig(architecture="mac", memory_depth=1, **bytes_),
+            no_memory=BackboneConfig(architecture="segment", **bytes_),
+            fit=FitSettings(steps=400, lr=6e-3, warmup_steps=20, seed=seed),
+        ),
     )
-    language = LanguagePlan(
-        memory=BackboneConfig(architecture="mac", memory_depth=1, segment_len=64, num_persistent=4, **bytes_),
-        no_memory=BackboneConfig(architecture="segment", segment_len=64, num_persistent=4, **bytes_),
-        fit=FitSettings(steps=400, lr=6e-3, warmup_steps=20, seed=seed),
-    )
-    return DemoPlan(recall=recall, language=language)
 
 
 def fast_plan(seed: int) -> DemoPlan:
     """The same in seconds."""
-    tiny = {"hidden_size": 16, "num_attention_heads": 1, "num_hidden_layers": 1, "attention_conv_size": 4}
-    recall = RecallPlan(
-        pairs=2,
-        symbols=16,
-        gap=12,
-        gaps=(0, 12),
-        alone=2,
-        memory=BackboneConfig(architecture="lmm", memory_depth=1, chunk_size=4, num_persistent=2, **tiny),
-        window=BackboneConfig(architecture="sliding", window=4, num_persistent=2, **tiny),
-        fit=FitSettings(steps=6, warmup_steps=2, eval_every=2, seed=seed),
-        batch_size=4,
-        examples=16,
-        check_examples=8,
-    )
-    language = LanguagePlan(
-        memory=BackboneConfig(
-            architecture="mac", memory_depth=1, chunk_size=8, segment_len=16, num_persistent=2, **tiny
+    tiny: dict[str, Any] = {
+        "hidden_size": 16, "num_attention_heads": 1, "num_hidden_layers": 1, "num_persistent": 2,
+        "attention_conv_size": 4,
+    }  # fmt: skip
+    return DemoPlan(
+        recall=RecallPlan(
+            memory=BackboneConfig(architecture="lmm", memory_depth=1, chunk_size=4, **tiny),
+            window=BackboneConfig(architecture="sliding", window=4, **tiny),
+            fit=FitSettings(steps=6, warmup_steps=2, eval_every=2, seed=seed),
+            pairs=2, symbols=16, gap=12, gaps=(0, 12), alone=2, batch_size=4, examples=16, check_examples=8,
         ),
-        no_memory=BackboneConfig(architecture="segment", segment_len=16, num_persistent=2, **tiny),
-        fit=FitSettings(steps=6, warmup_steps=2, seed=seed),
-        seq_len=64,
-        batch_size=2,
-        least_steps=2,
-        documents=4,
-        document_bytes=256,
-        edges=(0, 16, 64, 256),
-    )
-    reading = ReadingPlan(document_bytes=400, shown_bytes=300, new_bytes=12, prompt_bytes_shown=80)
-    return DemoPlan(recall=recall, language=language, reading=reading)
+        language=LanguagePlan(
+            memory=BackboneConfig(architecture="mac", memory_depth=1, chunk_size=8, segment_len=16, **tiny),
+            no_memory=BackboneConfig(architecture="segment", segment_len=16, **tiny),
+            fit=FitSettings(steps=6, warmup_steps=2, seed=seed),
+            seq_len=64, batch_size=2, least_steps=2, documents=4, document_bytes=256, edges=(0, 16, 64, 256),
+        ),
+        reading=ReadingPlan(document_bytes=400, shown_bytes=300, new_bytes=12, prompt_bytes_shown=80),
+    )  # fmt: skip

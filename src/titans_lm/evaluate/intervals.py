@@ -1,15 +1,25 @@
-"""How sure differences of bits per byte are: resampled over books, of which each keeps its stretches together."""
+"""How sure differences of bits per byte are: resampled over books, of which each keeps its spans together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from titans_lm.evaluate.bootstrap import bounds
-from titans_lm.evaluate.positions import StretchScore
+from titans_lm.evaluate.bits_per_byte import BitsPerByte
+from titans_lm.evaluate.positions import SpanScore
 
 Range = tuple[int, int]
 """Positions start … stop − 1."""
+RESAMPLES = 4000
+"""Resamples of the documents behind an interval."""
+
+
+def bounds(sums: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int) -> tuple[float, float]:
+    """Bound a statistic of sums (…, documents) with 95 % confidence: documents are drawn anew, with replacement."""
+    count = sums.shape[-1]
+    draws = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
+    low, high = np.quantile(statistic(sums[..., draws].sum(-1)), [0.025, 0.975])
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ class Estimate:
     stretches: int
 
 
-def complete(scores: Sequence[StretchScore], far: Range) -> list[StretchScore]:
+def complete(scores: Sequence[SpanScore], far: Range) -> list[SpanScore]:
     """Keep stretches that reach the end of a range: only these say how its positions differ from earlier ones.
 
     One token may be missing: the first of a text is not predicted where no mark begins it.
@@ -34,17 +44,18 @@ def complete(scores: Sequence[StretchScore], far: Range) -> list[StretchScore]:
     return [score for score in scores if sum(score.tokens) >= far[1] - 1]
 
 
-def far_minus_near(scores: Sequence[StretchScore], near: Range, far: Range, *, seed: int = 0) -> Estimate | None:
+def late_minus_early(scores: Sequence[SpanScore], near: Range, far: Range, *, seed: int = 0) -> Estimate | None:
     """Bits per byte at far positions minus those at near ones, of stretches that reach the end of the far ones.
 
-    Below 0 where a model predicts better the more it has read, or where the text there is easier: `did_change` removes
-    the text. Several seeds of a model may be given together. None where no stretch is long enough.
+    Below 0 where a model predicts better the more it has read, or where the text there is easier:
+    `difference_in_differences` removes the text. Several seeds of a model may be given together. None where no stretch
+    is long enough.
     """
     return _estimate([(1.0, complete(scores, far))], near, far, seed)
 
 
-def did_change(
-    scores: Sequence[StretchScore], others: Sequence[StretchScore], near: Range, far: Range, *, seed: int = 0
+def difference_in_differences(
+    scores: Sequence[SpanScore], others: Sequence[SpanScore], near: Range, far: Range, *, seed: int = 0
 ) -> Estimate | None:
     """The difference of two readings of the same tokens, far minus near: what is left when the text is taken out.
 
@@ -55,7 +66,7 @@ def did_change(
     return _estimate([(1.0, kept[0]), (-1.0, kept[1])], near, far, seed)
 
 
-def difference(scores: Sequence[StretchScore], others: Sequence[StretchScore], *, seed: int = 0) -> Estimate:
+def difference(scores: Sequence[SpanScore], others: Sequence[SpanScore], *, seed: int = 0) -> Estimate:
     """Bits per byte of one reading minus those of another of the same tokens, all positions together."""
     _check_same(scores, others)
     names = sorted({score.document for score in scores})
@@ -68,16 +79,16 @@ def difference(scores: Sequence[StretchScore], others: Sequence[StretchScore], *
     return _bounded(np.array([bits, sizes]), lambda sums: sums[0] / sums[1], len(_places(scores)), seed)
 
 
-def _places(scores: Sequence[StretchScore]) -> list[tuple[str, int, tuple[int, ...]]]:
+def _places(scores: Sequence[SpanScore]) -> list[tuple[str, int, tuple[int, ...]]]:
     return sorted({(score.document, score.start, score.bytes) for score in scores})
 
 
-def _check_same(scores: Sequence[StretchScore], others: Sequence[StretchScore]) -> None:
+def _check_same(scores: Sequence[SpanScore], others: Sequence[SpanScore]) -> None:
     if _places(scores) != _places(others) or len(scores) != len(others):
         raise ValueError("got readings of different stretches; expected the same ones of the same documents")
 
 
-def _estimate(parts: list[tuple[float, list[StretchScore]]], near: Range, far: Range, seed: int) -> Estimate | None:
+def _estimate(parts: "list[tuple[float, list[SpanScore]]]", near: Range, far: Range, seed: int) -> Estimate | None:
     scores = parts[0][1]
     if not scores:
         return None
@@ -105,3 +116,31 @@ def _bounded(sums: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], st
     if books < 2:
         return Estimate(value, None, None, books, stretches)
     return Estimate(value, *bounds(sums, statistic, seed), books, stretches)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Bits per byte of one measurement minus those of another on the same documents, below 0 where the first is better.
+
+    `low` and `high` bound it with 95 % confidence over documents like these (bootstrap over documents, not over seeds).
+    """
+
+    bits_per_byte: float
+    low: float
+    high: float
+    documents: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether the difference is significant over the documents."""
+        return self.documents > 1 and (self.high < 0.0 or self.low > 0.0)
+
+
+def compare(a: BitsPerByte, b: BitsPerByte, *, seed: int = 0) -> Difference:
+    """Compare two measurements of the same documents; ValueError where they are not the same."""
+    if [(d.name, d.bytes) for d in a.by_document] != [(d.name, d.bytes) for d in b.by_document]:
+        raise ValueError("got measurements of different documents; expected the same ones in the same order")
+    sizes = np.array([d.bytes for d in a.by_document], float)
+    bits = np.array([x.bits - y.bits for x, y in zip(a.by_document, b.by_document, strict=True)])
+    low, high = bounds(np.array([bits, sizes]), lambda sums: sums[0] / sums[1], seed)
+    return Difference(float(bits.sum() / sizes.sum()), low, high, len(bits))

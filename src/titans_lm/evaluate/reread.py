@@ -17,12 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from titans_lm.evaluate.carried import Reading, State
-from titans_lm.evaluate.positions import bits_of
-from titans_lm.evaluate.texts import Book, Encoder, TokenSource
-
-ALL = 1 << 62
-"""More tokens than a book has."""
+from titans_lm.evaluate.bits_per_byte import bits_of
+from titans_lm.evaluate.documents import Book, Encoder, TokenSource
+from titans_lm.evaluate.stream import ENDLESS, PieceReader, State, evaluating
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ def draw_passages(
         count = len(range(index, groups, len(found)))
         if not count:
             continue
-        tokens = TokenSource(book, encoder).take(ALL).ids
+        tokens = TokenSource(encoder.tokens(book)).take(ENDLESS).ids
         context = tokens[drawing.skip_tokens : drawing.skip_tokens + drawing.context]
         places = _places(book, tokens, count * drawing.rows, index, drawing)
         for group in range(count):
@@ -101,7 +98,7 @@ def _between(others: Sequence[Book], start: int, encoder: Encoder, drawing: Draw
     parts: list[np.ndarray] = [np.empty(0, np.int64)]
     missing = drawing.distance
     for book in [*others[start:], *others[:start]]:
-        source = TokenSource(book, encoder, drawing.skip_tokens + missing)
+        source = TokenSource(encoder.tokens(book), drawing.skip_tokens + missing)
         source.take(drawing.skip_tokens)
         parts.append(source.take(missing).ids)
         missing -= len(parts[-1])
@@ -118,8 +115,8 @@ def _between(others: Sequence[Book], start: int, encoder: Encoder, drawing: Draw
 class _Rows:
     """Rows that read on. Their last token is kept back: it is the input from which the next one is predicted."""
 
-    def __init__(self, reading: Reading, first: Tensor, piece_len: int, on_piece: Callable[[int], None]) -> None:
-        self.reading, self.piece_len, self.on_piece = reading, piece_len, on_piece
+    def __init__(self, reader: PieceReader, first: Tensor, piece_len: int, on_piece: Callable[[int], None]) -> None:
+        self.reader, self.piece_len, self.on_piece = reader, piece_len, on_piece
         self.state: State = None
         self.last = first[:, :0]
         self.read(first)
@@ -129,15 +126,15 @@ class _Rows:
         self.last = given[:, -1:]
         for piece in given[:, :-1].split(self.piece_len, dim=1):
             if piece.numel():
-                _, self.state = self.reading.step(piece, self.state, keep=1)
+                _, self.state = self.reader.step(piece, self.state, keep=1)
                 self.on_piece(piece.numel())
 
     def cost(self, passages: Tensor, order: Tensor) -> np.ndarray:
         """Bits (R,) of passages, each read by a copy of the row that `order` names."""
-        state, parts = self.reading.keep(self.reading.fork(self.state), order), []
+        state, parts = self.reader.keep_rows(self.reader.fork(self.state), order), []
         inputs = torch.cat([self.last[order], passages[:, :-1]], dim=1)
         for ids, targets in zip(*(x.split(self.piece_len, dim=1) for x in (inputs, passages)), strict=True):
-            logits, state = self.reading.step(ids, state)
+            logits, state = self.reader.step(ids, state)
             parts.append(bits_of(logits, targets).sum(1))
             self.on_piece(ids.numel())
         return np.sum(parts, axis=0)
@@ -148,35 +145,29 @@ def fitting_distances(drawn: Passages, distances: Sequence[int], max_len: int) -
     return [d for d in distances if len(drawn.before) + 2 * drawn.ids.shape[1] + d <= max_len]
 
 
-@torch.no_grad()
 def reread(
     model: nn.Module,
     drawn: Passages,
     distances: Sequence[int],
-    reading: Reading,
+    reader: PieceReader,
     *,
     on_piece: Callable[[int], None] = lambda _: None,
 ) -> np.ndarray:
     """Measure the bits (2, distances, R) of passages at rising distances: unread, with another one of the book read in
     their place, and read before.
 
-    The memory that this takes does not grow with the distance, where `reading.constant` says so.
+    The memory that this takes does not grow with the distance, where `reader.constant` says so.
     """
-    device, was_training = next(model.parameters()).device, model.training
-    model.eval()
-    passages = torch.from_numpy(drawn.ids).to(device)
-    between = torch.from_numpy(drawn.between).to(device)
-    before = torch.from_numpy(drawn.before).to(device)
+    passages, between, before = map(torch.from_numpy, (drawn.ids, drawn.between, drawn.before))
     count, read, found = len(passages), 0, []
-    same = torch.arange(count, device=device)
-    try:
+    with evaluating(model) as device:
+        passages, between, before = passages.to(device), between.to(device), before.to(device)
+        same = torch.arange(count, device=device)
         first = torch.cat([before.expand(count, -1), passages], dim=1)
-        rows = _Rows(reading, first, reading.piece(1) or ALL, on_piece)
+        rows = _Rows(reader, first, reader.piece(1) or ENDLESS, on_piece)
         for distance in distances:
             if distance > read:
                 rows.read(between[read:distance].expand(count, -1))
                 read = distance
             found.append([rows.cost(passages, order) for order in (same.roll(-1), same)])
-    finally:
-        model.train(was_training)
     return np.array(found).reshape(len(distances), 2, count).swapaxes(0, 1)

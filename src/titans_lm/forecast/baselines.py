@@ -8,12 +8,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from titans_lm.compare.settings import read_changes, stack_of
 from titans_lm.config import Architecture, BackboneConfig, nearest
+from titans_lm.experiments.models import parse_model, split_changes, stack_of
 from titans_lm.forecast.model import Forecaster, Future, InstanceNorm, Past, Shape, over_time
 from titans_lm.forecast.settings import ForecastSettings, NetSettings, Normalisation, TrainSettings
 from titans_lm.forecast.windows import Windows, windows_at_once
-from titans_lm.train.settings import merge_settings
+from titans_lm.train.options import merge_settings
 
 STACKS = (*get_args(Architecture), "mamba")
 TRAINED = (*STACKS, "patchtst", "dlinear")
@@ -167,29 +167,26 @@ def model_spec(name: str, shared: ForecastSettings) -> ModelSpec:
     What it says of a stack goes by `stack_of`. ValueError for unknown names, and for settings that a model does not
     have.
     """
-    base, colon, varied = name.partition(":")
+    model = parse_model(name, TRAINED)
+    base = model.base
     if base not in MODELS:
         raise ValueError(f"got the model {name!r}; {nearest(base, MODELS)}")
-    changes = read_changes(name, varied) if colon else {}
-    if changes and base not in TRAINED:
-        raise ValueError(f"got the model {name!r}; {base} has no settings of its own: expected {base!r}")
-    groups: dict[type, set[str]] = {TrainSettings: _names(TrainSettings) - {"ridge"}}
-    if base in (*STACKS, "patchtst"):
-        groups |= {NetSettings: _names(NetSettings) - {"backbone"}, BackboneConfig: _names(BackboneConfig)}
-    known = set().union(*groups.values()) - {"architecture"}
-    for setting in changes:
-        if setting not in known:
-            raise ValueError(f"got {setting!r} in the model {name!r}; {nearest(setting, known)}")
-    own = {kind: {key: changes[key] for key in changes if key in names} for kind, names in groups.items()}
-    net, stack = merge_settings(shared.net, own.get(NetSettings, {})), own.get(BackboneConfig, {})
+    blocks = base in (*STACKS, "patchtst")
+    train, net, stack = split_changes(
+        model,
+        _names(TrainSettings, "ridge"),
+        _names(NetSettings, "backbone") if blocks else (),
+        _names(BackboneConfig, "architecture") if blocks else (),
+    )
+    given = merge_settings(shared.net, net)
     ours = base in get_args(Architecture)
-    backbone = stack_of(net.backbone, base, stack) if ours else merge_settings(net.backbone, stack)
-    train = merge_settings(shared.train, own[TrainSettings])
-    return ModelSpec(name, base, dataclasses.replace(net, backbone=backbone), train, own_rate="lr" in changes)
+    backbone = stack_of(given.backbone, base, stack) if ours else merge_settings(given.backbone, stack)
+    own = merge_settings(shared.train, train)
+    return ModelSpec(name, base, dataclasses.replace(given, backbone=backbone), own, own_rate="lr" in train)
 
 
-def _names(settings: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(settings)}
+def _names(settings: Any, left_out: str) -> list[str]:
+    return [field.name for field in dataclasses.fields(settings) if field.name != left_out]
 
 
 def make_model(base: str, net: NetSettings, shape: Shape, season: int | None) -> nn.Module:

@@ -16,10 +16,8 @@ from typing import Any
 
 import torch
 
-from titans_lm.bench.hardware import hardware
-from titans_lm.bench.run import FORMAT
-from titans_lm.compare.jobs import Result, Say, best_rate, run_job, work
-from titans_lm.compare.spent import spent, spent_on
+from titans_lm.experiments.result import Result, kept, write_record
+from titans_lm.experiments.runner import SPEC, Say, best_rate, run_job, run_jobs, run_trials
 from titans_lm.forecast.baselines import ModelSpec, make_model, model_spec
 from titans_lm.forecast.fit import fit_model, score, score_streamed
 from titans_lm.forecast.model import Shape
@@ -30,20 +28,21 @@ from titans_lm.forecast.windows import Prepared, prepare
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.report.table import aligned
 from titans_lm.train.device import choose_device
-from titans_lm.train.files import write_json
-from titans_lm.train.log import ProgressReport
+from titans_lm.train.options import plain_settings, written_command
+from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import RunFolder, begun_with
-from titans_lm.train.settings import plain_settings, written_command
 
 FILE = "results.json"
+CHOSEN = "validation_mse"
+"""What learning rates are chosen by."""
 KEPT = ("parameters", "validation", "test", "streaming", "steps", "best_step", "seconds", "skipped_steps", "ridge")
 
 
 @dataclass(frozen=True)
 class ForecastJob:
-    """A model to fit to a table for one horizon from one seed, and to test; a job of `compare.jobs`."""
+    """A model to fit to a table for one horizon from one seed, and to test; a job of `experiments.runner`."""
 
-    spec: ModelSpec
+    model: ModelSpec
     shared: ForecastSettings
     data: Path
     horizon: int
@@ -58,7 +57,7 @@ class ForecastJob:
 
     @property
     def name(self) -> str:
-        return self.spec.name
+        return self.model.name
 
     @property
     def folder(self) -> Path:
@@ -67,10 +66,10 @@ class ForecastJob:
 
     @property
     def rate(self) -> float:
-        return self.spec.train.lr
+        return self.model.train.lr
 
-    def asked(self) -> Result:
-        """Say what the result depends on: all but where it is kept."""
+    def spec(self) -> Result:
+        """Give what the result depends on: all but where it is kept."""
         return {
             "name": self.name,
             "table": self.data.stem,
@@ -79,44 +78,45 @@ class ForecastJob:
             "lookback": self.shared.lookback,
             "horizon": self.horizon,
             "seed": self.seed,
-            "net": plain_settings(self.spec.net),
-            "train": plain_settings(self.spec.train),
+            "net": plain_settings(self.model.net),
+            "train": plain_settings(self.model.train),
             "streaming": self.streaming,
         }
 
-    def begun(self) -> Result | None:
-        """Say what a run that is not done was begun with."""
+    def saved_spec(self) -> Result | None:
+        """Give the spec that a run which is not done was begun with."""
         return begun_with(self.run)
 
     def prepare(self) -> tuple[Prepared, torch.nn.Module]:
         """Read the table and make the model; ValueError for what does not go together."""
         data = prepare(read_table(self.data, self.shared.table), self.shared.table, self.shared.lookback, self.horizon)
-        return data, fresh_model(self.spec, data, self.seed)
+        return data, fresh_model(self.model, data, self.seed)
 
     def train(self) -> Result:
         """Fit it, from where it stopped if it did; what counts is tested once then, and saved."""
         data, model = self.prepare()
-        run = RunFolder.open(self.run) if self.begun() else RunFolder.create(self.run, self.asked())
+        run = RunFolder.open(self.run) if self.saved_spec() else RunFolder.create(self.run, self.spec())
         progress = ProgressReport(title=self.name) if self.progress else None
-        fitted = fit_model(model, data, self.spec.train, seed=self.seed, run=run, progress=progress)
+        fitted = fit_model(model, data, self.model.train, seed=self.seed, run=run, progress=progress)
         found: Result = {
             **fitted._asdict(),
             "validation": fitted.validation._asdict(),
+            CHOSEN: fitted.validation.mse if math.isfinite(fitted.validation.mse) else None,
             "parameters": _parameters(model),
             "windows": data.counts,
         }
         if not self.counts:
             return found
-        device = choose_device(self.spec.train.device)
+        device = choose_device(self.model.train.device)
         found["test"] = score(model, data.parts["test"], device)._asdict()
         if self.streaming:
             found["streaming"] = {
                 kind: score_streamed(model, data, "test", kind, device)._asdict() for kind in ("carried", "still")
             }
-        save_forecaster(self.run / MODEL, model, data, {"model": self.spec.base, **self.asked(), **found})
+        save_forecaster(self.run / MODEL, model, data, {"model": self.model.base, **self.spec(), **found})
         return {**found, "notes": list(data.notes), "rows": len(data.table.values)}
 
-    def told(self, result: Result) -> str:
+    def describe(self, result: Result) -> str:
         """Phrase the result; an error that is not finite stands as None in a file."""
 
         def shown(part: str, measure: str) -> str:
@@ -176,7 +176,7 @@ def train_forecaster(settings: TrainForecaster, say: Say) -> dict[str, Any]:
     say(f"{data.table.name}: {len(data.table.values):,} rows of {len(data.table.channels)} channels; windows: {counts}")
     say(f"{job.name}: {_parameters(model):,} parameters; run folder {job.folder}")
     result = run_job(job)
-    say(job.told(result))
+    say(job.describe(result))
     return {"command": _command("train", tables, settings, None), "model": str(job.folder / MODEL), **result}
 
 
@@ -195,19 +195,12 @@ def evaluate_forecasters(settings: EvaluateForecasters, say: Say) -> dict[str, A
             for spec in specs:
                 fresh_model(spec, data, 0)
     jobs = _jobs(settings, specs, say)
-    runs = work(jobs, settings.jobs, say)
+    runs = run_jobs(jobs, settings.jobs, say)
     tables = [[run for job, run in zip(jobs, runs, strict=True) if job.data == path] for path in settings.data]
-    result = {
-        "format": FORMAT,
-        "what": "forecast",
-        "command": evaluate_command(settings),
-        "hardware": hardware(),
-        **spent_on(runs),
-        "settings": plain_settings(settings),
-        "tables": [_table(settings, own) for own in tables],
-    }
-    write_json(settings.out / FILE, result)
-    return result
+    return write_record(
+        settings.out / FILE, "forecast", evaluate_command(settings), settings, runs,
+        tables=[_table(settings, own) for own in tables],
+    )  # fmt: skip
 
 
 def evaluate_command(settings: EvaluateForecasters) -> str:
@@ -224,17 +217,13 @@ def _jobs(settings: EvaluateForecasters, specs: list[ModelSpec], say: Say) -> li
 
     They are chosen by trials of the first seed, but for models whose names say their own.
     """
-    first, best = settings.seeds[0], {}
     places = [(path, horizon, spec) for path in settings.data for horizon in settings.horizons for spec in specs]
     rated = [place for place in places if settings.rates and place[2].trained and not place[2].own_rate]
-    trials = [[_job(settings, *place, first, rate, counts=False) for rate in settings.rates] for place in rated]
+    best, first = dict.fromkeys(rated, *settings.rates[:1]), settings.seeds[0]
     if len(settings.rates) > 1:
-        results = iter(work([job for jobs in trials for job in jobs], settings.jobs, say))
-        for place, jobs in zip(rated, trials, strict=True):
-            tried = [{"rate": job.rate, "mse": _validation(next(results))} for job in jobs]
-            best[place] = best_rate(f"{place[2].name} at horizon {place[1]} of {place[0].stem}", tried, "mse")
-    else:
-        best = dict.fromkeys(rated, *settings.rates)
+        jobs = [_job(settings, *place, first, rate, counts=False) for place in rated for rate in settings.rates]
+        trials = run_trials(jobs, settings.jobs, say, CHOSEN, lambda job: _place(job.data, job.horizon, job.model))
+        best = {place: best_rate(_place(*place), trials[_place(*place)], CHOSEN) for place in rated}
     return [
         _job(settings, *place, seed, best.get(place))
         for place in places
@@ -242,10 +231,8 @@ def _jobs(settings: EvaluateForecasters, specs: list[ModelSpec], say: Say) -> li
     ]
 
 
-def _validation(result: Result) -> float | None:
-    """The error of a trial; None where it diverged, or forecasts no number."""
-    error = result.get("validation", {}).get("mse")
-    return error if error is not None and math.isfinite(error) else None
+def _place(path: Path, horizon: int, spec: ModelSpec) -> str:
+    return f"{spec.name} at horizon {horizon} of {path.stem}"
 
 
 def _job(
@@ -263,10 +250,10 @@ def _job(
 def _table(settings: EvaluateForecasters, runs: list[Result]) -> Result:
     first = runs[0]
     return {
-        "table": first["asked"]["table"],
+        "table": first[SPEC]["table"],
         "rows": first["rows"],
         "notes": first["notes"],
-        "windows": {str(run["asked"]["horizon"]): run["windows"] for run in runs},
+        "windows": {str(run[SPEC]["horizon"]): run["windows"] for run in runs},
         "contenders": [_model(name, [run for run in runs if run["name"] == name]) for name in settings.models],
     }
 
@@ -280,11 +267,10 @@ def _model(name: str, runs: list[Result]) -> Result:
         "name": name,
         "runs": [
             {
-                "horizon": run["asked"]["horizon"],
-                "seed": run["asked"]["seed"],
-                "rate": run["asked"]["train"]["lr"] if run["steps"] else None,
-                **{key: run[key] for key in KEPT if key in run},
-                **spent(run),
+                "horizon": run[SPEC]["horizon"],
+                "seed": run[SPEC]["seed"],
+                "rate": run[SPEC]["train"]["lr"] if run["steps"] else None,
+                **kept(run, *KEPT),
             }
             for run in runs
         ],
@@ -297,8 +283,8 @@ def _by_horizon(runs: list[Result], errors: list[Result], measure: str) -> Resul
     by_horizon: dict[str, list[float]] = {}
     by_seed: dict[int, list[float]] = {}
     for run, error in zip(runs, errors, strict=True):
-        by_horizon.setdefault(str(run["asked"]["horizon"]), []).append(error[measure])
-        by_seed.setdefault(run["asked"]["seed"], []).append(error[measure])
+        by_horizon.setdefault(str(run[SPEC]["horizon"]), []).append(error[measure])
+        by_seed.setdefault(run[SPEC]["seed"], []).append(error[measure])
     spread = {horizon: mean_with_spread(found) for horizon, found in by_horizon.items()}
     return {**spread, "mean": mean_with_spread([mean(found) for found in by_seed.values()])}
 

@@ -1,30 +1,27 @@
 """Errors over all windows, streaming forecasts, and a model fitted to the training windows, best on validation."""
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-import safetensors.torch
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from titans_lm.backbone import frozen_memory
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.batches import Batch
+from titans_lm.experiments.early_stopping import BestStep
 from titans_lm.forecast.baselines import Linear, NormalEquations
 from titans_lm.forecast.model import Forecaster, Future
 from titans_lm.forecast.settings import Memory, Normalisation, TrainSettings
 from titans_lm.forecast.windows import Prepared, WindowBatches, Windows, windows_at_once
-from titans_lm.memory import held_still
 from titans_lm.ops.state import map_state
 from titans_lm.train.device import choose_device
-from titans_lm.train.files import write_atomically, write_json
-from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import fit
+from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import RunFolder
 
 Found = dict[str, Any]
@@ -113,7 +110,7 @@ def streamed(
             if state is not None:  # chains that end are the last ones
                 rows = len(chosen) * past.shape[-1]
                 state = map_state(lambda x, rows=rows: x[:rows], state)
-            with torch.no_grad(), held_still(model) if memory == "still" else nullcontext():
+            with torch.no_grad(), frozen_memory(model) if memory == "still" else nullcontext():
                 forecast, after = model.read(past, state)
             state = after if memory == "carried" else None
             if turn >= 0:
@@ -136,71 +133,6 @@ class WindowLoss:
             forecast, state = model.read(rows[:, start:stop], state)
             losses.append(self.error(forecast, rows[:, stop : stop + self.horizon]))
         return torch.stack(losses).mean(), {}
-
-
-class Best:
-    """Early stopping: evaluations on validation while training goes on, and the best weights.
-
-    It measures when a step is done and before anything is saved, so a run that is taken up again has lost none.
-    With a folder, what was found and the best weights are kept there too.
-    """
-
-    def __init__(
-        self, model: nn.Module, measure: Callable[[], Score], every: int, patience: int, folder: Path | None
-    ) -> None:
-        self.model, self.measure, self.every, self.patience, self.folder = model, measure, every, patience, folder
-        self.history: list[Found] = []
-        self.weights: dict[str, Tensor] = {}
-        self.started = False
-        if folder is not None and (folder / "validation.json").is_file():
-            # what was not finite stands as null
-            for one in json.loads((folder / "validation.json").read_bytes()):
-                self.history.append({name: math.nan if value is None else value for name, value in one.items()})
-
-    def after(self, record: Found, last: int) -> bool:
-        """Measure where it is time to, and say whether to end: no better one for as long as patience lasts.
-
-        A run that had ended so, and is taken up again, takes the one step that it takes to ask, and no more.
-        """
-        step = record["step"]
-        if not self.started:  # the checkpoint that the run goes on from may be older than what is here
-            self.history, self.started = [one for one in self.history if one["step"] < step], True
-        if step % self.every == 0 or step == last:
-            self.add(step)
-        return self.waited >= self.patience
-
-    def add(self, step: int) -> None:
-        """Measure the model as it is, and keep its weights where it is the best so far."""
-        self.history.append({"step": step, **self.measure()._asdict()})
-        if self.best["step"] == step:
-            self.weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
-            if self.folder is not None:
-                write_atomically(self.folder / "best.safetensors", safetensors.torch.save(self.weights))
-        if self.folder is not None:
-            write_json(self.folder / "validation.json", self.history)
-
-    @property
-    def best(self) -> Found:
-        """The best evaluation so far, the earliest of equal ones."""
-        return min(self.history, key=lambda one: (math.isnan(one["mse"]), one["mse"]))
-
-    @property
-    def waited(self) -> int:
-        """Evaluations since the best one."""
-        best = self.best["step"]
-        return sum(one["step"] > best for one in self.history)
-
-    def numbers(self) -> Found:
-        """What the training loop logs and says."""
-        last = self.history[-1] if self.history else {}
-        return {f"validation_{name}": last[name] for name in ("mse", "mae") if name in last}
-
-    def restore(self) -> Found:
-        """Give the model the best weights."""
-        if not self.weights and self.folder is not None:  # none was better since the run was taken up again
-            self.weights = safetensors.torch.load_file(self.folder / "best.safetensors")
-        self.model.load_state_dict(self.weights)
-        return self.best
 
 
 class Fitted(NamedTuple):
@@ -240,27 +172,32 @@ def fit_model(
     if isinstance(model, Linear) or not any(parameter.requires_grad for parameter in model.parameters()):
         return Fitted(score(model, validation, device), ridge=penalty)
 
-    def measure() -> Score:
+    def measure(model: nn.Module) -> Found:
         # in float32, as the test part is, whatever the precision of training
         if settings.windows > 1:
-            return score_streamed(model, data, "validation", "carried", device)
-        return score(model, validation, device)
+            found = score_streamed(model, data, "validation", "carried", device)
+        else:
+            found = score(model, validation, device)
+        return {"validation_mse": found.mse, "validation_mae": found.mae}
+
+    def rank(found: Found) -> float:
+        return -math.inf if math.isnan(found["validation_mse"]) else -found["validation_mse"]
 
     windows = data.parts["train"].spanning(settings.windows)
     batches = WindowBatches(windows, batch_size=settings.batch_size, seed=seed)
     every, steps = max(1, batches.steps // settings.evaluations), settings.epochs * batches.steps
-    best = Best(model, measure, every, settings.patience, None if run is None else run.path)
-    if not best.history:
-        best.add(0)  # a shortcut from its closed form may be the best there is
+    path = None if run is None else run.path / "best.safetensors"
+    best = BestStep(model, measure, rank, steps=steps, every=every, patience=settings.patience, path=path)
+    if best.found is None:
+        best.evaluate(0)  # a shortcut from its closed form may be the best there is
     ended = fit(
         model, batches, WindowLoss(settings, windows.lookback, windows.horizon),
-        settings.loop(steps=steps, seed=seed, every=every), eval_fn=lambda _: best.numbers(),
-        on_step=lambda record: best.after(record, steps), run=run, progress=progress,
+        settings.loop(steps=steps, seed=seed, every=every), eval_fn=best, on_step=best.on_step, run=run,
+        progress=progress,
     )  # fmt: skip
     found = best.restore()
-    steps = best.history[-1]["step"]  # training ends where it was measured
-    chosen = Score(found["mse"], found["mae"], found["windows"])
-    return Fitted(chosen, steps, found["step"], ended.seconds, ended.skipped, penalty)
+    chosen = Score(found["validation_mse"], found["validation_mae"], len(validation))
+    return Fitted(chosen, best.steps(ended.step), found["step"], ended.seconds, ended.skipped, penalty)
 
 
 def closed_form(linear: nn.Linear, kind: Normalisation, data: Prepared, settings: TrainSettings) -> float:

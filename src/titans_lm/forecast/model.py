@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
 from titans_lm.forecast.settings import NetSettings, Normalisation
-from titans_lm.layers import RMSNorm, SwiGLU, start_linear
+from titans_lm.layers import RMSNorm, SwiGLU, init_linear
 
 Past = Float[Tensor, "B L C"]
 Future = Float[Tensor, "B H C"]
@@ -75,7 +75,7 @@ class Embedding(nn.Module):
         self.skipped = (shape.lookback - patch_len) % stride
         self.proj = nn.Linear(patch_len, width)
         self.place = nn.Parameter(torch.empty(self.tokens, width))
-        start_linear(self.proj)
+        init_linear(self.proj)
         nn.init.normal_(self.place, std=0.1)
 
     def forward(self, z: Past) -> Hidden:
@@ -110,7 +110,7 @@ class MambaStack(nn.Module):
         self.layers = nn.ModuleList(MambaBlock(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         for mlp in (module for module in self.modules() if isinstance(module, SwiGLU)):
-            mlp.apply(lambda module: start_linear(module) if isinstance(module, nn.Linear) else None)
+            mlp.apply(lambda module: init_linear(module) if isinstance(module, nn.Linear) else None)
 
     def forward(self, x: Hidden, state: None = None) -> tuple[Hidden, None]:
         for block in self.layers:
@@ -138,7 +138,7 @@ class Forecaster(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
         beside = settings.shortcut != "none"
         self.head = nn.Linear(self.embed.tokens * config.hidden_size, shape.horizon)
-        start_linear(self.head)
+        init_linear(self.head)
         self.shortcut = nn.Linear(shape.lookback, shape.horizon, bias=False) if beside else None
         if self.shortcut is not None:
             nn.init.zeros_(self.head.weight)  # the stack begins as good as the linear map beside it

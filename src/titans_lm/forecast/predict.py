@@ -20,10 +20,10 @@ from titans_lm.forecast.model import Shape
 from titans_lm.forecast.settings import Memory, NetSettings, PredictSettings
 from titans_lm.forecast.table import Table, read_table
 from titans_lm.forecast.windows import Prepared, Scaler
-from titans_lm.report.plots import INK, SOFT, Line, Plot, draw_panels, save_png
+from titans_lm.report.plots import INK, SOFT, Line, Panels, Plot, draw, save_png
 from titans_lm.train.device import choose_device
 from titans_lm.train.files import new_folder, write_atomically, write_json
-from titans_lm.train.settings import merge_settings
+from titans_lm.train.options import merge_settings
 
 FORMAT = "titans-lm forecaster 1"
 FILE, WEIGHTS, MODEL = "forecast.json", "model.safetensors", "model"
@@ -132,7 +132,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     start = max(0, origin - SHOWN * fitted.shape.lookback)
     panels = _panels(table, index, start, origin, forecast, settings.plot_channels)
     title = f"{table.name}: {len(forecast)} rows ahead of row {origin:,}, {fitted.name}"
-    save_png(draw_panels(title, panels), settings.out / PNG)
+    save_png(draw(Panels(title=title, panels=panels)), settings.out / PNG)
     errors: dict[str, Any] = {}
     if len(truth):
         error = fitted.scaler.scaled(forecast[: len(truth)]) - fitted.scaler.scaled(truth)

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+import tyro
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive
+from titans_lm.experiments.settings import check_runs, check_shared
 from titans_lm.train.settings import FitSettings, Precision
 
 Split = Literal["auto", "etth", "ettm", "shares"]
@@ -14,6 +17,7 @@ Normalisation = Literal["mean", "last", "none"]
 Shortcut = Literal["none", "linear", "ridge"]
 Loss = Literal["mse", "mae"]
 Memory = Literal["fresh", "carried", "still"]
+Data = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +176,9 @@ class ForecastSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainForecaster(ForecastSettings):
-    """Settings of `titans forecast train`."""
+    """Fit a model to a table: best on validation, tested once, saved with its scaler."""
 
-    data: Path | None = None
+    data: Data = None
     """Table to train on: a CSV file."""
     model: str = "lmm"
     """Model, as titans forecast evaluate takes it."""
@@ -193,9 +197,9 @@ class TrainForecaster(ForecastSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateForecasters(ForecastSettings):
-    """Settings of `titans forecast evaluate`."""
+    """Fit and test models on tables, horizon by horizon, and show their errors side by side."""
 
-    data: tuple[Path, ...] = ()
+    data: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = ()
     """Tables: CSV files."""
     models: tuple[str, ...] = ("lmm", "attention", "nlinear", "repeat")
     """Models: lmm, mac, mag, mal, attention, sliding, segment, hybrid, mamba, patchtst, dlinear, nlinear, seasonal,
@@ -220,25 +224,20 @@ class EvaluateForecasters(ForecastSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least("jobs", self.jobs, 1)
-        for name in ("models", "horizons", "seeds"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise ValueError(f"got {name}={values!r}; expected one or more, each once")
+        check_runs(self, "models", "horizons", "seeds", empty=("rates",))
         for horizon in self.horizons:
             check_at_least("horizons", horizon, 1)
-        for seed in self.seeds:
-            check_at_least("seeds", seed, 0)
-        for rate in self.rates:
-            check_positive("rates", rate)
+        if self.rates:
+            check_shared(self.train, lr="--rates")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictSettings:
-    """Settings of `titans forecast predict`."""
+    """Forecast a table with a fitted model: a CSV file, and a plot of history, forecast and truth."""
 
-    model: Path | None = None
+    model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
     """Run folder of titans forecast train, or the model folder in it."""
-    data: Path | None = None
+    data: Data = None
     """Table to go on from: a CSV file with the channels that the model was trained on."""
     out: Path = Path("forecast")
     """Folder for forecast.csv and forecast.png; files of these names are replaced."""

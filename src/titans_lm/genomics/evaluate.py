@@ -13,23 +13,21 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from titans_lm.bench.hardware import hardware
-from titans_lm.bench.run import FORMAT
-from titans_lm.compare.jobs import TRIAL_SEED, Result, Say, best_rate, work
-from titans_lm.compare.settings import FITTED, read_changes, stack_of
-from titans_lm.compare.spent import spent, spent_on
-from titans_lm.config import Architecture, BackboneConfig, check_choice, nearest
+from titans_lm.config import check_choice
 from titans_lm.data.batches import fingerprint
+from titans_lm.experiments.models import ARCHITECTURES, STACK, parse_model, split_changes, stack_of
+from titans_lm.experiments.result import Result, kept, runs_of, write_record
+from titans_lm.experiments.runner import SPEC, TRIAL_SEED, Say, best_rate, run_jobs, run_trials, shorter
 from titans_lm.genomics.fit import check_network, describe_data, train_classifier
 from titans_lm.genomics.metrics import corrected_t, mcnemar, resampling_ratio, scores, write_confusion
 from titans_lm.genomics.records import VOCAB_SIZE, Sequences, read_sequences
 from titans_lm.genomics.settings import COUNTED, Baseline, EvaluateSettings, GenomicsFit, extra
 from titans_lm.genomics.split import Places, folds, held_out
 from titans_lm.report.spread import mean_with_spread
-from titans_lm.train.files import write_atomically, write_json
+from titans_lm.train.files import write_atomically
 from titans_lm.train.match import count_parameters, match_parameters
+from titans_lm.train.options import merge_settings, plain_settings
 from titans_lm.train.run import RunFolder, begun_with
-from titans_lm.train.settings import merge_settings, plain_settings
 
 FILE, PREDICTIONS = "results.json", "predictions.tsv"
 CHOSEN = "validation_accuracy"
@@ -50,15 +48,7 @@ BACKBONE = (*SEQUENCES, *LEARNING, "pooling", "word_size", "see_length", "pretra
 """Settings that a variant of ours may change beside those of the backbone."""
 
 
-def parse_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Read the name of a model, such as lmm, cnn or kmer-nb:k=6: what it is, and the settings that it varies."""
-    base, colon, changes = name.partition(":")
-    return base, read_changes(name, changes, "NAME") if colon else {}
-
-
-def is_network(name: str) -> bool:
-    """Tell whether a model learns by steps."""
-    return parse_name(name)[0] not in COUNTED
+BASES = (*ARCHITECTURES, *get_args(Baseline))
 
 
 def model_settings(shared: GenomicsFit, name: str, parameters: int | None = None) -> GenomicsFit:
@@ -67,30 +57,30 @@ def model_settings(shared: GenomicsFit, name: str, parameters: int | None = None
     A backbone gets the width and the MLP that give its stack as many parameters as asked for; all else of it goes by
     `stack_of`. ValueError for a name that is not known, and for what cannot be varied.
     """
-    base, changes = parse_name(name)
-    check_choice("models", base, (*get_args(Architecture), *get_args(Baseline)))
-    backbone = {field.name for field in dataclasses.fields(BackboneConfig)} - {"architecture", *FITTED}
-    ours = base in get_args(Architecture)
-    known = [*BACKBONE, *sorted(backbone)] if ours else VARIED[base]
-    for changed in changes:
-        if changed not in known:
-            raise ValueError(f"got {changed!r}, which a variant of {base!r} cannot change; {nearest(changed, known)}")
-    own = {changed: value for changed, value in changes.items() if changed not in backbone}
-    if not ours:
-        shared = merge_settings(shared, own)
-        return dataclasses.replace(shared, baseline=base, pretrain_steps=0, pretrained=None)  # pyrefly: ignore
-    model = stack_of(shared.model, base, {name: value for name, value in changes.items() if name in backbone})
+    model = parse_model(name, BASES)
+    check_choice("models", model.base, BASES)
+    if model.base not in ARCHITECTURES:
+        (own,) = split_changes(model, VARIED[model.base])
+        fit = merge_settings(shared, own)
+        return dataclasses.replace(fit, baseline=model.base, pretrain_steps=0, pretrained=None)  # pyrefly: ignore
+    own, stack = split_changes(model, BACKBONE, STACK)
+    config = stack_of(shared.model, model.base, stack)
     if parameters is not None:
-        model = match_parameters(model, VOCAB_SIZE, parameters)
-    return merge_settings(dataclasses.replace(shared, model=model, baseline=None, parameters=None), own)
+        config = match_parameters(config, VOCAB_SIZE, parameters)
+    return merge_settings(dataclasses.replace(shared, model=config, baseline=None, parameters=None), own)
 
 
 def shared_size(shared: GenomicsFit, names: tuple[str, ...]) -> int | None:
     """Count the parameters that all backbones shall have, as `match_parameters` counts: those of the first."""
     if shared.parameters is not None:
         return shared.parameters
-    first = next((name for name in names if parse_name(name)[0] in get_args(Architecture)), None)
+    first = next((name for name in names if parse_model(name, BASES).base in ARCHITECTURES), None)
     return None if first is None else count_parameters(model_settings(shared, first).model, VOCAB_SIZE)
+
+
+def is_network(name: str) -> bool:
+    """Tell whether a model learns by steps."""
+    return parse_model(name, BASES).base not in COUNTED
 
 
 def folder_name(name: str) -> str:
@@ -119,8 +109,8 @@ class FoldJob:
     def cropped(self) -> Sequences:
         return self.data.cropped(self.settings.max_length, self.settings.crop)
 
-    def asked(self) -> Result:
-        """Tell what the result depends on: all but where it is kept."""
+    def spec(self) -> Result:
+        """Give what the result depends on: all but where it is kept."""
         data = self.cropped()
         return {
             "name": self.name,
@@ -131,14 +121,14 @@ class FoldJob:
             "classes": list(data.classes),
         }
 
-    def begun(self) -> Result | None:
-        """Tell what a run that is not done was begun with."""
+    def saved_spec(self) -> Result | None:
+        """Give the spec that a run which is not done was begun with."""
         return begun_with(self.folder)
 
     def train(self) -> Result:
         """Train it, from where it stopped if it did, and test it on sequences that it has not seen."""
-        if not self.begun():
-            RunFolder.create(self.folder, self.asked())
+        if not self.saved_spec():
+            RunFolder.create(self.folder, self.spec())
         started, data, settings = time.perf_counter(), self.cropped(), self.settings
         others = data.take(np.flatnonzero(self.parts != self.fold))
         parts = held_out(others, settings.held_out, settings.seed, settings.overlap)
@@ -152,7 +142,7 @@ class FoldJob:
         found = scores(test.with_labels(), predicted, len(test.classes))
         return {**result, **found, "places": places.tolist(), "predicted": predicted.tolist()}
 
-    def told(self, result: Result) -> str:
+    def describe(self, result: Result) -> str:
         """Phrase what came out."""
         what = result.get("accuracy", result.get(CHOSEN, 0.0))
         part = "of the fold" if self.counts else "of the validation part"
@@ -184,25 +174,15 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> Result
     say(f"{len(data):,} sequences: {describe_data(data, cut, settings.train)}")
     settings.out.mkdir(parents=True, exist_ok=True)
     tuning, rates = _tune(settings, fits, data, parts, say)
-    ran = work(final_jobs(settings, fits, data, parts, rates), settings.jobs, say)
+    ran = run_jobs(final_jobs(settings, fits, data, parts, rates), settings.jobs, say)
     predicted = {name: _predicted(ran, name, len(data)) for name in settings.models}
     models = [_summary(name, tuning[name], ran, data, predicted[name]) for name in settings.models]
-    result = {
-        "format": FORMAT,
-        "what": "genomics",
-        "command": command,
-        "hardware": hardware(),
-        **spent_on(part for one in models for part in [*one["tuning"], *one["runs"]]),
-        "settings": plain_settings(settings),
-        "sequences": len(data),
-        "classes": data.counts(),
-        "cut_sequences": cut,
-        "majority": max(data.counts().values()) / len(data),
-        "backbone_parameters": size,
-        "contenders": models,
-        "paired": [_paired(settings, models[0], other, predicted, data.with_labels()) for other in models[1:]],
-    }
-    write_json(settings.out / FILE, result)
+    result = write_record(
+        settings.out / FILE, "genomics", command, settings, runs_of(models), sequences=len(data),
+        classes=data.counts(), cut_sequences=cut, majority=max(data.counts().values()) / len(data),
+        backbone_parameters=size, contenders=models,
+        paired=[_paired(settings, models[0], other, predicted, data.with_labels()) for other in models[1:]],
+    )  # fmt: skip
     write_atomically(settings.out / PREDICTIONS, _table(data, parts, predicted))
     _write_plots(result, settings.out)
     return result
@@ -233,29 +213,30 @@ def _tune(
     Another fold's training part holds this fold, so each has trials of its own. A variant that names its own rate has
     that, and without several rates there is nothing to try. Counted baselines have none.
     """
-    every, steps = range(settings.folds), settings.tune_steps
-    tuned = [name for name in fits if is_network(name) and "lr" not in parse_name(name)[1]]
+    every = range(settings.folds)
+    tuned = [name for name in fits if is_network(name) and "lr" not in parse_model(name, BASES).changes]
     rates = {
         (name, fold): settings.rates[0] if name in tuned and settings.rates else fit.lr
         for name, fit in fits.items() for fold in every
     }  # fmt: skip
-    tuning: dict[str, list[Result]] = {name: [] for name in fits}
     if len(settings.rates) < 2:
-        return tuning, rates
-    jobs = []
-    for name, fold, rate in product(tuned, every, settings.rates):
-        short = {"steps": steps, "warmup_steps": min(fits[name].warmup_steps, steps // 4), "lr": rate}
-        fit = dataclasses.replace(fits[name], seed=TRIAL_SEED, **short)
-        folder = settings.out / "trials" / f"{folder_name(name)}-fold{fold}-{rate:g}"
-        jobs.append(FoldJob(name, fit, folder, data, parts, fold, counts=False))
-    for job, result in zip(jobs, work(jobs, settings.jobs, say), strict=True):
-        tuning[job.name].append({"fold": job.fold, "rate": job.rate, CHOSEN: result.get(CHOSEN), **spent(result)})
+        return {name: [] for name in fits}, rates
+    jobs = [
+        FoldJob(
+            name, shorter(fits[name], settings.tune_steps, lr=rate, seed=TRIAL_SEED),
+            settings.out / "trials" / f"{folder_name(name)}-fold{fold}-{rate:g}", data, parts, fold, counts=False,
+        )
+        for name, fold, rate in product(tuned, every, settings.rates)
+    ]  # fmt: skip
+    trials = run_trials(jobs, settings.jobs, say, CHOSEN, lambda job: f"{job.name} in fold {job.fold}")
+    for name, fold in product(tuned, every):
+        found = trials[f"{name} in fold {fold}"]
+        rates[name, fold] = best_rate(f"{name} in fold {fold}", found, CHOSEN, most=True)
+        trials[f"{name} in fold {fold}"] = [{"fold": fold, **trial} for trial in found]
     for name in tuned:
-        for fold in every:
-            tried = [one for one in tuning[name] if one["fold"] == fold]
-            rates[name, fold] = best_rate(f"{name} in fold {fold}", tried, CHOSEN, most=True)
         say(f"learning rates of {name} by fold: " + ", ".join(f"{rates[name, fold]:g}" for fold in every))
-    return tuning, rates
+    by_model = {name: [one for fold in every for one in trials.get(f"{name} in fold {fold}", [])] for name in fits}
+    return by_model, rates
 
 
 def _predicted(ran: list[Result], name: str, count: int) -> dict[int, NDArray[np.int64]]:
@@ -263,7 +244,7 @@ def _predicted(ran: list[Result], name: str, count: int) -> dict[int, NDArray[np
     found: dict[int, NDArray[np.int64]] = {}
     for result in ran:
         if result["name"] == name:
-            whole = found.setdefault(result["asked"]["settings"]["seed"], np.full(count, -1, np.int64))
+            whole = found.setdefault(result[SPEC]["settings"]["seed"], np.full(count, -1, np.int64))
             whole[result["places"]] = result["predicted"]
     return found
 
@@ -274,11 +255,10 @@ def _summary(
     mine = [result for result in ran if result["name"] == name]
     runs = [
         {
-            "seed": result["asked"]["settings"]["seed"],
-            "fold": result["asked"]["fold"],
-            "rate": result["asked"]["settings"]["lr"] if is_network(name) else None,
-            **{key: result[key] for key in KEPT if key in result},
-            **spent(result),
+            "seed": result[SPEC]["settings"]["seed"],
+            "fold": result[SPEC]["fold"],
+            "rate": result[SPEC]["settings"]["lr"] if is_network(name) else None,
+            **kept(result, *KEPT),
         }
         for result in mine
     ]

@@ -3,18 +3,17 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
-from safetensors import safe_open
 from torch import nn
 from torch.nn import functional as F
 
 from titans_lm.data.batches import IGNORED
+from titans_lm.experiments.early_stopping import BestStep
 from titans_lm.genomics.baselines import fit_baseline, fit_part
 from titans_lm.genomics.batches import SequenceBatches, pieces, with_targets
 from titans_lm.genomics.metrics import scores, write_own_confusion
@@ -39,28 +38,29 @@ from titans_lm.genomics.settings import (
 )
 from titans_lm.genomics.split import held_out
 from titans_lm.train.device import environment, to_device
-from titans_lm.train.files import remove_unfinished, write_atomically, write_json
-from titans_lm.train.log import ProgressReport
+from titans_lm.train.files import write_json
 from titans_lm.train.loop import Interrupted, fit
 from titans_lm.train.match import match_parameters
-from titans_lm.train.parallel import World, joined_world
+from titans_lm.train.options import plain_settings
+from titans_lm.train.parallel import Distributed, joined_distributed
+from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, SETTINGS, RunFolder
-from titans_lm.train.session import due
-from titans_lm.train.settings import plain_settings
 
 BEST, PRETRAIN, RESULT, CONFUSION = "best.safetensors", "pretrain", "result.json", "confusion.png"
 MOST_HELD_OUT = 1024
 """Most pieces that are held out: of a genome a share would take longer to measure than to train on."""
+INCIDENTAL = ("run", "resume", "json", "quiet")
+"""Settings of a command that say nothing of what is trained."""
 Found = dict[str, Any]
 
 
-def train_on_file(settings: TrainSettings, *, resume: bool = False, progress: ProgressReport | None = None) -> Found:
+def train_on_file(settings: TrainSettings, *, progress: ProgressReport | None = None) -> Found:
     """Train a classifier on a file and say how it did on the part of each class that was held out to choose by.
 
     The run folder then holds the model, what was found (result.json), and a picture of the confusion. A counted
-    baseline is saved as it is after learning from that part too, and judged as it was before. `resume` goes on with a
-    run that was stopped, by the same settings; one that was finished stays as it is. Raises ValueError for data or
-    settings that will not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
+    baseline is saved as it is after learning from that part too, and judged as it was before. With `resume` it goes
+    on with a run that was stopped, by the same settings; one that was finished stays as it is. Raises ValueError for
+    data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
     """
     if settings.data is None or settings.run is None:
         raise ValueError("got no data or no run; expected titans genomics train DATA --run FOLDER")
@@ -73,9 +73,9 @@ def train_on_file(settings: TrainSettings, *, resume: bool = False, progress: Pr
     train, valid = held_out(data, settings.held_out, settings.seed, settings.overlap)
     counted = describe_data(data, cut, chosen)
     shown.say(f"{len(train):,} sequences to train on, {len(valid):,} to choose by: {counted}")
-    if not resume:
+    if not settings.resume:
         check_network(chosen, len(data.classes))
-    begin(settings.run, settings, resume=resume)
+    begin(settings.run, settings, resume=settings.resume)
     if (settings.run / RESULT).is_file():  # it was finished
         return json.loads((settings.run / RESULT).read_bytes())
     try:
@@ -110,7 +110,7 @@ def begin(path: Path, settings: Any, *, resume: bool) -> None:
 
     ValueError for a folder with something else in it, and for settings that differ.
     """
-    now = {name: value for name, value in plain_settings(settings).items() if name != "run"}
+    now = {name: value for name, value in plain_settings(settings).items() if name not in INCIDENTAL}
     if not resume:
         RunFolder.create(path, now)
         return
@@ -140,7 +140,7 @@ def train_classifier(
     Sequences are cropped already. The numbers beside it are about the training alone.
     """
     shown = ProgressReport(quiet=True) if progress is None else progress
-    with joined_world(settings.device) as world:
+    with joined_distributed(settings.device) as world:
         if settings.baseline not in COUNTED:
             return _train_network(settings, train, valid, path, shown, world)
         core, chosen = fit_baseline(settings, train, valid)
@@ -150,7 +150,7 @@ def train_classifier(
 
 
 def _train_network(
-    settings: GenomicsFit, train: Sequences, valid: Sequences, path: Path, progress: ProgressReport, world: World
+    settings: GenomicsFit, train: Sequences, valid: Sequences, path: Path, progress: ProgressReport, world: Distributed
 ) -> tuple[Classifier, Found]:
     world.share(settings.batch_size)
     settings, initial = _resolve_model(settings)
@@ -164,7 +164,10 @@ def _train_network(
     if initial is not None and isinstance(network, SequenceClassifier):
         network.encoder.load_state_dict(initial)
     progress.say(f"{sum(p.numel() for p in network.parameters()):,} parameters; run folder {path}")
-    best = BestStep(path / BEST, network, lambda model: _validate(settings, model, valid), settings, writes=world.main)
+    best = BestStep(
+        network, lambda model: _validate(settings, model, valid), _rank, steps=settings.steps,
+        every=settings.eval_every, patience=settings.patience, path=path / BEST, writes=world.main,
+    )  # fmt: skip
     batches = SequenceBatches(
         train.tokens, train.with_labels(),
         batch_size=settings.batch_size, seed=settings.seed, strands=settings.reverse_complement,
@@ -175,7 +178,7 @@ def _train_network(
     )  # fmt: skip
 
     def save() -> None:
-        best.load(network)
+        best.restore()
         save_classifier(path / MODEL, Classifier(settings, train.classes, network))
 
     world.first(save)
@@ -214,6 +217,11 @@ def _resolve_model(settings: GenomicsFit) -> tuple[GenomicsFit, Found | None]:
     return dataclasses.replace(settings, model=config, word_size=words), encoder.state_dict()
 
 
+def _rank(found: Found) -> tuple[float, float]:
+    """The highest accuracy on the validation part, of equals the lower loss."""
+    return found["validation_accuracy"], -found["validation_loss"]
+
+
 def _validate(settings: GenomicsFit, model: nn.Module, valid: Sequences) -> Found:
     """Accuracy and mean −log p of the validation part, predicted as the classifier will be used: in float32."""
     found = Classifier(settings, valid.classes, model).probabilities(valid.tokens)
@@ -222,69 +230,7 @@ def _validate(settings: GenomicsFit, model: nn.Module, valid: Sequences) -> Foun
     return {"validation_accuracy": float((found.argmax(1) == labels).mean()), "validation_loss": float(loss)}
 
 
-class BestStep:
-    """Keeps the weights of the best step: the highest accuracy on the validation part, of equals the lower loss.
-
-    It is the `on_step` and the `eval_fn` of `fit`: it evaluates when a step is done and before anything is saved, so a
-    run that is stopped at that step, and taken up again, has lost nothing. Such a run finds what was best before; it
-    takes the same steps once more from its checkpoint on, so a best step that lies ahead of it is found again.
-
-    Weights and numbers are one file, which is replaced in one piece.
-    """
-
-    def __init__(
-        self, path: Path, model: nn.Module, measure: Callable[[nn.Module], Found], settings: GenomicsFit,
-        *, writes: bool = True,
-    ) -> None:  # fmt: skip
-        self.path, self.model, self.measure, self.settings, self.writes = path, model, measure, settings, writes
-        self.last: Found = {}
-        self.found: Found | None = None
-        if path.is_file():
-            with safe_open(path, "pt") as file:
-                self.found = json.loads(file.metadata()["found"])
-
-    def on_step(self, record: Found) -> bool:
-        """Evaluate where it is due; true where so many evaluations have found no new best that training is to end.
-
-        A run that had ended so, and is taken up again, takes the one step that it takes to ask, and no more.
-        """
-        step, settings = record["step"], self.settings
-        if due(step, settings.eval_every) or step == settings.steps:
-            self.last = {"step": step, **self.measure(self.model)}
-            if self.found is None or _rank(self.last) > _rank(self.found):
-                self.found = self.last
-                if self.writes:
-                    self._save(self.found)
-        return bool(settings.patience) and self.found is not None and step >= self._last_step(self.found)
-
-    def __call__(self, model: nn.Module) -> Found:
-        """Give the last numbers; one that has taken no step, as it was done before, has none."""
-        return {name: value for name, value in self.last.items() if name != "step"}
-
-    def steps(self, taken: int) -> int:
-        """Count the steps of the run as if it had not been taken up again after its end."""
-        return min(taken, self._last_step(self.found)) if self.settings.patience and self.found else taken
-
-    def load(self, model: nn.Module) -> None:
-        """Give a model the weights of the best step."""
-        safetensors.torch.load_model(model, str(self.path))
-
-    def _save(self, found: Found) -> None:
-        state = {name: value.detach().cpu().contiguous() for name, value in self.model.state_dict().items()}
-        write_atomically(self.path, safetensors.torch.save(state, {"found": json.dumps(found)}))
-        remove_unfinished(self.path.parent)
-
-    def _last_step(self, found: Found) -> int:
-        return found["step"] + self.settings.patience * self.settings.eval_every
-
-
-def _rank(found: Found) -> tuple[float, float]:
-    return found["validation_accuracy"], -found["validation_loss"]
-
-
-def pretrain_on_file(
-    settings: PretrainSettings, *, resume: bool = False, progress: ProgressReport | None = None
-) -> Found:
+def pretrain_on_file(settings: PretrainSettings, *, progress: ProgressReport | None = None) -> Found:
     """Train a model of nucleotides on a file; the run folder then holds what classifiers can start from.
 
     Raises ValueError for data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit`
@@ -295,7 +241,7 @@ def pretrain_on_file(
     shown = ProgressReport(quiet=True) if progress is None else progress
     data = read_sequences(settings.data, settings.read)
     try:
-        found = pretrain(settings, data.tokens, settings.run, shown, resume=resume)
+        found = pretrain(settings, data.tokens, settings.run, shown, resume=settings.resume)
     except Interrupted as stopped:
         raise KeyboardInterrupt(f"stopped after step {stopped.step}; the same command with --resume goes on") from None
     return _write_result(settings.run, settings, {"sequences": len(data), **found})
@@ -319,7 +265,7 @@ def pretrain(
     order = np.random.default_rng([settings.seed, 2]).permutation(len(cut))
     many = min(max(round(len(cut) * settings.held_out), 1), len(cut) - 1, MOST_HELD_OUT)
     test, train = ([cut[place] for place in part] for part in (order[:many], order[many:]))
-    with joined_world(settings.device) as world:
+    with joined_distributed(settings.device) as world:
         world.share(settings.batch_size)
         world.first(lambda: begin(path, settings, resume=resume))
         torch.manual_seed(settings.seed)

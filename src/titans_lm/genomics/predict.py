@@ -26,8 +26,8 @@ from titans_lm.genomics.settings import GenomicsFit, PredictSettings, extra
 from titans_lm.train.checkpoint import WEIGHTS
 from titans_lm.train.device import choose_device, to_device
 from titans_lm.train.files import new_folder, write_atomically, write_json
+from titans_lm.train.options import merge_settings, plain_settings
 from titans_lm.train.run import MODEL, SETTINGS
-from titans_lm.train.settings import merge_settings, plain_settings
 
 FORMAT = "titans-lm genomics 1"
 CONFIG = "config.json"

@@ -4,9 +4,12 @@ import dataclasses
 import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive, check_switch
+import tyro
+
+from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_switch
+from titans_lm.experiments.settings import check_runs, check_shared
 from titans_lm.train.settings import FitSettings
 
 Unknown = Literal["iupac", "error", "n"]
@@ -154,29 +157,43 @@ class GenomicsFit(SequenceFit):
             raise ValueError(f"got pretrain_steps with baseline={self.baseline!r}; expected a backbone to pre-train")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings(GenomicsFit):
-    """Settings of `titans genomics train`."""
+Data = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
 
-    data: Path | None = None
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What all commands have that read sequences."""
+
+    read: ReadSettings = field(default_factory=ReadSettings)
+    """How the file is read."""
+    json: Path | None = None
+    """Write what came out to this file too."""
+    quiet: bool = False
+    """Show no progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(Source):
+    """What both commands have that train one model."""
+
+    data: Data = None
     """FASTA, a table, or a folder with a folder for each class."""
     run: Path | None = None
     """Folder of the run, and of the model that comes of it."""
-    read: ReadSettings = field(default_factory=ReadSettings)
-    """How the file is read."""
+    resume: bool = False
+    """Go on with --run where it was stopped, by the same settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainSettings(SequenceFit):
-    """Settings of `titans genomics pretrain`."""
+class TrainSettings(GenomicsFit, RunSettings):
+    """Train a classifier on sequences with classes: titans genomics train DATA --run runs/dna."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainSettings(SequenceFit, RunSettings):
+    """Learn to predict the next nucleotide; titans genomics train DATA --pretrained RUN starts from it."""
 
     least_length: ClassVar[int] = 2
-    data: Path | None = None
-    """Sequences whose next nucleotides are predicted; classes are not looked at."""
-    run: Path | None = None
-    """Folder of the run, and of the model that comes of it."""
-    read: ReadSettings = field(default_factory=ReadSettings)
-    """How the file is read."""
     max_length: int = 1024
     """Nucleotides of a sequence; longer ones are cut into several."""
     held_out: float = 0.1
@@ -186,13 +203,11 @@ class PretrainSettings(SequenceFit):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSettings:
-    """Settings of `titans genomics evaluate`."""
+class EvaluateSettings(Source):
+    """Compare classifiers on a file by cross-validation, with paired tests; stopped, the same command goes on."""
 
-    data: Path | None = None
+    data: Data = None
     """FASTA, a table, or a folder with a folder for each class."""
-    read: ReadSettings = field(default_factory=ReadSettings)
-    """How the file is read."""
     out: Path = Path("runs/genomics")
     """Folder of the runs and of the results; the same command goes on where it was stopped."""
     models: tuple[str, ...] = ("lmm", "attention", "cnn", "kmer-nb", "kmer-lr")
@@ -212,10 +227,6 @@ class EvaluateSettings:
     """Steps of each trial; there is one for each network, fold and learning rate."""
     jobs: int = 1
     """Runs at once, each in a process with its share of the cores."""
-    json: Path | None = None
-    """Write the numbers to this file too."""
-    quiet: bool = False
-    """Show nothing."""
     train: GenomicsFit = field(default_factory=GenomicsFit)
     """What all share: sizes of the model, steps, batches."""
 
@@ -224,25 +235,19 @@ class EvaluateSettings:
         for name in ("tune_steps", "jobs"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("fold_seed", self.fold_seed, 0)
-        for name, values in (("models", self.models), ("seeds", self.seeds), ("rates", self.rates)):
-            if (not values and name != "rates") or len(set(values)) != len(values):
-                raise ValueError(f"got {name}={values!r}; expected one or more, each once")
-        for rate in self.rates:
-            check_positive("rates", rate)
-        for seed in self.seeds:
-            check_at_least("seeds", seed, 0)
+        check_runs(self, "models", "seeds", empty=("rates",))
+        own = {"lr": "--rates"} if self.rates else {}
+        check_shared(self.train, seed="--seeds", baseline="--models", **own)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictSettings:
-    """Settings of `titans genomics predict`."""
+class PredictSettings(Source):
+    """Write classes and probabilities: titans genomics predict RUN DATA --out classes.tsv."""
 
-    model: Path | None = None
+    model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
     """Run folder, or the folder of a saved classifier."""
-    data: Path | None = None
+    data: Data = None
     """FASTA, a table, or a folder with a folder for each class."""
-    read: ReadSettings = field(default_factory=ReadSettings)
-    """How the file is read."""
     out: Path | None = None
     """Table to write: a line for each sequence with its class and the probability of every class."""
     plot: Path | None = None
@@ -253,10 +258,6 @@ class PredictSettings:
     """Sequences that are read at once."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
-    json: Path | None = None
-    """Write what came out to this file too."""
-    quiet: bool = False
-    """Show nothing."""
 
     def __post_init__(self) -> None:
         check_at_least("batch_size", self.batch_size, 1)

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from titans_lm.config import BackboneConfig, check_at_least, nearest
+from titans_lm.config import BackboneConfig, check_at_least, drop_former, nearest
 
 _BACKBONE = {field.name: field.default for field in dataclasses.fields(BackboneConfig)}
 # What older or newer releases of transformers write into a config.json beside the attributes of the base class.
@@ -45,6 +45,7 @@ class TitansConfig(PreTrainedConfig):
         **settings: Any,
     ) -> None:
         check_at_least("vocab_size", vocab_size, 1)
+        settings = drop_former(settings)
         for name, default in _BACKBONE.items():
             setattr(self, name, settings.pop(name, default))
         self.vocab_size = vocab_size

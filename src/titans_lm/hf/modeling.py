@@ -15,8 +15,8 @@ from titans_lm.blocks import BLOCKS
 from titans_lm.config import SurpriseSizes
 from titans_lm.hf.cache import TitansCache
 from titans_lm.hf.configuration import TitansConfig
-from titans_lm.layers import Linear
-from titans_lm.ops.check import check_surprise
+from titans_lm.layers import Diagnostics, Linear
+from titans_lm.ops.validate import check_surprise
 
 
 @dataclass
@@ -99,19 +99,18 @@ class TitansModel(TitansPreTrainedModel):
             use_cache = self.config.use_cache and not self.training
         cache = self._cache(past_key_values, use_cache, state)
         state = state if cache is None or cache.state is None else cache.state
-        surprise: list[Tensor] | None = [] if output_surprise else None
-        hidden: list[Tensor] | None = [x] if output_hidden_states else None
-        seen = 0 if cache is None else cache.get_seq_length()
-        valid, parts = _valid(attention_mask, x, seen), output_surprise == "parts"
-        x, state = self.backbone(x, state, valid, surprise, hidden, parts)
+        valid = _valid(attention_mask, x, 0 if cache is None else cache.get_seq_length())
+        diagnostics = Diagnostics(output_surprise) if output_surprise or output_hidden_states else None
+        embedded = x
+        x, state = self.backbone(x, state, valid, diagnostics)
         if cache is not None:
             cache.store(state, x.shape[1])
         output = TitansOutput(
             last_hidden_state=x,
             past_key_values=cache if use_cache else None,
-            hidden_states=None if hidden is None else tuple(hidden),
+            hidden_states=(embedded, *diagnostics.hidden_states) if diagnostics and output_hidden_states else None,
             state=state if return_state else None,
-            surprise=None if surprise is None else tuple(surprise),
+            surprise=tuple(diagnostics.surprise_norms) if diagnostics and output_surprise else None,
         )
         return output.to_tuple() if return_dict is False else output
 

@@ -1,7 +1,7 @@
 """The mathematics of the neural memory: pure functions on tensors, no nn.Module.
 
 `neural_memory` writes and reads, `read` only reads. Every backend has the same signature and gives the same results;
-`reference.py` is the definition, `chunked.py` the closed form of a chunk, which "auto" is; `triton/` is the same in
+`reference.py` is the definition, `chunkwise.py` the closed form of a chunk, which "auto" is; `triton/` is the same in
 fused kernels, experimental: it was never measured on a GPU.
 """
 
@@ -13,14 +13,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans_lm.config import Backend, SurpriseSizes, check_choice
-from titans_lm.ops.check import check_call, check_read, check_surprise, layer_gates
-from titans_lm.ops.chunked import chunked
-from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters
-from titans_lm.ops.recall import recall
+from titans_lm.ops.chunkwise import chunked
+from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters, recall
+from titans_lm.ops.recurrent import recall_one
 from titans_lm.ops.reference import reference
 from titans_lm.ops.state import MemoryState, state_dtype
-from titans_lm.ops.step import recall_one
 from titans_lm.ops.triton import fused
+from titans_lm.ops.validate import check_call, check_read, check_surprise, layer_gates
 
 __all__ = ["MemoryNetwork", "MemoryState", "neural_memory", "read"]
 
@@ -64,7 +63,8 @@ def neural_memory(
 
     Raises ValueError when shapes, dtypes, the state, or the backend's name do not fit.
     """
-    check_choice("backend", backend, _BACKENDS)
+    if backend not in _BACKENDS:
+        check_choice("backend", backend, _BACKENDS)
     check_surprise("return_surprise", return_surprise)
     check_call(q, k, v, state, network, chunk_size, valid)
     gates = [layer_gates(name, gate, q, state) for name, gate in (("theta", theta), ("eta", eta), ("alpha", alpha))]
@@ -75,7 +75,7 @@ def neural_memory(
     state = state._replace(offset=state.offset.long())
     dtype = state.M[0].dtype
     tensors = [x.to(dtype) for x in (q, k, v)]
-    gates = [tuple(g.to(dtype) for g in gate) for gate in gates]
+    gates = [tuple([g.to(dtype) for g in gate]) for gate in gates]
     if valid is not None:  # whatever stands in the padding, a NaN too, must not reach a product
         tensors = [x.masked_fill(~valid[:, :, None, None], 0.0) for x in tensors]
         gates = [

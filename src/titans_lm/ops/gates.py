@@ -1,6 +1,6 @@
 """What each token of a chunk still weighs: A, H, R, G, exact at 0 and at 1.
 
-For the positions 1…C of a chunk, with position 0 its start (MATH §3):
+For the positions 1…C of a chunk, with position 0 its start (docs/derivation.md, section 2):
 
     A(t, j) = ∏_{j<i≤t} (1 − α_i)      H(t, j) = ∏_{j<i≤t} η_i      R = A H      G(t, j) = R(t, j) θ_j
 
@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 
 class ChunkGates(NamedTuple):
@@ -57,7 +58,7 @@ class _IntervalProducts(torch.autograd.Function):
         (P,), C = ctx.saved_tensors, ctx.shape[-1]
         g = torch.zeros_like(P)
         g[:, :C, : C + 1] = grads[0].reshape(-1, C, C + 1)
-        return _products_adjoint(g, P)[:, :C].reshape(ctx.shape)
+        return _products_backward(g, P)[:, :C].reshape(ctx.shape)
 
 
 def _products(d: Float[Tensor, "X C"]) -> Float[Tensor, "X Z Z1"]:
@@ -69,20 +70,21 @@ def _products(d: Float[Tensor, "X C"]) -> Float[Tensor, "X Z Z1"]:
     size = 1 << (C - 1).bit_length()
     P = d.new_zeros(len(d), size, size + 1)
     P.diagonal(1, -2, -1).fill_(1.0)
-    P.diagonal(0, -2, -1)[:, C:] = 1.0
-    P.diagonal(0, -2, -1)[:, :C] = d
+    if size > C:
+        d = F.pad(d, [0, size - C], value=1.0)
+    P.diagonal(0, -2, -1).copy_(d)
     for s in _halves(size):
         late, middle, early = _factors(P, s)
-        torch.mul(middle.unsqueeze(-1), early.unsqueeze(-2), out=late)
+        torch.mul(middle, early, out=late)
     return P
 
 
-def _products_adjoint(g: Float[Tensor, "X Z Z1"], P: Float[Tensor, "X Z Z1"]) -> Float[Tensor, "X Z"]:
+def _products_backward(g: Float[Tensor, "X Z Z1"], P: Float[Tensor, "X Z Z1"]) -> Float[Tensor, "X Z"]:
     """From gradients by P, which are used up, to gradients by its factors."""
     for s in reversed(_halves(P.shape[1])):
         (late, middle, early), (_, of_middle, of_early) = _factors(g, s), _factors(P, s)
-        middle += (late * of_early.unsqueeze(-2)).sum(-1)
-        early += (late * of_middle.unsqueeze(-1)).sum(-2)
+        middle += (late * of_early).sum(-1, keepdim=True)
+        early += (late * of_middle).sum(-2, keepdim=True)
     return g.diagonal(0, -2, -1)
 
 
@@ -96,53 +98,65 @@ def _factors(P: Tensor, s: int) -> tuple[Tensor, Tensor, Tensor]:
     blocks, step = size // (2 * s), 2 * s * (width + 1)
     matrix, row = size * width, width
     late = P.as_strided((B, blocks, s, s), (matrix, step, row, 1), s * row)
-    middle = P.as_strided((B, blocks, s), (matrix, step, row), s * row + s)
-    early = P.as_strided((B, blocks, s), (matrix, step, 1), (s - 1) * row)
+    middle = P.as_strided((B, blocks, s, 1), (matrix, step, row, 1), s * row + s)
+    early = P.as_strided((B, blocks, 1, s), (matrix, step, row, 1), (s - 1) * row)
     return late, middle, early
 
 
 Grads = Sequence[dict[str, Tensor]]
 """For each layer the gradients by the fields of its `ChunkGates`."""
-ByLayer = tuple[Tensor, ...]
-"""A gate of every layer, (n, B, C, H) or channel-wise (n, B, C, H, D_in)."""
+Gates = tuple[Tensor, ...]
+"""θ, η and α of all L layers in the chunks of a group: one tensor (n, B, C, H, 3 L) where each token has one value, and
+else 3 L tensors, (n, B, C, H) or channel-wise (n, B, C, H, D_in)."""
 Adjoint = Callable[[Grads], list[Tensor]]
-"""From gradients by what tokens weigh to gradients by θ, η and α of every layer: L of θ, L of η, L of α."""
+"""From gradients by what tokens weigh to gradients by `Gates`."""
 
 
-def segment_gates(
-    theta: ByLayer, eta: ByLayer, alpha: ByLayer, present: Bool[Tensor, "n _ 1 C"] | None, adjoint: bool = False
+def stack_gates(theta: Sequence[Tensor], eta: Sequence[Tensor], alpha: Sequence[Tensor]) -> Gates:
+    """Gates of L layers, (B, T, H) each, as one tensor (B, T, H, 3 L); where some are channel-wise, as they are."""
+    every = (*theta, *eta, *alpha)
+    return (torch.stack(every, dim=-1),) if all([x.dim() == 3 for x in every]) else every
+
+
+def by_gate(gates: Gates) -> tuple[Gates, Gates, Gates]:
+    """θ, η and α again, each of L layers."""
+    every = gates[0].unbind(-1) if len(gates) == 1 else gates
+    L = len(every) // 3
+    return every[:L], every[L : 2 * L], every[2 * L :]
+
+
+def chunk_gates(
+    gates: Gates, present: Bool[Tensor, "n _ 1 C"] | None, adjoint: bool = False
 ) -> tuple[list[ChunkGates], Adjoint | None]:
-    """`ChunkGates` of every layer, (n, R, …), in the n chunks of a segment, and with `adjoint` the way back."""
-    gates = theta, eta, alpha
-    if all(x.dim() == 4 for gate in gates for x in gate):
-        return _of_tokens(gates, present, adjoint)
-    return _of_channels(gates, present, adjoint)
+    """`ChunkGates` of every layer, (n, R, …), in the n chunks of a group, and with `adjoint` the way back."""
+    if len(gates) == 1:
+        return _of_tokens(gates[0], present, adjoint)
+    return _of_channels(by_gate(gates), present, adjoint)
 
 
-def _of_tokens(
-    gates: tuple[ByLayer, ...], present: Tensor | None, adjoint: bool
-) -> tuple[list[ChunkGates], Adjoint | None]:
+def _of_tokens(gates: Tensor, present: Tensor | None, adjoint: bool) -> tuple[list[ChunkGates], Adjoint | None]:
     """Gates that have a value per token and no more: all layers at once, and the way back by hand."""
-    L, n = len(gates[0]), len(gates[0][0])
-    theta, eta, alpha = (torch.cat(gate).transpose(2, 3) for gate in gates)
+    n, B, C, H, each = gates.shape
+    theta, eta, alpha = gates.permute(4, 0, 1, 3, 2).reshape(3, -1, C).unbind()
+    mask = None
     if present is not None:  # where no token stands, nothing may decay
-        present = present.repeat(L, 1, 1, 1)
-        eta = torch.where(present, eta, 1.0)
-    together, kept = token_gates(theta, eta, alpha, present)
-    layers = [ChunkGates(*(x[i * n : (i + 1) * n].flatten(1, 2) for x in together)) for i in range(L)]
+        mask = present.expand(n, B, H, C).reshape(-1, C).repeat(each // 3, 1)
+        eta = torch.where(mask, eta, 1.0)
+    together, kept = token_gates(theta, eta, alpha, mask)
+    by_layer = zip(*(x.view(each // 3, n, B * H, *x.shape[1:]).unbind() for x in together), strict=True)
 
     def back(grads: Grads) -> list[Tensor]:
         stacked = ChunkGates(*(torch.cat([layer[name] for layer in grads]) for name in ChunkGates._fields))
-        d_theta, d_eta, d_alpha = (d.view(theta.shape) for d in token_gates_adjoint(kept, stacked))
-        if present is not None:
-            d_eta = d_eta * present
-        return [x for d in (d_theta, d_eta, d_alpha) for x in d.transpose(2, 3).split(n)]
+        d_theta, d_eta, d_alpha = token_gates_backward(kept, stacked)
+        if mask is not None:
+            d_eta = d_eta * mask
+        return [torch.stack((d_theta, d_eta, d_alpha)).view(each, n, B, H, C).permute(1, 2, 4, 3, 0)]
 
-    return layers, back if adjoint else None
+    return [ChunkGates(*layer) for layer in by_layer], back if adjoint else None
 
 
 def _of_channels(
-    gates: tuple[ByLayer, ...], present: Tensor | None, adjoint: bool
+    gates: tuple[Gates, ...], present: Tensor | None, adjoint: bool
 ) -> tuple[list[ChunkGates], Adjoint | None]:
     """Some gates have a value per channel: layer by layer, and back by autograd."""
     leaves = [tuple(x.detach().requires_grad_(adjoint) for x in gate) for gate in gates]
@@ -189,7 +203,7 @@ def channel_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Bool[Tenso
 
 
 class Kept(NamedTuple):
-    """What `token_gates_adjoint` needs: θ (X, 1, C), interval products, [f | R] and which positions hold a token."""
+    """What `token_gates_backward` needs: θ (X, 1, C), interval products, [f | R] and which positions hold a token."""
 
     theta: Tensor
     P: Tensor
@@ -198,29 +212,29 @@ class Kept(NamedTuple):
 
 
 def token_gates(
-    theta: Float[Tensor, "n B H C"],
-    eta: Float[Tensor, "n B H C"],
-    alpha: Float[Tensor, "n B H C"],
-    present: Bool[Tensor, "n _ 1 C"] | None,
+    theta: Float[Tensor, "X C"],
+    eta: Float[Tensor, "X C"],
+    alpha: Float[Tensor, "X C"],
+    present: Bool[Tensor, "X C"] | None,
 ) -> tuple[ChunkGates, Kept]:
-    """`channel_gates` for gates without channels, and what the way back needs."""
-    C, lead = theta.shape[-1], theta.shape[:-1]
-    P = _products(torch.stack((1.0 - alpha, eta)).view(-1, C))
-    A, H = P[:, :C, : C + 1].unflatten(0, (2, -1)).unbind(0)
-    theta = theta.reshape(-1, 1, C)
-    mask = None if present is None else present.expand(*lead, C).reshape(-1, C, 1)
+    """`channel_gates` for gates without channels, (X, …), and what the way back needs."""
+    C = theta.shape[-1]
+    P = _products(torch.cat((1.0 - alpha, eta)))
+    A, H = P[:, :C, : C + 1].chunk(2)
+    theta = theta.unsqueeze(1)
+    mask = None if present is None else present.unsqueeze(-1)
     fR = torch.bmm(A[..., 1:], H if mask is None else H * mask)
     G = fR[..., 1:] * theta
     surprise_end = H[:, -1, 1:] * theta[:, 0]
     parts = A[..., :1], fR[..., :1], G, H[:, -1:, :1], surprise_end.unsqueeze(-1), G[:, -1].unsqueeze(-1)
-    return ChunkGates(*(x.unflatten(0, lead) for x in parts)), Kept(theta, P, fR, mask)
+    return ChunkGates(*parts), Kept(theta, P, fR, mask)
 
 
-def token_gates_adjoint(kept: Kept, grads: ChunkGates) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by θ, η and α, (n, R, C), from those by what they weigh, (n, R, …), of which G is used up."""
+def token_gates_backward(kept: Kept, grads: ChunkGates) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by θ, η and α, (X, C), from those by what they weigh, (…), of which G is used up."""
     theta, P, fR, mask = kept
     X, _, C = theta.shape
-    A, H = P[:, :C, : C + 1].unflatten(0, (2, -1)).unbind(0)
+    A, H = P[:, :C, : C + 1].chunk(2)
     d_G = grads.G.view(X, C, C)
     d_G[:, -1] += grads.memory_end.reshape(X, C)
     d_surprise_end = grads.surprise_end.reshape(X, C)
@@ -229,13 +243,12 @@ def token_gates_adjoint(kept: Kept, grads: ChunkGates) -> tuple[Tensor, Tensor, 
     d_fR[..., 0] = grads.f.reshape(X, C)
     torch.mul(d_G, theta, out=d_fR[..., 1:])
     d_P = (torch.empty_like if P.shape[1] == C else torch.zeros_like)(P)
-    d_A, d_H = d_P[:, :C, : C + 1].unflatten(0, (2, -1)).unbind(0)
+    d_A, d_H = d_P[:, :C, : C + 1].chunk(2)
     d_A[..., 0] = grads.a.reshape(X, C)
     d_A[..., 1:] = torch.bmm(d_fR, (H if mask is None else H * mask).transpose(1, 2))
     d_summed = torch.bmm(A[..., 1:].transpose(1, 2), d_fR)
     d_H.copy_(d_summed if mask is None else d_summed.mul_(mask))
     d_H[:, -1, 1:].addcmul_(d_surprise_end, theta[:, 0])
     d_H[:, -1, 0] += grads.eta_end.reshape(X)
-    d_keep, d_eta = _products_adjoint(d_P, P)[:, :C].unflatten(0, (2, -1)).unbind(0)
-    shape = grads.G.shape[:-1]
-    return d_theta.view(shape), d_eta.reshape(shape), d_keep.neg().view(shape)
+    d_keep, d_eta = _products_backward(d_P, P)[:, :C].chunk(2)
+    return d_theta, d_eta, d_keep.neg()

@@ -8,18 +8,23 @@ The weights M = (W_1 … W_L) are the memory; everything here is a function of t
 Tensors are head-first in here: x is (…, H, C, D) or a single (D,), a weight is (…, H, D_{l-1}, D_l) or (D_{l-1}, D_l).
 """
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from titans_lm.config import Activation, ForgetTo, Objective, check_choice
+from titans_lm.ops.matmul import bmm
 
 LAYER_NORM_EPS = 1e-5
+_FORMS = set(itertools.product(get_args(Activation), get_args(Objective), get_args(ForgetTo)))
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,10 @@ class MemoryNetwork:
     initial: tuple[Tensor, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_choice("activation", self.activation, get_args(Activation))
-        check_choice("objective", self.objective, get_args(Objective))
-        check_choice("forget_to", self.forget_to, get_args(ForgetTo))
+        if (self.activation, self.objective, self.forget_to) not in _FORMS:  # made at every call of a layer
+            check_choice("activation", self.activation, get_args(Activation))
+            check_choice("objective", self.objective, get_args(Objective))
+            check_choice("forget_to", self.forget_to, get_args(ForgetTo))
         if self.norm_bias is not None and self.norm_weight is None:
             raise ValueError("got norm_bias without norm_weight; expected both, norm_weight alone, or neither")
         if self.forget_to == "init" and self.initial is None:
@@ -65,7 +71,7 @@ def activate_into(z: Tensor, out: Tensor, activation: Activation) -> Tensor:
     return torch.clamp_min(z, 0.0, out=out)
 
 
-def slope_times(grad: Tensor, z: Tensor, out: Tensor, activation: Activation) -> Tensor:
+def activation_grad(grad: Tensor, z: Tensor, out: Tensor, activation: Activation) -> Tensor:
     """Write grad ∘ φ'(z) into `out` and return it."""
     if activation == "gelu":
         return torch.ops.aten.gelu_backward.grad_input(grad, z, grad_input=out)
@@ -74,7 +80,7 @@ def slope_times(grad: Tensor, z: Tensor, out: Tensor, activation: Activation) ->
     return torch.ops.aten.threshold_backward.grad_input(grad, z, 0.0, grad_input=out)
 
 
-def curvature(z: Tensor, activation: Activation) -> Tensor | None:
+def second_derivative(z: Tensor, activation: Activation) -> Tensor | None:
     """φ''(z); None where it is zero."""
     if activation == "gelu":
         square = z * z
@@ -133,3 +139,79 @@ def loss(
     if network.objective == "dot":
         return -(prediction * v).sum()
     return ((prediction - v) ** 2).sum()
+
+
+def layer_norm_backward(
+    grad: Tensor,
+    unit: Tensor,
+    rstd: Tensor,
+    neutral: tuple[Tensor, Tensor] | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Backward of the LayerNorm without parameters: r (g − ⟨g⟩ − u ⟨g u⟩) for its output u and r = 1 / std.
+
+    torch's kernel is given u in place of the input, with mean 0 and deviation 1 (`neutral`, like r): from the input it
+    would subtract terms that grow with the mean, and lose digits.
+    """
+    mean, ones = neutral or (torch.zeros_like(rstd), torch.ones_like(rstd))
+    gradient = torch.ops.aten.native_layer_norm_backward(
+        grad, unit, (unit.shape[-1],), mean, ones, None, None, (True, False, False)
+    )[0]
+    return torch.mul(gradient, rstd, out=gradient if out is None else out)
+
+
+def recall(
+    M: tuple[Tensor, ...], q: Tensor, network: MemoryNetwork, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """M(q) for q (B, H, T, D), M (B, H, D_in, D_out) and the LayerNorm's parameters (H, 1, D); gradients by hand.
+
+    It keeps the queries and the weights, and makes everything else again.
+    """
+    return _Recall.apply(network, weight, bias, q, *M)
+
+
+class _Recall(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, network: MemoryNetwork, weight: Tensor | None, bias: Tensor | None, q: Tensor, *M: Tensor
+    ) -> Tensor:
+        ctx.network = network
+        ctx.save_for_backward(weight, bias, q, *M)
+        *_, o = _layers(q, M, network)
+        if weight is not None:
+            unit = torch.native_layer_norm(o, (o.shape[-1],), None, None, LAYER_NORM_EPS)[0]
+            o = unit.view(q.shape).mul_(weight)
+            o = o if bias is None else o.add_(bias)
+        return o.view(q.shape).add_(q) if network.residual else o.view(q.shape)
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        weight, bias, q, *M = ctx.saved_tensors
+        network, needed = ctx.network, ctx.needs_input_grad[4:]
+        pre = _layers(q, M, network)
+        grad, d_weight, d_bias = grads[0].flatten(0, 1), None, None
+        dz = grad
+        if weight is not None:
+            unit, _, rstd = torch.native_layer_norm(pre[-1], (q.shape[-1],), None, None, LAYER_NORM_EPS)
+            d_weight = (grad * unit).view(q.shape).sum((0, 2)).unsqueeze(1)
+            d_bias = None if bias is None else grads[0].sum((0, 2)).unsqueeze(1)
+            dz = layer_norm_backward((grads[0] * weight).flatten(0, 1), unit, rstd)
+        d_M: list[Tensor | None] = []
+        for layer in range(len(M) - 1, -1, -1):
+            h = q.flatten(0, 1) if layer == 0 else activate(pre[layer - 1], network.activation)
+            d_M.insert(0, bmm(h.transpose(1, 2), dz).view(M[layer].shape) if needed[layer] else None)
+            d_h = bmm(dz, M[layer].flatten(0, 1).transpose(1, 2))
+            dz = d_h if layer == 0 else activation_grad(d_h, pre[layer - 1], d_h, network.activation)
+        d_q = dz.add_(grad) if network.residual else dz
+        return None, d_weight, d_bias, d_q.view(q.shape), *d_M
+
+
+def _layers(q: Tensor, M: Sequence[Tensor], network: MemoryNetwork) -> list[Tensor]:
+    """z_1 … z_L, each (B · H, T, D_l)."""
+    pre: list[Tensor] = []
+    for layer, W in enumerate(M):
+        h = q.flatten(0, 1) if layer == 0 else activate(pre[-1], network.activation)
+        pre.append(bmm(h, W.flatten(0, 1)))
+    return pre

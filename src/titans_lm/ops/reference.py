@@ -56,7 +56,7 @@ def reference(
     gradient = grad(lambda M, k, v, w, b: loss(M, k, v, network, w, b))
     head_dims = (0, 0, 0, None if per_head is None else 0, None if per_head_bias is None else 0)
     gradient = vmap(vmap(gradient, in_dims=head_dims), in_dims=(0, 0, 0, None, None))
-    leads_to = (0.0,) * L if network.forget_to == "zero" else tuple(w.to(q.dtype) for w in network.initial or ())
+    decay_target = (0.0,) * L if network.forget_to == "zero" else tuple(w.to(q.dtype) for w in network.initial or ())
 
     outputs, surprise = [], []
     for t in range(q.shape[1]):
@@ -64,13 +64,13 @@ def reference(
         u = gradient(anchor, k[:, t], v[:, t], per_head, per_head_bias)
         past = tuple(_spread(eta[i], t) * S[i] for i in range(L))
         if return_surprise == "parts":
-            forgotten = tuple(_spread(alpha[i], t) * (M[i] - leads_to[i]) for i in range(L))
+            forgotten = tuple(_spread(alpha[i], t) * (M[i] - decay_target[i]) for i in range(L))
             surprise.append(torch.stack([_sizes(part) for part in (u, past, forgotten)], dim=-1))
         elif return_surprise:
             surprise.append(_sizes(u))
         S = tuple(past[i] - _spread(theta[i], t) * u[i] for i in range(L))
         keep = tuple(1.0 - _spread(alpha[i], t) for i in range(L))
-        M = tuple(keep[i] * M[i] + (1.0 - keep[i]) * leads_to[i] + S[i] for i in range(L))
+        M = tuple(keep[i] * M[i] + (1.0 - keep[i]) * decay_target[i] + S[i] for i in range(L))
         offset = offset + 1
         complete = offset == chunk_size
         anchor = select_rows(complete, M, anchor)

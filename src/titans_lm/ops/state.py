@@ -49,7 +49,7 @@ class MemoryState(NamedTuple):
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """Precision of a state: at least float32, float64 in a float64 model."""
-    return torch.promote_types(dtype, torch.float32)
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def map_state(fn: Callable[..., Tensor], state: State, *others: State) -> State:

@@ -6,7 +6,7 @@ a₋, f₋, G₋ the weights of `ChunkGates` at m(t) instead of t (docs/derivati
 
     (I + L) E = (a₋ ∘ K) M_0 + (f₋ ∘ K) S_0 + ((1 − a₋) ∘ K) M_init [+ K] − V        L = 2 (K Kᵀ) ∘ G₋
 
-and with Δ = 2 E everything else is as in segment.py, the tile in place of the chunk. How large it is changes no result.
+and with Δ = 2 E everything else is as in chunk_forward.py, the tile in place of the chunk. Its size changes no result.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from titans_lm.ops.gates import ChunkGates
-from titans_lm.ops.network import MemoryNetwork
-from titans_lm.ops.products import add_bmm_, bmm_into
-from titans_lm.ops.segment import (
-    Rows,
-    States,
+from titans_lm.ops.chunk_forward import (
+    BatchedNetwork,
+    ChunkStates,
     Tokens,
-    Written,
+    WriteCache,
     advance,
-    misses,
+    chunk_ends,
+    inner_residual,
+    scale_pair,
     similarity,
     times_shared,
-    weigh,
 )
+from titans_lm.ops.gates import ChunkGates
+from titans_lm.ops.matmul import add_bmm_, bmm_into
+from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.state import MemoryState
 
 FEWEST_CHUNKS = 3
@@ -93,7 +94,7 @@ def pieces(state: MemoryState, length: int, chunk_size: int, valid: Tensor | Non
 
 
 class System(NamedTuple):
-    """What a tile's errors solve, as far as no state is needed, for all tiles of a segment.
+    """What a tile's errors solve, as far as no state is needed, for all tiles of a group.
 
     similar is K Kᵀ, (n, R, C, C), None with channel-wise gates; G is G₋; before is [a₋ ∘ K | f₋ ∘ K], (n, R, C, 2 D);
     inverse is 2 (I + L)⁻¹, which takes the right side to Δ.
@@ -119,26 +120,27 @@ def make_system(k: Tensor, g: ChunkGates, chunk: int) -> System:
     similar, weighted = similarity(k, k, G)
     twice = torch.eye(C, dtype=k.dtype, device=k.device).mul_(2.0).expand_as(weighted)
     inverse = torch.linalg.solve_triangular(2.0 * weighted, twice, upper=False, unitriangular=True)
-    return System(similar, G, weigh(k, a, f, k.new_empty(*k.shape[:-1], 2 * D)), inverse)
+    return System(similar, G, scale_pair(k, a, f, k.new_empty(*k.shape[:-1], 2 * D)), inverse)
 
 
 def write_tiles(
-    rows: Rows, tokens: Tokens, g: ChunkGates, states: States, system: System, kept: Tensor | None = None
-) -> Written:
-    """Write all tiles of a segment, one after another: Δ of every token, and the states between.
+    rows: BatchedNetwork, tokens: Tokens, g: ChunkGates, states: ChunkStates, system: System, kept: Tensor | None = None
+) -> WriteCache:
+    """Write all tiles of a group, one after another: Δ of every token, and the states between.
 
     A second time, for the gradients of writing, `kept` is Δ of the first (n, R, C, D), which then is not made again.
     """
     k, D = tokens.k, tokens.k.shape[-1]
-    scaled = weigh(k, g.memory_end, g.surprise_end, torch.empty_like(system.before))
-    right = misses(rows, tokens) if kept is None else None
-    if right is not None and rows.leads_to is not None:
-        right += times_shared(k - system.before[..., :D], rows.leads_to[0], rows)
+    scaled = scale_pair(k, g.memory_end, g.surprise_end, torch.empty_like(system.before))
+    right = inner_residual(rows, tokens) if kept is None else None
+    if right is not None and rows.decay_target is not None:
+        right += times_shared(k - system.before[..., :D], rows.decay_target[0], rows)
     delta = torch.empty_like(k) if kept is None else kept
+    ends, scaled_t, deltas = chunk_ends(rows, g), scaled.mT.unbind(), delta.unbind()
     for i in range(len(k)):
         if right is not None:
-            bmm_into(system.inverse[i], add_bmm_(right[i], system.before[i], states.both[0][i]), delta[i])
+            bmm_into(system.inverse[i], add_bmm_(right[i], system.before[i], states.at[0][i]), deltas[i])
         if kept is None or i < len(k) - 1:  # no gradient needs what the last tile leaves
-            advance(rows, states, 0, i, g, scaled[i], delta[i])
+            advance(rows, states, 0, i, ends[i], scaled_t[i], deltas[i])
     none = k.new_empty(0)
-    return Written([k], [scaled], [delta], [delta], [], none, none, none)
+    return WriteCache([k], [scaled], [delta], [delta], [], none, none, none)

@@ -1,4 +1,4 @@
-"""A segment of tiles, backward: the gradients of `tiles.py` by hand (docs/derivation.md, section 14).
+"""A group of tiles, backward: the gradients of `tiles.py` by hand (docs/derivation.md, section 14).
 
 The reads go back as those of chunks do, and so do the updates of the state; what is a tile's own is the system that
 its errors solve. With Ē from both and B̄ the gradient by its right side,
@@ -9,17 +9,17 @@ its errors solve. With Ē from both and B̄ the gradient by its right side,
 import torch
 from torch import Tensor
 
-from titans_lm.ops.adjoint import Carried, SegmentAdjoint, similarity_adjoint
-from titans_lm.ops.products import add_bmm_, bmm, bmm_into
-from titans_lm.ops.segment import Read, flat, heads_first, times_shared
+from titans_lm.ops.chunk_backward import ChunkBackward, StateGrads, similarity_backward
+from titans_lm.ops.chunk_forward import ReadCache, by_chunk, flat, heads_first, times_shared
+from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
 from titans_lm.ops.tiles import System, chunk_starts
 
 
-class TileAdjoint(SegmentAdjoint):
-    """The gradients of a segment whose chunks were written by tiles."""
+class TileBackward(ChunkBackward):
+    """The gradients of a group whose chunks were written by tiles."""
 
     def run_tiles(
-        self, d_out: Tensor, found: Read, carried: Carried, system: System, chunk: int
+        self, d_out: Tensor, found: ReadCache, carried: StateGrads, system: System, chunk: int
     ) -> tuple[Tensor, Tensor, Tensor, list[dict[str, Tensor]]]:
         dq = self._reads(d_out, found)
         right = self._tiles(found, carried, system)
@@ -27,16 +27,16 @@ class TileAdjoint(SegmentAdjoint):
         dk = self.d_inputs[0]
         return dq, dk + right if self.rows.network.residual else dk, -right, self.gate_grads
 
-    def _tiles(self, found: Read, carried: Carried, system: System) -> Tensor:
+    def _tiles(self, found: ReadCache, carried: StateGrads, system: System) -> Tensor:
         """Last tile first through states and errors; returns B̄ of all."""
-        self._prepare()
+        self._prepare(found)
         right = torch.empty_like(self.tokens.k)
-        both = carried.both[0]
-        for i in range(self.n - 1, -1, -1):
+        both, (inverse_t, before_t) = carried.both[0], by_chunk([system.inverse, system.before], True)
+        for i, right_i in reversed(list(enumerate(right.unbind()))):
             self._advance(0, i, carried)
-            bmm_into(system.inverse[i].transpose(1, 2), self.d_deltas[0][i], right[i])
-            add_bmm_(both, found.both[0][i].transpose(1, 2), self.d_read[0][i])
-            add_bmm_(both, system.before[i].transpose(1, 2), right[i])
+            bmm_into(inverse_t[i], self.d_delta[0][i], right_i)
+            add_bmm_(both, self.both_t[0][i], self.d_read_at[0][i])
+            add_bmm_(both, before_t[i], right_i)
         self._ends()
         return right
 
@@ -45,8 +45,8 @@ class TileAdjoint(SegmentAdjoint):
         k, g, grads, dk = self.tokens.k, self.gates[0], self.gate_grads[0], self.d_inputs[0]
         d_before = bmm(flat(right), flat(self.states.both[0][: self.n]).transpose(1, 2))
         d_kept, d_past = d_before.view(system.before.shape).chunk(2, dim=-1)
-        if self.rows.leads_to is not None:
-            initial = self.rows.leads_to[0]
+        if self.rows.decay_target is not None:
+            initial = self.rows.decay_target[0]
             through_init = times_shared(right, initial.transpose(1, 2), self.rows)
             d_kept -= through_init
             dk += through_init
@@ -54,7 +54,7 @@ class TileAdjoint(SegmentAdjoint):
             add_bmm_(self.shared.initial[0], forgotten.transpose(1, 2), heads_first(right, self.rows))
         dk.addcmul_(d_kept, chunk_starts(g.a, chunk, 1.0)).addcmul_(d_past, chunk_starts(g.f, chunk, 0.0))
         d_weighted = bmm(flat(right), flat(self.written.deltas[0]).transpose(1, 2)).neg_().view(*k.shape[:-1], -1)
-        d_other, d_G = similarity_adjoint(d_weighted, system.similar, k, k, system.G, dk)
+        d_other, d_G = similarity_backward(d_weighted, system.similar, k, k, system.G, dk)
         dk += d_other
         for name, d in (
             ("a", (d_kept * k).sum_to_size(g.a.shape)),

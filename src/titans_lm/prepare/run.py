@@ -5,9 +5,10 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,26 +25,24 @@ from titans_lm.data.prepared import (
 )
 from titans_lm.data.text import Document, chance, split_position
 from titans_lm.data.tokenizer import TokenIds
-from titans_lm.prepare.progress import PreparingReport
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.prepare.shards import ShardWriter
 from titans_lm.prepare.sources import Source, open_source
-from titans_lm.prepare.tokenise import Encoder, load_tokenizer, train_bpe, use_threads
+from titans_lm.prepare.tokenise import Encoder, grouped, load_tokenizer, train_bpe, use_threads
 from titans_lm.train.files import new_folder, remove_unfinished, write_json
+from titans_lm.train.progress import ByteReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 STARTED = "preparing.json"
 """What there is of a folder that is not finished."""
-AT_ONCE = 1 << 20
-"""Bytes of text that are encoded together."""
-MOST_AT_ONCE = 1024
-"""Documents that are encoded together."""
+AT_ONCE, MOST_AT_ONCE = 1 << 20, 1024
+"""Bytes of text, and documents, that are encoded together."""
 
 
 @dataclass(frozen=True)
-class Task:
+class Placed:
     """A document of the source: where it ends up, and the place after it in its split's order of the source."""
 
     split: str
@@ -51,14 +50,14 @@ class Task:
     position: int
 
 
-def prepare(settings: PrepareSettings, *, progress: PreparingReport | None = None) -> dict[str, Any]:
+def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) -> dict[str, Any]:
     """Turn text into a token folder (data/prepared), and report what came out and how fast.
 
     Stopped at any moment, the same call goes on after the last finished shard and gives the same files. Raises
     ValueError for a source or tokenizer that will not do, for a folder that was begun with other settings, another
     tokenizer or a source that has changed since, and for a split that nothing fell into; OSError for a full disk.
     """
-    progress = progress or PreparingReport(quiet=True)
+    progress = progress or ByteReport(quiet=True, title="preparing")
     if settings.source is None or settings.out is None:
         raise ValueError("got no source or no out; expected titans prepare SOURCE --out FOLDER")
     use_threads(settings.workers)
@@ -72,36 +71,23 @@ def prepare(settings: PrepareSettings, *, progress: PreparingReport | None = Non
         )
     asked = _asked(settings, source, valid)
     if (out / INDEX).is_file():
-        return _finished(out, asked)
+        check_same(out, read_index(out / INDEX)["asked"], asked)
+        return {**TokenFolder(out).describe(), "folder": str(out), "was_there": True}
     begun = _begun(out, asked)
     progress.start()
     if begun is None:
         begun = _begin(out, asked, _tokenizer(settings, source, valid, progress))
-    encoder = _encoder(out, begun)
-    writers = {
-        name: ShardWriter(
-            out, name, encoder.dtype, settings.shard_tokens, [Shard(**shard) for shard in part["shards"]],
-            part["position"],
-        )
-        for name, part in begun["splits"].items()
-    }  # fmt: skip
+    folder = _Folder(out, begun, settings.shard_tokens)
     remove_unfinished(out)
     reading = time.monotonic()
-    work = _Work(out, begun, writers, progress)
-    try:
-        work.run(_tasks(settings, source, valid), encoder)
-    finally:
-        for writer in writers.values():
-            writer.discard()
-    skipped = [*source.skipped, *(valid.skipped if valid is not None else [])]
-    index = _finish(out, begun, writers, skipped)
-    seconds = time.monotonic() - started
+    done = folder.fill(_placed(settings, source, valid), progress)
+    index = folder.finish([*source.skipped, *(valid.skipped if valid is not None else [])])
     return {
         **TokenFolder(out, verify=False).describe(),
         "shards": sum(len(shards) for shards in index["splits"].values()),
-        "skipped": len(skipped),
-        "seconds": seconds,
-        "megabytes_per_second": work.bytes / 1e6 / (time.monotonic() - reading),
+        "skipped": len(source.skipped) + (len(valid.skipped) if valid is not None else 0),
+        "seconds": time.monotonic() - started,
+        "megabytes_per_second": done / 1e6 / (time.monotonic() - reading),
         "peak_resident_bytes": peak_resident(),
         "folder": str(out),
     }
@@ -112,87 +98,97 @@ def peak_resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-class _Work:
-    """Documents on their way: read here, encoded in a thread beside, written here in the order they were read."""
+class _Folder:
+    """A token folder that is being filled: documents are read here, encoded in a thread beside, written in order."""
 
-    def __init__(
-        self, out: Path, begun: dict[str, Any], writers: dict[str, ShardWriter], progress: PreparingReport
-    ) -> None:
-        self.out, self.begun, self.writers, self.progress = out, begun, writers, progress
-        self.bytes = 0
+    def __init__(self, out: Path, begun: dict[str, Any], shard_tokens: int) -> None:
+        self.out, self.begun, self.encode = out, begun, _encoder(out, begun)
+        self.writers = {
+            name: ShardWriter(
+                out, name, self.encode.dtype, shard_tokens, [Shard(**s) for s in part["shards"]], part["position"]
+            )
+            for name, part in begun["splits"].items()
+        }
 
-    def run(self, tasks: Iterable[Task], encode: Callable[[list[Document]], list[TokenIds]]) -> None:
-        waiting: deque[tuple[list[Task], Future[list[TokenIds]]]] = deque()
-        done = {name: writer.position for name, writer in self.writers.items()}
-        last = dict(done)
-        with ThreadPoolExecutor(1) as encoding:
-            for group in _groups(task for task in tasks if task.position > done[task.split]):
-                waiting.append((group, encoding.submit(encode, [task.document for task in group])))
-                if len(waiting) > 2:
-                    self._write(*waiting.popleft(), last)
-            while waiting:
-                self._write(*waiting.popleft(), last)
+    def fill(self, placed: Iterator[Placed], progress: ByteReport) -> int:
+        """Write the documents that are not there yet; the bytes that they had."""
+        waiting: deque[tuple[list[Placed], Future[list[TokenIds]]]] = deque()
+        after = {name: writer.position for name, writer in self.writers.items()}
+        done, last = 0, dict(after)
+
+        def write() -> int:
+            group, encoded = waiting.popleft()
+            for one, tokens in zip(group, encoded.result(), strict=True):
+                last[one.split] = one.position
+                if self.writers[one.split].add(tokens, len(one.document.data), one.position):
+                    write_json(self.out / STARTED, {**self.begun, "splits": self._splits()})
+            return sum(len(one.document.data) for one in group)
+
+        try:
+            with ThreadPoolExecutor(1) as encoding:
+                missing = (one for one in placed if one.position > after[one.split])
+                for group in grouped(missing, lambda one: len(one.document.data), AT_ONCE, MOST_AT_ONCE):
+                    waiting.append((group, encoding.submit(self.encode, [one.document for one in group])))
+                    if len(waiting) > 2:
+                        done += write()
+                        progress.update(done)
+                while waiting:
+                    done += write()
+                    progress.update(done)
+            for name, writer in self.writers.items():
+                writer.close(last[name])
+        finally:
+            for writer in self.writers.values():
+                writer.discard()
+        return done
+
+    def _splits(self) -> dict[str, Any]:
+        return {
+            name: {"shards": [asdict(shard) for shard in writer.closed], "position": writer.position}
+            for name, writer in self.writers.items()
+        }
+
+    def finish(self, skipped: list[str]) -> dict[str, Any]:
+        """Write the index, which makes the folder one that can be trained on."""
         for name, writer in self.writers.items():
-            writer.close(last[name])
-
-    def _write(self, group: list[Task], encoded: Future[list[TokenIds]], last: dict[str, int]) -> None:
-        for task, tokens in zip(group, encoded.result(), strict=True):
-            size = len(task.document.data)
-            self.bytes += size
-            last[task.split] = task.position
-            if self.writers[task.split].add(tokens, size, task.position):
-                write_json(self.out / STARTED, {**self.begun, "splits": _told(self.writers)})
-        self.progress.update(self.bytes)
-
-
-def _groups(tasks: Iterable[Task]) -> Iterator[list[Task]]:
-    group: list[Task] = []
-    size = 0
-    for task in tasks:
-        group.append(task)
-        size += len(task.document.data)
-        if size >= AT_ONCE or len(group) >= MOST_AT_ONCE:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+            if not writer.closed:
+                raise ValueError(
+                    f"no document fell into the {name} split; remove {self.out}, and give more documents, another "
+                    "--held-out, or --valid SOURCE"
+                )
+        index = {
+            **{name: self.begun[name] for name in ("format", "asked", "tokenizer")},
+            "dtype": self.encode.dtype.str,
+            "splits": {name: part["shards"] for name, part in self._splits().items()},
+            "skipped": skipped[:100],
+        }
+        write_json(self.out / INDEX, index)
+        (self.out / STARTED).unlink()
+        return index
 
 
-def _told(writers: dict[str, ShardWriter]) -> dict[str, Any]:
-    return {
-        name: {"shards": [asdict(shard) for shard in writer.closed], "position": writer.position}
-        for name, writer in writers.items()
-    }
-
-
-def _tasks(settings: PrepareSettings, source: Source, valid: Source | None) -> Iterator[Task]:
+def _placed(settings: PrepareSettings, source: Source, valid: Source | None) -> Iterator[Placed]:
     """Say of every document which split it belongs to: by a hash of its name, or by the source that it comes from."""
-    for position, document in enumerate(_limited(source, settings.max_documents), 1):
+    documents = iter(source) if settings.max_documents == 0 else islice(source, settings.max_documents)
+    for position, document in enumerate(documents, 1):
         if valid is None and source.single:
             (train,), (held,), _ = split_position(document, settings.held_out)
-            yield Task(TRAIN, train, position)
-            yield Task(VALID, held, position)
+            yield Placed(TRAIN, train, position)
+            yield Placed(VALID, held, position)
         else:
             held_out = valid is None and chance(document.name) < settings.held_out
-            yield Task(VALID if held_out else TRAIN, document, position)
+            yield Placed(VALID if held_out else TRAIN, document, position)
     for position, document in enumerate(valid or (), 1):
-        yield Task(VALID, document, position)
-
-
-def _limited(source: Source, most: int) -> Iterator[Document]:
-    for number, document in enumerate(source, 1):
-        yield document
-        if number == most:
-            return
+        yield Placed(VALID, document, position)
 
 
 def _tokenizer(
-    settings: PrepareSettings, source: Source, valid: Source | None, progress: PreparingReport
+    settings: PrepareSettings, source: Source, valid: Source | None, progress: ByteReport
 ) -> "PreTrainedTokenizerBase":
     if not settings.train_bpe:
         return load_tokenizer(settings.tokenizer)
     progress.say(f"training a BPE of {settings.train_bpe:,} ids")
-    texts = (task.document for task in _tasks(settings, source, valid) if task.split == TRAIN)
+    texts = (one.document for one in _placed(settings, source, valid) if one.split == TRAIN)
     return train_bpe(texts, settings)
 
 
@@ -203,29 +199,18 @@ def _asked(settings: PrepareSettings, source: Source, valid: Source | None) -> d
     return asked | {"found": source.identity, "found_valid": None if valid is None else valid.identity}
 
 
-def _same(out: Path, before: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Refuse to go on with other text or another tokenizer than the folder was begun with."""
-    for name in ("tokenizer", "train_bpe"):
-        if before.get(name) != asked[name]:
-            raise ValueError(
-                f"{out} was begun with {name}={before.get(name)!r}, and {asked[name]!r} is asked for: tokens of two "
-                "tokenizers do not mix; give the same one, or another folder"
-            )
-    changed = [name for name in asked if before.get(name) != asked[name]]
-    if "found" in changed or "found_valid" in changed:
+def check_same(out: Path, before: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Refuse to go on with other settings, other text or another tokenizer than the folder was begun with."""
+    changed = {name: before.get(name) for name in asked if before.get(name) != asked[name]}
+    mixed = ": tokens of two tokenizers do not mix" if changed.keys() & {"tokenizer", "train_bpe"} else ""
+    if changed.keys() & {"found", "found_valid"} and not mixed:
         raise ValueError(
             f"the text of {out} has changed since it was begun (names, sizes or times of files); remove the folder to "
             "begin anew, or give another one"
         )
     if changed:
-        said = ", ".join(f"{name}={before.get(name)!r}" for name in changed)
-        raise ValueError(f"{out} was begun with {said}; give the same settings, or another folder")
-
-
-def _finished(out: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """The folder is there already: say so, if it is what was asked for."""
-    _same(out, read_index(out / INDEX)["asked"], asked)
-    return {**TokenFolder(out).describe(), "folder": str(out), "was_there": True}
+        said = ", ".join(f"{name}={value!r}" for name, value in changed.items() if not name.startswith("found"))
+        raise ValueError(f"{out} was begun with {said}{mixed}; give the same settings, or another folder")
 
 
 def _begun(out: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
@@ -240,7 +225,7 @@ def _begun(out: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
         begun = json.loads((out / STARTED).read_bytes())
     except ValueError as error:
         raise ValueError(f"{out / STARTED} cannot be read: {error}; remove the folder to begin anew") from error
-    _same(out, begun["asked"], asked)
+    check_same(out, begun["asked"], asked)
     return begun
 
 
@@ -270,22 +255,3 @@ def _encoder(out: Path, begun: dict[str, Any]) -> Encoder:
             "of two tokenizers do not mix; bring that one back, or give another folder"
         )
     return Encoder(tokenizer)
-
-
-def _finish(out: Path, begun: dict[str, Any], writers: dict[str, ShardWriter], skipped: list[str]) -> dict[str, Any]:
-    """Write the index, which makes the folder one that can be trained on."""
-    for name, writer in writers.items():
-        if not writer.closed:
-            raise ValueError(
-                f"no document fell into the {name} split; remove {out}, and give more documents, another --held-out, "
-                "or --valid SOURCE"
-            )
-    index = {
-        **{name: begun[name] for name in ("format", "asked", "tokenizer")},
-        "dtype": writers[TRAIN].dtype.str,
-        "splits": {name: part["shards"] for name, part in _told(writers).items()},
-        "skipped": skipped[:100],
-    }
-    write_json(out / INDEX, index)
-    (out / STARTED).unlink()
-    return index

@@ -1,6 +1,7 @@
 """Documents one after another from wherever they are, in an order that does not change, without holding them all."""
 
 import gzip
+import importlib
 import json
 import os
 import sysconfig
@@ -108,12 +109,8 @@ def _json_lines(path: Path) -> Iterator[Any]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    if path.suffix != ".gz":
-        with path.open("rb") as file:
-            yield from file
-        return
     try:
-        with gzip.open(path, "rb") as file:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} cannot be unpacked: {error}; get it again, or remove it") from error
@@ -136,8 +133,6 @@ def _parquet(path: Path, column: str) -> Iterator[Any]:
 
 def _needed(module: str, what: str) -> Any:
     """Import a module of the `train` extra; ValueError that says how to get it."""
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -4,8 +4,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from titans_lm.prepare.settings import PrepareSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Item = TypeVar("Item")
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 PIECE, AT_ONCE = 1 << 16, 1 << 20
 """Characters that a long text is cut into, and that are encoded together: a token takes some 200 bytes meanwhile."""
@@ -147,7 +148,7 @@ class Encoder:
 
     def _ids(self, texts: Iterator[str]) -> Iterator[TokenIds]:
         """Encode texts, about AT_ONCE characters at a time."""
-        for group in _together(texts):
+        for group in grouped(texts, len, AT_ONCE):
             if self.backend is None:
                 found = self.tokenizer(group, add_special_tokens=False, return_attention_mask=False, verbose=False)
                 yield from (np.array(ids, self.dtype) for ids in found["input_ids"])
@@ -156,13 +157,17 @@ class Encoder:
                 yield from [np.array(each.ids, self.dtype) for each in encoded]
 
 
-def _together(texts: Iterator[str]) -> Iterator[list[str]]:
-    group: list[str] = []
-    for text in texts:
-        group.append(text)
-        if sum(map(len, group)) >= AT_ONCE:
+def grouped(
+    items: Iterable[Item], size: Callable[[Item], int], at_once: int, most: int = 2**30
+) -> Iterator[list[Item]]:
+    """Put items together until their sizes come to `at_once`, or there are `most` of them."""
+    group, total = [], 0
+    for item in items:
+        group.append(item)
+        total += size(item)
+        if total >= at_once or len(group) >= most:
             yield group
-            group = []
+            group, total = [], 0
     if group:
         yield group
 

@@ -6,9 +6,8 @@ from typing import Any
 from titans_lm.bench.flops import model_flops
 from titans_lm.config import check_between, check_positive
 from titans_lm.data.tokenizer import VOCAB_SIZE
-from titans_lm.recipes.held import Precision, Step, held_bytes
-from titans_lm.train.describe import count_parts
-from titans_lm.train.fresh import model_without_weights
+from titans_lm.recipes.activation_memory import Precision, Step, held_bytes
+from titans_lm.train.fresh import count_parts, model_without_weights
 from titans_lm.train.match import match_parameters
 from titans_lm.train.settings import FitSettings, LanguageSettings
 

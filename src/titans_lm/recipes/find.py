@@ -7,7 +7,7 @@ from typing import Any
 
 from titans_lm.config import nearest
 from titans_lm.data.text import STDLIB
-from titans_lm.train.settings import read_settings_file
+from titans_lm.train.options import read_settings_file
 
 FOLDER = Path(__file__).parent
 ARCHITECTURES = ("lmm", "mac", "mag", "mal", "hybrid")

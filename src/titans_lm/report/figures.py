@@ -1,4 +1,4 @@
-"""What plots show: lines, panels, heat maps and rankings as plain values; `plots.py` draws them."""
+"""What plots show: lines, panels and heat maps as plain values; `plots.py` draws them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,17 +39,17 @@ class Plot:
     x_places: Sequence[float] | None = None
     percent: bool = False
     """Whether the vertical axis counts shares of one."""
-    wide: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panels:
-    """Plots side by side over one vertical axis; what lines are is said once, below them."""
+    """Plots one below the other over one horizontal axis, or side by side over one vertical axis with one legend."""
 
     title: str
-    x_label: str
-    y_label: str
     panels: Sequence[Plot]
+    across: bool = False
+    x_label: str = ""
+    y_label: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +65,4 @@ class HeatMaps:
     """By name, the rows of numbers from the first of `y_labels` (at the top) to the last."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranking:
-    """A number for each of many things, the largest at the top."""
-
-    title: str
-    x_label: str
-    """What the things are."""
-    y_label: str
-    """What the numbers are."""
-    values: dict[str, tuple[float, float | None]]
-    """By name, the number and its spread where there is one."""
-    marked: str | None = None
-    """The one that all others are compared with."""
-
-
-Drawn = Plot | Panels | HeatMaps | Ranking
+Drawn = Plot | Panels | HeatMaps

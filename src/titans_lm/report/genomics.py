@@ -1,10 +1,11 @@
-"""Classifiers of sequences on the page of results: accuracy by cross-validation, and paired tests."""
+"""Classifiers of sequences: accuracy by cross-validation, and paired tests."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from titans_lm.report import models
 from titans_lm.report.figures import Plot
+from titans_lm.report.forecast import rates
 from titans_lm.report.models import PARAMETERS, TITLES, contender_lines, remembers
 from titans_lm.report.section import Section
 from titans_lm.report.sources import Result
@@ -22,12 +23,12 @@ BASELINES = {
 
 
 def named(name: str) -> str:
-    """Name a contender for a reader, a varied one by what was varied."""
+    """Name a model for a reader, a varied one by what was varied."""
     return models.named(name, BASELINES)
 
 
 def short(name: str) -> str:
-    """Name a contender where there is little room."""
+    """Name a model where there is little room."""
     base, _, changes = name.partition(":")
     shown = BASELINES[base] if base in BASELINES else TITLES[base].partition(" with ")[0]
     return f"{shown} {changes}".strip()
@@ -43,64 +44,51 @@ def heading(result: Result) -> str:
 def tables(result: Result) -> list[Table]:
     """Scores of all models in the order of the settings, and the first of them against each of the others."""
     scores = Table(
-        said=said(result),
         columns=[
             Column("model", lambda one: bold(named(one["name"]), remembers(one["name"]))),
             PARAMETERS,
-            Column("learning rates", rates),
+            Column("learning rates", lambda one: rates(one["rates"] or [])),
             Column("accuracy", lambda one: percent(one["accuracy"])),
             Column("MCC", lambda one: percent(one["mcc"])),
             Column("F1", lambda one: percent(one["f1"])),
             Column("minutes a run", average("seconds", ".1f", 60)),
         ],
         rows=result["contenders"],
+        said=said(result),
     )
     return [scores, paired(result)]
 
 
 def said(result: Result) -> str:
     """Say what was equal, and what the numbers are."""
-    told, train = result["settings"], result["settings"]["train"]
+    settings, train = result["settings"], result["settings"]["train"]
     size, cut = result["backbone_parameters"], result["cut_sequences"]
     stacks = "" if size is None else f"Stacks of ours are of equal size, {size:,} parameters with an embedding. "
     tried = ""
-    if len(told["rates"]) > 1:
-        several = ", ".join(f"{rate:g}" for rate in told["rates"])
+    if len(settings["rates"]) > 1:
+        several = ", ".join(f"{rate:g}" for rate in settings["rates"])
         tried = f"Each fold has its own learning rate: the best of {several} by trials on what it is trained on. "
     return (
-        f"{result['sequences']:,} sequences of {len(result['classes'])} classes in {told['folds']} folds, each tested "
-        f"once a seed by models trained on the others ({len(told['seeds'])} seed{'s' * (len(told['seeds']) > 1)}); "
-        f"{100 * train['held_out']:g} % of what is trained on chooses the best of {train['steps']:,} steps of "
-        f"{train['batch_size']} sequences. {tried}{stacks}"
-        f"The largest class is {100 * result['majority']:.1f} % of all. "
-        f"Accuracy and macro F1 in %, Matthews' correlation times 100, mean ± standard deviation over seeds."
-        " Published numbers of GenomicBenchmarks are from all of its training sets, on its official test sets: not "
-        "comparable with folds of one file."
+        f"{result['sequences']:,} sequences of {len(result['classes'])} classes in {settings['folds']} folds, each "
+        f"tested once a seed by models trained on the others ({len(settings['seeds'])} "
+        f"seed{'s' * (len(settings['seeds']) > 1)}); {100 * train['held_out']:g} % of the training data chooses the "
+        f"best of {train['steps']:,} steps of {train['batch_size']} sequences. {tried}{stacks}The largest class is "
+        f"{100 * result['majority']:.1f} % of all. Accuracy and macro F1 in %, Matthews' correlation times 100. Not "
+        "comparable with published numbers of GenomicBenchmarks, which are of its official training and test sets."
         + (f" {cut:,} sequences were cut to {train['max_length']:,} nucleotides." if cut else "")
     )
-
-
-def rates(one: Result) -> str:
-    """Write the learning rates of all folds, each once."""
-    return ", ".join(f"{rate:g}" for rate in sorted({rate for rate in one["rates"] or () if rate is not None})) or "–"
 
 
 def paired(result: Result) -> Table:
     """Say how the first model compares with each of the others."""
     if not result["paired"]:
         return Table()
-    folds = result["settings"]["folds"]
 
     def points(form: Callable[[Result], str]) -> Callable[[Result], str]:
         return lambda one: form({name: 100 * value for name, value in one["folds"].items()})
 
     return Table(
-        said=(
-            f"{named(result['contenders'][0]['name'])} against each of the others. Difference of accuracy in points, "
-            f"mean over folds and seeds, with its interval of 95 % and p by the corrected resampled t-test over "
-            f"{folds} folds (Nadeau and Bengio 2003); McNemar's exact test on all sequences, the largest p of the "
-            "seeds."
-        ),
+        title=f"{named(result['contenders'][0]['name'])} against each of the others",
         columns=[
             Column("against", lambda one: named(one["second"])),
             Column("difference", points(lambda fold: f"{fold['difference']:+.1f}")),
@@ -109,11 +97,16 @@ def paired(result: Result) -> Table:
             Column("p of McNemar", lambda one: f"{one['mcnemar_p']:.2g}"),
         ],
         rows=result["paired"],
+        said=(
+            "Difference of accuracy in points, mean over folds and seeds, with its 95 % confidence interval and p by "
+            f"the corrected resampled t-test over {result['settings']['folds']} folds (Nadeau and Bengio 2003); "
+            "McNemar's exact test on all sequences, the largest p of the seeds."
+        ),
     )
 
 
 def plot(result: Result) -> Plot:
-    """Accuracy by fold, a line for each contender; those without a memory are dashed."""
+    """Accuracy by fold, a line for each model; those without a memory are dashed."""
     drawn = contender_lines(
         result["contenders"],
         lambda one: [{"mean": 100 * value, "sd": None} for value in one["by_fold"]],
@@ -125,4 +118,4 @@ def plot(result: Result) -> Plot:
     )  # fmt: skip
 
 
-SECTION = Section(heading=heading, tables=tables, plots=lambda result: {"": plot(result)})
+SECTION = Section(topic=lambda _: "dna", heading=heading, tables=tables, plots=lambda result: {"": plot(result)})

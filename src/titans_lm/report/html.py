@@ -4,7 +4,10 @@ import html
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from importlib.resources import files
+from string import Template
 
+STYLE = (files("titans_lm.report") / "style.css").read_text(encoding="utf-8")
 VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 
 
@@ -33,6 +36,11 @@ def tag(name: str, /, *content: object, **attributes: object) -> Markup:
 def join(parts: Iterable[object]) -> Markup:
     """Put pieces next to each other."""
     return Markup("".join(escaped(part) for part in parts))
+
+
+def filled(template: str, **parts: object) -> Markup:
+    """Put parts into the $names of HTML of ours; text is escaped like everywhere."""
+    return Markup(Template(template).substitute({name: escaped(part) for name, part in parts.items()}))
 
 
 def paragraphs(lines: Iterable[object]) -> Markup:
@@ -81,36 +89,3 @@ def _policy(style: str, script: str) -> Markup:
     return join(
         [tag("meta", http_equiv="Content-Security-Policy", content=rules), tag("link", rel="icon", href="data:,")]
     )
-
-
-STYLE = """
-:root { --ink: #1b1f27; --soft: #5b6472; --line: #e3e6eb; --paper: #fff; --ground: #f5f6f8; --accent: #3451c6; }
-* { box-sizing: border-box; }
-html { -webkit-text-size-adjust: 100%; }
-body { margin: 0; background: var(--ground); color: var(--ink);
-  font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 60rem; margin: 0 auto; padding: 3rem 1.25rem 4rem; }
-header h1 { font-size: 2rem; line-height: 1.2; letter-spacing: -.015em; margin: 0 0 .5rem; }
-header p { color: var(--soft); font-size: 1.1rem; max-width: 46rem; margin: 0; }
-section { background: var(--paper); border: 1px solid var(--line); border-radius: 12px; padding: 1.75rem 2rem;
-  margin-top: 1.5rem; }
-h2 { font-size: 1.3rem; line-height: 1.3; margin: 0 0 .75rem; letter-spacing: -.01em; }
-h3 { font-size: 1rem; margin: 1.5rem 0 .5rem; }
-p { margin: 0 0 .9rem; max-width: 48rem; }
-figure { margin: 1.25rem 0 0; }
-figure svg { display: block; width: 100%; height: auto; }
-figcaption { color: var(--soft); font-size: .875rem; line-height: 1.5; margin-top: .5rem; max-width: 48rem; }
-.scroll { overflow-x: auto; margin: 1rem 0; }
-table { border-collapse: collapse; width: 100%; font-size: .925rem; }
-th { font-weight: 600; color: var(--soft); }
-th, td { text-align: left; padding: .45rem 1rem .45rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th:last-child, td:last-child { padding-right: 0; }
-.number { text-align: right; font-variant-numeric: tabular-nums; }
-pre, code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
-pre { font-size: .8125rem; line-height: 1.6; white-space: pre-wrap; overflow-wrap: anywhere; background: var(--ground);
-  border-radius: 8px; padding: 1rem 1.25rem; margin: .75rem 0; }
-details { margin-top: .5rem; }
-summary { cursor: pointer; color: var(--accent); }
-@media (max-width: 40rem) { section { padding: 1.25rem; } main { padding-top: 1.5rem; } }
-@media print { body { background: none; } section { break-inside: avoid; } }
-"""

@@ -1,4 +1,4 @@
-"""Questions on the page of results: scores by task and model, with what guessing gives beside them."""
+"""Questions: scores by task and model, with what guessing gives beside them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,6 @@ def tables(result: Result) -> list[Table]:
 
     return [
         Table(
-            said=said(result, tasks),
             columns=[
                 Column("task", lambda row: row[0] if row[2] == next(iter(row[1]["metrics"])) else ""),
                 Column("metric", lambda row: row[2]),
@@ -44,6 +43,7 @@ def tables(result: Result) -> list[Table]:
                 *(Column(one["name"], scored(one)) for one in models),
             ],
             rows=[(task, scores, metric) for task, scores in tasks.items() for metric in scores["metrics"]],
+            said=said(result, tasks),
         )
     ]
 
@@ -62,7 +62,7 @@ def said(result: Result, tasks: dict[str, Any]) -> str:
     lost = f" {cut:,} choices, counted for each model, were too long for it and lost their beginning." if cut else ""
     differ = f" Not lm-eval's items: {'; '.join(notes)}." if notes else ""
     return (
-        f"{models}. Scored by {result['scorer']}{limit}, every choice read from a fresh start; "
+        f"{models}. Scored by {result['scorer']}{limit}, every choice read from a fresh state; "
         f"{result['wall_seconds'] / 60:.1f} minutes. Shares are in %, with their standard error over items; "
         "acc takes the choice with the largest summed log-probability, acc_norm divides it by the characters of the "
         f"choice, perplexity is exp of minus the mean sum over whole answers.{lost}{differ}"
@@ -88,4 +88,4 @@ def share(value: float | None) -> str:
     return NOTHING if value is None else f"{100 * value:.2f}"
 
 
-SECTION = Section(heading=heading, tables=tables)
+SECTION = Section(topic=lambda _: "language", heading=heading, tables=tables)

@@ -1,54 +1,63 @@
-"""The page of results: made of the JSON that the commands wrote, and of nothing else."""
+"""The pages of results, one for each topic: made of the JSON that the commands wrote, and of nothing else."""
 
 import json
 import os
-import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from titans_lm.report import books, forecast, genomics, lm_eval, paper, reread, speed, tasks, text
-from titans_lm.report.section import Drawn, Section
-from titans_lm.report.sources import FORMAT, Result
+from titans_lm.report.figures import Drawn
+from titans_lm.report.section import Section, status
+from titans_lm.report.sources import FORMAT, Result, without_folders
 from titans_lm.train.files import write_atomically
 
 SECTIONS: dict[str, Section] = {
     **speed.SECTIONS,
-    "reread": reread.SECTION,
     "compare": text.SECTION,
     "perplexity": books.SECTION,
+    "lm-eval": lm_eval.SECTION,
     "task": tasks.SECTION,
+    "reread": reread.SECTION,
     "forecast": forecast.SECTION,
     "genomics": genomics.SECTION,
-    "lm-eval": lm_eval.SECTION,
     "repro": paper.SECTION,
 }
-"""Every kind of result by what its files say that they are, in the order of the page."""
+"""Every kind of result by what its files say that they are, in the order of the pages."""
+TOPICS = {
+    "speed": ("Speed and memory", "throughput, peak memory and time per token, beside peers"),
+    "language": ("Language models", "bits per byte on books at equal size, by position, with the memory on and frozen"),
+    "recall": ("Associative recall", "accuracy by pairs and length, and what each setting changes"),
+    "long-context": ("Long contexts", "needles and facts in books, up to a million tokens; passages read again"),
+    "forecast": ("Forecasts of time series", "MSE and MAE by table and horizon"),
+    "dna": ("Classification of DNA", "accuracy by cross-validation, with paired tests"),
+    "reproduction": ("The paper's tables, repeated", "our numbers over the paper's, at a scale that fits"),
+}
+"""Titles of the pages, and what each shows."""
 MARK = "<!-- Written by `titans bench render` from the JSON files that are named below: edit nothing here. -->"
-INTRODUCTION = """Every number on this page was written by `titans bench`, `titans compare`, `titans evaluate`,
-`titans forecast evaluate`, `titans genomics evaluate` or `titans repro`; the guides to [benchmarks](guides/bench.md)
-and [evaluation](guides/evaluate.md) say what each command measures and how, and [findings](findings.md) what follows.
-"% of matmul" is the share of the floating point operations per second that a large square matrix product of torch's
-reaches in the same process, right before and after; where torch gives it to MKL and our products go to oneDNN, which
-is faster on some CPUs, the share of oneDNN's is in brackets. Peak memory is the growth of the process above what it
-had after its imports (on a GPU: of the device's memory), "max/min" the slowest run over the fastest. Where sides are
-compared they took turns; "× name" is our speed over that side's, the median of the rounds. In plots a shade around a
-line is one standard deviation over seeds to either side."""
-PATH = re.compile(r"(?<![\w.:/)\]])(?:/[\w.-]+){2,}")
-"""A path from the root of the machine that a result was made on."""
+INTRODUCTION = """Every number was written by a command that stands, with its commit and machine, in small print below
+its tables; [findings](findings.md) says what follows, the guides to [benchmarks](guides/bench.md) and
+[evaluation](guides/evaluate.md) how each is measured. ± is one standard deviation over seeds, in plots the shade around
+a line. Models with a neural memory are bold, in plots solid lines. Bits per byte: lower is better. *Earlier defaults*
+are models of before [D43](decisions.md), whose sizes were matched by the width of the MLP alone."""
 Results = dict[str, list[Result]]
 
 
 def render_results(results: Path, docs: Path) -> list[Path]:
-    """Write the page and its plots; returns what was written.
+    """Write the index, a page for each topic into the folder of its name, and the plots; returns what was written.
 
-    ValueError for a folder that is not there, and for a file in it that no benchmark wrote.
+    ValueError for a folder that is not there, and for a file in it that no command of ours wrote.
     """
     from titans_lm.report.plots import draw, save_png
 
     found = read_results(results)
-    written = [save_png(draw(plot), results / f"{name}.png") for name, plot in plots(found).items()]
-    write_atomically(docs, page(found, Path(os.path.relpath(results, docs.parent)).as_posix()))
-    return [docs, *written]
+    folder = docs.with_suffix("")
+    link = Path(os.path.relpath(results, folder)).as_posix()
+    written = pages(found, link, folder.name)
+    files = [docs, *(folder / f"{topic}.md" for topic in written if topic)]
+    for path, page in zip(files, written.values(), strict=True):
+        write_atomically(path, page)
+    return [*files, *(save_png(draw(plot), results / f"{name}.png") for name, plot in plots(found).items())]
 
 
 def read_results(folder: Path) -> Results:
@@ -68,43 +77,48 @@ def read_results(folder: Path) -> Results:
     return found
 
 
-def grouped(found: Results) -> dict[str, list[Result]]:
-    """Give the results that make a section each, by kind."""
-    shown = {kind: found.get(kind, []) for kind in SECTIONS}
-    return {
-        kind: [{**results[0], "others": results[1:]}] if results and SECTIONS[kind].together else results
-        for kind, results in shown.items()
-    }
+def sections(found: Results) -> Iterator[tuple[Section, Result]]:
+    """Yield the results that make a section each, with the others of their group."""
+    for kind, section in SECTIONS.items():
+        groups: dict[str, list[Result]] = {}
+        for result in found.get(kind, []):
+            groups.setdefault(section.group(result), []).append(result)
+        for first, *others in groups.values():
+            yield section, {**first, "others": others}
 
 
 def plots(found: Results) -> dict[str, Drawn]:
     """Give what can be drawn, by the name of its file."""
-    drawn = {}
-    for kind, results in grouped(found).items():
-        for result in results:
-            drawn |= SECTIONS[kind].named_plots(result)
+    drawn: dict[str, Drawn] = {}
+    for section, result in sections(found):
+        drawn |= section.named_plots(result)
     return drawn
 
 
-def page(found: Results, link: str) -> str:
-    """Lay out the whole page; `link` leads from it to the folder of the JSON files.
+def pages(found: Results, link: str, folder: str = "results") -> dict[str, str]:
+    """Lay out the index (by an empty name) and the page of each topic; `link` leads from these to the JSON files.
 
     A heading that several results would have names the file; of paths of a machine the last two names are shown.
     """
-    shown = grouped(found)
-    often = Counter(SECTIONS[kind].heading(result) for kind, results in shown.items() for result in results)
-    parts = [MARK, "", "# Results", "", INTRODUCTION]
-    for kind, results in shown.items():
-        section = SECTIONS[kind]
-        if section.expected and not results:
-            parts += ["", f"## {section.heading({})}", "", f"Not measured yet: `titans bench {kind}`."]
-        for result in results:
+    shown: dict[str, list[tuple[Section, Result]]] = {topic: [] for topic in TOPICS}
+    for section, result in sections(found):
+        shown[section.topic(result)].append((section, result))
+    often = Counter(section.heading(result) for every in shown.values() for section, result in every)
+    index = [MARK, "", "# Results", "", INTRODUCTION, "", "| topic | what it shows | status of its first result |",
+             "| --- | --- | --- |"]  # fmt: skip
+    written = {"": ""}
+    for topic, every in shown.items():
+        if not every:
+            continue
+        title, shows = TOPICS[topic]
+        index.append(f"| [{title}]({folder}/{topic}.md) | {shows} | {status(every[0][1])} |")
+        parts = [MARK, "", f"# {title}"]
+        for section, result in every:
             heading = section.heading(result)
             apart = f" ({Path(result['file']).stem})" if often[heading] > 1 else ""
             parts += ["", *section.lines(result, link, f"{heading}{apart}")]
-    return without_folders("\n".join(parts) + "\n")
-
-
-def without_folders(text: str) -> str:
-    """Leave the last two names of every path from the root: the rest is about a machine."""
-    return PATH.sub(lambda path: "/".join(path[0].split("/")[2:][-2:]), text)
+        written[topic] = without_folders("\n".join(parts) + "\n")
+    if not any(shown.values()):
+        index.append("| nothing is measured yet | | `titans bench all` |")
+    written[""] = without_folders("\n".join(index) + "\n")
+    return written

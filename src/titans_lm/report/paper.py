@@ -1,6 +1,7 @@
-"""Tables of the paper on the page of results, as `titans repro` has repeated them: our number, the paper's below it."""
+"""Tables of the paper as `titans repro` has repeated them: our number, the paper's below it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from titans_lm.report.section import Section
 from titans_lm.report.sources import Result, commits, linked
@@ -20,15 +21,24 @@ def heading(result: Result) -> str:
 
 
 def source(result: Result, link: str) -> list[str]:
-    """List the commands and machines that the tables came from, and how their setting differs from the paper's."""
-    lines = [f"{linked(result, link)}:", "", *(f"- {_step(step)}" for step in result["steps"])]
-    lines += ["", "How the setting differs from the paper's:", "", *(f"- {one}" for one in result["differs"])]
-    shown = f" Paper: {result['paper']['group']}." if result["paper"]["group"] else ""
-    return [*lines, "", f"Ours with the standard deviation over seeds.{shown}"]
+    """List the commands and machines that the tables came from."""
+    return [f"{linked(result, link)}, {step_line(step)}" for step in result["steps"]]
+
+
+def step_line(step: Result) -> str:
+    """Say what a step measured, and by which command, where and when."""
+    h = step["hardware"]
+    where = f" on {h['processor']}, {h['cores']} cores; {commits(step, h)}, {h['date']}" if h else ""
+    size = f"; {step['parameters']:,} parameters each" if step["parameters"] else ""
+    return f"{step['measures']}: `{step['command']}`{where}{size}"
 
 
 def tables(result: Result) -> list[Table]:
-    return [table(part, result["paper"]["digits"]) for part in result["tables"]]
+    """Give the tables, with how their setting differs from the paper's below the last."""
+    *first, last = (table(part, result["paper"]["digits"]) for part in result["tables"])
+    shown = f" Paper: {result['paper']['group']}." if result["paper"]["group"] else ""
+    differs = "\n".join(f"- {one}" for one in result["differs"])
+    return [*first, replace(last, said=f"How the setting differs from the paper's.{shown}\n\n{differs}")]
 
 
 def table(part: Result, digits: int) -> Table:
@@ -43,7 +53,7 @@ def table(part: Result, digits: int) -> Table:
         return write
 
     return Table(
-        said=part["title"],
+        title=part["title"],
         columns=[
             Column("model", lambda line: "" if line[1] else line[0]["title"]),
             Column("", lambda line: "paper" if line[1] else "ours"),
@@ -63,11 +73,4 @@ def number(value: float | None, digits: int) -> str:
     return NOT_THERE if value is None else f"{value:.{digits}f}"
 
 
-def _step(step: Result) -> str:
-    h = step["hardware"]
-    where = f" on {h['processor']}, {h['cores']} cores; {commits(step, h)}, {h['date']}" if h else ""
-    size = f"; {step['parameters']:,} parameters each" if step["parameters"] else ""
-    return f"{step['measures']}: `{step['command']}`{where}{size}"
-
-
-SECTION = Section(heading=heading, tables=tables, source=source, format=FORMAT)
+SECTION = Section(topic=lambda _: "reproduction", heading=heading, tables=tables, source=source, format=FORMAT)

@@ -1,10 +1,11 @@
-"""Line plots, heat maps and rankings, drawn once and given as a PNG file and as SVG to put into a page."""
+"""Line plots and heat maps, drawn once and given as a PNG file and as SVG to put into a page."""
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from titans_lm.report.figures import ACCENT, INK, LINE, SOFT, Drawn, HeatMaps, Line, Panels, Plot, Ranking
+from titans_lm.report.figures import INK, LINE, SOFT, Drawn, HeatMaps, Line, Panels, Plot
 from titans_lm.report.html import Markup, escaped
 from titans_lm.train.files import write_atomically
 
@@ -49,30 +50,31 @@ STYLE = {
 }
 
 
-def draw_ranking(ranking: Ranking) -> Figure:
-    """Draw a point with its spread for each name, and a line through the one that is marked."""
-    found = sorted(ranking.values.items(), key=lambda one: one[1][0])
-    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x"}):
-        figure = Figure(figsize=(8.2, 0.9 + 0.24 * len(found)), layout="constrained")
-        axes = figure.add_subplot()
-        for place, (name, (value, spread)) in enumerate(found):
-            colour = ACCENT if name == ranking.marked else SOFT
-            axes.errorbar(value, place, xerr=spread, fmt="o", color=colour, markersize=5, elinewidth=1.6)
-        if ranking.marked is not None:
-            axes.axvline(ranking.values[ranking.marked][0], color=ACCENT, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.set_yticks(range(len(found)), [name for name, _ in found], fontsize=8.5)
-        axes.set_ylim(-0.7, len(found) - 0.3)
-        axes.set_xlabel(ranking.y_label)
-        # A letter is some 0.105 inches wide, as in the heading of heat maps.
-        axes.set_title(textwrap.fill(ranking.title, 60), parse_math=False)
+def draw(plot: Drawn) -> Figure:
+    """Draw whatever can be drawn."""
+    shapes: dict[type, Callable[[Any], Figure]] = {Plot: draw_lines, Panels: draw_panels, HeatMaps: draw_heat}
+    return shapes[type(plot)](plot)
+
+
+def draw_lines(plot: Plot) -> Figure:
+    """Draw the lines of one plot; a legend of many stands beside it."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.2 + 3.0 * (len(plot.lines) > CROWD), 3.5), layout="constrained")
+        _fill(figure.add_subplot(), plot)
     return figure
 
 
-def draw_side_by_side(panels: Panels) -> Figure:
-    """Draw plots side by side, with a line at zero."""
+def draw_panels(panels: Panels) -> Figure:
+    """Draw plots below each other, or beside each other with a line at zero."""
     count = len(panels.panels)
-    style = {**STYLE, "axes.titlesize": 10.5, "axes.titleweight": "normal", "axes.titlepad": 8, "legend.fontsize": 10}
-    with matplotlib.rc_context(style):
+    across = {"axes.titlesize": 10.5, "axes.titleweight": "normal", "axes.titlepad": 8, "legend.fontsize": 10}
+    with matplotlib.rc_context(STYLE | (across if panels.across else {})):
+        if not panels.across:
+            figure = Figure(figsize=(8.2, 0.6 + 1.7 * count), layout="constrained")
+            figure.suptitle(panels.title, color=SOFT, fontsize=STYLE["font.size"], parse_math=False)
+            for axes, plot in zip(figure.subplots(count, sharex=True, squeeze=False)[:, 0], panels.panels, strict=True):
+                _fill(axes, plot)
+            return figure
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
         figure = Figure(figsize=(1.0 + 4.4 * max(count, 1.6), 4.2), layout=layout)
         figure.suptitle(panels.title, color=INK, fontsize=14, fontweight="bold", x=0.01, ha="left", parse_math=False)
@@ -127,31 +129,6 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
         total, mass = weight * total + value, weight * mass + 1.0
         means.append(total / mass)
     return means
-
-
-def draw(plot: Drawn) -> Figure:
-    """Draw a plot."""
-    if isinstance(plot, Panels):
-        return draw_side_by_side(plot)
-    if isinstance(plot, HeatMaps):
-        return draw_heat(plot)
-    if isinstance(plot, Ranking):
-        return draw_ranking(plot)
-    with matplotlib.rc_context(STYLE):
-        width = (8.2 if plot.wide else 5.4) + 3.0 * (len(plot.lines) > CROWD)
-        figure = Figure(figsize=(width, 3.5), layout="constrained")
-        _fill(figure.add_subplot(), plot)
-    return figure
-
-
-def draw_panels(title: str, plots: Sequence[Plot]) -> Figure:
-    """Draw plots one below the other, over one horizontal axis."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.2, 0.6 + 1.7 * len(plots)), layout="constrained")
-        figure.suptitle(title, color=SOFT, fontsize=STYLE["font.size"], parse_math=False)
-        for axes, plot in zip(figure.subplots(len(plots), sharex=True, squeeze=False)[:, 0], plots, strict=True):
-            _fill(axes, plot)
-    return figure
 
 
 def _fill(axes: Axes, plot: Plot, *, legend: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Passages read twice, on the page of results: what the first reading saves at the second, by distance."""
+"""Passages read twice: what the first reading saves at the second, by distance."""
 
 import math
 from collections.abc import Callable
@@ -10,13 +10,7 @@ from titans_lm.report.sources import Result
 from titans_lm.report.spread import written
 from titans_lm.report.table import Column, Table, bold
 
-
-def heading(result: Result) -> str:
-    """Say what was read."""
-    return "What a model remembers of a passage that it has read once"
-
-
-Reading = tuple[Result, Result, Result]
+Reading = tuple[Result, Result, dict[int, Result]]
 """A model, its passages of one length, and what was found of them by distance."""
 
 
@@ -24,13 +18,12 @@ def tables(result: Result) -> list[Table]:
     """Gains by distance, and their intervals: passages of one length after another."""
     distances = result["settings"]["distances"]
     rows: list[Reading] = [
-        (model, length, {one["distance"]: one for one in length["distances"]})
-        for place in range(len(result["settings"]["lengths"]))
+        (model, {**model["lengths"][place], "tokens": tokens}, by_distance(model, place))
+        for place, tokens in enumerate(result["settings"]["lengths"])
         for model in result["models"]
-        for length in [{**model["lengths"][place], "tokens": result["settings"]["lengths"][place]}]
     ]
 
-    def by_distance(show: Callable[[Result], str]) -> list[Column]:
+    def at_each(show: Callable[[Result], str]) -> list[Column]:
         return [Column(f"{d:,}", lambda row, d=d: show(row[2][d]) if d in row[2] else "–") for d in distances]
 
     def unread(place: int) -> Callable[[Reading], str]:
@@ -41,58 +34,61 @@ def tables(result: Result) -> list[Table]:
         Column("passage", lambda row: str(row[1]["tokens"])),
     ]
     gains = Table(
-        said=told(result),
         columns=[
             *who,
             Column("seeds", lambda row: str(len(row[0]["runs"]))),
             Column("parameters", lambda row: f"{row[0]['parameters']:,}"),
             Column("state, bytes", lambda row: state_bytes(row[0])),
-            *by_distance(lambda one: written(one["gain"], ".3f")),
+            *at_each(lambda one: written(one["gain"], ".3f")),
             Column("tokens/s", lambda row: f"{row[1]['tokens_per_second']:,.0f}"),
         ],
         rows=rows,
+        said=said(result),
     )
     intervals = Table(
-        said=(
-            "The gain's 95 % interval over passages like these (bootstrap; seeds are averaged), and bits per token of "
-            f"a passage that was not read, at {distances[0]:,} tokens and at the longest distance:"
-        ),
-        columns=[*who, *by_distance(interval), Column("unread, first", unread(0)), Column("unread, last", unread(-1))],
+        title="95 % confidence intervals of the gain",
+        columns=[
+            *who,
+            *at_each(lambda one: f"[{one['low']:+.3f}, {one['high']:+.3f}]"),
+            Column("unread, first", unread(0)),
+            Column("unread, last", unread(-1)),
+        ],
         rows=rows,
-        said_on_screen=True,
+        said=(
+            "Over passages like these (bootstrap; seeds are averaged). Unread: bits per token of a passage that was "
+            f"not read, at {distances[0]:,} tokens and at the longest distance."
+        ),
     )
     return [gains, intervals]
 
 
-def told(result: Result) -> str:
-    """Say in a paragraph what was read, by whom, and what the columns are."""
+def by_distance(model: Result, place: int) -> dict[int, Result]:
+    return {one["distance"]: one for one in model["lengths"][place]["distances"]}
+
+
+def said(result: Result) -> str:
+    """Say what was read, by whom, and what the columns are."""
     settings = result["settings"]
     context = f"the first {settings['context']:,} tokens of its book and then " if settings["context"] else ""
     whole = [title(model["name"]) for model in result["models"] if not model["carries"]]
     left = any(length["left_out"] for model in result["models"] for length in model["lengths"])
     grows = (
-        f" {', '.join(whole)}: the state grows with the text, so rows (and this number) are of at most "
+        f" {', '.join(whole)}: the state grows with the text, so sequences (and this number) are of at most "
         f"{settings['max_len']:,} tokens{', and distances that do not fit are left out (–)' if left else ''}."
         if whole
         else ""
     )
     longest = max(model["state_bytes"]["length"] for model in result["models"])
     minutes = sum(length["seconds"] for model in result["models"] for length in model["lengths"]) / 60.0
+    books = len(result["documents"])
     return (
-        f"A model reads {context}a passage of {' or '.join(map(str, settings['lengths']))} tokens, then so many tokens "
-        "of other books as a column says, then the passage again. Numbers are its **gain** in bits per token: what the "
-        "second reading costs where another passage of the same book was read in its place, minus what it costs where "
-        "it was read itself. 0 is a passage that is forgotten; higher is better. "
-        f"{settings['passages']} passages of each length from {len(result['documents'])} held-out "
-        f"book{'s' * (len(result['documents']) > 1)}, mean ± standard deviation over seeds; in the plot the shade "
-        "of a single seed is the interval over passages. State is what one row "
-        f"carries after {longest:,} tokens, in brackets the weights of the "
-        f"memories alone.{grows} Reading took {minutes:.0f} minutes in all."
+        f"A model reads {context}a passage of {' or '.join(map(str, settings['lengths']))} tokens, then as many tokens "
+        "of other books as a column says, then the passage again. Its **gain** in bits per token is what the second "
+        "reading costs less than where another passage of the book was read first: 0 is forgotten, higher is better. "
+        f"{settings['passages']} passages of each length from {books} held-out book{'s' * (books > 1)}; in the plot "
+        "the shade of a single seed is the interval over passages. State is what one sequence carries after "
+        f"{longest:,} tokens, in brackets the weights of the memories alone.{grows} Reading took {minutes:.0f} minutes."
     )
-
-
-def interval(found: Result) -> str:
-    return f"[{found['low']:+.3f}, {found['high']:+.3f}]"
 
 
 def places(distances: list[int]) -> list[float]:
@@ -106,48 +102,45 @@ def plot(result: Result) -> Panels:
     """Gain by distance, a panel for each length and a line for each model; those without a memory are dashed."""
     settings = result["settings"]
     where = dict(zip(settings["distances"], places(settings["distances"]), strict=True))
-    names = labels(result["models"])
+    ticks = [f"{d // 1024}K" if d and d % 1024 == 0 else f"{d:,}" for d in where]
+    long = [title(model["name"]).replace(UNSAID, "") for model in result["models"]]
+    short = [name.partition(" with ")[0] for name in long]
+    names = short if len(set(short)) == len(short) else long
     panels = [
         Plot(
-            title=f"passage of {length} tokens", x_label="", y_label="", x_labels=[short(d) for d in where],
-            x_places=list(where.values()),
-            lines=[line(model, names[index], index, place, where) for index, model in enumerate(result["models"])],
+            title=f"passage of {length} tokens", x_label="", y_label="", x_labels=ticks, x_places=list(where.values()),
+            lines=[
+                line(model, names[index], COLOURS[index % len(COLOURS)], by_distance(model, place), where)
+                for index, model in enumerate(result["models"])
+            ],
         )
         for place, length in enumerate(settings["lengths"])
     ]  # fmt: skip
     return Panels(
         title="What remains of a passage that was read once", x_label="tokens of other books between the two readings",
-        y_label="gain at the second reading, bits per token", panels=panels,
+        y_label="gain at the second reading, bits per token", panels=panels, across=True,
     )  # fmt: skip
 
 
-def labels(models: list[Result]) -> list[str]:
-    """Name models where there is little room: without what stands behind their kind, if they differ without it."""
-    long = [title(model["name"]).replace(UNSAID, "") for model in models]
-    short = [name.partition(" with ")[0] for name in long]
-    return short if len(set(short)) == len(short) else long
-
-
-def line(model: Result, label: str, index: int, place: int, where: dict[int, float]) -> Line:
+def line(model: Result, label: str, colour: str, found: dict[int, Result], where: dict[int, float]) -> Line:
     """Draw one model: a shade of one standard deviation over seeds, or, of a single one, the interval over passages."""
-    found = model["lengths"][place]["distances"]
-    gains = [one["gain"] for one in found]
-    spread = [gain["sd"] for gain in gains]
-    alone = None in spread
+    gains = [one["gain"] for one in found.values()]
+    alone = any(gain["sd"] is None for gain in gains)
     return Line(
         label=label,
-        x=[where[one["distance"]] for one in found],
+        x=[where[distance] for distance in found],
         y=[gain["mean"] for gain in gains],
-        spread=None if alone else spread,
-        band=([one["low"] for one in found], [one["high"] for one in found]) if alone else None,
-        colour=COLOURS[index % len(COLOURS)],
+        spread=None if alone else [gain["sd"] for gain in gains],
+        band=([one["low"] for one in found.values()], [one["high"] for one in found.values()]) if alone else None,
+        colour=colour,
         dashed=not model["memory"],
         marker=True,
     )
 
 
-def short(distance: int) -> str:
-    return f"{distance // 1024}K" if distance and distance % 1024 == 0 else f"{distance:,}"
-
-
-SECTION = Section(heading=heading, tables=tables, plots=lambda result: {"": plot(result)})
+SECTION = Section(
+    topic=lambda _: "long-context",
+    heading=lambda _: "What a model remembers of a passage that it has read once",
+    tables=tables,
+    plots=lambda result: {"": plot(result)},
+)

@@ -1,46 +1,66 @@
-"""How a kind of result stands on the page of results and on a terminal: one declaration for each kind."""
+"""How a kind of result stands on the pages of results and on a terminal: one declaration for each kind."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from titans_lm.report.figures import Drawn, HeatMaps
-from titans_lm.report.sources import FORMAT, Result, source_of_models
+from titans_lm.report.sources import FORMAT, Result, source
 from titans_lm.report.table import Table, markdown
-
-
-def no_plots(_: Result) -> dict[str, Drawn]:
-    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A heading, where the numbers come from, tables with what is said before each, and plots."""
+    """A topic, a heading, tables with what is said of each, plots, and where the numbers come from.
 
+    Results of one `group` make a section together: the first of them, with `others` for the rest.
+    """
+
+    topic: Callable[[Result], str]
+    """The page that it stands on."""
     heading: Callable[[Result], str]
     tables: Callable[[Result], list[Table]]
-    plots: Callable[[Result], dict[str, Drawn]] = no_plots
+    plots: Callable[[Result], dict[str, Drawn]] = field(default=lambda _: {})
     """By what follows the name of the result's file in theirs."""
-    source: Callable[[Result, str], list[str]] = source_of_models
+    source: Callable[[Result, str], list[str]] = source
+    """Lines of small print: the command of a file, its machine and its commit."""
+    group: Callable[[Result], str] = field(default=lambda result: result["file"])
     format: str = FORMAT
-    together: bool = False
-    """Whether files of this kind make one section: the first, with `others` for further devices and precisions."""
-    expected: bool = False
-    """Whether the page says so where nothing was measured."""
 
     def named_plots(self, result: Result) -> dict[str, Drawn]:
         """Give the plots by the names of their files."""
         return {f"{Path(result['file']).stem}{name}": drawn for name, drawn in self.plots(result).items()}
 
     def lines(self, result: Result, link: str, heading: str) -> list[str]:
-        """Lay out a result in Markdown; `link` leads from the page to the folder of its file and plots."""
-        parts = [f"## {heading}", "", *self.source(result, link)]
-        for table in self.tables(result):
-            parts += ["", table.said] if table.said else []
-            parts += ["", *markdown(table)] if table.rows else []
+        """Lay out a result in Markdown: its plots and tables first, then the setup, the commands in small print."""
+        parts = [f"## {heading}", "", f"Status: {status(result)}."]
         for name, drawn in self.named_plots(result).items():
             parts += ["", f"![{described(drawn)}]({link}/{name}.png)"]
-        return parts
+        for table in self.tables(result):
+            parts += ["", f"### {table.title}"] if table.title else []
+            parts += ["", *markdown(table)] if table.rows else []
+            parts += ["", table.said] if table.said else []
+        sources = [line for one in (result, *result.get("others", [])) for line in self.source(one, link)]
+        return [*parts, *(line for one in sources for line in ("", f"<small>{one}</small>"))]
+
+
+def status(result: Result) -> str:
+    """Say how far numbers can be relied on: one seed is a pilot run, and sizes of before D43 are earlier defaults."""
+    contenders, settings = result.get("contenders", []), result.get("settings", {})
+    said = []
+    if result.get("parameters_asked_for") is not None:
+        said.append("current" if all("shape" in one for one in contenders) else "earlier defaults")
+    if len(settings.get("seeds", ())) == 1:
+        said.append("pilot run of one seed")
+    if "scale" in result:
+        said.append(f"scale {result['scale']}")
+    dates = [h["date"] for h in (one.get("hardware") for one in (result, *result.get("steps", []))) if h]
+    return ", ".join([*said, *(date.partition(" ")[0] for date in sorted(dates)[-1:])])
+
+
+def each_said(results: list[Result], said: Callable[[Result], str]) -> str:
+    """Say of results that share a table how far each can be relied on, and what was equal in it."""
+    return "\n\n".join(f"**{Path(one['file']).stem}** ({status(one)}): {said(one)}" for one in results)
 
 
 def described(drawn: Drawn) -> str:

@@ -1,10 +1,18 @@
 """Where numbers come from: the format of a result, its command, its machine, its commits."""
 
+import re
 from typing import Any
 
 Result = dict[str, Any]
 FORMAT = "titans-lm bench 1"
 """Format of every result that is written with `hardware`."""
+PATH = re.compile(r"(?<![\w.:/)\]])(?:/[\w.-]+){2,}")
+"""A path from the root of the machine that a result was made on."""
+
+
+def without_folders(text: str) -> str:
+    """Leave the last two names of every path from the root: the rest is about a machine."""
+    return PATH.sub(lambda path: "/".join(path[0].split("/")[2:][-2:]), text)
 
 
 def linked(result: Result, link: str) -> str:
@@ -18,30 +26,19 @@ def commits(result: Result, hardware: Result) -> str:
     return f"commit{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
-def source_of_models(result: Result, link: str) -> list[str]:
-    """Say in a line where numbers of what models have learned come from."""
+def source(result: Result, link: str) -> list[str]:
+    """Say in a line which command wrote the numbers, on which machine, with which versions, and when."""
     h = result["hardware"]
-    return [
-        f"{linked(result, link)}: `{result['command']}` on {h['processor']}, {h['cores']} cores; "
-        f"torch {h['versions']['torch']}, transformers {h['versions']['transformers']}; {commits(result, h)}, "
-        f"{h['date']}."
-    ]
-
-
-def source_of_speed(result: Result, link: str) -> list[str]:
-    """Say where numbers of speed come from, a line for each of the files that stand together."""
-    return [_measured(one, link) for one in (result, *result.get("others", []))]
-
-
-def _measured(result: Result, link: str) -> str:
-    h = result["hardware"]
-    where = ", ".join(h["gpus"]) if result["device"] != "cpu" and h["gpus"] else h["processor"]
     versions = {**h["versions"], **result.get("peers", {})}
-    stack = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions)
-    stack += f", titans-pytorch {versions['titans-pytorch']}" if "titans-pytorch" in versions else ""
-    quick = " **Tiny sizes: a test of the machinery, no measurement of speed.**" if result["quick"] else ""
-    return (
-        f"{linked(result, link)}: `{result['command']}` on {where}, {result['threads']} threads, "
-        f"{result['dtype']}, {h['memory_bytes'] / 2**30:.0f} GiB; {stack}; {h['system']}; commit {h['commit']}, "
-        f"{h['date']}, {result['wall_seconds'] / 60:.1f} minutes.{quick}"
-    )
+    stack = [f"{n} {versions[n]}" for n in ("torch", "transformers", "titans-pytorch") if n in versions]
+    on = ", ".join(h["gpus"]) if result.get("device", "cpu") != "cpu" and h["gpus"] else h["processor"]
+    machine = [on, f"{h['cores']} cores"]
+    quick = ""
+    if "threads" in result:
+        machine = [on, f"{result['threads']} threads", result["dtype"], f"{h['memory_bytes'] / 2**30:.0f} GiB"]
+        stack.append(h["system"])
+        quick = " **Tiny sizes: a test of the machinery, no measurement of speed.**" if result["quick"] else ""
+    return [
+        f"{linked(result, link)}: `{result['command']}` on {', '.join(machine)}; {', '.join(stack)}; "
+        f"{commits(result, h)}, {h['date']}.{quick}"
+    ]

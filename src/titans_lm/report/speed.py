@@ -1,4 +1,4 @@
-"""Speed and memory on the page of results: cases by device, sides by comparison, models, long texts, kernels."""
+"""Speed and memory: cases by device, sides of a comparison, models, long texts, kernels."""
 
 import json
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from statistics import median
 from typing import Any
 
 from titans_lm.report.figures import ACCENT, Drawn, Line, Plot
-from titans_lm.report.section import Section, no_plots
-from titans_lm.report.sources import Result, source_of_speed
+from titans_lm.report.section import Section
+from titans_lm.report.sources import Result
 from titans_lm.report.table import Column, Table
 
-OURS, SECOND = ACCENT, "#e07a1f"
+COLOURS = (ACCENT, "#e07a1f")
 NOT_MEASURED, NOTHING = "not measured", "–"
 Cell = Callable[[Any], str]
 
@@ -35,21 +35,19 @@ def where(name: str, show: Cell) -> Cell:
     return lambda row: show(row) if name in row else NOTHING
 
 
-def named(title: str) -> Column:
-    return Column(title, lambda row: row["label"])
+def field(title: str, name: str) -> Column:
+    """Give a column of what a row holds as it is."""
+    return Column(title, lambda row: row.get(name, ""))
 
 
 memory = where("peak_memory_bytes", lambda row: f"{row['peak_memory_bytes'] / 2**20:,.0f}")
 SPEED = Column("tokens/s", speed)
-SHARE = Column("% of matmul", where("share_of_matmul", share))
+SHARE = Column("% of peak matmul", where("share_of_matmul", share))
 MEMORY = Column("peak MiB", memory)
 SPREAD = Column("max/min", where("seconds", lambda row: f"{row['seconds']['max'] / row['seconds']['min']:.2f}"))
-"""How far apart the runs were: slowest over fastest."""
 FLOPS = Column("GFLOP/s", where("flops_per_second", lambda row: f"{row['flops_per_second'] / 1e9:,.0f}"))
 CALL = Column("ms per call", where("seconds", lambda row: f"{row['milliseconds_per_call']:,.2f}"))
-MODE = Column("mode", lambda row: row["mode"])
-ALLOCATOR = Column("allocator", lambda row: row["allocator"])
-SHAPE = Column("shape", lambda row: row.get("comparison", ""))
+MODE = field("mode", "mode")
 
 
 def gpus(result: Result, what: str = "tokens/s", of: Callable[[Any], Result] = lambda row: row) -> list[Column]:
@@ -63,7 +61,7 @@ def gpus(result: Result, what: str = "tokens/s", of: Callable[[Any], Result] = l
             lambda row: speed(rows[same(of(row))]) if same(of(row)) in rows else NOT_MEASURED,
         )
 
-    return [column(other) for other in result.get("others", []) if other["device"] != "cpu"]
+    return [column(other) for other in result["others"] if other["device"] != "cpu"]
 
 
 def same(row: Result) -> str:
@@ -87,23 +85,28 @@ def comparison(result: Result, title: str, allocator: str, rows: list[Result]) -
         return lambda row: show(row) if row["side"] == "ours" else ""
 
     others = [Column(f"× {row['label']}", ratio(row["label"])) for row in rows if row["side"] != "ours"]
-    mode = rows[0]["mode"].replace("+", " + ")
     return Table(
-        said=f"### {title}: {mode}, {allocator} allocator",
-        columns=[named("side"), SPEED, SHARE, MEMORY, SPREAD, *others, *gpus(result)],
+        title=f"{title}: {rows[0]['mode'].replace('+', ' + ')}, {allocator} allocator",
+        columns=[field("side", "label"), SPEED, SHARE, MEMORY, SPREAD, *others, *gpus(result)],
         rows=rows,
     )
 
 
 def ops(result: Result) -> list[Table]:
     """Give a line per case."""
-    columns = [named("case"), MODE, ALLOCATOR, SPEED, FLOPS, SHARE, CALL, MEMORY, SPREAD, *gpus(result)]
-    return [Table(columns=columns, rows=result["rows"])]
+    case, allocator = field("case", "label"), field("allocator", "allocator")
+    return [
+        Table(
+            columns=[case, MODE, allocator, SPEED, FLOPS, SHARE, CALL, MEMORY, SPREAD, *gpus(result)],
+            rows=result["rows"],
+        )
+    ]
 
 
 def kernels(result: Result) -> list[Table]:
     """Give a line per shape and side."""
-    return [Table(columns=[SHAPE, named("case"), MODE, SPEED, CALL, MEMORY, SPREAD], rows=result["rows"])]
+    columns = [field("shape", "comparison"), field("case", "label"), MODE, SPEED, CALL, MEMORY, SPREAD]
+    return [Table(columns=columns, rows=result["rows"])]
 
 
 def models(result: Result) -> list[Table]:
@@ -112,17 +115,17 @@ def models(result: Result) -> list[Table]:
     for row in result["rows"]:
         by_model.setdefault(row["label"], []).append(row)
 
-    def found(rows: list[Result], where: Callable[[Result], bool]) -> Result:
-        return next((row for row in rows if where(row)), {"error": NOT_MEASURED})
+    def first(rows: list[Result], fits: Callable[[Result], bool]) -> Result:
+        return next((row for row in rows if fits(row)), {"error": NOT_MEASURED})
 
-    def of(mode: str, show: Callable[[Result], str]) -> Cell:
-        return lambda rows: show(found(rows, lambda row: row["mode"] == mode))
+    def of(mode: str, show: Cell) -> Cell:
+        return lambda rows: show(first(rows, lambda row: row["mode"] == mode))
 
     def after(context: int) -> Cell:
         def show(row: Result) -> str:
             return failure(row) or f"{row['milliseconds_per_call']:.2f}"
 
-        return lambda rows: show(found(rows, lambda row: row["case"].get("context") == context))
+        return lambda rows: show(first(rows, lambda row: row["case"].get("context") == context))
 
     contexts = sorted({row["case"]["context"] for row in result["rows"] if "context" in row["case"]})
     columns = [
@@ -133,7 +136,7 @@ def models(result: Result) -> list[Table]:
         Column("prompt tokens/s", of("prefill", speed)),
         Column("prompt peak MiB", of("prefill", memory)),
         *(Column(f"ms per token at {context:,}", after(context)) for context in contexts),
-        *gpus(result, "train tokens/s", lambda rows: found(rows, lambda row: row["mode"] == "train")),
+        *gpus(result, "train tokens/s", lambda rows: first(rows, lambda row: row["mode"] == "train")),
     ]
     return [Table(columns=columns, rows=list(by_model.values()))]
 
@@ -141,12 +144,12 @@ def models(result: Result) -> list[Table]:
 def scaling(result: Result) -> list[Table]:
     """Give a line per length, and one per model that reads on: memory at the end, and how it began."""
 
-    def streamed(show: Callable[[Result], str]) -> Cell:
+    def streamed(show: Cell) -> Cell:
         return lambda row: NOTHING if "error" in row else show(row)
 
-    lengths = [named("rows × tokens, forward + backward"), SPEED, SHARE, MEMORY, SPREAD, *gpus(result)]
+    lengths = [field("sequences × tokens, forward + backward", "label"), SPEED, SHARE, MEMORY, SPREAD, *gpus(result)]
     streams = [
-        named("model that reads on"),
+        field("model that reads on", "label"),
         Column("tokens", lambda row: f"{row['case']['tokens']:,}"),
         SPEED,
         Column("resident MiB", streamed(lambda row: f"{row['windows'][-1]['memory_bytes'] / 2**20:,.0f}")),
@@ -163,72 +166,64 @@ def scaling(result: Result) -> list[Table]:
 def scaling_plots(result: Result) -> dict[str, Drawn]:
     """Speed and memory by length, and the speed of models that read on."""
     rows = [row for row in result["rows"] if "error" not in row]
-    drawn: dict[str, Drawn] = {**length_plots([r for r in rows if r["kind"] == "op" and r["case"]["rows"] == 1])}
+    single = [row for row in rows if row["kind"] == "op" and row["case"]["rows"] == 1]
     streams = [row for row in rows if row["kind"] == "stream"]
-    return {**drawn, "-stream": stream_plot(streams)} if streams else drawn
+    drawn: dict[str, Drawn] = {}
+    if len(single) > 1:
+        drawn["-speed"] = by_length("Throughput by length", "tokens/s", single, lambda r: float(r["tokens_per_second"]))
+        drawn["-memory"] = by_length("Peak memory by length", "MiB", single, lambda r: r["peak_memory_bytes"] / 2**20)
+    return drawn | ({"-stream": stream_plot(streams)} if streams else {})
 
 
-def length_plots(rows: list[Result]) -> dict[str, Plot]:
-    """Speed and memory by the tokens of a row."""
-    if len(rows) < 2:
-        return {}
-    places, names = list(range(len(rows))), [f"{row['case']['tokens']:,}" for row in rows]
-
-    def plot(title: str, y_label: str, values: list[float]) -> Plot:
-        line = Line(label="op, forward + backward", x=places, y=values, colour=OURS, marker=True)
-        top = 1.15 * max(values)
-        return Plot(title=title, x_label="tokens", y_label=y_label, lines=[line], y_range=(0.0, top), x_labels=names)
-
-    return {
-        "-speed": plot(
-            "Speed by length", "tokens per second", [float(row["tokens_per_second"]) for row in rows]
-        ),
-        "-memory": plot(
-            "Peak memory by length", "MiB", [row["peak_memory_bytes"] / 2**20 for row in rows]
-        ),
-    }  # fmt: skip
+def by_length(title: str, y_label: str, rows: list[Result], value: Callable[[Result], float]) -> Plot:
+    """Draw a number of each length of a single sequence."""
+    values, names = [value(row) for row in rows], [f"{row['case']['tokens']:,}" for row in rows]
+    line = Line(
+        label="op, forward + backward", x=list(range(len(rows))), y=values, colour=COLOURS[0], marker=True
+    )  # fmt: skip
+    top = 1.15 * max(values)
+    return Plot(title=title, x_label="tokens", y_label=y_label, lines=[line], y_range=(0.0, top), x_labels=names)
 
 
 def stream_plot(rows: list[Result]) -> Plot:
     """Speed of models that read on and on, as a share of their second window's: the median of the rounds."""
-    lines, top = [], 1.3
-    for row, colour in zip(rows, (OURS, SECOND) * len(rows), strict=False):
-        rounds = [shares(each["windows"]) for each in row.get("rounds", [row])]
-        y = [median(window) for window in zip(*rounds, strict=True)]
-        top = max(top, 1.1 * max(y))
-        x = [window["tokens"] for window in row["windows"]]
-        lines.append(Line(label=row["label"], x=x, y=y, colour=colour, marker=True))
+
+    def shares(windows: list[Result]) -> list[float]:
+        start = windows[min(1, len(windows) - 1)]["tokens_per_second"]
+        return [window["tokens_per_second"] / start for window in windows]
+
+    lines = [
+        Line(
+            label=row["label"],
+            x=[window["tokens"] for window in row["windows"]],
+            y=[median(w) for w in zip(*(shares(r["windows"]) for r in row.get("rounds", [row])), strict=True)],
+            colour=COLOURS[place % len(COLOURS)],
+            marker=True,
+        )
+        for place, row in enumerate(rows)
+    ]
     return Plot(
         title="Reading on", x_label="tokens read", y_label="speed, as a share of the second window's", lines=lines,
-        y_range=(0.0, top),
+        y_range=(0.0, max(1.3, *(1.1 * max(line.y) for line in lines))),
     )  # fmt: skip
 
 
-def shares(windows: list[Result]) -> list[float]:
-    """The speed of each window against that of the second."""
-    start = windows[min(1, len(windows) - 1)]["tokens_per_second"]
-    return [window["tokens_per_second"] / start for window in windows]
-
-
-def section(
-    title: str,
-    tables: Callable[[Result], list[Table]],
-    plots: Callable[[Result], dict[str, Drawn]] = no_plots,
-    *,
-    needs_gpu: bool = False,
-) -> Section:
-    """Declare a kind; one that needs a GPU is on the page only where somebody has measured it, file by file."""
-    return Section(
-        heading=lambda _: title, tables=tables, plots=plots, source=source_of_speed, together=not needs_gpu,
-        expected=not needs_gpu,
-    )  # fmt: skip
-
-
+KINDS: dict[str, tuple[str, Callable[[Result], list[Table]]]] = {
+    "scaling": ("Long texts", scaling),
+    "peers": ("Beside peers", peers),
+    "model": ("Language models", models),
+    "ops": ("The op alone", ops),
+    "ops-triton": ("The kernels beside others", kernels),
+    "kernels": ("The kernels beside the chunked backend", kernels),
+}
 SECTIONS = {
-    "peers": section("Beside peers", peers),
-    "ops": section("The op alone", ops),
-    "model": section("Language models", models),
-    "scaling": section("Long texts", scaling, scaling_plots),
-    "ops-triton": section("The kernels beside others", kernels, needs_gpu=True),
-    "kernels": section("The kernels beside the chunked backend", kernels, needs_gpu=True),
+    kind: Section(
+        topic=lambda _: "speed",
+        heading=lambda _, title=title: title,
+        tables=tables,
+        plots=scaling_plots if kind == "scaling" else lambda _: {},
+        # files of other devices and precisions stand in columns; what needs a GPU has a section for each file
+        group=lambda result, alone=tables is kernels: result["file"] if alone else "",
+    )
+    for kind, (title, tables) in KINDS.items()
 }

@@ -15,15 +15,15 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns, the things that make a row each, and what is said before them."""
+    """Columns, the things that make a row each, a title above them and a setup below."""
 
     columns: Sequence[Column] = ()
     rows: Sequence[Any] = ()
+    title: str = ""
     said: str = ""
+    """What was equal and what the numbers are: below the table, and on a terminal only where there are no rows."""
     on_screen: bool = True
     """Whether a terminal shows it too."""
-    said_on_screen: bool = False
-    """Whether a terminal shows what is said before it; where there are no rows it does in any case."""
 
     @property
     def head(self) -> list[str]:
@@ -41,14 +41,13 @@ def markdown(table: Table) -> list[str]:
     return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
 
 
-def screen(tables: Sequence[Table]) -> list[str]:
+def screen(tables: Sequence[Table], *, left: int = 1) -> list[str]:
     """Lay out tables for a terminal, one below the other."""
     lines: list[str] = []
     for table in tables:
-        said = [table.said] if table.said and (table.said_on_screen or not table.rows) else []
-        shown = [*said, *(aligned(table.head, table.body) if table.rows else [])]
-        if table.on_screen and shown:
-            lines += ["", *shown]
+        shown = [table.title, *aligned(table.head, table.body, left=left)] if table.rows else [table.said]
+        if table.on_screen and any(shown):
+            lines += ["", *filter(None, shown)]
     return lines[1:]
 
 

@@ -1,27 +1,20 @@
-"""A comparison of models trained on the same text: what was equal, bits per byte, shapes; a sweep as a ranking."""
+"""A comparison of models trained on the same text: bits per byte, shapes, what was equal."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from titans_lm.report.figures import Plot, Ranking
-from titans_lm.report.models import (
-    COLOURS,
-    MODEL,
-    PARAMETERS,
-    contender_lines,
-    parts,
-    remembers,
-    shown,
-    title,
-    title_of,
-)
-from titans_lm.report.section import Section
+from titans_lm.report.figures import Drawn, Plot
+from titans_lm.report.models import COLOURS, MODEL, PARAMETERS, contender_lines, parts, remembers, title, title_of
+from titans_lm.report.section import Section, each_said
 from titans_lm.report.sources import Result
 from titans_lm.report.spread import mean_with_spread, written
 from titans_lm.report.table import Column, Table
 
 RESET, EQUAL_TIME = "reset − carried", "held out at equal time"
+Row = tuple[Result, Result]
+"""A comparison and one of its models."""
 
 
 def heading(result: Result) -> str:
@@ -31,8 +24,9 @@ def heading(result: Result) -> str:
 
 
 def tables(result: Result) -> list[Table]:
-    """Models or settings, best on the test text first, and the shapes of models."""
-    return [ranked(result) if is_sweep(result) else compared(result), shapes(result)]
+    """Models or settings, best on the test text first; those of other comparisons of this kind; shapes."""
+    others = result.get("others", [])
+    return [compared(result), *([further(others)] if others else []), shapes(result)]
 
 
 def best_first(result: Result) -> list[Result]:
@@ -40,72 +34,89 @@ def best_first(result: Result) -> list[Result]:
 
 
 def average(name: str, form: str, unit: float = 1.0) -> Callable[[Result], str]:
-    """Write the mean over a contender's runs."""
+    """Write the mean over a model's runs."""
     return lambda one: f"{mean(run[name] for run in one['runs']) / unit:{form}}"
 
 
 TEST = Column("test", lambda one: written(one["test_bits_per_byte"], ".4f"))
 HELD_OUT = Column("held out", average("held_out_bits_per_byte", ".4f"))
 SPEED = Column("tokens/s", average("tokens_per_second", ",.0f"))
+MINUTES = Column("minutes", average("seconds", ".1f", 60))
 
 
 def compared(result: Result) -> Table:
-    """Say what was equal, and give every model's bits per byte, by position too."""
-    told, found = result["settings"], best_first(result)
-    timed = "equal_time" in result
-    ranges = [f"{b['start']:,}–{b['stop']:,}" for b in found[0]["runs"][0]["test"]["by_position"]]
+    """Give every model's bits per byte, by position too."""
+    first = result["contenders"][0]
+    rate = Column("learning rate", lambda one: rate_told(one, result["settings"]))
+    timed = [Column(RESET, reset_told), Column(EQUAL_TIME, at_equal_time)] if "equal_time" in result else []
+    columns = [MODEL, PARAMETERS, rate, TEST, HELD_OUT, *positions(first), *timed, SPEED, MINUTES]
+    return Table(columns=columns, rows=best_first(result), said=said(result))
+
+
+def positions(first: Result) -> list[Column]:
+    """Give a column for each range of positions."""
+    return [Column(name, lambda one, i=i: f"{by_position(one)[i]['mean']:.3f}") for i, name in enumerate(ranges(first))]
+
+
+def ranges(one: Result) -> list[str]:
+    """Name the ranges of positions that a model was tested at."""
+    return [f"{part['start']:,}–{part['stop']:,}" for part in one["runs"][0]["test"]["by_position"]]
+
+
+def further(results: list[Result]) -> Table:
+    """Give the models of other comparisons of this kind, each with the name of its file."""
+
+    def of(column: Column) -> Column:
+        return Column(column.title, lambda row: column.cell(row[1]))
+
     return Table(
-        said=f"{equal(result, found)} {also_told(result)}{verdict(found)}".strip(),
+        title="Further comparisons",
         columns=[
-            MODEL,
-            PARAMETERS,
-            Column("learning rate", lambda one: rate_told(one, told)),
-            TEST,
-            HELD_OUT,
-            *(Column(name, lambda one, i=i: f"{by_position(one)[i]['mean']:.3f}") for i, name in enumerate(ranges)),
-            *([Column(RESET, reset_told), Column(EQUAL_TIME, at_equal_time)] if timed else []),
-            SPEED,
-            Column("minutes", average("seconds", ".1f", 60)),
+            Column("model", lambda row: MODEL.cell(row[1])),
+            Column("comparison", lambda row: Path(row[0]["file"]).stem),
+            of(PARAMETERS),
+            Column("learning rate", lambda row: rate_told(row[1], row[0]["settings"])),
+            *map(of, [TEST, HELD_OUT, *positions(results[0]["contenders"][0]), SPEED, MINUTES]),
         ],
-        rows=found,
+        rows=[(result, one) for result in results for one in best_first(result)],
+        said=each_said(results, said),
     )
 
 
-def equal(result: Result, found: list[Result]) -> str:
+def said(result: Result) -> str:
     """Say what was equal, and what the numbers are."""
-    told, train, first = result["settings"], result["settings"]["train"], found[0]["runs"][0]
-    asked, seeds = result["parameters_asked_for"], len(told["seeds"])
-    apart = max(abs(one["parameters"] / asked - 1.0) for one in found)
-    return (
-        f"Every model has {asked:,} parameters (the farthest is {apart:.1%} away), reads the same {first['tokens']:,} "
-        f"tokens in rows of {train['seq_len']}{reread(train)}, and {tuned(told)} {seeds} "
-        f"seed{'s' * (seeds > 1)}. The test text is {first['test']['bytes']:,} "
-        f"bytes, cut into stretches of {told['positions']:,} tokens, each read from a fresh start: with its state "
-        "carried along where a model has one, at once where it has none. Numbers are bits per byte, lower is better, "
-        "mean ± standard deviation over seeds; the columns with positions say where in the stretch. "
-        f"Tokens per second and minutes are those of training, {told['jobs']} at once on this machine."
+    settings, train, first = result["settings"], result["settings"]["train"], result["contenders"][0]["runs"][0]
+    asked, seeds = result["parameters_asked_for"], len(settings["seeds"])
+    apart = max(abs(one["parameters"] / asked - 1.0) for one in result["contenders"])
+    pilot = "**A pilot of one seed**: small differences are those of seeds as well. " if seeds == 1 else ""
+    text = (
+        f"{pilot}Every model has {asked:,} parameters (within {apart:.1%}) and reads the same {first['tokens']:,} "
+        f"tokens in sequences of {train['seq_len']}{reread(train)}; {tuned(settings)} {seeds} "
+        f"seed{'s' * (seeds > 1)}. The test text is {first['test']['bytes']:,} bytes in spans of "
+        f"{settings['positions']:,} tokens, each read from a fresh state, carried along where a model has one; "
+        f"columns of positions say where in the span. Tokens per second and minutes are those of training, "
+        f"{settings['jobs']} at once. "
     )
+    return f"{text}{also_said(result)}{verdict(best_first(result))}".strip()
 
 
-def also_told(result: Result) -> str:
+def also_said(result: Result) -> str:
     """Say what the columns of a state that is reset and of equal time mean, where a result has them."""
     if "equal_time" not in result:
         return ""
     every = next((one["runs"][0]["reset"]["every"] for one in result["contenders"] if "reset" in one["runs"][0]), None)
-    reset = (
-        f"**{RESET}** is what the test costs more where a state is thrown away every {every:,} tokens" if every else ""
-    )
+    reset = f"**{RESET}**: the cost of a state that is thrown away every {every:,} tokens. " if every else ""
     time = result["equal_time"]
     return (
-        f"{reset}{'. ' * bool(reset)}**{EQUAL_TIME}** is what a model had reached on the held-out part after "
-        f"{time['seconds'] / 60:.1f} minutes of training, when {title(time['fastest'])}, the fastest, was done: by the "
-        "line between two evaluations, with a learning rate that has not come down yet. "
+        f"{reset}**{EQUAL_TIME}**: reached on the held-out part after {time['seconds'] / 60:.1f} minutes of training, "
+        f"when {title(time['fastest'])}, the fastest, was done; interpolated between evaluations, before the learning "
+        "rate came down. "
     )
 
 
-def rate_told(one: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+def rate_told(one: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """Write the learning rate that won, and say where it is the last that was tried: a further one might be better."""
-    rates = told["rates"]
+    rates = settings["rates"]
     if len(rates) == 1 or min(rates) < one["rate"] < max(rates):
         return f"{one['rate']:g}"
     return f"{one['rate']:g}, the {'largest' if one['rate'] == max(rates) else 'smallest'} tried"
@@ -115,9 +126,8 @@ def reset_told(one: Mapping[str, Any]) -> str:
     """Write what resetting the state costs; a model without a state has nothing to reset."""
     if "reset" not in one["runs"][0]:
         return "–"
-    return written(
-        mean_with_spread([run["reset"]["bits_per_byte"] - run["test"]["bits_per_byte"] for run in one["runs"]]), "+.4f"
-    )
+    costs = [run["reset"]["bits_per_byte"] - run["test"]["bits_per_byte"] for run in one["runs"]]
+    return written(mean_with_spread(costs), "+.4f")
 
 
 def at_equal_time(one: Mapping[str, Any]) -> str:
@@ -125,94 +135,44 @@ def at_equal_time(one: Mapping[str, Any]) -> str:
     return "–" if one["at_equal_time"] is None else written(one["at_equal_time"], ".4f")
 
 
-def is_sweep(result: Result) -> bool:
-    """Tell whether it is settings that are compared, one by one: most are varied, from one seed or too many to draw."""
-    contenders = result["contenders"]
-    varied = sum(bool(parts(one["name"])[1]) for one in contenders)
-    return 2 * varied > len(contenders) and (len(result["settings"]["seeds"]) == 1 or len(contenders) > len(COLOURS))
-
-
-def ranked(result: Result) -> Table:
-    """Say what was equal in a sweep, and rank its settings."""
-    told, first = result["settings"], result["contenders"][0]
-    run, seeds, start = first["runs"][0], len(told["seeds"]), first["test_bits_per_byte"]["mean"]
-    pilot = "**A pilot of one seed**: small differences are those of seeds as well. " if seeds == 1 else ""
-
-    def apart(one: Result) -> str:
-        return "–" if one is first else f"{one['test_bits_per_byte']['mean'] - start:+.4f}"
-
-    return Table(
-        said=(
-            f"{pilot}Every model has {result['parameters_asked_for']:,} parameters, reads the same {run['tokens']:,} "
-            f"tokens in rows of {told['train']['seq_len']}, and {tuned(told)} {seeds} seed{'s' * (seeds > 1)}. Numbers "
-            f"are bits per byte, lower is better; the difference is that to {title(first['name'])} on the test text of "
-            f"{run['test']['bytes']:,} bytes, in stretches of {told['positions']:,} tokens. Tokens per second are "
-            f"those of training, {told['jobs']} at once on this machine."
-        ),
-        columns=[
-            Column("setting changed", shown),
-            Column("learning rate", lambda one: rate_told(one, told)),
-            HELD_OUT,
-            TEST,
-            Column("difference", apart),
-            SPEED,
-        ],
-        rows=best_first(result),
-    )
-
-
 def shapes(result: Result) -> Table:
-    """Give the shape that every contender has to have so many parameters; results of before say by what they fit."""
-    contenders = [one for one in result["contenders"] if "shape" in one]
-    if not contenders:
-        matched = result["parameters_asked_for"] is not None and len(result["contenders"]) > 1
-        said = "Sizes were matched by the MLP's width alone, before D43: all that have an MLP have one width."
-        return Table(said=said if matched else "", on_screen=False)
+    """Give the shape that every model has to have so many parameters; none for results of before shapes were kept."""
 
-    def size(name: str) -> Callable[[Result], str]:
-        return lambda one: "–" if one["shape"][name] is None else f"{one['shape'][name]:,}"
+    def size(name: str, form: str = ",") -> Callable[[Result], str]:
+        return lambda one: "–" if one["shape"][name] is None else f"{one['shape'][name]:{form}}"
 
-    def ratio(one: Result) -> str:
-        return "–" if one["shape"]["mlp_ratio"] is None else f"{one['shape']['mlp_ratio']:.2f}"
-
+    shaped = [one for one in result["contenders"] if "shape" in one]
+    named = {"blocks": "blocks", "width": "hidden_size", "heads": "heads", "of channels": "head_dim",
+             "MLP": "mlp_width"}  # fmt: skip
     return Table(
-        said=(
-            "Sizes are matched by the width, with an MLP that is about as wide beside it for everybody (D43). Mamba's "
-            "and Mamba2's blocks have none."
-        ),
+        title="Shapes" if shaped else "",
         columns=[
             Column("model", title_of),
             PARAMETERS,
-            Column("blocks", size("blocks")),
-            Column("width", size("hidden_size")),
-            Column("heads", size("heads")),
-            Column("of channels", size("head_dim")),
-            Column("MLP", size("mlp_width")),
-            Column("MLP / width", ratio),
+            *(Column(shown, size(name)) for shown, name in named.items()),
+            Column("MLP / width", size("mlp_ratio", ".2f")),
         ],
-        rows=contenders,
+        rows=shaped,
+        said="Sizes are matched by the width, the MLP's in proportion (D43); Mamba's blocks have none." * bool(shaped),
         on_screen=False,
     )
 
 
 def reread(train: Mapping[str, Any]) -> str:
-    """Say how passages returned in training, where they did; older files do not know of it."""
+    """Say how passages returned in training, where they did."""
     told = train.get("reread") or {}
     first, share = told.get("first_steps", 0), told.get("share", 0.0)
-    short = [f"the first {first} steps in rows of {told['first_len']} with returning passages"] if first else []
-    twice = [f"{100 * share:g} % of the{' later' if first else ''} rows with a passage twice"] if share else []
+    short = [f"the first {first} steps in sequences of {told['first_len']} with returning passages"] if first else []
+    twice = [f"{100 * share:g} % of the{' later' if first else ''} sequences with a passage twice"] if share else []
     return f" ({', '.join(short + twice)})" if short or twice else ""
 
 
-def tuned(told: Result) -> str:
+def tuned(settings: Result) -> str:
     """Say how learning rates were found."""
-    rates = ", ".join(f"{rate:g}" for rate in told["rates"])
-    if len(told["rates"]) == 1:
-        return f"was trained with the learning rate {rates} from"
-    return (
-        f"was tried with the learning rates {rates} for {told['tune_steps']} steps each; the best on the held-out part "
-        "of the training data was taken for"
-    )
+    rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
+    if len(settings["rates"]) == 1:
+        return f"learning rate {rates},"
+    return f"of the learning rates {rates} the best on held-out text after {settings['tune_steps']} steps,"
 
 
 def verdict(found: list[Result]) -> str:
@@ -233,25 +193,29 @@ def verdict(found: list[Result]) -> str:
 
 
 def by_position(contender: Result) -> list[Result]:
-    """Bits per byte in each bucket, mean and standard deviation over seeds."""
+    """Bits per byte in each range, mean and standard deviation over seeds."""
     runs = [[b["bits_per_byte"] for b in run["test"]["by_position"]] for run in contender["runs"]]
     return [mean_with_spread(values) for values in zip(*runs, strict=True)]
 
 
-def plot(result: Result) -> Plot | Ranking:
-    """Bits per byte by position, a line for each contender, those without a memory dashed; a sweep as a ranking."""
-    if is_sweep(result):
-        found = {title(one["name"]): one["test_bits_per_byte"] for one in result["contenders"]}
-        return Ranking(
-            title="Bits per byte by setting", x_label="setting changed", y_label="bits per byte",
-            values={name: (bits["mean"], bits["sd"]) for name, bits in found.items()}, marked=next(iter(found)),
-        )  # fmt: skip
-    buckets = result["contenders"][0]["runs"][0]["test"]["by_position"]
-    drawn = contender_lines(result["contenders"], by_position)
-    return Plot(
-        title="Bits per byte by position", x_label="position in the stretch, tokens", y_label="bits per byte",
-        lines=drawn, x_labels=[f"{b['start']:,}–{b['stop']:,}" for b in buckets],
+def plots(result: Result) -> dict[str, Drawn]:
+    """Bits per byte by position, a line for each model, those without a memory dashed.
+
+    Of more models than lines can tell apart the table alone is shown.
+    """
+    if len(result["contenders"]) > len(COLOURS):
+        return {}
+    drawn = Plot(
+        title="Bits per byte by position", x_label="position in the span, tokens", y_label="bits per byte",
+        lines=contender_lines(result["contenders"], by_position), x_labels=ranges(result["contenders"][0]),
     )  # fmt: skip
+    return {"": drawn}
 
 
-SECTION = Section(heading=heading, tables=tables, plots=lambda result: {"": plot(result)})
+SECTION = Section(
+    topic=lambda _: "language",
+    heading=heading,
+    group=lambda result: "".join([heading(result), *ranges(result["contenders"][0])]),
+    tables=tables,
+    plots=plots,
+)

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from titans_lm.bench.settings import ModelSettings, OpsSettings, ScalingSettings
-from titans_lm.compare.question_settings import QuestionSettings
-from titans_lm.compare.settings import CompareSettings
-from titans_lm.compare.task_settings import BabiLongTask, NeedleTask, RecallTask
 from titans_lm.config import check_choice, nearest
 from titans_lm.data.text import STDLIB
+from titans_lm.experiments.reading_settings import QuestionSettings
+from titans_lm.experiments.settings import TASK_EXPERIMENTS, CompareSettings
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics import settings as dna
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.recipes.find import read_recipe, recipe_names
 from titans_lm.repro.sets import describe_sets, differs_in_size, find_sets
-from titans_lm.train.settings import LanguageSettings, as_options, merge_settings
+from titans_lm.train.options import as_options, merge_settings
+from titans_lm.train.settings import LanguageSettings
 
 Scale = Literal["tiny", "small", "paper"]
 SOURCE, EMPTY = "arXiv 2501.00663", "–"
@@ -38,9 +38,9 @@ COMMANDS: dict[str, tuple[type, tuple[str, ...], str | None]] = {
     "prepare": (PrepareSettings, ("source",), None),
     "train": (LanguageSettings, ("data",), None),
     "compare": (CompareSettings, ("data",), "compare.json"),
-    "evaluate mqar": (RecallTask, (), "results.json"),
-    "evaluate needle": (NeedleTask, (), "results.json"),
-    "evaluate babilong": (BabiLongTask, (), "results.json"),
+    "evaluate mqar": (TASK_EXPERIMENTS["mqar"], (), "results.json"),
+    "evaluate needle": (TASK_EXPERIMENTS["needle"], (), "results.json"),
+    "evaluate babilong": (TASK_EXPERIMENTS["babilong"], (), "results.json"),
     "evaluate lm-eval": (QuestionSettings, ("models",), None),
     "forecast evaluate": (EvaluateForecasters, ("data",), "results.json"),
     "genomics evaluate": (dna.EvaluateSettings, ("data",), "results.json"),

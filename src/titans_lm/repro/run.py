@@ -9,15 +9,15 @@ from typing import Any
 
 from titans_lm import __version__
 from titans_lm.bench.settings import BenchSettings
-from titans_lm.compare.question_settings import QuestionSettings
-from titans_lm.compare.settings import CompareSettings
-from titans_lm.compare.task_settings import TaskSettings
+from titans_lm.data.tasks.task import TaskPlan
+from titans_lm.experiments.reading_settings import QuestionSettings
+from titans_lm.experiments.settings import CompareSettings
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics.settings import EvaluateSettings
 from titans_lm.report.paper import FORMAT
 from titans_lm.report.spread import Spread, in_percent, mean_with_spread
 from titans_lm.repro.plans import SOURCE, Plan, Step, Table, published
-from titans_lm.train.settings import plain_settings
+from titans_lm.train.options import plain_settings
 
 PLAN, FILE = "plan.json", "repro.json"
 Result = dict[str, Any]
@@ -127,8 +127,8 @@ def plan_contents(plan: Plan) -> dict[str, str]:
         match s:
             case CompareSettings():
                 sums |= {str(text): text_sum(text) for text in (s.data, s.test, s.train.valid) if text is not None}
-            case TaskSettings():
-                sums |= contents_of([*s.taught, *s.tested.values()])
+            case TaskPlan():
+                sums |= contents_of([*s.train_tasks, *s.eval_tasks.values()])
             case QuestionSettings(local=Path()):
                 sums |= {str(s.local): files_sum(s.local)}
             case EvaluateForecasters():
@@ -139,21 +139,23 @@ def plan_contents(plan: Plan) -> dict[str, str]:
 
 
 def _do(step: Step, say: Say, quiet: bool) -> None:
-    """Run a step as its command does."""
+    """Run a step as its command does, with `quiet` where the command has it."""
     settings, command = step.settings, command_of(step)
+    if hasattr(settings, "quiet"):
+        settings = replace(settings, quiet=quiet)
     match settings:
         case CompareSettings():
-            from titans_lm.compare.run import run_compare
+            from titans_lm.experiments.text import run_compare
 
             run_compare(settings, say)
-        case TaskSettings():
-            from titans_lm.compare.tasks import run_task
+        case TaskPlan():
+            from titans_lm.experiments.tasks import run_task
 
             run_task(settings, command, say)
         case QuestionSettings():
-            from titans_lm.compare.questions import run_questions
+            from titans_lm.experiments.lm_eval import run_questions
 
-            run_questions(replace(settings, quiet=quiet), command, say)
+            run_questions(settings, command, say)
         case BenchSettings():
             from titans_lm.bench.command import run_bench
 

@@ -4,14 +4,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from titans_lm.compare.settings import CompareSettings, contender
-from titans_lm.compare.task_settings import TaskSettings
 from titans_lm.config import BackboneConfig
+from titans_lm.data.tasks.task import TaskPlan
 from titans_lm.data.text import STDLIB
+from titans_lm.experiments.models import model_settings
+from titans_lm.experiments.settings import CompareSettings
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics import settings as dna
 from titans_lm.report.paper import FORMAT, NOT_MEASURED, number, table
-from titans_lm.report.table import aligned
+from titans_lm.report.table import aligned, screen
 from titans_lm.repro.plans import SOURCE, Plan, Published, Step, published, read_toml
 from titans_lm.repro.run import Result, command_of
 from titans_lm.train.settings import LanguageSettings
@@ -36,7 +37,7 @@ def work_of(step: Step) -> Work | None:
         case LanguageSettings() as s:
             size = sized(s.model, s.baseline, s.parameters, _byte_ids() if s.vocab_size is None else s.vocab_size)
             return Work(parameters=(size,), trained=s.steps * s.batch_size * s.seq_len * s.accumulate)
-        case CompareSettings() | TaskSettings() as s:
+        case CompareSettings() | TaskPlan() as s:
             return _compared(s)
         case EvaluateForecasters() as s:
             return _forecasters(replace(s, out=s.out.parent))
@@ -72,19 +73,19 @@ def _count(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _compared(s: CompareSettings | TaskSettings) -> Work:
+def _compared(s: Any) -> Work:
     """Count a comparison or a task: all models are as large as the first, and read as much."""
     if isinstance(s, CompareSettings):
         length, tested, vocab = s.train.seq_len, s.test_bytes, _vocabulary(s.data)
     else:
         # of a row without text, 64 tokens of facts
-        length = sum(task.length or 64 for task in s.taught) / len(s.taught)
-        tested, vocab = s.examples * sum(task.length for task in s.tested.values()), s.taught[0].vocab_size
+        length = sum(task.length or 64 for task in s.train_tasks) / len(s.train_tasks)
+        tested, vocab = s.examples * sum(task.length for task in s.eval_tasks.values()), s.train_tasks[0].vocab_size
     steps = len(s.seeds) * s.train.steps + (len(s.rates) * s.tune_steps if len(s.rates) > 1 else 0)
     sizes: list[int] = []
     for name in s.models:
         asked = sizes[0] if sizes and s.train.parameters is None else s.train.parameters
-        fit = contender(s.train, name, asked)
+        fit = model_settings(s.train, name, asked)
         sizes.append(sized(fit.model, fit.baseline, asked, vocab))
     trained = round(steps * s.train.batch_size * length)
     return Work(parameters=tuple(sizes), trained=trained, tested=len(s.seeds) * tested)
@@ -199,8 +200,7 @@ def result_lines(result: Result) -> list[str]:
         lines.append("ours: " + "; ".join(f"{name}: {count:,} parameters each" for name, count in sizes.items()))
     if result["paper"]["group"]:
         lines.append(f"paper: {result['paper']['group']}")
-    for laid in (table(part, paper.digits) for part in result["tables"]):
-        lines += ["", *([laid.said] if laid.said else []), *aligned(laid.head, laid.body, left=2)]
+    lines += ["", *screen([table(part, paper.digits) for part in result["tables"]], left=2)]
     if not paper.groups:
         lines += ["", f"paper: {paper.where} prints no numbers"]
     return [*lines, "", *differences(result["differs"], result["paper"]["notes"], result["paper"]["errata"])]

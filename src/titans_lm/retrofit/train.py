@@ -23,10 +23,10 @@ from titans_lm.retrofit.file import FILE, from_pretrained, load_base, save
 from titans_lm.retrofit.rows import ReturningRows, as_batch, open_texts
 from titans_lm.retrofit.settings import RetrofitSettings
 from titans_lm.train.device import choose_device
-from titans_lm.train.log import ProgressReport
 from titans_lm.train.loop import fit
+from titans_lm.train.options import plain_settings
+from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import RunFolder
-from titans_lm.train.settings import plain_settings
 
 PIECE = 256
 """Positions whose logits are made at once: a whole row's would be larger than the model."""

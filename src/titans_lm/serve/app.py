@@ -1,27 +1,32 @@
 """The application: which address does what, and how answers look."""
 
+import asyncio
 import logging
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from titans_lm.serve.engine import Engine
+from titans_lm.serve.auth import Auth
+from titans_lm.serve.engine import Answer, Emit, Engine
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, failure, not_found
-from titans_lm.serve.gate import Gate
+from titans_lm.serve.metrics import Counted, Metrics
+from titans_lm.serve.responses import Responses, events
 from titans_lm.serve.runner import Runner
-from titans_lm.serve.schema import NAME_LENGTH, Asked, Chat, Completion, Look, NewMemory, plain_name
-from titans_lm.serve.shape import Shape, events
+from titans_lm.serve.schema import NAME_LENGTH, Asked, Chat, Completion, Look, NewMemory, Strict, plain_name
 from titans_lm.serve.store import Kind
 
 log = logging.getLogger("titans_lm.serve")
+Given = TypeVar("Given", bound=Strict)
 PAGE = {"": ("page.html", "text/html"), "page.js": ("page.js", "text/javascript"), "page.css": ("page.css", "text/css")}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
@@ -32,21 +37,24 @@ POLICY = (
 def create_app(engine: Engine, name: str, api_key: str | None) -> FastAPI:
     """Build the application for one engine, whose model clients know as `name`."""
     settings = engine.settings
-    runner = Runner(settings.workers, settings.max_waiting)
+    # Those that write wait for the batch, not for a core: there is a thread for each, and for some that read meanwhile.
+    runner = Runner(settings.max_batch + settings.workers, settings.max_batch + settings.max_waiting)
+    metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await runner.close()
-        engine.store.close()
+        engine.close()
 
     app = FastAPI(title="titans serve", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.stop = runner.stop
-    app.add_middleware(Gate, settings=settings, api_key=api_key)
+    app.add_middleware(Auth, settings=settings, api_key=api_key)
+    app.add_middleware(Counted, metrics=metrics)  # the outer one
     _handle_errors(app)
-    _pages(app, engine, runner)
+    _pages(app, engine, runner, metrics)
     _models(app, name)
-    _answers(app, engine, runner, name)
+    _answers(app, engine, runner, metrics, name)
     _memories(app, engine, runner)
     return app
 
@@ -60,15 +68,6 @@ def _handle_errors(app: FastAPI) -> None:
     async def _cancelled(_: Request, __: Cancelled) -> Response:
         return Response(status_code=499)  # nobody reads it
 
-    @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        # What was sent is not sent back: it may hold anything.
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
-        place = place.encode(errors="replace").decode()  # a name in JSON may have half a character
-        message = f"{place}: {first['msg']}" if place else first["msg"]
-        return JSONResponse(bad_request(message, place or None).body(), 400)
-
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse(ClientError(error.status_code, str(error.detail)).body(), error.status_code)
@@ -79,10 +78,38 @@ def _handle_errors(app: FastAPI) -> None:
         return JSONResponse(failure().body(), 500)
 
 
-def _pages(app: FastAPI, engine: Engine, runner: Runner) -> None:
+async def _parsed(kind: type[Given], request: Request) -> Given:
+    """Read a body in a thread: a large one takes a while, and others are answered meanwhile."""
+    body = await request.body()
+    try:
+        return await asyncio.to_thread(kind.model_validate_json, body)
+    except ValidationError as error:
+        # What was sent is not sent back: it may hold anything.
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))[:200]
+        raise bad_request(f"{place}: {first['msg']}" if place else first["msg"], place or None) from None
+
+
+def _pages(app: FastAPI, engine: Engine, runner: Runner, metrics: Metrics) -> None:
     @app.get("/health")
     async def health() -> dict[str, Any]:
         return {"status": "ok", "active": runner.active, **engine.store.counts()}
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        gauges = {
+            "titans_active_requests": ("Requests that are computed or wait.", {"": runner.active}),
+            "titans_batch_rows": ("Answers that are being written.", {"": engine.batcher.rows}),
+            "titans_memories": (
+                "Conversations and memories of documents, all of them on disk, some of them in RAM too.",
+                {
+                    f'{{kind="{kind}",where="{where}"}}': count
+                    for kind in ("conversation", "memory")
+                    for where, count in zip(("disk", "ram"), engine.store.counts(kind).values(), strict=True)
+                },
+            ),
+        }
+        return Response(metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
     for path, (file, kind) in PAGE.items():
         content = resources.files("titans_lm.serve").joinpath("page", file).read_bytes()
@@ -118,26 +145,31 @@ def _models(app: FastAPI, name: str) -> None:
         return card
 
 
-def _answers(app: FastAPI, engine: Engine, runner: Runner, name: str) -> None:
+def _answers(app: FastAPI, engine: Engine, runner: Runner, metrics: Metrics, name: str) -> None:
+    def work(asked: Chat | Completion, emit: Emit, cancel: threading.Event) -> Answer:
+        found = engine.answer(asked, emit, cancel)
+        metrics.count_tokens(prompt=found.prompt_tokens, completion=found.new_tokens)
+        return found
+
     async def answer(asked: Chat | Completion, request: Request) -> Response:
         _check(asked, request, name, engine.settings.max_new_tokens)
         own = None if asked.conversation is None else f"conversation {asked.conversation}"
-        shape = Shape(asked, name)
+        responses = Responses(asked, name)
         if asked.stream:
-            items = runner.stream(own, lambda emit, cancel: engine.answer(asked, emit, cancel), request)
+            items = runner.stream(own, partial(work, asked), request)
             first = await anext(items)  # what is wrong with the request shows before there is an answer
-            parts = events(shape, first, items)
+            parts = events(responses, first, items)
             return StreamingResponse(parts, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        found = await runner.run(own, lambda _, cancel: engine.answer(asked, lambda _: None, cancel), request)
-        return JSONResponse(shape.whole(found))
+        found = await runner.run(own, lambda _, cancel: work(asked, lambda _: None, cancel), request)
+        return JSONResponse(responses.whole(found))
 
     @app.post("/v1/completions")
-    async def completions(asked: Completion, request: Request) -> Response:
-        return await answer(asked, request)
+    async def completions(request: Request) -> Response:
+        return await answer(await _parsed(Completion, request), request)
 
     @app.post("/v1/chat/completions")
-    async def chat(asked: Chat, request: Request) -> Response:
-        return await answer(asked, request)
+    async def chat(request: Request) -> Response:
+        return await answer(await _parsed(Chat, request), request)
 
 
 def _check(asked: Asked, request: Request, name: str, most: int) -> None:
@@ -158,13 +190,15 @@ def _check(asked: Asked, request: Request, name: str, most: int) -> None:
 
 def _memories(app: FastAPI, engine: Engine, runner: Runner) -> None:
     @app.post("/v1/memories")
-    async def ingest(asked: NewMemory, request: Request) -> dict[str, Any]:
+    async def ingest(request: Request) -> dict[str, Any]:
+        asked = await _parsed(NewMemory, request)
         if asked.name is None:
             asked.name = f"mem-{uuid.uuid4().hex}"
         return await runner.run(f"memory {asked.name}", lambda _, cancel: engine.ingest(asked, cancel), request)
 
     @app.post("/v1/surprise")
-    async def surprise(asked: Look, request: Request) -> dict[str, Any]:
+    async def surprise(request: Request) -> dict[str, Any]:
+        asked = await _parsed(Look, request)
         return await runner.run(None, lambda _, cancel: engine.look(asked, cancel), request)
 
     def serve(kind: Kind, path: str) -> None:

@@ -1,8 +1,13 @@
-"""What the server computes: answers, memories of documents, and surprise. It runs in threads, a request in each."""
+"""What the server computes: answers, memories of documents, and surprise.
+
+A request is a thread. Few of them read at a time (prompts, documents, looks at surprise), the others wait for that; and
+all that write share one `Batcher`.
+"""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +17,7 @@ from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.generate import Chooser
 from titans_lm.report.surprise.pack import by_piece
 from titans_lm.report.surprise.text import token_text
+from titans_lm.serve.batching import Batcher
 from titans_lm.serve.chat import TURNS, divide, has_template, remembered, render
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, not_found
 from titans_lm.serve.schema import Asked, Chat, Completion, Look, Message, NewMemory
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 Emit = Callable[[str], None]
 PIECE = 1024
 """Tokens that are read between two looks at whether anybody still waits."""
+PATIENCE = 0.25
+"""Seconds between two such looks of a request that waits its turn."""
 DEFAULT_NEW_TOKENS = 256
 LOOKED_AT = 20_000
 """Most tokens that a request may ask to see the surprise of."""
@@ -77,6 +85,13 @@ class Engine:
         given: Any = getattr(model.generation_config, "eos_token_id", None)
         ends = given if isinstance(given, list | tuple) else [given]
         self.ends = {end for end in (*ends, owner.eos_token_id) if end is not None}
+        self.batcher = Batcher(self.model, tokenizer, settings.max_batch)
+        self._reading = threading.Semaphore(settings.workers)
+
+    def close(self) -> None:
+        """End what is being written, and let another server have the store."""
+        self.batcher.close()
+        self.store.close()
 
     def answer(self, asked: Chat | Completion, emit: Emit, cancel: threading.Event) -> Answer:
         """Read what is new, write the answer, and keep the memory of both where it belongs to a conversation."""
@@ -93,7 +108,7 @@ class Engine:
         prompt_tokens = reader.tokens - before
         writing, new, ended = self._write(asked, chooser, reader, emit, watch)
         # The conversation's own turns are not listed as sources: it may have any number of them.
-        memory = replace(writing.memory, sources=((),) if start is None else start.sources)
+        memory = replace(writing.memory(), sources=((),) if start is None else start.sources)
         if asked.conversation is not None:
             if turn is not None:
                 known, instructions = notes.get("messages", []), notes.get("instructions", [])
@@ -111,15 +126,19 @@ class Engine:
         """Write until something ends it: the answer, its number of tokens, and the token that ended it if one did."""
         stops = asked.stops if not isinstance(asked, Chat) or has_template(self.tokenizer) else [*asked.stops, *TURNS]
         most = asked.max_completion_tokens or asked.max_tokens or min(DEFAULT_NEW_TOKENS, self.settings.max_new_tokens)
-        writing, new, ended = Writing(self.tokenizer, stops, emit, reader.memory), 0, None
-        for token in reader.write(chooser, most):
+        start = reader.memory
+        writing, new, ended = Writing(self.tokenizer, stops, emit, lambda: start), 0, None
+
+        def take(token: int, memory: Callable[[], Memory]) -> bool:
+            nonlocal new, ended
             if watch.cancel.is_set():
                 raise Cancelled
             new += 1
-            writing.put(token, reader.memory)
+            writing.put(token, memory)
             ended = token if token in self.ends else None
-            if writing.stopped or ended is not None or watch.late:
-                break
+            return not (writing.stopped or ended is not None or watch.late)
+
+        self.batcher.write(start, chooser, take, most)
         writing.finish()
         return writing, new, ended
 
@@ -146,13 +165,14 @@ class Engine:
         watch = self._watch(cancel)
         entry = None if asked.conversation is None else self.store.get("conversation", asked.conversation)
         base = self._given(asked.memory) if entry is None else entry.memory
-        data = encoded(asked.text)
+        data = asked.text.encode()
         count = self._count(data, LOOKED_AT)
         if not 2 <= count <= LOOKED_AT:
             got = count if count < 2 else f"more than {LOOKED_AT:,}"
             raise bad_request(f"got {got} tokens to look at; expected 2 to {LOOKED_AT:,}", "text")
         text = token_text("text", data, self.tokenizer)
-        found = measure_surprise(self.model, text.ids, memory=base, on_piece=watch)
+        with self._reads(watch):
+            found = measure_surprise(self.model, text.ids, memory=base, on_piece=watch)
         bits = by_piece(np.nan_to_num(found.bits), text.starts, total=True)  # the first token has none
         sizes = np.maximum.reduceat(found.summary(), text.starts[:-1])
         pieces = [
@@ -165,6 +185,16 @@ class Engine:
         if cancel.is_set():
             raise Cancelled
         return Watch(cancel, self.settings.max_seconds)
+
+    @contextmanager
+    def _reads(self, watch: Watch) -> Iterator[None]:
+        """Wait for a place among those that read."""
+        while not self._reading.acquire(timeout=PATIENCE):
+            watch()
+        try:
+            yield
+        finally:
+            self._reading.release()
 
     def _start(self, asked: Asked) -> tuple[Memory | None, dict[str, Any]]:
         """The memory that a request begins with, and the conversation's notes."""
@@ -217,19 +247,17 @@ class Engine:
         `document` says whether the text begins one; by default it does where none is open.
         """
         most = self.settings.max_prompt_tokens
-        data = encoded(text) if isinstance(text, str) else text
+        data = text.encode() if isinstance(text, str) else text
         count = len(data)
         if count > most and isinstance(data, bytes):  # a token is at least a byte
             count = self._count(data, most)
         if count > most:
             raise ClientError(413, f"got more than {most:,} tokens to read, which is the most", code="too_long")
-        if isinstance(data, list):
-            if data:
-                reader.read(iter(data), name=name, on_piece=watch)
-            return
-        begins = not reader.memory.open[0] if document is None else document
+        begins = not isinstance(data, list) and (not reader.memory.open[0] if document is None else document)
         if data or begins:
-            reader.read(data, name=name, new_document=begins, on_piece=watch)
+            source = iter(data) if isinstance(data, list) else data
+            with self._reads(watch):
+                reader.read(source, name=name, new_document=begins, on_piece=watch)
 
     def _count(self, data: bytes, most: int) -> int:
         """How many tokens a text has; one more than `most`, or some more, where it has too many."""
@@ -239,11 +267,3 @@ class Engine:
         while stream.tokens <= most and len(stream.take(PIECE)):
             pass
         return stream.tokens
-
-
-def encoded(text: str) -> bytes:
-    """A text's bytes; halves of characters, which JSON can hold and UTF-8 cannot, are the client's mistake."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise bad_request(f"the text has half a character at position {error.start}; send whole ones") from error

@@ -1,4 +1,4 @@
-"""Requests as threads: some computed side by side, those of one conversation one after another."""
+"""Requests as threads: some side by side, those of one conversation one after another."""
 
 import asyncio
 import threading
@@ -39,22 +39,15 @@ class Locks:
                 self._locks[name] = lock, users - 1
 
 
-class Failed:
-    """What went wrong in a thread."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
 class Runner:
     """Runs work in threads, and tells it when its client has gone.
 
     Work that has begun keeps its conversation to itself until it has ended, whether or not anybody still waits.
     """
 
-    def __init__(self, workers: int, most_waiting: int) -> None:
-        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="titans")
-        self.locks, self.most = Locks(), workers + most_waiting
+    def __init__(self, threads: int, most: int) -> None:
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="titans")
+        self.locks, self.most = Locks(), most
         self._tasks: dict[asyncio.Task[None], Job] = {}
 
     @property
@@ -84,8 +77,8 @@ class Runner:
                     look = clock() + LOOK
                     if await request.is_disconnected():
                         raise Cancelled
-                if isinstance(item, Failed):
-                    raise item.error
+                if isinstance(item, Exception):
+                    raise item
                 if item is not None:
                     yield item
                     if not isinstance(item, str):
@@ -112,7 +105,7 @@ class Runner:
                 job.begun = True
                 job.queue.put_nowait(await job.loop.run_in_executor(self.pool, job.work, job.emit, job.cancel))
         except Exception as error:  # noqa: BLE001 - whatever fails in a thread is what its request gets to hear
-            job.queue.put_nowait(Failed(error))
+            job.queue.put_nowait(error)
 
     def stop(self) -> None:
         """Ask all that is running to leave off, which it does at its next token."""

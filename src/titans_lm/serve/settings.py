@@ -20,8 +20,10 @@ class ServeSettings:
     """Folder of the memories; what is there is served again after a restart."""
     api_key: str | None = None
     """Key that clients must send (Authorization: Bearer KEY); by default TITANS_API_KEY, else none is asked for."""
+    max_batch: int = 16
+    """Answers written side by side, a step of the model giving each of them a token; more wait for a place."""
     workers: int = 2
-    """Requests computed side by side; the cores are shared out among them."""
+    """Prompts and documents read side by side; the cores are shared out among them."""
     in_memory: int = 16
     """Memories kept in RAM; those used least recently are read from the store again."""
     max_stored: int = 1000
@@ -39,7 +41,7 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         for name in (
-            "workers", "in_memory", "max_stored", "max_body_bytes", "max_prompt_tokens", "max_new_tokens",
+            "max_batch", "workers", "in_memory", "max_stored", "max_body_bytes", "max_prompt_tokens", "max_new_tokens",
             "max_waiting",
         ):  # fmt: skip
             check_at_least(name, getattr(self, name), 1)

@@ -19,8 +19,7 @@ from torch import nn
 
 from titans_lm.serve.errors import ClientError
 from titans_lm.streaming import Memory, save_memory
-from titans_lm.streaming.file import Header, open_memory, read_header
-from titans_lm.streaming.fingerprint import fingerprint
+from titans_lm.streaming.file import Header, fingerprint, open_memory, read_header
 from titans_lm.train.files import remove_file, remove_unfinished
 
 Kind = Literal["conversation", "memory"]
@@ -177,10 +176,15 @@ class Store:
                 self._loaded.popitem(last=False)
             return True
 
-    def counts(self) -> dict[str, int]:
-        """How many entries there are, and how many of them in RAM."""
+    def counts(self, kind: Kind | None = None) -> dict[str, int]:
+        """How many entries there are, of one kind or of both, and how many of them in RAM."""
         with self._lock:
-            return {"stored": len(self._known), "in_memory": len(self._loaded)}
+            stored = [known["object"] for known in self._known.values()]
+            loaded = [entry.kind for entry in self._loaded.values()]
+        return {
+            name: len(kinds) if kind is None else kinds.count(kind)
+            for name, kinds in (("stored", stored), ("in_memory", loaded))
+        }
 
 
 def json_hash(value: Any) -> str:

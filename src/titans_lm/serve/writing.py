@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from titans_lm.data.tokenizer import decode_bytes, is_byte_tokenizer
 from titans_lm.streaming import Memory
 
+Held = Callable[[], Memory]
+"""Gives a memory: one that is a row among others is taken out of them when it is asked for."""
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -54,7 +56,7 @@ class Writing:
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", stops: Sequence[str], emit: Callable[[str], None], memory: Memory
+        self, tokenizer: "PreTrainedTokenizerBase", stops: Sequence[str], emit: Callable[[str], None], memory: Held
     ) -> None:
         self.stops, self.emit = list(stops), emit
         self.shown, self.stopped = 0, False
@@ -67,11 +69,11 @@ class Writing:
         return self.tokens.text[: self._end]
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> Held:
         """What is known after the text."""
         return self._memories[-1][1]
 
-    def put(self, token: int, memory: Memory) -> None:
+    def put(self, token: int, memory: Held) -> None:
         """Take the next token, and the memory that has it; `stopped` says whether the text has come to its end."""
         self.tokens.put(token)
         self._memories.append((len(self.tokens.text) + self.tokens.held, memory))

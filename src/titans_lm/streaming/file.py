@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import struct
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,21 +23,67 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from titans_lm.config import check_choice
+from titans_lm.config import check_choice, former_settings
 from titans_lm.ops.state import state_dtype
-from titans_lm.streaming.fingerprint import Fingerprint, fingerprint, hash_tensors
 from titans_lm.streaming.memory import NONE, Memory, Source
 from titans_lm.streaming.reader import check_readable
 from titans_lm.train.files import write_atomically
 
 FORMAT, VERSION = "titans-memory", 1
 Precision = Literal["exact", "bfloat16"]
+INCIDENTAL = {"memory_backend"}
+"""Settings that change no result: backends agree with each other."""
 MOST_HEADER = 100_000_000
 """Bytes of a header; safetensors takes no more either."""
 _DAMAGE = (
     SafetensorError, KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError,
     struct.error,
 )  # fmt: skip
+_known: "weakref.WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], str]]" = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """SHA-256 of a model's settings and of its weights, and the precision that the weights were read in."""
+
+    config: str
+    weights: str
+    dtype: str
+
+    def difference(self, other: "Fingerprint") -> str | None:
+        """Say in what another fingerprint differs, or None."""
+        if self.config != other.config:
+            return "its settings are others"
+        if self.dtype != other.dtype:
+            return f"its weights were in {self.dtype}, and are in {other.dtype} now"
+        return None if self.weights == other.weights else "its weights are others"
+
+
+def fingerprint(model: nn.Module) -> Fingerprint:
+    """Compute a model's fingerprint; weights are hashed again only where a tensor was changed or replaced."""
+    owner: Any = model
+    config = owner.config.backbone_config()
+    settings = former_settings(config.decay_first) | {k: v for k, v in asdict(config).items() if k not in INCIDENTAL}
+    settings["vocab_size"] = owner.config.vocab_size
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    tensors = dict(sorted(model.state_dict().items()))
+    marks = tuple((name, x.data_ptr(), x._version, x.dtype) for name, x in tensors.items())
+    known = _known.get(model)
+    if known is None or known[0] != marks:
+        known = (marks, hash_tensors(tensors))
+        _known[model] = known
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return Fingerprint(digest, known[1], dtype)
+
+
+def hash_tensors(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names, precisions, shapes and contents."""
+    digest = hashlib.sha256()
+    for name, x in tensors.items():
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+        plain = x.detach().to("cpu").contiguous()
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -196,11 +243,6 @@ def _metadata(path: Path, file: io.BufferedIOBase) -> dict[str, str]:
     if length > MOST_HEADER:
         raise SafetensorError(f"its header would be {length:,} bytes")
     metadata = json.loads(file.read(length)).get("__metadata__") or {}
-    _check_format(path, metadata)
-    return metadata
-
-
-def _check_format(path: Path, metadata: dict[str, str]) -> None:
     if metadata.get("format") != FORMAT:
         raise ValueError(f"got {str(path)!r}, which is no memory file; expected one that `titans read` has written")
     version = metadata.get("version", "")
@@ -209,6 +251,7 @@ def _check_format(path: Path, metadata: dict[str, str]) -> None:
             f"got the memory {str(path)!r} in format {version or 'unknown'}; this version of titans-lm reads format "
             f"{VERSION}; update titans-lm, or read the text again"
         )
+    return metadata
 
 
 def named_state(state: Any, name: str) -> Iterator[tuple[str, Tensor]]:

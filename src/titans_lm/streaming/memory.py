@@ -1,5 +1,6 @@
 """What a model knows of what it has read, as a value: its state, the token it stands at, and where that came from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,13 +67,30 @@ class Memory:
         """The same memory on another device."""
         return replace(self, state=map_state(lambda x: x.to(device), self.state))
 
+    @classmethod
+    def join(cls, memories: "Sequence[Memory]") -> "Memory":
+        """The rows of several memories of one model, side by side."""
+        if len(memories) == 1:
+            return memories[0]
+        state = map_state(lambda *rows: torch.cat(rows), *(memory.state for memory in memories))
+        tokens, opened, sources = (
+            tuple(x for memory in memories for x in getattr(memory, name)) for name in ("tokens", "open", "sources")
+        )
+        return cls(state, torch.cat([memory.pending for memory in memories]), tokens, opened, sources)
+
+    def take(self, rows: Sequence[int]) -> "Memory":
+        """Some of the rows, in the order given."""
+        if list(rows) == list(range(self.rows)):
+            return self
+        index = torch.tensor(rows)
+        tokens, opened, sources = (tuple(part[row] for row in rows) for part in (self.tokens, self.open, self.sources))
+        return Memory(take_rows(self.state, index), self.pending[index], tokens, opened, sources)
+
     def row(self, index: int) -> "Memory":
         """One row alone."""
         if not 0 <= index < self.rows:
             raise ValueError(f"got row {index} of a memory of {self.rows}; expected 0 to {self.rows - 1}")
-        at = slice(index, index + 1)
-        state = take_rows(self.state, torch.tensor([index]))
-        return Memory(state, self.pending[at], self.tokens[at], self.open[at], self.sources[at])
+        return self.take([index])
 
     def repeat(self, times: int) -> "Memory":
         """Every row `times` times, next to itself."""

@@ -13,16 +13,33 @@ from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.streaming.file import Precision, load_memory, save_memory
 from titans_lm.streaming.memory import Memory
-from titans_lm.streaming.progress import ReadingReport
 from titans_lm.streaming.reader import Reader
 from titans_lm.streaming.tokens import TokenStream
 from titans_lm.train.files import remove_unfinished
-from titans_lm.train.stop import StopRequest
+from titans_lm.train.progress import Report
+from titans_lm.train.signals import StopRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 STDIN = "-"
+
+
+class ReadingReport(Report):
+    """How far reading is: tokens, tokens a second, and the bytes of the memory, which stay the same."""
+
+    def start(self, total: int | None, before: int) -> "ReadingReport":
+        """Begin to count: `total` tokens lie ahead, if that is known, and `before` behind."""
+        self.before, self.began = before, time.monotonic()
+        self.begin(total=total)
+        return self
+
+    def update(self, tokens: int, state_bytes: int) -> None:
+        """Show how far it is."""
+        read = tokens - self.before
+        rate = read / max(time.monotonic() - self.began, 1e-9)
+        note = f"{tokens:,} tokens  {rate:,.0f} tokens/s  memory {state_bytes / 2**20:,.1f} MiB"
+        self.show(read, note, f"reading: {note}")
 
 
 class StoppedReading(KeyboardInterrupt):
@@ -59,7 +76,7 @@ def read_files(
     reader = Reader(model, tokenizer, piece_len=piece_len, memory=memory)
     first = reader.tokens
     job = _Job(model, out, save_every, reader)
-    report = ReadingReport(quiet=quiet).start(_total(paths[done:], tokenizer), first)
+    report = ReadingReport(quiet=quiet, title="reading").start(_total(paths[done:], tokenizer), first)
     with report as job.report, StopRequest() as job.stop:
         for index, path in enumerate(paths[done:]):
             job.read(_stream(reader, path, unfinished and index == 0))

@@ -216,15 +216,24 @@ class Reader:
         if self._pending[0] == NONE:
             raise ValueError("got nothing to write on from; expected at least one token read")
         for _ in range(max_new_tokens):
-            logits = self._run([np.array(self._pending, dtype=np.int64)], True)
-            assert logits is not None, "asked for"
-            token = choose(logits[:, -1])
-            self._pending[0] = token
-            self._tokens[0] += 1
-            self._open[0] = token != self.eos
+            [token] = self.decode(lambda logits: [choose(logits)])
             yield token
             if token == self.eos:
                 return
+
+    def decode(self, choose: Callable[[Tensor], Sequence[int]]) -> Sequence[int]:
+        """Write a token in every row, chosen from logits (B, V); each is read like any other when the next one comes.
+
+        Every row must have read something: its last token waits (see `Memory`).
+        """
+        logits = self._run([np.array([token], dtype=np.int64) for token in self._pending], True)
+        assert logits is not None, "asked for"
+        tokens = choose(logits[:, -1])
+        for row, token in enumerate(tokens):
+            self._pending[row] = token
+            self._tokens[row] += 1
+            self._open[row] = token != self.eos
+        return tokens
 
     def _rows(self, ids: Any) -> list[np.ndarray]:
         rows = [np.asarray(row.cpu() if isinstance(row, Tensor) else row) for row in ids]

@@ -1,6 +1,5 @@
 """Tokens of a text, a file, a pipe or an iterator, drawn a few at a time; nothing that was drawn is kept."""
 
-import codecs
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,15 +9,11 @@ import numpy as np
 
 from titans_lm.config import check_at_least
 from titans_lm.data.tokenizer import encode_bytes, is_byte_tokenizer
+from titans_lm.evaluate.documents import BLOCK, blocks_of_lines
 from titans_lm.streaming.memory import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-BLOCK = 1 << 16
-"""Bytes drawn from a file at once."""
-LEAST, MOST = 1 << 16, 1 << 18
-"""Characters of a block that a tokenizer of words is given: cut after the first line break from LEAST on."""
 
 
 class TokenStream:
@@ -158,23 +153,3 @@ def _words(blocks: Iterator[bytes], tokenizer: "PreTrainedTokenizerBase", name: 
         ids = tokenizer(text, add_special_tokens=False).input_ids
         if ids:
             yield np.array(ids, dtype=np.int64)
-
-
-def blocks_of_lines(blocks: Iterator[bytes], name: str) -> Iterator[str]:
-    """Cut a text into what a tokenizer of words is given at once; ValueError where it is not UTF-8."""
-    decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
-    while True:
-        block = next(blocks, None)
-        try:
-            text += decoder.decode(block or b"", final=block is None)
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"got {name!r}, which is not UTF-8 ({error.reason}); expected UTF-8, as the model reads no bytes"
-            ) from error
-        while len(text) >= MOST or (block is None and text):
-            cut = text.find("\n", LEAST) + 1
-            cut = min(cut or MOST, MOST, len(text))
-            yield text[:cut]
-            text = text[cut:]
-        if block is None:
-            return

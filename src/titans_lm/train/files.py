@@ -1,4 +1,7 @@
-"""Files that are there whole or not at all: written under another name, flushed to the disk, then renamed."""
+"""Files that are there whole or not at all: written under another name, flushed to the disk, then renamed.
+
+And one that grows, a line of JSON after another.
+"""
 
 import fcntl
 import json
@@ -29,20 +32,14 @@ def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 
     `mode` says who may read and write it, as far as the process's umask lets them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path):
-        _write(path, data, mode)
-
-
-def _write(path: Path, data: str | bytes | Iterable[str], mode: int) -> None:
-    file = tempfile.NamedTemporaryFile(prefix=hidden(), dir=path.parent, delete=False)  # noqa: SIM115 - it is renamed
-    try:
-        with file:
+    with naming(path), tempfile.NamedTemporaryFile(prefix=hidden(), dir=path.parent, delete=False) as file:
+        try:
             for part in [data] if isinstance(data, str | bytes) else data:
                 file.write(part.encode() if isinstance(part, str) else part)
             publish(file, path, mode)
-    except BaseException:
-        Path(file.name).unlink(missing_ok=True)
-        raise
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
@@ -85,32 +82,20 @@ def finite(value: Any) -> Any:
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Fill a folder that appears under its name only when the block ends well; an older one of that name goes."""
-    unfinished = begin_folder(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{hidden()}{path.name}-", dir=path.parent))
     try:
         with naming(path):
+            unfinished.chmod(0o777 & ~_umask())
             yield unfinished
-            finish_folder(unfinished, path)
+            for file in (*unfinished.rglob("*"), unfinished):
+                sync(file)
+            remove_folder(path)
+            os.replace(unfinished, path)
+            sync(path.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-
-
-def begin_folder(path: Path) -> Path:
-    """Make a folder to fill, beside the place that it is for."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{hidden()}{path.name}-", dir=path.parent))
-    unfinished.chmod(0o777 & ~_umask())
-    return unfinished
-
-
-def finish_folder(unfinished: Path, path: Path) -> None:
-    """Give a filled folder its name once all of it is on the disk; an older one of that name goes."""
-    for file in unfinished.rglob("*"):
-        sync(file)
-    sync(unfinished)
-    remove_folder(path)
-    os.replace(unfinished, path)
-    sync(path.parent)
 
 
 def remove_folder(path: Path) -> None:
@@ -184,3 +169,38 @@ def _umask() -> int:
         mask = os.umask(0)
         os.umask(mask)
     return mask
+
+
+class JsonLines:
+    """A file of one JSON object per line that grows while training runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a line; numbers that are not finite become null."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite(record)) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the records; a last line that was cut off when the machine died is left out."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        return [self._record(number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+
+    def _record(self, number: int, line: bytes) -> dict[str, Any]:
+        """Read a line; ValueError where it is no record of a step."""
+        try:
+            record = json.loads(line)
+            if isinstance(record["step"], int):
+                return record
+        except (ValueError, TypeError, KeyError, RecursionError):
+            pass  # said below
+        raise ValueError(f"{self.path} holds no record of a step in line {number}; remove that line")
+
+    def rewind(self, step: int) -> None:
+        """Drop the records after a step: training goes on from there and writes them again."""
+        kept = [record for record in self.read() if record["step"] <= step]
+        write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))

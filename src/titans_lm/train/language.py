@@ -1,6 +1,7 @@
 """Train a language model: text or prepared tokens in, a run folder out. What `titans train` runs."""
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,20 +9,132 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from titans_lm.train.corpus import LanguageData, language_data
+from titans_lm.data.batches import Batch, DocumentLanes, RandomCrops
+from titans_lm.data.packing import DocumentRows, PackedRows
+from titans_lm.data.prepared import TokenFolder, is_token_folder
+from titans_lm.data.reread import RereadRows
+from titans_lm.data.text import load_corpus
+from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer, encode_document
+from titans_lm.evaluate.bits_per_byte import HeldOut
+from titans_lm.evaluate.documents import held_out_bytes, held_out_tokens
 from titans_lm.train.device import environment
-from titans_lm.train.heldout import HeldOut
-from titans_lm.train.insight import memory_numbers
-from titans_lm.train.log import ProgressReport
+from titans_lm.train.diagnostics import memory_numbers
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss
-from titans_lm.train.parallel import World, joined_world
+from titans_lm.train.options import plain_settings
+from titans_lm.train.parallel import Distributed, joined_distributed
+from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, RunFolder
-from titans_lm.train.settings import LanguageSettings, plain_settings
+from titans_lm.train.settings import LanguageSettings
 from titans_lm.train.sized import Sized, sized_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class LanguageData:
+    """Batches by step, the evaluation on text held out, the tokenizer of both, and how to speak of them."""
+
+    batches: Callable[[int], Batch]
+    held_out: HeldOut
+    tokenizer: "PreTrainedTokenizerBase"
+    counts: dict[str, Any]
+    split: str
+    skipped: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Say how much there is, and what was left out."""
+        more = [f"{len(self.skipped) - 3} more files"] if len(self.skipped) > 3 else []
+        return [
+            f"{self.counts['train_bytes']:,} bytes in {self.counts['train_documents']:,} documents to train on, "
+            f"{self.counts['held_out_bytes']:,} held out ({self.split})",
+            *(f"skipped {name}" for name in [*self.skipped[:3], *more]),
+        ]
+
+
+def language_data(settings: LanguageSettings) -> LanguageData:
+    """Open the data that the settings name; ValueError for what cannot be trained on."""
+    if settings.data is None:
+        raise ValueError("got no data; expected a file, a folder of text, a folder of titans prepare, or stdlib")
+    return _prepared(settings) if is_token_folder(settings.data) else _text(settings)
+
+
+def _text(settings: LanguageSettings) -> LanguageData:
+    """Text as bytes, in memory: random crops, or lanes that carry a state."""
+    if settings.boundaries != "carry":
+        raise ValueError(
+            f"got boundaries={settings.boundaries!r} for text; expected a folder made by titans prepare, or "
+            "--stateful, which reads documents from start to end"
+        )
+    check_vocabulary(settings, VOCAB_SIZE)
+    corpus = load_corpus(settings.data or "", held_out=settings.held_out, valid=settings.valid)
+    documents = [encode_document(document.data) for document in corpus.train]
+    if settings.stateful:
+        batches: Callable[[int], Batch] = DocumentLanes(documents, **_rows(settings))
+    else:
+        crops = RandomCrops(documents, **_rows(settings))
+        batches = _with_rereading(crops, crops.take, len(crops.tokens), settings)
+    held_out = _held_out(settings, *held_out_bytes(corpus.held_out, settings.eval_bytes))
+    return LanguageData(batches, held_out, byte_tokenizer(), corpus.describe(), corpus.split, corpus.skipped)
+
+
+def _prepared(settings: LanguageSettings) -> LanguageData:
+    """A token folder, read as it is needed; its split was decided when it was made."""
+    if settings.valid is not None:
+        raise ValueError(
+            f"got valid={settings.valid!r} with a prepared folder, which has held its part out already; "
+            "give it to titans prepare"
+        )
+    folder = TokenFolder(settings.data or "", verify=settings.verify_data)
+    check_vocabulary(settings, folder.vocab_size)
+    tokenizer = folder.tokenizer()
+    if settings.stateful:
+        batches: Callable[[int], Batch] = DocumentLanes(folder.train, **_rows(settings), pad=0)
+    else:
+        kind = DocumentRows if settings.boundaries == "reset" else PackedRows
+        batches = _with_rereading(
+            kind(folder.train, **_rows(settings)), folder.train.take, folder.train.tokens, settings
+        )
+    held_out = _held_out(settings, *held_out_tokens(folder.valid, tokenizer, settings.eval_bytes))
+    return LanguageData(batches, held_out, tokenizer, folder.describe(), f"as prepared in {folder.path}")
+
+
+def _rows(settings: LanguageSettings) -> dict[str, int]:
+    return {"seq_len": settings.seq_len, "batch_size": settings.batch_size, "seed": settings.seed}
+
+
+def _with_rereading(
+    batches: Callable[[int], Batch], take: Callable[[int, int], np.ndarray], tokens: int, settings: LanguageSettings
+) -> Callable[[int], Batch]:
+    """Let passages return as the settings say; without any, the batches as they are."""
+    reread = settings.reread
+    if not reread.is_on:
+        return batches
+    if reread.share and isinstance(batches, DocumentRows):
+        passage, longest = reread.passages[0], int(batches.split.lengths.max())
+        if longest < 2 * passage:
+            raise ValueError(
+                f"got reread.passages of {passage} tokens or more and boundaries='reset', where the longest document "
+                f"has {longest}; expected a document that holds a passage twice, or boundaries='carry'"
+            )
+    return RereadRows(batches, take, tokens, reread, **_rows(settings), accumulate=settings.accumulate)
+
+
+def check_vocabulary(settings: LanguageSettings, ids: int) -> None:
+    """Refuse data whose tokenizer has another number of ids than the model that the settings ask for."""
+    if settings.vocab_size not in (None, ids):
+        raise ValueError(
+            f"got vocab_size={settings.vocab_size} and data of {ids} token ids"
+            f"{', those of bytes' if ids == VOCAB_SIZE else ''}; expected the same number: "
+            f"prepare the data with the tokenizer that the model is meant for, or give --vocab-size {ids}"
+        )
+
+
+def _held_out(settings: LanguageSettings, documents: list[np.ndarray], text_bytes: int) -> HeldOut:
+    return HeldOut(
+        documents, text_bytes, seq_len=settings.seq_len, batch_size=settings.batch_size, carry=settings.stateful
+    )
 
 
 def train_language_model(
@@ -38,28 +151,32 @@ def train_language_model(
 
     Raises ValueError for data, settings or a run folder that will not do, and what `fit` raises.
     """
-    with joined_world(settings.device) as world:
+    with joined_distributed(settings.device) as world:
         shown = progress if progress is not None and world.main else ProgressReport(quiet=True)
         return _train(settings, resume, model, shown, world)
 
 
 def _train(
-    settings: LanguageSettings, resume: bool, model: "PreTrainedModel | None", progress: ProgressReport, world: World
+    settings: LanguageSettings,
+    resume: bool,
+    model: "PreTrainedModel | None",
+    progress: ProgressReport,
+    world: Distributed,
 ) -> dict[str, Any]:
     data = language_data(settings)
     world.share(settings.batch_size)  # before a run folder is made
     torch.manual_seed(settings.seed)
     sized = Sized.given(model) if model is not None else sized_model(settings, data.tokenizer)
-    model = sized.model
     path = world.first(lambda: _run_folder(settings, data.tokenizer, resume=resume).path)
     run = RunFolder.open(path, data.tokenizer)
-    _announce(progress, data, sized, run)
+    for line in (*data.lines(), f"{sized.describe()}; run folder {run.path}"):
+        progress.say(line)
     result = fit(
-        model,
+        sized.model,
         data.batches,
         CarriedLoss() if settings.stateful else next_token_loss,
         settings,
-        eval_fn=lambda model: {**data.held_out(model), **_insight(model, data.held_out)},
+        eval_fn=lambda model: {**data.held_out(model), **_diagnostics(model, data.held_out)},
         run=run,
         progress=progress,
     )
@@ -83,34 +200,18 @@ def _train(
     }
 
 
-def _insight(model: Any, held_out: HeldOut) -> dict[str, Any]:
+def _diagnostics(model: Any, held_out: HeldOut) -> dict[str, Any]:
     """What the memories do on the start of the first held-out text."""
-    device = next(model.parameters()).device
-    start = held_out.documents[0][: held_out.seq_len]
-    return memory_numbers(model, torch.from_numpy(np.asarray(start, np.int64))[None].to(device))
-
-
-def default_run(settings: LanguageSettings) -> Path:
-    """Name a new run by its architecture, or that of a baseline, and the time."""
-    name = settings.model.architecture if settings.baseline is None else Path(settings.baseline).stem
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    start = torch.from_numpy(held_out.documents[0][: held_out.seq_len].astype(np.int64))
+    return memory_numbers(model, start[None].to(next(model.parameters()).device))
 
 
 def _run_folder(settings: LanguageSettings, tokenizer: "PreTrainedTokenizerBase", *, resume: bool) -> RunFolder:
-    if not resume:
-        return RunFolder.create(settings.run or default_run(settings), plain_settings(settings), tokenizer)
-    if settings.run is None:
+    """Begin a run, by default named by its architecture, or that of a baseline, and the time; or open one."""
+    path = settings.run
+    if resume and path is None:
         raise ValueError("got no run folder to resume; expected the folder of a run")
-    return RunFolder.open(settings.run, tokenizer)
-
-
-def _announce(progress: ProgressReport, data: LanguageData, sized: Sized, run: RunFolder) -> None:
-    progress.say(
-        f"{data.counts['train_bytes']:,} bytes in {data.counts['train_documents']:,} documents to train on, "
-        f"{data.counts['held_out_bytes']:,} held out ({data.split})"
-    )
-    for line in data.skipped[:3]:
-        progress.say(f"skipped {line}")
-    if len(data.skipped) > 3:
-        progress.say(f"skipped {len(data.skipped) - 3} more files")
-    progress.say(f"{sized.describe()}; run folder {run.path}")
+    if path is None:
+        name = settings.model.architecture if settings.baseline is None else Path(settings.baseline).stem
+        path = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return RunFolder.open(path, tokenizer) if resume else RunFolder.create(path, plain_settings(settings), tokenizer)

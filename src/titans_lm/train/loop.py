@@ -11,13 +11,13 @@ from typing import Any
 from torch import nn
 
 from titans_lm.data.batches import Batch
-from titans_lm.train.log import ProgressReport
-from titans_lm.train.parallel import open_world
+from titans_lm.train.parallel import open_distributed
+from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import RunFolder
-from titans_lm.train.session import Session, due
 from titans_lm.train.settings import FitSettings
-from titans_lm.train.stop import StopRequest
+from titans_lm.train.signals import StopRequest
 from titans_lm.train.trainer import FitResult, LossFunction, Record, Trainer
+from titans_lm.train.writer import RunWriter, due
 
 
 class Interrupted(KeyboardInterrupt):
@@ -56,31 +56,30 @@ def fit(
     Raises Interrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM, with the finished step saved; Diverged where
     `max_skipped` steps in a row are not finite; ValueError for a checkpoint that is damaged or of another run.
     """
-    world = open_world(settings.device)
+    world = open_distributed(settings.device)
     trainer = Trainer(model, batches, loss_fn, settings, world)
     result = trainer.result
-    session = Session(trainer, run, progress if progress is not None and world.main else ProgressReport(quiet=True))
-    with session:
-        session.resume()
-        with StopRequest() as asked, session.progress.start(settings.steps, result.step), trainer.ahead:
-            finished = result.step >= settings.steps
-            while not finished:
-                stop = world.anybody(bool(asked))
-                if stop:
-                    raise Interrupted(result.step, session.save())
+    shown = progress if progress is not None and world.main else ProgressReport(quiet=True)
+    with RunWriter(trainer, run, shown) as writer:
+        writer.resume()
+        with StopRequest() as asked, shown.start(settings.steps, result.step), trainer.reading():
+            finished, stop = result.step >= settings.steps, world.anybody(bool(asked))
+            while not finished and not stop:
                 record = trainer.step()
-                session.log(record)
+                writer.log(record)
                 finished = bool(on_step is not None and on_step(record)) or result.step >= settings.steps
                 stop = world.anybody(bool(asked))
                 if not finished and not stop:
                     if due(result.step, settings.save_every):
-                        session.save(beside=settings.save_async)
+                        writer.save(asynchronous=settings.save_async)
                     if eval_fn is not None and due(result.step, settings.eval_every):
-                        session.evaluate(eval_fn)
-            checkpoint = session.save()
-            session.finish()
-            if world.anybody(bool(asked)):
+                        writer.evaluate(eval_fn)
+                    stop = world.anybody(bool(asked))
+            checkpoint = writer.save()
+            if finished:
+                writer.finish()
+            if stop or world.anybody(bool(asked)):
                 raise Interrupted(result.step, checkpoint)
         if eval_fn is not None:
-            session.evaluate(eval_fn)
+            writer.evaluate(eval_fn)
     return result

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.data.batches import IGNORED, Batch
-from titans_lm.memory import changing_gates
+from titans_lm.memory import write_gates
 from titans_lm.ops.state import detach_state, map_state, select_rows, state_tensors
-from titans_lm.train.parallel import plain
+from titans_lm.train.parallel import unwrapped
 
 Metrics = dict[str, Tensor]
 
@@ -44,41 +44,41 @@ def recall_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
 class TaskLoss:
     """Predict the targets, and all other tokens of the rows as well.
 
-    The loss is that of the targets plus `text_weight` times that of every token from the one before it, up to the last
-    target of the row (what is behind it fills the batch), both in nats. A row asks for few tokens; those that come
+    The loss is that of the targets plus `lm_loss_weight` times that of every token from the one before it, up to the
+    last target of the row (what is behind it fills the batch), both in nats. A row asks for few tokens; those that come
     again anywhere in it teach looking up as well.
     """
 
-    text_weight: float = 0.0
-    gate_price: float = 0.0
-    """Added to the loss, times the mean of θ and α over all tokens, heads and layers of all memories.
+    lm_loss_weight: float = 0.0
+    gate_l1: float = 0.0
+    """Sparsity penalty: the mean of θ and α over all tokens, heads and layers of all memories, times this, is added.
 
     A memory whose answers are right gets no gradient, and then nothing teaches it to leave alone what it reads in
     vain; in rows much longer than those it was taught by, such writes and fades add up."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
-        with opened_gates(plain(model)) if self.gate_price else nullcontext([]) as gates:
+        with recorded_gates(unwrapped(model)) if self.gate_l1 else nullcontext([]) as gates:
             logits, ids = _call(model, batch).logits, batch["input_ids"]
-        loss, told = token_loss(logits, batch["targets"]), {"accuracy": accuracy(logits, batch["targets"])}
-        if self.text_weight:
-            asked_behind = (batch["targets"] != IGNORED).flip(1).cumsum(1).flip(1) > 0
-            text = token_loss(logits[:, :-1], ids[:, 1:].masked_fill(~asked_behind[:, :-1], IGNORED))
-            loss, told["text_bits_per_token"] = loss + self.text_weight * text, text.detach() / math.log(2)
+        loss, metrics = token_loss(logits, batch["targets"]), {"accuracy": accuracy(logits, batch["targets"])}
+        if self.lm_loss_weight:
+            before_a_target = (batch["targets"] != IGNORED).flip(1).cumsum(1).flip(1) > 0
+            text = token_loss(logits[:, :-1], ids[:, 1:].masked_fill(~before_a_target[:, :-1], IGNORED))
+            loss, metrics["text_bits_per_token"] = loss + self.lm_loss_weight * text, text.detach() / math.log(2)
         if gates:
-            price = torch.stack([gate.mean() for gate in gates]).mean()
-            loss, told["gates"] = loss + self.gate_price * price, price.detach()
-        return loss, told
+            penalty = torch.stack([gate.mean() for gate in gates]).mean()
+            loss, metrics["gates"] = loss + self.gate_l1 * penalty, penalty.detach()
+        return loss, metrics
 
 
 @contextmanager
-def opened_gates(model: nn.Module) -> Iterator[list[Tensor]]:
+def recorded_gates(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect θ and α of every memory that a model runs inside of the block, with their gradients."""
     found: list[Tensor] = []
 
     def keep(_: nn.Module, __: object, gate: Tensor | tuple[Tensor, ...]) -> None:
         found.extend(gate if isinstance(gate, tuple) else (gate,))
 
-    handles = [gate.register_forward_hook(keep) for gate in changing_gates(model)]
+    handles = [gate.register_forward_hook(keep) for gate in write_gates(model)]
     try:
         yield found
     finally:
@@ -105,7 +105,7 @@ class CarriedLoss:
         self.saved: list[Tensor] | None = None
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
-        owner = plain(model)
+        owner = unwrapped(model)
         if not hasattr(owner, "init_state"):
             raise ValueError(f"got a {type(owner).__name__}, which has no init_state; expected a model with memory")
         state = owner.init_state(len(batch["input_ids"]))

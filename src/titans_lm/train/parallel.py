@@ -9,12 +9,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -26,12 +27,14 @@ Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
-class World:
+class Distributed:
     """Which of how many processes this is, and where it computes."""
 
     rank: int
     size: int
     device: torch.device
+    group: Any = None
+    """The processes that it talks to, as torch knows them; None is all of them, by the backend of the device."""
 
     @property
     def main(self) -> bool:
@@ -65,7 +68,7 @@ class World:
         if self.size == 1:
             return numbers
         together = torch.stack([number.detach().to(self.device, torch.float64) for number in numbers])
-        dist.all_reduce(together)
+        dist.all_reduce(together, group=self.group)
         return list((together / self.size).unbind())
 
     def anybody(self, wish: bool) -> bool:
@@ -73,24 +76,30 @@ class World:
         if self.size == 1:
             return wish
         asked = torch.tensor(float(wish), device=self.device)
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.group)
         return bool(asked)
 
-    def told(self, value: Kind) -> Kind:
+    def broadcast(self, value: Kind) -> Kind:
         """What the main process says."""
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, device=self.device)
+        dist.broadcast_object_list(box, src=0, group=self.group, device=self.device)
         return box[0]
 
-    def gathered(self, value: Kind) -> list[Kind]:
+    def all_gather(self, value: Kind) -> list[Kind]:
         """What every process says, by rank."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=self.group)
         return found
+
+    def beside(self) -> "Distributed":
+        """The same processes in a group of its own, for work that goes on while training talks; all of them call it."""
+        if self.size == 1:
+            return self
+        return replace(self, device=torch.device("cpu"), group=dist.new_group(backend="gloo"))
 
     def first(self, work: Callable[[], Kind]) -> Kind:
         """Let the main process do something that all need done; if it fails there, it fails everywhere."""
@@ -102,17 +111,21 @@ class World:
                 result = work()
             except (OSError, ValueError, RuntimeError) as failed:
                 error = failed
-        result, failure = self.told((result, error))
+        result, failure = self.broadcast((result, error))
         if failure is not None:
             raise failure
         return result  # type: ignore[return-value]
 
 
-def open_world(device: str = "auto") -> World:
+ALONE = Distributed(0, 1, torch.device("cpu"))
+"""The only process that there is."""
+
+
+def open_distributed(device: str = "auto") -> Distributed:
     """Join the processes that torchrun has started, or be alone; ValueError for a device that is not there."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        return World(0, 1, choose_device(device))
+        return Distributed(0, 1, choose_device(device))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = choose_device(device)
     if chosen.type == "cuda":
@@ -120,15 +133,15 @@ def open_world(device: str = "auto") -> World:
         torch.cuda.set_device(chosen)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
-    return World(dist.get_rank(), dist.get_world_size(), chosen)
+    return Distributed(dist.get_rank(), dist.get_world_size(), chosen)
 
 
 @contextmanager
-def joined_world(device: str = "auto") -> Iterator[World]:
+def joined_distributed(device: str = "auto") -> Iterator[Distributed]:
     """Be with the other processes, and leave them at the end unless somebody had joined them before."""
     before = dist.is_initialized()
     try:
-        yield open_world(device)
+        yield open_distributed(device)
         _settle()
     finally:
         if not before and dist.is_initialized():
@@ -147,11 +160,11 @@ def _settle() -> None:
         time.sleep(0.2)
 
 
-def spread(model: nn.Module, how: Parallel, world: World) -> nn.Module:
+def spread(model: nn.Module, how: Parallel, world: Distributed) -> nn.Module:
     """Lay a model out over the processes: as it is, a copy on each (DDP), or a part on each (FSDP2).
 
     "auto" is DDP where there are several. Under FSDP2 every block is a unit of its own: its parameters, gradients and
-    optimiser state are spread over the processes, and gathered while it computes.
+    optimizer state are spread over the processes, and gathered while it computes.
     """
     model = model.to(world.device)
     if world.size == 1:
@@ -180,7 +193,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [block for block in found if id(block) not in inside]
 
 
-def plain(model: nn.Module) -> Any:
+def unwrapped(model: nn.Module) -> Any:
     """The model itself, without what spreads it."""
     return getattr(model, "module", model)
 
@@ -190,12 +203,12 @@ def is_spread(parameter: Tensor) -> bool:
     return isinstance(parameter, DTensor)
 
 
-def whole(number: Tensor) -> Tensor:
+def full_tensor(number: Tensor) -> Tensor:
     """A number that may be in parts."""
     return number.full_tensor() if isinstance(number, DTensor) else number
 
 
-def later(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
+def sync_gradients(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     """Where gradients of several batches are added up: exchange them after the last one only."""
     owner: Any = model
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
@@ -203,3 +216,9 @@ def later(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     if last or not hasattr(model, "no_sync"):
         return nullcontext()
     return owner.no_sync()
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """All weights of a model that is spread, gathered on the main process; empty on the others. All of them call it."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return get_model_state_dict(model, options=options)

@@ -10,6 +10,6 @@ DELTA_RULE: dict[str, Any] = {
 }  # fmt: skip
 RULES: dict[str, dict[str, Any]] = {
     "delta-net": {**DELTA_RULE, "decay": False, "alpha_init": 0.002},
-    "gated-delta-net": {**DELTA_RULE, "decay": True, "decay_first": True, "alpha_max": 0.999},
+    "gated-delta-net": {**DELTA_RULE, "decay": True, "decay_first": True},
 }
 """Settings that make the rule of another model of our op, in our block and from our start; 2 θ is its β."""

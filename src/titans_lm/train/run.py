@@ -13,12 +13,12 @@ runs/NAME/
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from titans_lm.train.checkpoint import (
     FILES,
@@ -31,8 +31,15 @@ from titans_lm.train.checkpoint import (
     write_sums,
 )
 from titans_lm.train.device import choose_device, commit, environment
-from titans_lm.train.files import new_folder, remove_folder, remove_unfinished, write_atomically, write_json
-from titans_lm.train.log import JsonLines
+from titans_lm.train.files import (
+    JsonLines,
+    new_folder,
+    remove_folder,
+    remove_unfinished,
+    write_atomically,
+    write_json,
+)
+from titans_lm.train.parallel import ALONE, Distributed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -100,34 +107,35 @@ class RunFolder:
         model: nn.Module,
         trainer: dict[str, Any],
         keep: int,
-        weights: dict[str, Any] | None = None,
+        *,
+        optimizer: Mapping[str, Tensor] | None = None,
+        weights: dict[str, Tensor] | None = None,
+        world: Distributed = ALONE,
     ) -> Path:
         """Write the checkpoint of a step, make it the latest, and remove all but the newest `keep`.
 
-        `weights` are to be saved in place of the model's own, which may be on their way to the next step.
+        All processes call it; see `save_checkpoint`.
         """
-        folder = self.begin_checkpoint(step)
-        save_checkpoint(folder, model, trainer, self.tokenizer, weights)
-        return self.end_checkpoint(folder, keep)
-
-    def begin_checkpoint(self, step: int) -> Path:
-        """Clear the place for the checkpoint of a step, and name it."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(self.checkpoints)
-        return self.checkpoint(step)
+        folder = self.checkpoint(step)
+        world.first(self._make_room)
+        save_checkpoint(folder, model, trainer, self.tokenizer, optimizer=optimizer, weights=weights, world=world)
+        world.first(lambda: self._make_latest(folder, keep))
+        return folder
 
     def checkpoint(self, step: int) -> Path:
         """Name the checkpoint of a step."""
         return self.checkpoints / f"step-{step:06d}"
 
-    def end_checkpoint(self, folder: Path, keep: int) -> Path:
-        """Make a checkpoint the latest, and remove all but the newest `keep`."""
+    def _make_room(self) -> None:
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(self.checkpoints)
+
+    def _make_latest(self, folder: Path, keep: int) -> None:
         write_atomically(self.checkpoints / LATEST, folder.name + "\n")
         for old in _steps(self.path)[:-keep]:
             remove_folder(old)
-        return folder
 
-    def finish(self, step: int, model: nn.Module, weights: dict[str, Any] | None = None) -> Path:
+    def finish(self, step: int, model: nn.Module, weights: dict[str, Tensor] | None = None) -> Path:
         """Save the finished model, and the step it was finished at."""
         with new_folder(self.path / MODEL) as unfinished:
             save_model(unfinished, model, self.tokenizer, weights)

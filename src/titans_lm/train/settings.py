@@ -1,19 +1,10 @@
-"""Settings of training, and settings from files: plain dataclasses that know nothing of torch.
+"""Settings of training: plain dataclasses that know nothing of torch."""
 
-One set of names serves the library, the command line (`--warmup-steps 100`), a config file and the `settings.json` of
-a run, which is itself such a file.
-"""
-
-import dataclasses
-import json
-import shlex
-import tomllib
-import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import ClassVar, Literal, get_args
 
-from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_known
+from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice
 from titans_lm.data.curriculum import RereadCurriculum
 from titans_lm.train.rules import RULES
 
@@ -21,7 +12,6 @@ Precision = Literal["auto", "float32", "bfloat16"]
 Boundaries = Literal["carry", "reset"]
 Parallel = Literal["auto", "ddp", "fsdp"]
 Sink = Literal["tensorboard", "wandb", "trackio"]
-Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +21,7 @@ class FitSettings:
     least_steps: ClassVar[int] = 1
     """Steps that there must be."""
     steps: int = 600
-    """Steps of the optimiser."""
+    """Steps of the optimizer."""
     lr: float = 3e-3
     """Peak learning rate."""
     warmup_steps: int = 50
@@ -192,107 +182,3 @@ class LanguageSettings(ModelSettings):
                 raise ValueError(
                     "got reread with stateful=True, whose rows go on where the step before ended; expected one of them"
                 )
-
-
-def read_settings_file(path: Path) -> dict[str, Any]:
-    """Read settings from a .json or .toml file; ValueError for a file that is neither."""
-    if not path.is_file():
-        raise ValueError(f"got the settings file {str(path)!r}, which does not exist")
-    text = path.read_bytes()
-    try:
-        values = tomllib.loads(text.decode()) if path.suffix == ".toml" else json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"got {str(path)!r}, which is not {path.suffix.lstrip('.') or 'json'}: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"got {str(path)!r} with a {type(values).__name__} in it; expected names and values")
-    return values
-
-
-def merge_settings(default: Settings, values: dict[str, Any]) -> Settings:
-    """Replace settings by values that came from a file; dataclasses inside go by nested names.
-
-    ValueError for an unknown name, with the nearest known one, and for a value of the wrong kind.
-    """
-    check_known(type(default), values)
-    hints = get_type_hints(type(default))
-    changes = {}
-    for name, value in values.items():
-        before = getattr(default, name)
-        if dataclasses.is_dataclass(before):
-            if not isinstance(value, dict):
-                raise ValueError(f"got {name}={value!r}; expected names and values below {name}")
-            changes[name] = merge_settings(before, value)
-        else:
-            changes[name] = _convert(name, value, hints[name])
-    return dataclasses.replace(default, **changes)
-
-
-def plain_settings(settings: Any) -> dict[str, Any]:
-    """Turn settings into what JSON can hold; `merge_settings` is the way back."""
-    return {
-        item.name: plain_settings(value)
-        if dataclasses.is_dataclass(value)
-        else str(value)
-        if isinstance(value, Path)
-        else [str(each) if isinstance(each, Path) else each for each in value]
-        if isinstance(value, tuple)
-        else value
-        for item in dataclasses.fields(settings)
-        for value in [getattr(settings, item.name)]
-    }
-
-
-def as_options(settings: Any, default: Any) -> list[str]:
-    """Write settings as the options of a command line that turn the default into them; those inside go by dots."""
-    return _options("--", plain_settings(settings), plain_settings(default))
-
-
-def written_command(*words: str, settings: Any, **left_out: Any) -> str:
-    """Write the command that settings came from: `titans`, words, and the options that are not the defaults.
-
-    `left_out` are settings that the words say already, or that are no part of what was asked, with their defaults.
-    """
-    told = dataclasses.replace(settings, **left_out)
-    return shlex.join(["titans", *words, *as_options(told, type(settings)())])
-
-
-def _options(prefix: str, plain: dict[str, Any], default: dict[str, Any]) -> list[str]:
-    parts = []
-    for name, value in plain.items():
-        option = f"{prefix}{name.replace('_', '-')}"
-        if isinstance(value, dict):
-            parts += _options(f"{option}.", value, default[name])
-        elif value == default[name]:
-            continue
-        elif isinstance(value, bool):
-            parts.append(option if value else f"{prefix}no-{name.replace('_', '-')}")
-        else:
-            parts += [option, *map(str, value if isinstance(value, list) else [value])]
-    return parts
-
-
-def _convert(name: str, value: Any, hint: Any) -> Any:
-    """Take a value as the type that a setting has, without guessing: no "3" for 3, no 1 for true."""
-    if get_origin(hint) is Literal:
-        check_choice(name, value, get_args(hint))
-        return value
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    several = next((kind for kind in kinds if get_origin(kind) is tuple), None)
-    if several is not None and isinstance(value, list | tuple):
-        return tuple(_convert(name, item, get_args(several)[0]) for item in value)
-    literal = next((kind for kind in kinds if get_origin(kind) is Literal), None)
-    if literal is not None and value is not None:
-        check_choice(name, value, get_args(literal))
-        return value
-    for kind in kinds:
-        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if kind is Path and isinstance(value, str):
-            return Path(value)
-        if type(value) is kind:
-            return value
-    names = {type(None): "nothing"}
-    wanted = " or ".join(
-        "several of them" if get_origin(kind) is tuple else names.get(kind, kind.__name__) for kind in kinds
-    )
-    raise ValueError(f"got {name}={value!r}; expected {wanted}")

@@ -1,9 +1,11 @@
-"""One step of training after another, and everything that the next one depends on."""
+"""One step of training after another, and everything that the next one depends on: AdamW, its rate, what is skipped."""
 
+import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from titans_lm.backbone import check_compiler
-from titans_lm.data.ahead import Ahead
-from titans_lm.data.batches import Batch
-from titans_lm.train.checkpoint import load_trainer, load_weights, random_state, restore_random_state
+from titans_lm.data.batches import Batch, prefetched
+from titans_lm.train.checkpoint import (
+    load_optimizer,
+    load_trainer,
+    load_weights,
+    random_state,
+    restore_random_state,
+)
 from titans_lm.train.device import mixed_precision, to_device
-from titans_lm.train.optimiser import build_optimiser, learning_rate, load_whole_optimiser
-from titans_lm.train.parallel import World, blocks_of, is_spread, later, plain, spread, whole
+from titans_lm.train.parallel import Distributed, blocks_of, full_tensor, is_spread, spread, sync_gradients, unwrapped
 from titans_lm.train.settings import FitSettings
-from titans_lm.train.sharded import has_state, load_state, load_whole_weights
 
 LossFunction = Callable[[Any, Batch], tuple[Tensor, dict[str, Any]]]
 Record = dict[str, Any]
@@ -35,18 +40,69 @@ class Diverged(RuntimeError):
 class FitResult:
     """How training ended."""
 
-    step: int
+    step: int = 0
     """Steps done."""
-    tokens: int
+    tokens: int = 0
     """Tokens read, over all sessions of the run."""
-    skipped: int
+    skipped: int = 0
     """Steps whose loss or gradient was not finite, or a spike, and which changed nothing."""
-    seconds: float
+    seconds: float = 0.0
     """Time in steps, over all sessions of the run; evaluations and checkpoints are not counted."""
     last: Record = field(default_factory=dict)
     """The last step's record."""
     evaluation: dict[str, Any] = field(default_factory=dict)
     """What the evaluation after the last step found."""
+
+
+def decays(model: nn.Module) -> dict[str, bool]:
+    """Say for every trained parameter, once each, whether weight decay pulls on it.
+
+    It pulls on weight matrices and convolution kernels only: tensors named `weight` of two dimensions or more in a
+    module that is no embedding. Biases, norms, embeddings, and what a module learns beside its layers (persistent
+    tokens, initial memories) are not made smaller by a rule; a matrix tied to an embedding counts as the embedding.
+    """
+    spared = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+    return {
+        name: name.rpartition(".")[2] == "weight"
+        and parameter.dim() >= 2
+        and id(parameter) not in spared
+        and not getattr(parameter, "_no_weight_decay", False)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def build_optimizer(model: nn.Module, settings: FitSettings) -> torch.optim.AdamW:
+    """Build AdamW with one group that decays and one that does not; ValueError where nothing is trained."""
+    parameters = dict(model.named_parameters())
+    decay = decays(model)
+    if not decay:
+        raise ValueError("got a model without a parameter that requires a gradient; expected something to train")
+    groups = [
+        {"params": [(name, parameters[name]) for name in decay if decay[name] is choice], "weight_decay": weight_decay}
+        for choice, weight_decay in ((True, settings.weight_decay), (False, 0.0))
+    ]
+    fused = all(parameters[name].device.type in ("cpu", "cuda") for name in decay)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        fused=fused,
+    )
+
+
+def learning_rate(step: int, settings: FitSettings) -> float:
+    """Return the learning rate of a step, counted from 0: a straight rise, then half a cosine to the floor.
+
+    lr (step + 1) / warmup_steps                              step < warmup_steps
+    lr (floor + (1 − floor) (1 + cos π p) / 2)                after, p from 0 to 1 at the last step
+    """
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    last = max(settings.steps - 1 - settings.warmup_steps, 1)
+    progress = min((step - settings.warmup_steps) / last, 1.0)
+    cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return settings.lr * (settings.lr_floor + (1.0 - settings.lr_floor) * cosine)
 
 
 class Spikes:
@@ -74,15 +130,9 @@ class Spikes:
             return False
         return value - statistics.fmean(before) > self.sigmas * statistics.stdev(before)
 
-    def state(self) -> list[list[float]]:
-        return [list(self.losses), list(self.norms)]
-
-    def load(self, saved: list[list[float]]) -> None:
-        self.losses, self.norms = (deque(part, maxlen=WINDOW) for part in saved)
-
 
 class Trainer:
-    """One step of the optimiser after another, and everything that the next one depends on."""
+    """One step of the optimizer after another, and everything that the next one depends on."""
 
     def __init__(
         self,
@@ -90,7 +140,7 @@ class Trainer:
         batches: Callable[[int], Batch],
         loss_fn: LossFunction,
         settings: FitSettings,
-        world: World,
+        world: Distributed,
     ) -> None:
         self.world, self.device, self.settings = world, world.device, settings
         self.loss_fn: Any = loss_fn
@@ -103,30 +153,42 @@ class Trainer:
             _checkpoint_activations(model)
         if settings.compile:
             _compile_blocks(model, world.device)
-        self.model = spread(model, settings.parallel, world)
+        self.wrapped = spread(model, settings.parallel, world)
+        self.model = unwrapped(self.wrapped)
+        self.spread = any(is_spread(parameter) for parameter in self.model.parameters())
         self.batches = batches
-        self.ahead = Ahead(batches, settings.workers, settings.steps * settings.accumulate)
-        self.optimiser = build_optimiser(plain(self.model), settings)
-        self.spread = any(is_spread(p) for p in plain(self.model).parameters())
+        self.coming: Iterator[Batch] = iter(())
+        self.optimizer = build_optimizer(self.model, settings)
         if world.rank:  # what is drawn while training, such as dropout, differs from process to process
             torch.manual_seed(settings.seed * 1_000_003 + world.rank)
-        self.parameters = [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
-        self.result = FitResult(step=0, tokens=0, skipped=0, seconds=0.0)
+        self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.result = FitResult()
         self.skipped_in_a_row = 0
         self.spikes = Spikes(settings.spike_sigmas)
         self.rows: list[int] = []
         """Which rows of the text the step has read, where batches say so."""
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Make batches from the step where the run stands on; the processes that make them end with the block."""
+        several = self.settings.accumulate
+        first, last = self.result.step * several, self.settings.steps * several
+        self.coming = prefetched(self.batches, first, last, self.settings.workers)
+        try:
+            yield
+        finally:
+            self.coming = iter(())
+
     def step(self) -> Record:
         """Take one step, and say how it went; a loss or gradient that is not finite, or a spike, changes nothing."""
         started, result = time.perf_counter(), self.result
         lr = learning_rate(result.step, self.settings)
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss, metrics, tokens = self._backward()
-        norm = whole(nn.utils.clip_grad_norm_(self.parameters, self.settings.clip or float("inf")))
+        norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.settings.clip or float("inf")))
         if bool(torch.isfinite(loss) & torch.isfinite(norm)) and not self.spikes(float(loss), float(norm)):
-            self.optimiser.step()
+            self.optimizer.step()
             self.skipped_in_a_row = 0
         else:
             self._skip()
@@ -150,19 +212,19 @@ class Trainer:
     def _backward(self) -> tuple[Tensor, dict[str, Any], int]:
         """Add up the gradients of the step's batches; the loss is their mean, the metrics are the last one's."""
         self.model.train()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         total, tokens, metrics, weight = torch.zeros((), device=self.device), 0, {}, 1.0
         self.rows = []
         several = self.settings.accumulate
         for index in range(several):
-            batch = self.ahead(self.result.step * several + index)
+            batch = next(self.coming)
             rows = self.world.rows(batch)
             weight = self.world.weight(batch, rows)
             own = to_device(rows, self.device)
             self.rows += batch["sample"].tolist() if "sample" in batch else []
-            with later(self.model, index == several - 1):
+            with sync_gradients(self.wrapped, index == several - 1):
                 with mixed_precision(self.settings.precision, self.device):
-                    loss, metrics = self.loss_fn(self.model, own)
+                    loss, metrics = self.loss_fn(self.wrapped, own)
                 loss = loss if weight == 1.0 else loss * weight
                 (loss / several).backward()
             total += loss.detach() / several
@@ -191,64 +253,52 @@ class Trainer:
         devices = [self.device] if self.device.type == "cuda" else []
         self.model.eval()
         with torch.random.fork_rng(devices), torch.no_grad(), mixed_precision(self.settings.precision, self.device):
-            return eval_fn(plain(self.model))
+            return eval_fn(self.model)
 
     def state(self) -> dict[str, Any]:
-        """Take down all that the next step depends on, the weights excepted, and the optimiser of several processes."""
-        result, alone = self.result, self.world.size == 1
-        carried = self.loss_fn.state_dict() if hasattr(self.loss_fn, "state_dict") else {}
-        if not alone:
-            everybody = self.world.gathered(carried)
-            carried = everybody if any(everybody) else {}
+        """Take down all that the next step depends on beside weights and optimizer; all processes call it."""
+        result, losses = self.result, self.world.all_gather(_carried(self.loss_fn))
         return {
-            "processes": self.world.size,
             "step": result.step,
             "tokens": result.tokens,
             "skipped": result.skipped,
             "seconds": result.seconds,
-            "optimiser": self.optimiser.state_dict() if alone else {},
-            "loss": carried,
-            "spikes": self.spikes.state(),
+            "carried": losses if any(losses) else [],
+            "spikes": [list(self.spikes.losses), list(self.spikes.norms)],
             "batches": getattr(self.batches, "fingerprint", ""),
-            "random": random_state() if alone else self.world.gathered(random_state()),
+            "random": self.world.all_gather(random_state()),
         }
 
     def load(self, folder: Path) -> None:
         """Stand where the run stood when the checkpoint was written, which was verified before."""
-        alone = self.world.size == 1
-        saved = load_trainer(folder)
+        saved, world = load_trainer(folder), self.world
         if saved["batches"] != getattr(self.batches, "fingerprint", ""):
             raise ValueError(
                 f"{folder} was trained on other data, or with another batch_size, seq_len or seed, than it is to go on "
                 "with; give those of the run, or begin a new run"
             )
-        if saved["loss"] and saved.get("processes", 1) != self.world.size:
+        if saved["carried"] and len(saved["carried"]) != world.size:
             raise ValueError(
-                f"{folder} holds the states that {saved.get('processes', 1)} processes carried, and there are "
-                f"{self.world.size}; take the run up with as many"
+                f"{folder} holds the states that {len(saved['carried'])} processes carried, and there are "
+                f"{world.size}; take the run up with as many"
             )
-        kept = [{name: group[name] for name in ("weight_decay", "betas")} for group in self.optimiser.param_groups]
-        if has_state(folder):
-            load_state(folder, self.model, self.optimiser)
-        else:
-            (load_weights if alone else load_whole_weights)(folder, self.model)
-            load_whole_optimiser(self.optimiser, saved["optimiser"])
-        for group, settings in zip(self.optimiser.param_groups, kept, strict=True):
-            group.update(settings)
-        if saved["loss"]:
-            self.loss_fn.load_state_dict(saved["loss"] if alone else saved["loss"][self.world.rank])
-        self.spikes.load(saved.get("spikes", [[], []]))  # a run may have begun before they were counted
+        load_weights(folder, self.model)
+        load_optimizer(folder, self.model, self.optimizer)
+        if saved["carried"]:
+            self.loss_fn.load_state_dict(saved["carried"][world.rank])
+        self.spikes.losses.extend(saved["spikes"][0])
+        self.spikes.norms.extend(saved["spikes"][1])
         for name in ("step", "tokens", "skipped", "seconds"):
             setattr(self.result, name, saved[name])
-        self._restore_random(saved["random"])
+        if len(saved["random"]) == world.size:
+            restore_random_state(saved["random"][world.rank])
+        else:  # on another number of processes they begin anew, by step and rank
+            torch.manual_seed((self.settings.seed * 1_000_003 + self.result.step) * 1_009 + world.rank)
 
-    def _restore_random(self, saved: Any) -> None:
-        """Numbers go on where they stood on as many processes; on another number they begin anew, by step and rank."""
-        states = saved if isinstance(saved, list) else [saved]
-        if len(states) == self.world.size:
-            restore_random_state(states[self.world.rank])
-        else:
-            torch.manual_seed((self.settings.seed * 1_000_003 + self.result.step) * 1_009 + self.world.rank)
+
+def _carried(loss_fn: Any) -> dict[str, Any]:
+    """What a loss carries from step to step."""
+    return loss_fn.state_dict() if hasattr(loss_fn, "state_dict") else {}
 
 
 def _checkpoint_activations(model: nn.Module) -> None:
@@ -263,12 +313,12 @@ def _checkpoint_activations(model: nn.Module) -> None:
 def _compile_blocks(model: nn.Module, device: torch.device) -> None:
     """Compile block by block: they share one graph each kind, and what lies between them need not be traced."""
     check_compiler(device)
-    if any(type(block).__module__.startswith(__name__.partition(".")[0]) for block in blocks_of(model)):
+    blocks = blocks_of(model)
+    if any(type(block).__module__.startswith(__name__.partition(".")[0]) for block in blocks):
         raise ValueError(
             f"got compile for a {type(model).__name__}, whose gradients are written by hand, which torch.compile does "
             "not trace (torch 2.13 fails on their views); expected another library's model, or no compile"
         )
-    blocks = blocks_of(model)
     if not blocks:
         raise ValueError(f"got compile for a {type(model).__name__}, which names no blocks; expected one that does")
     for block in blocks:

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.tasks.task_cases import decode_words
 from titans_lm.data.tasks.common_words import CommonWordsSettings
-from titans_lm.data.tasks.sizes import resized
-from titans_lm.data.tasks.words import decode_words
 from titans_lm.data.tokenizer import byte_tokenizer
 
 FORM = {"letters": r"(?:[b-df-hj-np-tv-xz][aeiou]){3}", "words": r"[a-z]+ [a-z]+"}
@@ -96,11 +95,11 @@ def test_all_words_but_the_last_may_be_needed() -> None:
         ValueError,
         match="got length=20000, for which the 4096 words of word='words' are too few with rarely=1; expected",
     ) as told:
-        resized(task, "20000").draw(np.random.default_rng(0), 1)
+        task.resized("20000").draw(np.random.default_rng(0), 1)
     most = re.search(r"expected about (\d+) or less", str(told.value))
     assert most is not None
     for length in (int(most[1]), int(most[1]) - 10):
-        counts = counted(texts(resized(task, str(length)), 1, seed=0)[0][0], FORM["words"])
+        counts = counted(texts(task.resized(str(length)), 1, seed=0)[0][0], FORM["words"])
         assert len(counts) >= 4090
 
 
@@ -130,13 +129,13 @@ def test_chance_is_that_of_any_words() -> None:
 
 def test_sizes_are_tokens_and_common_words() -> None:
     task = CommonWordsSettings(common=5, often=7)
-    found = {size: resized(task, size) for size in ("512", "2Kx3", "1M")}
+    found = {size: task.resized(size) for size in ("512", "2Kx3", "1M")}
     assert {size: (one.length, one.common, one.often) for size, one in found.items()} == {
         "512": (512, 5, 7), "2Kx3": (2048, 3, 7), "1M": (1 << 20, 5, 7),
     }  # fmt: skip
     for wrong in ("", "x3", "512x", "512@0.5"):
         with pytest.raises(ValueError, match=re.escape(f"got the size {wrong!r}; expected the most tokens of a row")):
-            resized(task, wrong)
+            task.resized(wrong)
 
 
 @pytest.mark.parametrize(

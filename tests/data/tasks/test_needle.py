@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from titans_lm.data.tasks.needle import ADJECTIVES, INTRODUCTION, NOUNS, NeedleSettings
+from titans_lm.data.tasks.needle import NeedleSettings
+from titans_lm.data.tasks.vocabulary import ADJECTIVES, INTRODUCTION, NOUNS
 
 FORMS = {
     "number": NeedleSettings(length=400),

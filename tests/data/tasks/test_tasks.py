@@ -9,13 +9,6 @@ import torch
 from titans_lm.data.batches import IGNORED, Batch
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.common_words import CommonWordsSettings
-from titans_lm.data.tasks.copying import (
-    FIRST_NAMES,
-    LAST_NAMES,
-    CopySettings,
-    LookupSettings,
-    PhoneBookSettings,
-)  # fmt: skip
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.tasks.tracking import TrackingSettings, elements, products
@@ -24,10 +17,6 @@ from titans_lm.data.tasks.variables import VariablesSettings
 TASKS: list[Task] = [
     RecallSettings(),
     RecallSettings(updates=3, key_tokens=2, passes=2, fillers="random", length=128),
-    CopySettings(),
-    LookupSettings(),
-    LookupSettings(asked="before"),
-    PhoneBookSettings(entries=5),
     *(TrackingSettings(group=group, length=12) for group in ("parity", "s3", "a5", "s5")),
     VariablesSettings(chains=3, hops=1, length=700),
     VariablesSettings(name="words", tokenizer="words", length=300),
@@ -93,113 +82,22 @@ def test_parity_is_that_of_the_ones_so_far() -> None:
     assert torch.equal(batch["targets"], batch["input_ids"].cumsum(1) % 2)
 
 
-@pytest.mark.parametrize("task", [CopySettings(), CopySettings(shortest=7, longest=7, letters=3, length=17)])
-def test_strings_are_said_again(task: CopySettings) -> None:
-    begin, again, end = (task.letters + extra for extra in (1, 2, 3))
-    sizes = set()
-    for batch in rows_of(task):
-        for inputs, targets, answers in zip(*(batch[name].tolist() for name in batch), strict=True):
-            at = number = 0
-            while at < len(inputs) and inputs[at] == begin:
-                middle = inputs.index(again, at)
-                string = inputs[at + 1 : middle]
-                stop = middle + len(string) + 1
-                assert inputs[middle : stop + 1] == [again, *string, end]
-                assert targets[middle:stop] == [*string, end]
-                assert answers[middle:stop] == [number] * (len(string) + 1)
-                assert task.shortest <= len(string) <= task.longest
-                sizes.add(len(string))
-                at, number = stop + 1, number + 1
-            assert number > 0
-            assert not any(inputs[at:])
-            assert sum(target != IGNORED for target in targets) == sum(answer != IGNORED for answer in answers)
-    assert {task.shortest, task.longest} <= sizes
-
-
-@pytest.mark.parametrize("asked", ["before", "after"])
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_letter_after_an_n_gram_is_asked_for(asked: str, n: int) -> None:
-    task = LookupSettings(size=12, n=n, letters=9, asked=asked)
-    for batch in rows_of(task):
-        for inputs, targets in zip(batch["input_ids"].tolist(), batch["targets"].tolist(), strict=True):
-            assert inputs[0] == task.letters + 1
-            parts = " ".join(map(str, inputs[1:])).split(str(task.letters + 2))
-            first, second = parts[0].split(), parts[1].split()
-            string, gram = (first, second) if asked == "after" else (second, first)
-            places = [i for i in range(len(string) - n + 1) if string[i : i + n] == gram]
-            assert len(places) == 1, "it comes once"
-            assert targets == [IGNORED] * (len(inputs) - 1) + [int(string[places[0] + n])]
-
-
-def test_n_grams_that_cannot_be_found_are_told() -> None:
-    with pytest.raises(ValueError, match="expected a longer n-gram"):
-        LookupSettings(size=200, n=1, letters=2).draw(np.random.default_rng(0), 1)
-
-
-def test_the_number_in_the_phone_book_is_asked_for() -> None:
-    task = PhoneBookSettings(entries=6, shown=2)
-    for batch in rows_of(task):
-        for inputs, targets in zip(batch["input_ids"].tolist(), batch["targets"].tolist(), strict=True):
-            text = bytes(inputs).rstrip(b"\0").decode()
-            book, *again = text.split("\n\n")
-            entries = dict(line.split(": ") for line in book.splitlines())
-            assert len(entries) == 6
-            assert all(len(number) == 10 and number[0] in "6789" for number in entries.values())
-            assert [line.split(": ")[1] for line in again] == [entries[line.split(": ")[0]] for line in again]
-            assert len(set(again)) == 3
-            start = len(text) - 10
-            assert bytes(targets[start - 1 : start + 9]).decode() == text[start:]
-            assert sum(target != IGNORED for target in targets) == 10
-    assert len(set(FIRST_NAMES)) == len(set(LAST_NAMES)) == 40
-
-
-def guessed(task: Task, whole: list[int], single: int) -> tuple[float, float]:
-    """Say the same to everything that is asked: the shares of answers and of single targets that are right."""
-    right, hits = [], []
-    for batch in rows_of(task, steps=40, rows=100):
-        hits += (batch["targets"][batch["targets"] != IGNORED] == single).tolist()
-        for targets, answers in zip(batch["targets"], batch.get("answers", batch["targets"]), strict=True):
-            if "answers" in batch:
-                right += [targets[answers == i].tolist() == whole for i in range(int(answers.max()) + 1)]
-            else:
-                right += (targets[targets != IGNORED] == whole[0]).tolist()
-    return sum(right) / len(right), sum(hits) / len(hits)
+def guessed(task: Task, said: int) -> float:
+    """Say the same to everything that is asked: the share that is right."""
+    asked = [batch["targets"][batch["targets"] != IGNORED] for batch in rows_of(task, steps=40, rows=100)]
+    return float((torch.cat(asked) == said).float().mean())
 
 
 GUESSES = [
-    (RecallSettings(pairs=2, symbols=8, length=12), [6], 6),
-    (RecallSettings(pairs=2, symbols=8, length=24, updates=1, key_tokens=2), [6], 6),
-    (CopySettings(shortest=1, longest=3, letters=2, length=14), [1, 5], 1),
-    (CopySettings(shortest=2, longest=2, letters=3, length=7), [1, 1, 6], 1),
-    (LookupSettings(size=5, n=2, letters=3), [2], 2),
-    (TrackingSettings(group="s3", length=4), [4], 4),
+    (RecallSettings(pairs=2, symbols=8, length=12), 6),
+    (RecallSettings(pairs=2, symbols=8, length=24, updates=1, key_tokens=2), 6),
+    (TrackingSettings(group="s3", length=4), 4),
 ]
 
 
-@pytest.mark.parametrize(("task", "whole", "single"), GUESSES)
-def test_chance_is_what_guessing_gives(task: Task, whole: list[int], single: int) -> None:
-    """Of whole answers, which the tables show, and of single targets where those are several."""
-    answers, targets = guessed(task, whole, single)
-    assert answers == pytest.approx(task.chance, rel=0.1)
-    assert targets == pytest.approx(getattr(task, "token_chance", task.chance), rel=0.1)
-
-
-def test_a_number_of_two_digits_is_guessed_as_often_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = PhoneBookSettings(entries=3)
-    assert task.chance == pytest.approx(2.5e-10)
-    assert task.token_chance == pytest.approx(0.115)
-    monkeypatch.setattr("titans_lm.data.tasks.copying.DIGITS", 2)
-    answers, targets = guessed(task, [*b"70"], ord("7"))
-    assert answers == pytest.approx(task.chance, rel=0.25)
-    assert targets == pytest.approx(task.token_chance, rel=0.1)
-
-
-def test_strings_of_a_row_are_counted_by_hand() -> None:
-    """Sizes 1 and 2 take 5 and 7 tokens; 12 hold 1 1, 1 2 and 2 1, and of 2 2 the first alone."""
-    task = CopySettings(shortest=1, longest=2, letters=4, length=12)
-    ones, twos = (2 + 1 + 1 + 0) / 4, (0 + 1 + 1 + 1) / 4
-    assert task.chance == pytest.approx(ones / (ones + twos) / 4)
-    assert task.token_chance == pytest.approx((ones + 2 * twos) / (2 * ones + 3 * twos) / 4)
+@pytest.mark.parametrize(("task", "said"), GUESSES)
+def test_chance_is_what_guessing_gives(task: Task, said: int) -> None:
+    assert guessed(task, said) == pytest.approx(task.chance, rel=0.1)
 
 
 def shown(doc: str) -> list[tuple[list[int], list[int]]]:
@@ -213,9 +111,6 @@ EXAMPLES = [
     (RecallSettings, 0, {"pairs": 2, "symbols": 8, "gap": 4, "length": 12}),
     (RecallSettings, 1, {"pairs": 2, "symbols": 8, "gap": 2, "length": 12, "updates": 1}),
     (RecallSettings, 2, {"pairs": 2, "symbols": 8, "gap": 3, "length": 16, "key_tokens": 2}),
-    (CopySettings, 0, {"shortest": 2, "longest": 3, "letters": 4, "length": 9}),
-    (LookupSettings, 0, {"size": 5, "n": 2, "letters": 4}),
-    (LookupSettings, 1, {"size": 5, "n": 2, "letters": 4, "asked": "before"}),
     (TrackingSettings, 0, {"group": "parity", "length": 6}),
 ]
 
@@ -256,12 +151,6 @@ MISTAKES = [
     (lambda: TaskBatches([], batch_size=2), "expected at least one task"),
     (lambda: TaskBatches([RecallSettings()], batch_size=2, weights=(1, 2)), "as many weights"),
     (lambda: TaskBatches([RecallSettings()] * 2, batch_size=2, weights=(1, 0)), "above 0"),
-    (lambda: CopySettings(longest=3), "got longest=3; expected an integer of at least 5"),
-    (lambda: CopySettings(length=20), "length=20"),
-    (lambda: LookupSettings(size=2), "size=2"),
-    (lambda: LookupSettings(asked="behind"), "asked='behind'"),
-    (lambda: PhoneBookSettings(entries=2), "entries=2; expected an integer of at least 3"),
-    (lambda: PhoneBookSettings(entries=2000), "1600 or fewer"),
     (lambda: TrackingSettings(group="s4"), "group='s4'"),
 ]
 

@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from titans_lm.data.tasks.hay import NOISE
-from titans_lm.data.tasks.needle import ADJECTIVES, NOUNS
-from titans_lm.data.tasks.sizes import resized
+from data.tasks.task_cases import decode_words
 from titans_lm.data.tasks.variables import INTRODUCTION, VariablesSettings
-from titans_lm.data.tasks.words import decode_words
+from titans_lm.data.tasks.vocabulary import ADJECTIVES, NOISE, NOUNS
 from titans_lm.data.tokenizer import byte_tokenizer
 
 CALLED = {"letters": r"[A-Z]{5}", "words": r"[a-z]+ [a-z]+"}
@@ -147,13 +145,13 @@ def test_chance_is_that_of_any_names(name: str, hops: int, chance: float) -> Non
 
 def test_sizes_are_tokens_and_hops() -> None:
     task = VariablesSettings(chains=3, hops=2)
-    found = {size: resized(task, size) for size in ("512", "2Kx7", "0x0", "1M")}
+    found = {size: task.resized(size) for size in ("512", "2Kx7", "0x0", "1M")}
     assert {size: (one.length, one.hops, one.chains) for size, one in found.items()} == {
         "512": (512, 2, 3), "2Kx7": (2048, 7, 3), "0x0": (0, 0, 3), "1M": (1 << 20, 2, 3),
     }  # fmt: skip
     for wrong in ("", "x3", "512x", "512:3", "3k"):
         with pytest.raises(ValueError, match=re.escape(f"got the size {wrong!r}; expected the tokens of a row")):
-            resized(task, wrong)
+            task.resized(wrong)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,19 @@
 """Questions whose facts are scattered over a long text (BABILong): stories of bAbI between the sentences of books."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from titans_lm.config import check_at_least, check_choice
-from titans_lm.data.tasks.hay import BYTES, Told, encode, haystack, text_batch, vocabulary
-from titans_lm.data.tasks.stories import GIVERS, LABELS, PEOPLE, Question, Story, draw_question, read_questions
+from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story, encode
+from titans_lm.data.tasks.stories import GIVERS, LABELS, PEOPLE, BabiTask, Question, draw_question, read_questions
+from titans_lm.data.tasks.task import read_size
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from titans_lm.data.batches import Batch
 
 TRIES = 200
 """Stories that are drawn before one is given up that is short enough."""
@@ -22,7 +22,7 @@ ROOM = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class BabiLongSettings:
+class BabiLongSettings(HiddenFacts):
     """Settings of a BABILong task. Rows are text in the tokens of a tokenizer, as long as `length` to the token.
 
     With `length=0` there are the facts alone (BABILong's 0k), and 0s behind rows that are shorter than others:
@@ -38,13 +38,13 @@ class BabiLongSettings:
     Stories whose facts and question take more than three quarters of a row are drawn again, so that short rows of qa2,
     qa3 and qa5 hold shorter, easier stories than long ones, and those of `length=0` hold all. Of qa3 in bytes 28 % fit
     1,024 tokens and 58 % fit 2,048. Accuracy by length compares like with like where `facts` is a limit that all
-    lengths have room for, or where `counted` says that the stories were as long.
+    lengths have room for, or where `count_facts` says that the stories were as long.
 
     Sources: BABILong (arXiv 2406.10149), bAbI (arXiv 1502.05698). Instructions and examples in the prompt, as
     pretrained models need them, are left to lm-eval's tasks.
     """
 
-    story: Story = "qa1"
+    story: BabiTask = "qa1"
     """Task of bAbI: qa1 (one fact), qa2 (two), qa3 (three), qa4 (two relations), qa5 (three arguments)."""
     source: Path | None = None
     """A file of bAbI to take questions from; stories are drawn where none is given."""
@@ -60,15 +60,11 @@ class BabiLongSettings:
     """Most facts of a story, whatever the length, so that all lengths have stories of one kind; 0 sets no limit."""
 
     def __post_init__(self) -> None:
-        check_choice("story", self.story, get_args(Story))
+        check_choice("story", self.story, get_args(BabiTask))
         check_at_least("length", self.length, 0)
         check_at_least("facts", self.facts, 0)
         if self.clean and self.books is None:
             raise ValueError("got clean=True without books; expected books, whose sentences could be left out")
-
-    @property
-    def vocab_size(self) -> int:
-        return vocabulary(self.tokenizer)
 
     @property
     def chance(self) -> float:
@@ -83,20 +79,23 @@ class BabiLongSettings:
             raise ValueError(f"{self._too_short()}: no question of {self.source} fits")
         return max(answers.values()) / answers.total()
 
-    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
-        """Draw rows; ValueError where no story is short enough."""
-        told = [self._told(rng) for _ in range(rows)]
-        if not self.length:
-            return text_batch(rng, told, None, tokenizer=self.tokenizer)
-        people = (GIVERS if self.story == "qa5" else PEOPLE) if self.clean else ()
-        hay = haystack(self.books, self.tokenizer, people)
-        return text_batch(rng, told, hay, tokenizer=self.tokenizer, length=self.length)
+    def resized(self, size: str) -> "BabiLongSettings":
+        """Give the task with rows of so many tokens; 0 is the facts alone."""
+        [length] = read_size(size, r"(\d+[KM]?)", "the tokens of a row, as in 1024 or 128K; 0 is the facts alone")
+        return replace(self, length=length)
 
-    def counted(self, rng: "np.random.Generator", rows: int) -> list[int]:
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Words whose sentences are left out of the books: the people of the story."""
+        return (GIVERS if self.story == "qa5" else PEOPLE) if self.clean else ()
+
+    def count_facts(self, rng: "np.random.Generator", rows: int) -> list[int]:
         """Count the facts of the rows that `draw` gives for the same numbers."""
-        return [len(self._told(rng).facts) for _ in range(rows)]  # stories are drawn before what they are hidden in
+        return [
+            len(self.draw_story(rng).facts) for _ in range(rows)
+        ]  # stories are drawn before what they are hidden in
 
-    def _told(self, rng: "np.random.Generator") -> Told:
+    def draw_story(self, rng: "np.random.Generator") -> Story:
         """Draw a question that fits."""
         for _ in range(TRIES):
             if self.source is None:
@@ -104,37 +103,75 @@ class BabiLongSettings:
             else:
                 questions = _questions(self.source)
                 found = questions[int(rng.integers(len(questions)))]
-            told = _as_told(found)
-            if self._fits(told):
-                return told
+            story = _as_story(found)
+            if self._fits(story):
+                return story
         raise ValueError(f"{self._too_short()}: {TRIES} stories of {self.story} did not fit")
 
     def _too_short(self) -> str:
         few = f" and facts={self.facts}" if self.facts else ""
         return f"got length={self.length}{few}; expected more"
 
-    def _fits(self, told: Told) -> bool:
-        if self.facts and len(told.facts) > self.facts:
+    def _fits(self, story: Story) -> bool:
+        if self.facts and len(story.facts) > self.facts:
             return False
-        text = "".join([*told.facts, *told.questions[0]])
+        text = "".join([*story.facts, *story.questions[0]])
         # A token is a byte at least, so that most need not be encoded to know that they fit.
         if not self.length or len(text) <= ROOM * self.length:
             return True
         return self.tokenizer != BYTES and len(encode(text, self.tokenizer)) <= ROOM * self.length
 
 
-def _as_told(question: Question) -> Told:
+def _as_story(question: Question) -> Story:
     asked = (f"\n{question.question} Answer:", f" {question.answer}.")
-    return Told("", tuple(f"{fact} " for fact in question.facts), (asked,))
+    return Story("", tuple(f"{fact} " for fact in question.facts), (asked,))
 
 
 @lru_cache(maxsize=32)
 def _answers(settings: BabiLongSettings) -> Counter[str]:
     """Count the answers of a file's questions that fit."""
     assert settings.source is not None
-    return Counter(one.answer for one in _questions(settings.source) if settings._fits(_as_told(one)))
+    return Counter(one.answer for one in _questions(settings.source) if settings._fits(_as_story(one)))
 
 
 @lru_cache(maxsize=8)
 def _questions(source: Path) -> tuple[Question, ...]:
     return tuple(read_questions(source))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BabiLongTask(HiddenTask):
+    """Train and test models on questions about facts that are scattered over books (BABILong).
+
+    Begin with `titans evaluate babilong --task.books books/ --task.tokenizer words --models lmm sliding
+    --train.model.conv-size 8`: a place is named up to five tokens behind its person. Sizes are tokens of a row, 0 the
+    facts alone; --test-sizes may be of any length, as 1M, as long rows are read in pieces.
+    """
+
+    name: ClassVar[str] = "babilong"
+    title: ClassVar[str] = "Facts in books (BABILong)"
+    size_fields: ClassVar[tuple[str, ...]] = ("length",)
+    task: BabiLongSettings = field(default_factory=BabiLongSettings)
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("0", "512", "1K", "2K")
+    """Sizes to train on, one a batch."""
+    test_sizes: tuple[str, ...] = ("0", "1K", "4K", "16K", "64K")
+    """Sizes to test on."""
+    test_source: Path | None = None
+    """A file of bAbI with the questions to test on, not those of task.source; drawn stories where none is given."""
+    examples: int = 128
+    """Rows that are tested of every size."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task.source is not None and self.test_source in (None, self.task.source):
+            raise ValueError(
+                f"got task.source={str(self.task.source)!r} and {'no' if self.test_source is None else 'the same'} "
+                "test_source, which would test on the questions that are taught; expected test_source with another "
+                "file: bAbI has one to train on and one to test on"
+            )
+
+    @property
+    def test_task(self) -> BabiLongSettings:
+        """The task as it is tested, in a text and by a file of questions of its own; sizes go over it."""
+        return replace(self.task, source=self.test_source, books=super().test_task.books)

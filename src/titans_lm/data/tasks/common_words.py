@@ -5,13 +5,14 @@ are reached through lm-eval).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
-from titans_lm.data.tasks.hay import BYTES, asked_batch, encode, encode_all, vocabulary
-from titans_lm.data.tasks.needle import spelled, two_words, two_words_count
+from titans_lm.data.tasks.haystack import BYTES, asked_batch, encode, encode_all, vocabulary
+from titans_lm.data.tasks.task import TaskPlan, read_size
+from titans_lm.data.tasks.vocabulary import spelled, two_words, two_words_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,6 +82,12 @@ class CommonWordsSettings:
         """Share of answers that are right as a whole by saying any words in their order."""
         return 1 / math.comb(WORDS[self.word], self.common)
 
+    def resized(self, size: str) -> "CommonWordsSettings":
+        """Give the task with rows of so many tokens at most, 64K, or 64Kx3 with three common words."""
+        form = "the most tokens of a row, as in 1024 or 64K; 1024x3 has three common words"
+        length, common = read_size(size, r"(\d+[KM]?)(?:x(\d+))?", form)
+        return replace(self, length=length, common=self.common if common is None else common)
+
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; ValueError where they are too short for the common words, or too long for those that there are."""
         return asked_batch([self._row(rng) for _ in range(rows)])
@@ -136,3 +143,27 @@ def _tokens_of_one(kind: Word, tokenizer: str) -> float:
     """Measure the tokens of a word on 64 of them, the mean."""
     some = range(0, WORDS[kind], WORDS[kind] // 64)
     return sum(len(encode(f" {_written(kind, which)}.", tokenizer)) for which in some) / len(some)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonWordsTask(TaskPlan):
+    """Train and test models on common words: which words of a list come more often than the others?
+
+    Begin with `titans evaluate common-words --models lmm sliding`. Sizes are the most tokens of a row (512x4: with four
+    common words); --test-sizes may be of any length, as long rows are read in pieces. An answer counts where all of the
+    common words are right.
+    """
+
+    name: ClassVar[str] = "common-words"
+    title: ClassVar[str] = "Common words"
+    size_fields: ClassVar[tuple[str, ...]] = ("length", "common")
+    task: CommonWordsSettings = field(default_factory=lambda: CommonWordsSettings(often=6, rarely=1))
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("256x2", "512x4", "1024")
+    """Sizes to train on, one a batch."""
+    curriculum: bool = True
+    """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
+    test_sizes: tuple[str, ...] = ("1024", "4096", "16384", "65536")
+    """Sizes to test on."""
+    examples: int = 128
+    """Rows that are tested of every size."""

@@ -4,62 +4,25 @@ The form of RULER's S-NIAH and its siblings with several keys, values and questi
 are RULER-style, not RULER's own (those are reached through lm-eval).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
-from titans_lm.data.tasks.hay import BYTES, Told, haystack, text_batch, vocabulary
+from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story
+from titans_lm.data.tasks.task import AT, Task, read_size
+from titans_lm.data.tasks.vocabulary import INTRODUCTION, two_words, two_words_count
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from titans_lm.data.batches import Batch
 
 Kind = Literal["number", "uuid", "words"]
-FRAME = ("The secret", "What is the secret", "number", "code", "word", "numbers", "codes", "words", "of", "are")
-"""Words of needles and questions."""
-INTRODUCTION = "Something secret is hidden in this text. Keep it in mind.\n"
-ADJECTIVES = (
-    "amber", "bitter", "brave", "calm", "clever", "cold", "crisp", "curious", "dark", "dusty", "eager", "early",
-    "faint", "fierce", "frozen", "gentle", "golden", "grand", "hasty", "hollow", "humble", "icy", "jolly", "keen",
-    "lazy", "little", "lonely", "loud", "lucky", "mellow", "mild", "misty", "modest", "noble", "odd", "pale", "plain",
-    "polite", "proud", "quick", "quiet", "rapid", "rare", "rough", "royal", "rusty", "salty", "sharp", "shy", "silent",
-    "silver", "sleepy", "slow", "smooth", "solid", "steady", "stormy", "sunny", "sweet", "tall", "tidy", "vivid",
-    "warm", "wild",
-)  # fmt: skip
-NOUNS = (
-    "acorn", "anchor", "apple", "arrow", "badger", "barrel", "basket", "beacon", "bell", "bridge", "candle", "canyon",
-    "castle", "cedar", "cloud", "comet", "copper", "cradle", "crane", "desert", "drum", "eagle", "ember", "falcon",
-    "feather", "fern", "forest", "fountain", "garden", "glacier", "hammer", "harbor", "hazel", "island", "ivory",
-    "jacket", "kettle", "ladder", "lantern", "lemon", "lizard", "maple", "marble", "meadow", "mirror", "needle",
-    "ocean", "orchard", "otter", "paper", "pebble", "pillow", "quarry", "raven", "ribbon", "saddle", "shadow",
-    "shepherd", "spoon", "thistle", "tower", "tunnel", "violin", "willow",
-)  # fmt: skip
-
-
-def spelled(which: int, places: Sequence[Sequence[str]], between: str = "") -> str:
-    """Write a name by its number: one part for every place, and the last place changes with every number."""
-    parts = []
-    for choices in reversed(places):
-        which, at = divmod(which, len(choices))
-        parts.append(choices[at])
-    return between.join(reversed(parts))
-
-
-def two_words(which: int) -> str:
-    """Write an adjective and a noun by their number."""
-    return spelled(which, (ADJECTIVES, NOUNS), " ")
-
-
-def two_words_count() -> int:
-    """Count the pairs of an adjective and a noun."""
-    return len(ADJECTIVES) * len(NOUNS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedleSettings:
+class NeedleSettings(HiddenFacts):
     """Settings of one needle task. Rows are text in the tokens of a tokenizer, as long as `length` to the token.
 
     With the noise haystack (`…` stands for more of it), a number, and one needle:
@@ -114,22 +77,25 @@ class NeedleSettings:
             )
 
     @property
-    def vocab_size(self) -> int:
-        return vocabulary(self.tokenizer)
-
-    @property
     def chance(self) -> float:
         """Share of answers that are right as a whole by saying any values, with several of a key all of them."""
         one = {"number": 1 / 9_000_000, "uuid": 2.0**-122, "words": 1 / two_words_count()}[self.value]
         return one**self.values
 
-    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
-        """Draw rows; ValueError where needles and question leave no room for a haystack."""
-        hay = haystack(self.books, self.tokenizer) if self.length else None
-        told = [self._told(rng) for _ in range(rows)]
-        return text_batch(rng, told, hay, tokenizer=self.tokenizer, length=self.length, depth=self.depth)
+    def resized(self, size: str) -> "NeedleSettings":
+        """Give the task with rows of so many tokens, 64K, 64Kx4 with four needles, all asked for, or 64K@0.5."""
+        written, at, depth = size.partition(AT)
+        form = (
+            "the tokens of a row, as in 1024 or 64K; 1024x4 has 4 needles, all asked for, 0x4 no haystack, "
+            f"1024{AT}0.5 one in the middle"
+        )
+        if at and re.fullmatch(r"[01](\.\d+)?", depth) is None:
+            raise ValueError(f"got the size {size!r}; expected {form}")
+        length, count = read_size(written, r"(\d+[KM]?)(?:x(\d+))?", form)
+        keys = {} if count is None else {"keys": count, "queries": count}
+        return replace(self, length=length, **keys, **({"depth": float(depth)} if at else {}))
 
-    def _told(self, rng: "np.random.Generator") -> Told:
+    def draw_story(self, rng: "np.random.Generator") -> Story:
         """Draw what a row says."""
         keys = [two_words(int(pick)) for pick in rng.choice(two_words_count(), self.keys, replace=False)]
         needles = [(key, self._value(rng)) for key in keys for _ in range(self.values)]
@@ -139,7 +105,7 @@ class NeedleSettings:
             (self._question(key), f" {', '.join(value for of, value in needles if of == key)}.")
             for key in keys[: self.queries]
         )
-        return Told(INTRODUCTION, facts, questions)
+        return Story(INTRODUCTION, facts, questions)
 
     @property
     def _thing(self) -> str:
@@ -159,3 +125,43 @@ class NeedleSettings:
                 return str(uuid.UUID(bytes=rng.bytes(16), version=4))
             case "words":
                 return two_words(int(rng.integers(two_words_count())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleTask(HiddenTask):
+    """Train and test models on needles in a haystack, far beyond the lengths that they were trained on.
+
+    Begin with `titans evaluate needle --task.tokenizer words --models lmm sliding`. Sizes are tokens of a row (512x4:
+    with four needles, all asked for; 0x8: eight, without a haystack); --test-sizes may be of any length, as long rows
+    are read in pieces. An answer counts where all of its characters are right.
+    """
+
+    name: ClassVar[str] = "needle"
+    title: ClassVar[str] = "Needles in a haystack"
+    size_fields: ClassVar[tuple[str, ...]] = ("length", "depth")
+    task: NeedleSettings = field(default_factory=NeedleSettings)
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("0x8", "256", "512x4", "1024")
+    """Sizes to train on, one a batch: many needles without a haystack first, as nothing is learned without."""
+    test_sizes: tuple[str, ...] = ("1024", "4096", "16384", "65536")
+    """Sizes to test on."""
+    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """Places of the needle that every size is tested at, 0 the begin and 1 the end; of several needles, any."""
+    examples: int = 64
+    """Rows that are tested of every size, at every depth."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.depths)) != len(self.depths):
+            raise ValueError(f"got depths={self.depths!r}; expected every depth once")
+
+    @property
+    def eval_tasks(self) -> dict[str, Task]:
+        """Tasks to test on, by their sizes and depths."""
+        found: dict[str, Task] = {}
+        for size in self.test_sizes or self.sizes or (str(self.task.length),):
+            task: NeedleSettings = self.test_task.resized(size)
+            placed = task.length and task.keys * task.values == 1 and task.depth is None
+            at_depths = {f"{size}{AT}{at:g}": replace(task, depth=at) for at in self.depths if placed}
+            found |= at_depths or {size: task}
+        return found

@@ -5,10 +5,11 @@ window is shorter than the gap cannot, unless layers hand the pair on: n layers 
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
+from titans_lm.data.tasks.task import TaskPlan, read_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,6 +102,11 @@ class RecallSettings:
         """Accuracy of guessing a value."""
         return 2.0 / self.symbols
 
+    def resized(self, size: str) -> "RecallSettings":
+        """Give the task with a size LENGTH:PAIRS."""
+        length, pairs = read_size(size, r"(\d+):(\d+)", "LENGTH:PAIRS, as in 64:4")
+        return replace(self, length=length, pairs=pairs)
+
     @property
     def width(self) -> int:
         """Tokens of a key and its value."""
@@ -175,6 +181,24 @@ class RecallSettings:
         order = np.argsort(~allowed, axis=1, kind="stable")  # those that are allowed first
         drawn = (rng.random(inputs.shape) * allowed.sum(1, keepdims=True)).astype(np.int64)
         return np.where(inputs == FILLER, np.take_along_axis(order, drawn, axis=1), inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallTask(TaskPlan):
+    """Train and test models on associative recall (MQAR): pairs of a key and a value, then the keys again.
+
+    Begin with `titans evaluate mqar --models lmm attention sliding`. Sizes are LENGTH:PAIRS.
+    """
+
+    name: ClassVar[str] = "mqar"
+    title: ClassVar[str] = "Associative recall (MQAR)"
+    size_fields: ClassVar[tuple[str, ...]] = ("length", "pairs")
+    task: RecallSettings = field(
+        default_factory=lambda: RecallSettings(symbols=256, answers=False, pairs=64, length=4096)
+    )
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("64:4", "128:8")
+    """Sizes to train on, one a batch."""
 
 
 class RecallCurriculum:

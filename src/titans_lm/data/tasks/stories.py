@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import numpy as np
 
-Story = Literal["qa1", "qa2", "qa3", "qa4", "qa5"]
+BabiTask = Literal["qa1", "qa2", "qa3", "qa4", "qa5"]
 PEOPLE, GIVERS = ("Daniel", "John", "Mary", "Sandra"), ("Bill", "Fred", "Jeff", "Mary")
 ROOMS = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
 THINGS = ("apple", "football", "milk")
@@ -71,7 +71,7 @@ def read_questions(path: Path) -> list[Question]:
     return found
 
 
-def draw_question(rng: "np.random.Generator", story: Story) -> Question:
+def draw_question(rng: "np.random.Generator", story: BabiTask) -> Question:
     """Draw a story, and a question of it."""
     match story:
         case "qa1":

@@ -5,12 +5,13 @@ reads all tokens at once is; see "The Illusion of State in State-Space Models" (
 2404.08819).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import permutations
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
+from titans_lm.data.tasks.task import TaskPlan, read_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,6 +54,11 @@ class TrackingSettings:
     def chance(self) -> float:
         return 1.0 / self.vocab_size
 
+    def resized(self, size: str) -> "TrackingSettings":
+        """Give the task with words of so many tokens."""
+        [length] = read_size(size, r"(\d+)", "the tokens of a word, as in 32")
+        return replace(self, length=length)
+
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; every element is as likely as any other."""
         from titans_lm.data.tasks.batches import as_batch
@@ -63,6 +69,21 @@ class TrackingSettings:
         for place in range(1, self.length):
             targets[:, place] = table[targets[:, place - 1], inputs[:, place]]
         return as_batch(inputs, targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingTask(TaskPlan):
+    """Train and test models on state tracking: the product of a word of group elements so far. Sizes are tokens."""
+
+    name: ClassVar[str] = "tracking"
+    title: ClassVar[str] = "State tracking"
+    size_fields: ClassVar[tuple[str, ...]] = ("length",)
+    task: TrackingSettings = field(default_factory=TrackingSettings)
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("8", "16", "32")
+    """Sizes to train on, one a batch."""
+    test_sizes: tuple[str, ...] = ("16", "32", "64", "128")
+    """Sizes to test on."""
 
 
 @cache

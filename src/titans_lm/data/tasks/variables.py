@@ -5,19 +5,19 @@ reached through lm-eval).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
-from titans_lm.data.tasks.hay import BYTES, Told, haystack, text_batch, vocabulary
-from titans_lm.data.tasks.needle import spelled, two_words, two_words_count
+from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story
+from titans_lm.data.tasks.task import read_size
+from titans_lm.data.tasks.vocabulary import spelled, two_words, two_words_count
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from titans_lm.data.batches import Batch
 
 Name = Literal["letters", "words"]
 LETTERS = 5
@@ -30,7 +30,7 @@ INTRODUCTION = "Keep the numbers in mind.\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VariablesSettings:
+class VariablesSettings(HiddenFacts):
     """Settings of variable tracking. Rows are text in the tokens of a tokenizer, as long as `length` to the token.
 
     With `chains=2, hops=2, name="words", length=540`, in the noise haystack:
@@ -82,21 +82,17 @@ class VariablesSettings:
             )
 
     @property
-    def vocab_size(self) -> int:
-        return vocabulary(self.tokenizer)
-
-    @property
     def chance(self) -> float:
         """Share of answers that are right as a whole by saying any names."""
         return 1 / math.perm(NAMES[self.name], self.hops + 1)
 
-    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
-        """Draw rows; ValueError where chains and question leave no room for a haystack."""
-        hay = haystack(self.books, self.tokenizer) if self.length else None
-        told = [self._told(rng) for _ in range(rows)]
-        return text_batch(rng, told, hay, tokenizer=self.tokenizer, length=self.length)
+    def resized(self, size: str) -> "VariablesSettings":
+        """Give the task with rows of so many tokens, 64K, or 64Kx3 with chains of three hops."""
+        form = "the tokens of a row, as in 1024 or 64K; 1024x3 has three hops, 0x3 no haystack"
+        length, hops = read_size(size, r"(\d+[KM]?)(?:x(\d+))?", form)
+        return replace(self, length=length, hops=self.hops if hops is None else hops)
 
-    def _told(self, rng: "np.random.Generator") -> Told:
+    def draw_story(self, rng: "np.random.Generator") -> Story:
         """Draw what a row says."""
         size = self.hops + 1
         picks = rng.choice(NAMES[self.name], self.chains * size, replace=False).tolist()
@@ -110,9 +106,31 @@ class VariablesSettings:
             facts.append(f"The number of {names[at]} is {held}. ")
             said[chain] += 1
         question = f"\nWhat has the number {values[0]}? Answer:"
-        return Told(INTRODUCTION, tuple(facts), ((question, f" {', '.join(names[:size])}."),))
+        return Story(INTRODUCTION, tuple(facts), ((question, f" {', '.join(names[:size])}."),))
 
 
 def _called(kind: Name, which: int) -> str:
     """Write a name by its number."""
     return two_words(which) if kind == "words" else spelled(which, [ascii_uppercase] * LETTERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariablesTask(HiddenTask):
+    """Train and test models on variable tracking: which variables hold a number that was handed from one to the next?
+
+    Begin with `titans evaluate variables --task.tokenizer words --task.name words --models lmm sliding`. Sizes are
+    tokens of a row (1024x2: with chains of two hops; 0x2: without a haystack); --test-sizes may be of any length, as
+    long rows are read in pieces. An answer counts where all variables of the chain are right.
+    """
+
+    name: ClassVar[str] = "variables"
+    title: ClassVar[str] = "Variable tracking"
+    size_fields: ClassVar[tuple[str, ...]] = ("length", "hops")
+    task: VariablesSettings = field(default_factory=VariablesSettings)
+    """The task; sizes go over what is set here."""
+    sizes: tuple[str, ...] = ("0x0", "0x1", "0x2", "0x4", "1024")
+    """Sizes to train on, one a batch: a number and its variable first, then longer chains, then a haystack."""
+    test_sizes: tuple[str, ...] = ("1024", "4096", "16384", "65536")
+    """Sizes to test on."""
+    examples: int = 128
+    """Rows that are tested of every size."""

@@ -1,18 +1,102 @@
 """Fused kernels in Triton behind the signature of every backend: a linear memory, and one of two layers.
 
-Triton is imported when the first call asks for it by name, never before. What the kernels do
-not do is refused with a ValueError that says what they do (support.py). Design and numbers: docs/kernels.md.
+Triton is known by name only, and imported when the first call asks for it. What the kernels do not do is refused with a
+ValueError that says what they do. Experimental: never measured on a GPU. Design and numbers: docs/kernels.md.
 """
 
+import importlib
+from typing import Any
+
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans_lm.config import SurpriseSizes
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.state import MemoryState
-from titans_lm.ops.triton.support import check_supported, import_triton
 
 __all__ = ["fused"]
+
+LARGEST_HEAD = 128
+LARGEST_CHUNK = 64
+LARGEST_TILE = 4096
+"""Numbers of a chunk of one head, both sizes rounded up to a power of two: more does not fit in shared memory."""
+ELSEWHERE = 'backend="chunked" does everything'
+
+
+def import_triton() -> Any:
+    """Import triton, or say how to get it."""
+    try:
+        return importlib.import_module("triton")
+    except ImportError as error:
+        raise ValueError(
+            'got backend="triton", but triton is not installed; expected it: pip install "titans-lm[kernels]" '
+            f"(Linux), or {ELSEWHERE}"
+        ) from error
+
+
+def check_supported(
+    q: Tensor,
+    gates: tuple[tuple[Tensor, ...], ...],
+    state: MemoryState,
+    chunk_size: int,
+    return_surprise: SurpriseSizes,
+) -> None:
+    """Refuse what no kernel does."""
+    got = unsupported([tuple(w.shape[2:]) for w in state.M], chunk_size)
+    if got is None and any(gate.dim() > 3 for layers in gates for gate in layers):
+        got = "channel-wise gates"
+    if got is None and return_surprise == "parts":
+        got = 'return_surprise="parts"'
+    if got is not None:
+        raise ValueError(
+            f'got backend="triton" with {got}; expected a linear memory or one of two layers, heads of at most '
+            f"{LARGEST_HEAD} channels, chunks of at most {LARGEST_CHUNK} tokens ({LARGEST_TILE:,} numbers of a chunk "
+            f"together), gates per head or per head and layer, return_surprise False or True; {ELSEWHERE}"
+        )
+    check_device(q.device, q.dtype)
+
+
+def unsupported(shapes: list[tuple[int, ...]], chunk_size: int) -> str | None:
+    """Name what the kernels do not do about a memory of these layers (D_in, D_out); None where they do it all."""
+    width = shapes[0][0]
+    if len(shapes) > 2:
+        return f"a memory of {len(shapes)} layers"
+    if width > LARGEST_HEAD:
+        return f"heads of {width} channels"
+    if chunk_size > LARGEST_CHUNK:
+        return f"chunk_size={chunk_size}"
+    if power_of_two(width) * power_of_two(chunk_size) > LARGEST_TILE:
+        return f"heads of {width} channels and chunk_size={chunk_size}"
+    return None
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two from 16 on that holds `size`."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def check_device(device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse a CPU without the interpreter, and double precision without it."""
+    if interpreted():
+        return
+    if device.type != "cuda":
+        raise ValueError(
+            f'got backend="triton" with tensors on {device.type}; expected a CUDA device, or TRITON_INTERPRET=1 in the '
+            f"environment before triton is imported, which runs kernels slowly on the CPU; or {ELSEWHERE}"
+        )
+    if dtype == torch.float64:
+        raise ValueError(
+            f'got backend="triton" with a state in float64; expected float32: kernels compute in float64 in Triton\'s '
+            f"interpreter only; {ELSEWHERE}"
+        )
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, which is decided when they are first imported."""
+    from titans_lm.ops.triton.kernels.pieces import matmul
+
+    return not isinstance(matmul, import_triton().JITFunction)
 
 
 def fused(
@@ -40,7 +124,7 @@ def fused(
     """
     import_triton()
     check_supported(q, (theta, eta, alpha), state, chunk_size, return_surprise)
-    from titans_lm.ops.triton.backend import run
+    from titans_lm.ops.triton.operators import run
 
     return run(
         q, k, v, (theta, eta, alpha), state,

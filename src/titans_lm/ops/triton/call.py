@@ -1,6 +1,6 @@
 """A whole call as two operators of torch: forward and backward, each opaque to compilers and known to autograd.
 
-A call is cut into segments of some chunks, as in chunked.py: what tokens weigh is computed segment by segment, the
+A call is cut into segments of some chunks, as in chunkwise.py: what tokens weigh is computed segment by segment, the
 state at the start of each is kept, and the backward pass goes through them from the last. Tokens are laid out in chunks
 (N, B, C, H, D), gates (N, B, C, H), weights are (B, H, D_in, D_out).
 """
@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from titans_lm.ops.chunked import by_batch, by_row, segment_size
-from titans_lm.ops.gates import Adjoint, segment_gates
+from titans_lm.ops.chunk_forward import Tokens
+from titans_lm.ops.chunkwise import group_size, merge_heads, split_heads
+from titans_lm.ops.gates import Adjoint, chunk_gates
 from titans_lm.ops.network import MemoryNetwork
-from titans_lm.ops.segment import Tokens
 from titans_lm.ops.triton.launch import Gates, Segment, Shared, State, lead_back, write_and_read
 
 
@@ -74,7 +74,7 @@ class Call:
 
     def segments(self) -> list[slice]:
         N = len(self.inputs.q)
-        size = segment_size(N)
+        size = group_size(N)
         return [slice(start, min(start + size, N)) for start in range(0, N, size)]
 
     def fresh(self, where: slice) -> bool:
@@ -107,9 +107,9 @@ class Call:
     def segment(self, where: slice, adjoint: bool = False) -> tuple[Segment, Adjoint | None]:
         x, o = self.inputs, self.options
         present = None if o.present is None else o.present[where]
-        theta, eta, alpha = (tuple(g[where] for g in gate) for gate in (x.theta, x.eta, x.alpha))
-        layers, back = segment_gates(theta, eta, alpha, present, adjoint)
-        tokens = Tokens(*(by_row(y[where]) for y in (x.q, x.k, x.v)))
+        gates = torch.stack([g[where] for gate in (x.theta, x.eta, x.alpha) for g in gate], dim=-1)
+        layers, back = chunk_gates((gates,), present, adjoint)
+        tokens = Tokens(*(merge_heads(y[where]) for y in (x.q, x.k, x.v)))
         heads = x.q.shape[3]
         complete = o.complete[where].to(torch.int32).repeat_interleave(heads, dim=1)
         gates = [Gates.of(g) for g in layers]
@@ -136,7 +136,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], l
             room[i - 1] = part
         segment, _ = call.segment(where)
         got = write_and_read(segment, state)
-        o[where], sizes[where] = by_batch(got.o, B), by_batch(got.sizes.transpose(2, 3), B)
+        o[where], sizes[where] = split_heads(got.o, B), split_heads(got.sizes.transpose(2, 3), B)
         if call.options.keep:
             written[where], read[where] = got.written, got.read
     after = [*state.W, *state.S, *(() if call.options.ends[-1] else state.A)]
@@ -163,10 +163,10 @@ def backward(
             d.join_anchor()
         segment, back = call.segment(where, adjoint=True)
         assert back is not None, "it was asked for"
-        got = lead_back(segment, start, written[where], read[where], by_row(d_o[where]), d, shared)
+        got = lead_back(segment, start, written[where], read[where], merge_heads(d_o[where]), d, shared)
         for whole, part in zip(tokens_grad, (got.q, got.k, got.v), strict=True):
-            whole[where] = by_batch(part, B)
-        for whole, part in zip(gates_grad, back(got.gates), strict=True):
+            whole[where] = split_heads(part, B)
+        for whole, part in zip(gates_grad, back(got.gates)[0].unbind(-1), strict=True):
             whole[where] = part
     if not x.anchor:
         d.join_anchor()

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from titans_lm.ops.chunk_forward import Tokens
 from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.network import MemoryNetwork
-from titans_lm.ops.segment import Tokens
+from titans_lm.ops.triton import power_of_two
 from titans_lm.ops.triton.kernels.decode import deep_step, linear_step
 from titans_lm.ops.triton.kernels.deep import deep_forward
 from titans_lm.ops.triton.kernels.deep_adjoint import deep_read_adjoint
 from titans_lm.ops.triton.kernels.deep_writes import deep_write_adjoint
 from titans_lm.ops.triton.kernels.linear import linear_forward, linear_read_adjoint, linear_write_adjoint
-from titans_lm.ops.triton.support import power_of_two
 
 COMPILED = {"enable_fp_fusion": True}
 """Products and sums in one operation, which Triton wants to be told."""

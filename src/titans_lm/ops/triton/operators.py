@@ -1,4 +1,4 @@
-"""The kernels as operators of torch, `titans_lm::memory`, its gradient, and `titans_lm::memory_step`.
+"""The kernels as operators of torch, `titans_lm::memory`, its gradient, and `titans_lm::memory_step`; a call by them.
 
 Compilers, FSDP and fake tensors see an operator with known shapes and never look inside; autograd is told what its
 gradient is. Tokens are in chunks (N, B, C, H, D), gates (N, B, C, H), weights (B, H, D_in, D_out), as in call.py.
@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from titans_lm.config import SurpriseSizes
+from titans_lm.ops.layout import TokenLayout, make_layout
 from titans_lm.ops.network import MemoryNetwork
+from titans_lm.ops.recurrent import can_step, close
+from titans_lm.ops.state import MemoryState
 from titans_lm.ops.triton.call import Call, Inputs, Options, backward, forward
 from titans_lm.ops.triton.launch import step_rows
 
@@ -107,3 +111,58 @@ def _(
     activation: str, residual: bool, objective: str,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     return q.new_empty(q.shape), q.new_empty(*q.shape[:2], len(M)), [w.new_empty(w.shape) for w in (*M, *S)]
+
+
+Gate = tuple[Tensor, ...]
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: tuple[Gate, Gate, Gate],
+    state: MemoryState,
+    *,
+    network: MemoryNetwork,
+    chunk_size: int,
+    valid: Tensor | None,
+    return_surprise: SurpriseSizes,
+    precision: str,
+) -> tuple[Tensor, MemoryState, Tensor | None]:
+    """Write and read a call that the backend's checks have let through."""
+    dtype, initial = q.dtype, network.initial if network.forget_to == "init" else None
+    norm = [None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)]
+    decay_target = [w.to(dtype) for w in initial or ()]
+    form = (network.activation, network.residual, network.objective)
+    followed = (q, k, v, *(x for gate in gates for x in gate), *state.M, *state.S, *state.anchor)
+    if can_step(q, valid, followed):
+        by_layer = [torch.stack(layer, dim=-1).squeeze(1) for layer in zip(*gates, strict=True)]
+        token = (x.squeeze(1) for x in (q, k, v))
+        o, sizes, after = memory_step(*token, by_layer, state.M, state.S, state.anchor, *norm, decay_target, *form)
+        L = len(state.M)
+        after = close(MemoryState(tuple(after[:L]), tuple(after[L:]), state.anchor, state.offset + 1), chunk_size)
+        return o.unsqueeze(1), after, sizes.unsqueeze(1) if return_surprise else None
+    grid = make_layout(state.offset, q.shape[1], chunk_size, valid)
+    aliased = all(a is w for a, w in zip(state.anchor, state.M, strict=True))
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*followed, *norm, *decay_target))
+    ends = [flag is True for flag in grid.complete]
+    o, _, _, sizes, after, _ = memory(
+        *(grid.place(x) for x in (q, k, v)), *([grid.place(x) for x in gate] for gate in gates),
+        state.M, state.S, () if aliased else state.anchor, *norm, decay_target,
+        grid.mask(), _complete(grid, q), ends, *form, precision, keep,
+    )  # fmt: skip
+    L = len(state.M)
+    M, S, anchor = tuple(after[:L]), tuple(after[L : 2 * L]), tuple(after[2 * L :])
+    sizes = grid.restore(sizes) if return_surprise else None
+    return grid.restore(o), MemoryState(M, S, anchor or M, grid.offset), sizes
+
+
+def _complete(grid: TokenLayout, q: Tensor) -> Tensor:
+    """For every chunk and row whether the chunk ends there, (N, B)."""
+    flags = torch.ones(grid.chunks, q.shape[0], dtype=torch.bool, device=q.device)
+    for i, flag in enumerate(grid.complete):
+        if isinstance(flag, Tensor):
+            flags[i] = flag
+        elif not flag:
+            flags[i].fill_(False)
+    return flags

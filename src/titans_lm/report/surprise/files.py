@@ -11,14 +11,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from titans_lm.config import check_at_least
-from titans_lm.report.plots import Line, Plot, draw_panels, save_png, smoothed
+from titans_lm.report.plots import Line, Panels, Plot, draw, save_png, smoothed
 from titans_lm.report.surprise.pack import by_piece
 from titans_lm.report.surprise.page import COLOURS, NAMES, Facts, surprise_page
 from titans_lm.report.surprise.text import TokenText, read_file
 from titans_lm.streaming import load_memory
 from titans_lm.surprise import PARTS, Surprise, check_surprised, measure_surprise
 from titans_lm.train.files import write_atomically
-from titans_lm.train.log import Report
+from titans_lm.train.progress import Report
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -111,27 +111,17 @@ def surprise_figure(surprise: Surprise, name: str) -> Figure:
     series = {what: surprise.summary(what) for what in PARTS} | {"bits": surprise.bits}
     edges = np.linspace(0, len(surprise.tokens), min(len(surprise.tokens), PLACES) + 1).astype(int)
     plots = []
-    for i, (what, values) in enumerate(series.items()):
-        finite = np.where(np.isfinite(values), values, 0.0)  # the first token has no bits
-        points = by_piece(finite, edges).tolist()
+    for what, values in series.items():
+        points = by_piece(np.where(np.isfinite(values), values, 0.0), edges).tolist()  # the first token has no bits
         line = Line(
-            label=NAMES[what],
-            x=edges[:-1].tolist(),
-            y=smoothed(points, 0.95),
-            faint=points,
+            label=NAMES[what], x=edges[:-1].tolist(), y=smoothed(points, 0.95), faint=points,
             colour="#{:02x}{:02x}{:02x}".format(*(round(0.8 * part) for part in COLOURS[what])),
-        )
-        plots.append(
-            Plot(
-                title=NAMES[what],
-                x_label="token" if i == len(series) - 1 else "",
-                y_label="bits" if what == "bits" else "× median",
-                lines=[line],
-            )
-        )
+        )  # fmt: skip
+        unit, below = ("bits", "token") if what == "bits" else ("× median", "")
+        plots.append(Plot(title=NAMES[what], x_label=below, y_label=unit, lines=[line]))
     # The font has letters of Europe; what it has not would be a warning and an empty box.
     plain = "".join(c if c.isprintable() and ord(c) < 0x500 else "?" for c in name)
-    return draw_panels(plain, plots)
+    return draw(Panels(title=plain, panels=plots))
 
 
 def most_surprising(surprise: Surprise, text: TokenText, count: int = 8) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from titans_lm.data.tokenizer import encode_bytes, is_byte_tokenizer
+from titans_lm.evaluate.documents import blocks_of_lines
 from titans_lm.report.heat import characters
 from titans_lm.streaming.reader import document_marks, opening_marks
-from titans_lm.streaming.tokens import blocks_of_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,4 +1,4 @@
-"""One token: the recurrence itself, as ops/step.py has it; one program per memory.
+"""One token: the recurrence itself, as ops/recurrent.py has it; one program per memory.
 
 In one pass over the state, with another through the anchor before it where there are two layers:
 

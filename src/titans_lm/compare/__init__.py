@@ -1,1 +1,0 @@
-"""A fair comparison of language models: equal parameters, equal tokens, equal tuning, several seeds."""

@@ -1,0 +1,298 @@
+"""What facts are hidden in: a few dull sentences over and over, or books; in the tokens of a tokenizer."""
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from titans_lm.config import nearest
+from titans_lm.data.tasks.task import TaskPlan
+from titans_lm.data.tasks.vocabulary import NOISE, encode_words, word_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from transformers import PreTrainedTokenizerBase
+
+    from titans_lm.data.batches import Batch
+
+BYTES, WORDS = "bytes", "words"
+"""Names of the tokenizers whose ids are the bytes of the text, or words of the tasks (`data/tasks/vocabulary.py`)."""
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
+)  # fmt: skip
+"""Files of which the folder of a tokenizer has one at least."""
+SENTENCE = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'’”)]))(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.)\s+")
+"""What is between two sentences of a book; other abbreviations are cut too, which does no harm to a haystack."""
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """Texts as tokens, and where in them a sentence may be put."""
+
+    texts: "tuple[np.ndarray, ...]"
+    places: "tuple[np.ndarray, ...]"
+    """Of each text, the offsets before which a sentence begins; the first is 0."""
+
+    def cut(self, rng: "np.random.Generator", tokens: int) -> "tuple[np.ndarray, np.ndarray]":
+        """Cut so many tokens from a random sentence of a random text on, and say where in them sentences begin.
+
+        The last sentence is cut off where the tokens are enough; where a text ends, another random one goes on.
+        """
+        import numpy as np
+
+        parts, places, have = [], [], 0
+        chances = np.array([len(text) for text in self.texts], float)
+        chances /= chances.sum()
+        while have < tokens or not parts:
+            which = int(rng.choice(len(self.texts), p=chances))
+            text, begins = self.texts[which], self.places[which]
+            start = int(begins[rng.integers(len(begins))]) if not parts else 0
+            part = text[start : start + tokens - have]
+            places.append(begins[(begins >= start) & (begins < start + max(len(part), 1))] - start + have)
+            parts.append(part)
+            have += len(part)
+        return np.concatenate(parts), np.concatenate(places)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What a row says beside the haystack."""
+
+    before: str
+    """What it begins with."""
+    facts: tuple[str, ...]
+    """Sentences that are hidden, in their order."""
+    questions: tuple[tuple[str, str], ...]
+    """What it ends with: questions up to where the answer begins, each with its answer to the last character."""
+
+
+def text_batch(
+    rng: "np.random.Generator",
+    stories: "Sequence[Story]",
+    hay: Haystack | None,
+    *,
+    tokenizer: str = BYTES,
+    length: int | None = None,
+    depth: float | None = None,
+) -> "Batch":
+    """Hide facts in hay so that every row has `length` tokens; without hay the facts stand alone, and 0s fill the rows.
+
+    A fact comes before a random sentence, or at the place nearest to `depth` (0 to 1) of the haystack; more of them
+    keep their order, and may follow each other. All tokens of an answer are asked for, as one. Parts are turned into
+    tokens one by one: no token spans the border of a fact. ValueError where facts and questions leave no room.
+    """
+    made = []
+    for story in stories:
+        before, facts = encode(story.before, tokenizer), [encode(fact, tokenizer) for fact in story.facts]
+        asked = [(encode(question, tokenizer), encode(answer, tokenizer)) for question, answer in story.questions]
+        if hay is not None and length is not None:
+            taken = len(before) + sum(map(len, [*facts, *(part for pair in asked for part in pair)]))
+            if taken >= length:
+                raise ValueError(f"got length={length}; expected more than the {taken} tokens of facts and questions")
+            facts = _hide(rng, facts, hay, length - taken, depth)
+        made.append(([before, *facts], asked))
+    return asked_batch(made)
+
+
+def asked_batch(rows: "Sequence[tuple[Sequence[np.ndarray], Sequence[tuple[np.ndarray, np.ndarray]]]]") -> "Batch":
+    """Make a batch of rows of tokens: what is told, then every question with its answer; 0s fill the shorter rows.
+
+    All tokens of an answer are asked for, as one, each at the token before it.
+    """
+    import numpy as np
+
+    from titans_lm.data.batches import IGNORED
+    from titans_lm.data.tasks.batches import as_batch
+
+    made = []
+    for told, asked in rows:
+        after = [part for pair in asked for part in pair]
+        said = [np.full(len(part), -1 if i % 2 == 0 else i // 2) for i, part in enumerate(after)]
+        ids = np.concatenate([*told, *after])
+        made.append((ids, np.concatenate([np.full(len(ids) - sum(map(len, after)), -1), *said])))
+    inputs = np.zeros((len(made), max(len(ids) for ids, _ in made)), np.int64)
+    targets, answers = np.full_like(inputs, IGNORED), np.full_like(inputs, IGNORED)
+    for row, (ids, which) in enumerate(made):
+        inputs[row, : len(ids)] = ids
+        places = np.flatnonzero(which >= 0)
+        targets[row, places - 1], answers[row, places - 1] = ids[places], which[places]
+    return as_batch(inputs, targets, answers)
+
+
+def _hide(
+    rng: "np.random.Generator", facts: "list[np.ndarray]", hay: Haystack, room: int, depth: float | None
+) -> "list[np.ndarray]":
+    """Put facts between the sentences of so many tokens of hay."""
+    import numpy as np
+
+    text, places = hay.cut(rng, room)
+    if depth is None:
+        at = np.sort(rng.choice(places, len(facts)))
+    else:
+        at = np.full(len(facts), places[abs(places - depth * room).argmin()])
+    parts, last = [], 0
+    for place, fact in zip(at.tolist(), facts, strict=True):
+        parts += [text[last:place], fact]
+        last = place
+    return [*parts, text[last:]]
+
+
+@lru_cache(maxsize=4)
+def tokenizer_in(name: str) -> "PreTrainedTokenizerBase":
+    """Load a tokenizer from a folder; ValueError where there is none."""
+    from transformers import AutoTokenizer
+
+    if not Path(name).is_dir():
+        raise ValueError(f"got tokenizer={name!r}; {nearest(name, [BYTES, WORDS])}, or give the folder of a tokenizer")
+    if not holds_tokenizer(Path(name)):  # of a model's folder without one, transformers makes one that knows no word
+        raise ValueError(
+            f"got tokenizer={name!r}, a folder without a tokenizer; expected one with a tokenizer.json, which of a run "
+            "is RUN/model"
+        )
+    return AutoTokenizer.from_pretrained(name, local_files_only=True)
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a file that a tokenizer is made of."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def vocabulary(tokenizer: str) -> int:
+    """Count the ids that a tokenizer makes."""
+    if tokenizer == WORDS:
+        return 256 + len(word_ids())
+    return 256 if tokenizer == BYTES else len(tokenizer_in(tokenizer))
+
+
+def encode(text: str, tokenizer: str = BYTES) -> "np.ndarray":
+    """Turn a piece of text into tokens, without marks of a begin or an end."""
+    import numpy as np
+
+    if tokenizer == BYTES:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+    if tokenizer == WORDS:
+        return encode_words(text)
+    return np.asarray(tokenizer_in(tokenizer)(text, add_special_tokens=False).input_ids, np.int64)
+
+
+def haystack(source: Path | None, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -> Haystack:
+    """Give the hay of a text or a folder of texts, or that of dull sentences; sentences with a word of `without` go."""
+    return noise(tokenizer) if source is None else books(source, tokenizer, without)
+
+
+@lru_cache(maxsize=4)
+def noise(tokenizer: str = BYTES) -> Haystack:
+    """Make hay of five sentences that come again and again, as long as a long book."""
+    import numpy as np
+
+    sentences = [encode(f"{sentence} ", tokenizer) for sentence in NOISE]
+    lengths = np.array([len(sentence) for sentence in sentences])
+    again = -(-(1 << 20) // lengths.sum())
+    ends = np.cumsum(np.tile(lengths, again))
+    return Haystack((np.tile(np.concatenate(sentences), again),), (np.concatenate([[0], ends[:-1]]),))
+
+
+@lru_cache(maxsize=4)
+def books(source: Path, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -> Haystack:
+    """Make hay of the texts of a file or a folder: white space becomes one space, marks part the sentences.
+
+    ValueError for a text that is not UTF-8, and where no sentence is left.
+    """
+    import numpy as np
+
+    from titans_lm.data.text import read_documents
+
+    texts, places = [], []
+    named = re.compile(rf"\b({'|'.join(without)})\b") if without else None
+    for document in read_documents(source)[0]:
+        sentences = SENTENCE.split(" ".join(document.text(source).split()))
+        kept = [f"{one} " for one in sentences if one and not (named and named.search(one))]
+        if not kept:
+            continue
+        pieces = encode_all(kept, tokenizer)
+        texts.append(np.concatenate(pieces))
+        places.append(np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])[:-1]]))
+    if not texts:
+        raise ValueError(
+            f"got {source}, in which every sentence names one of {', '.join(without)}; expected other text"
+        )
+    return Haystack(tuple(texts), tuple(places))
+
+
+def encode_all(sentences: list[str], tokenizer: str) -> "list[np.ndarray]":
+    """Turn pieces of text into tokens, each on its own."""
+    import numpy as np
+
+    if tokenizer in (BYTES, WORDS):
+        return [encode(sentence, tokenizer) for sentence in sentences]
+    found = tokenizer_in(tokenizer)(sentences, add_special_tokens=False).input_ids
+    return [np.asarray(ids, np.int64) for ids in found]
+
+
+class HiddenFacts(ABC):
+    """What needles, variables and stories share: facts that are hidden in text, in the tokens of a tokenizer."""
+
+    @property
+    @abstractmethod
+    def books(self) -> Path | None:
+        """The text to hide them in."""
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> str:
+        """What tokens are."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Tokens of a row."""
+
+    @property
+    def depth(self) -> float | None:
+        """Where the facts are; any place where it is None."""
+        return None
+
+    @property
+    def vocab_size(self) -> int:
+        return vocabulary(self.tokenizer)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Words whose sentences are left out of the books."""
+        return ()
+
+    def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
+        """Draw rows; ValueError where what they say leaves no room for a haystack."""
+        stories = [self.draw_story(rng) for _ in range(rows)]
+        hay = haystack(self.books, self.tokenizer, self.left_out) if self.length else None
+        return text_batch(rng, stories, hay, tokenizer=self.tokenizer, length=self.length, depth=self.depth)
+
+    @abstractmethod
+    def draw_story(self, rng: "np.random.Generator") -> Story:
+        """Draw what a row says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenTask(TaskPlan):
+    """What needles, variables and stories share: facts that are hidden in text, and another text to test in."""
+
+    task: Any
+    """The task; sizes go over what is set here."""
+    curriculum: bool = True
+    """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
+    test_books: Path | None = None
+    """A text or a folder of texts to test in; those of the task where none is given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.test_books is not None and self.task.books is None:
+            raise ValueError("got test_books without task.books; expected books to train in as well")
+
+    @property
+    def test_task(self) -> Any:
+        """The task as it is tested, in a text of its own where one is given; sizes go over it."""
+        return self.task if self.test_books is None else replace(self.task, books=self.test_books)

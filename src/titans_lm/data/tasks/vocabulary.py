@@ -1,0 +1,85 @@
+"""A tokenizer of the words that tasks are made of: one token a word, one for two digits, bytes for everything else.
+
+    id 0 … 255    the byte itself
+    id 256 …      a word of the tasks' own sentences or two digits, with the space before it where there is one
+
+Any text can be written, and what the tasks say is short: a needle of 47 bytes is 12 tokens. Digits go by two, as they
+go by three in large vocabularies: a number of seven is four tokens, and the one that follows a token in it is nearly
+always told by that token alone.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from titans_lm.data.tasks.stories import WORDS as STORY_WORDS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NOISE = (
+    "The river runs past the mill.", "A cart stands in the yard.", "Bread is baked before it is light.",
+    "The clock in the hall is slow.", "Nobody has come down the road.",
+)  # fmt: skip
+FRAME = ("The secret", "What is the secret", "number", "code", "word", "numbers", "codes", "words", "of", "are")
+"""Words of needles and questions."""
+INTRODUCTION = "Something secret is hidden in this text. Keep it in mind.\n"
+ADJECTIVES = (
+    "amber", "bitter", "brave", "calm", "clever", "cold", "crisp", "curious", "dark", "dusty", "eager", "early",
+    "faint", "fierce", "frozen", "gentle", "golden", "grand", "hasty", "hollow", "humble", "icy", "jolly", "keen",
+    "lazy", "little", "lonely", "loud", "lucky", "mellow", "mild", "misty", "modest", "noble", "odd", "pale", "plain",
+    "polite", "proud", "quick", "quiet", "rapid", "rare", "rough", "royal", "rusty", "salty", "sharp", "shy", "silent",
+    "silver", "sleepy", "slow", "smooth", "solid", "steady", "stormy", "sunny", "sweet", "tall", "tidy", "vivid",
+    "warm", "wild",
+)  # fmt: skip
+NOUNS = (
+    "acorn", "anchor", "apple", "arrow", "badger", "barrel", "basket", "beacon", "bell", "bridge", "candle", "canyon",
+    "castle", "cedar", "cloud", "comet", "copper", "cradle", "crane", "desert", "drum", "eagle", "ember", "falcon",
+    "feather", "fern", "forest", "fountain", "garden", "glacier", "hammer", "harbor", "hazel", "island", "ivory",
+    "jacket", "kettle", "ladder", "lantern", "lemon", "lizard", "maple", "marble", "meadow", "mirror", "needle",
+    "ocean", "orchard", "otter", "paper", "pebble", "pillow", "quarry", "raven", "ribbon", "saddle", "shadow",
+    "shepherd", "spoon", "thistle", "tower", "tunnel", "violin", "willow",
+)  # fmt: skip
+WORD = re.compile(r" ?(?:[A-Za-z]+|[0-9]{2})")
+
+
+@cache
+def word_ids() -> dict[str, int]:
+    """Return the id of every word that needles and stories have and of two digits, with and without a space before."""
+    texts = [INTRODUCTION, *NOISE, *ADJECTIVES, *NOUNS, *FRAME, *STORY_WORDS]
+    words = sorted({word for text in texts for word in re.findall("[A-Za-z]+", text)})
+    words += [f"{number:02}" for number in range(100)]
+    return {written: 256 + i for i, written in enumerate(form for word in words for form in (word, f" {word}"))}
+
+
+def encode_words(text: str) -> "np.ndarray":
+    """Turn a text into tokens."""
+    import numpy as np
+
+    known, ids, last = word_ids(), [], 0
+    for found in WORD.finditer(text):
+        token = known.get(found[0])
+        if token is not None:
+            ids += [*text[last : found.start()].encode(), token]
+            last = found.end()
+    return np.array([*ids, *text[last:].encode()], np.int64)
+
+
+def spelled(which: int, places: Sequence[Sequence[str]], between: str = "") -> str:
+    """Write a name by its number: one part for every place, and the last place changes with every number."""
+    parts = []
+    for choices in reversed(places):
+        which, at = divmod(which, len(choices))
+        parts.append(choices[at])
+    return between.join(reversed(parts))
+
+
+def two_words(which: int) -> str:
+    """Write an adjective and a noun by their number."""
+    return spelled(which, (ADJECTIVES, NOUNS), " ")
+
+
+def two_words_count() -> int:
+    """Count the pairs of an adjective and a noun."""
+    return len(ADJECTIVES) * len(NOUNS)

@@ -1,0 +1,267 @@
+"""Bits per byte of documents that fit in memory: every token predicted once, with the state carried or reset.
+
+Every token of a document is predicted exactly once, the first one from <bos> where the tokenizer has one. Models with a
+state carry it through the document, or start anew after every `reset_every` tokens, as if a document began with the
+last token read. Models without a state read plain windows of that length.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from titans_lm.config import check_at_least
+from titans_lm.data.batches import IGNORED
+from titans_lm.data.text import Document
+from titans_lm.data.tokenizer import TokenIds, encode_document, is_byte_tokenizer
+from titans_lm.evaluate.documents import Span, Tokens
+from titans_lm.evaluate.stream import PieceReader, StatefulReader, WindowReader, evaluating, has_state
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LN2 = 0.6931471805599453
+
+
+def bits_of(logits: Tensor, targets: Tensor) -> np.ndarray:
+    """Bits (B, T) that targets (B, T) cost, by the logits (B, T, V) before each; 0 where a target is ignored."""
+    wide: Any = logits if logits.dtype == torch.float64 else logits.float()
+    nats = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+    return (nats.view(targets.shape).double() / LN2).cpu().numpy()
+
+
+def read_spans(
+    model: nn.Module, spans: Sequence[Span], reader: PieceReader, reset_every: int | None = None
+) -> Iterator[list[tuple[int, Tokens, np.ndarray]]]:
+    """Read spans side by side to the end of the longest; rows that end are let go.
+
+    Gives after every piece, for each span that has not ended, its place, its tokens and their bits. With `reset_every`
+    nothing is known that is older than so many tokens: there it starts anew, from the last token before.
+    """
+    device, state, since = next(model.parameters()).device, None, 0
+    rows, last = list(range(len(spans))), [span.begin for span in spans]
+    while True:
+        if since == reset_every:
+            state, since = None, 0
+        size = reader.piece(since) if reset_every is None else min(reader.piece(since), reset_every - since)
+        drawn = [spans[row].source.take(size) for row in rows]
+        alive = [index for index, tokens in enumerate(drawn) if len(tokens.ids)]
+        if not alive:
+            return
+        if len(alive) < len(rows):
+            rows, drawn = [rows[index] for index in alive], [drawn[index] for index in alive]
+            last = [last[index] for index in alive]
+            if state is not None:
+                state = reader.keep_rows(state, torch.tensor(alive, device=device))
+        inputs, targets = _batch(last, drawn)
+        logits, state = reader.step(inputs.to(device), state)
+        bits = bits_of(logits, targets.to(device))
+        yield [(row, tokens, values[: len(tokens.ids)]) for row, tokens, values in zip(rows, drawn, bits, strict=True)]
+        last, since = [tokens.ids[-1:] for tokens in drawn], since + size
+
+
+def _batch(before: list[np.ndarray], drawn: list[Tokens]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets (B, T). Padding stands at the right of rows that end here: a causal model's answers before
+    it do not depend on it."""
+    shape = (len(drawn), max(len(tokens.ids) for tokens in drawn))
+    inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED)
+    for row, (last, tokens) in enumerate(zip(before, drawn, strict=True)):
+        count = len(tokens.ids)
+        inputs[row, :count], targets[row, :count] = np.concatenate([last, tokens.ids[:-1]]), tokens.ids
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def token_bits(
+    model: nn.Module,
+    documents: Sequence[TokenIds],
+    *,
+    piece_len: int = 512,
+    batch_size: int = 8,
+    reset_every: int | None = None,
+) -> list[np.ndarray]:
+    """Return how many bits a model needs for each token of each document after its first, in float64.
+
+    `piece_len` is how many tokens are read at once and changes nothing but speed. ValueError for a model without a
+    state and no `reset_every`.
+    """
+    for name, value in (("piece_len", piece_len), ("batch_size", batch_size), ("reset_every", reset_every)):
+        if value is not None:
+            check_at_least(name, value, 1)
+    reader: PieceReader = StatefulReader(model, piece_len)
+    if reset_every is not None and (reset_every <= piece_len or not has_state(model)):
+        reader = WindowReader(model, reset_every, 0)
+    elif not has_state(model):
+        raise ValueError(f"got a {type(model).__name__}, which has no state, and no reset_every; expected one of them")
+    # A part ends with the token that the next one starts from, so that every token is predicted once. Long parts are
+    # read first: rows of a batch then have similar lengths.
+    parts = [
+        (row, ids[start : None if reset_every is None else start + reset_every + 1])
+        for row, ids in enumerate(documents)
+        for start in range(0, len(ids) - 1, reset_every or len(ids))
+    ]
+    order = sorted(range(len(parts)), key=lambda index: -len(parts[index][1]))
+    bits: list[list[np.ndarray]] = [[] for _ in parts]
+    with evaluating(model):
+        for first in range(0, len(order), batch_size):
+            group = order[first : first + batch_size]
+            for piece in read_spans(model, [Span.of(parts[index][1]) for index in group], reader):
+                for row, _, values in piece:
+                    bits[group[row]].append(values)
+    found: list[list[np.ndarray]] = [[np.empty(0)] for _ in documents]
+    for (row, _), values in zip(parts, bits, strict=True):
+        found[row] += values
+    return [np.concatenate(values) for values in found]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tokens at positions start … stop − 1 of their documents, counted from 0 at the first that is predicted."""
+
+    start: int
+    stop: int
+    tokens: int
+    bits_per_token: float
+
+
+def default_edges(longest: int) -> list[int]:
+    """Borders 0, 64, 128, 256, … up to the longest document."""
+    edges = [0, 64]
+    while edges[-1] < longest:
+        edges.append(2 * edges[-1])
+    return edges
+
+
+def buckets(bits: Iterable[np.ndarray], edges: Sequence[int]) -> tuple[Bucket, ...]:
+    """Mean the bits of tokens between each two borders; ValueError for borders that do not rise."""
+    if len(edges) < 2 or edges[0] < 0 or any(a >= b for a, b in pairwise(edges)):
+        raise ValueError(f"got edges={list(edges)}; expected two or more positions, each larger than the one before")
+    rows, found = list(bits), []
+    for start, stop in pairwise(edges):
+        inside = np.concatenate([row[start:stop] for row in rows])
+        if len(inside):
+            found.append(Bucket(start, stop, len(inside), float(inside.mean())))
+    return tuple(found)
+
+
+class HeldOut:
+    """Measure bits per byte on documents, over all and by position: the evaluation that runs during training.
+
+    A position counts what the model has read before: in the document where the state is carried, else in the piece of
+    `seq_len` tokens. Each document begins with a token that is not predicted, <bos> where there is one; `text_bytes`
+    are the bytes of text that all others stand for.
+    """
+
+    def __init__(
+        self, documents: Sequence[TokenIds], text_bytes: int, *, seq_len: int, batch_size: int, carry: bool = False
+    ) -> None:
+        self.seq_len, self.batch_size, self.carry = seq_len, batch_size, carry
+        self.documents, self.bytes = list(documents), text_bytes
+        if not self.bytes:
+            raise ValueError("got no held-out text; expected at least one byte to predict")
+
+    def __call__(self, model: nn.Module) -> dict[str, Any]:
+        step = self.seq_len
+        reset_every = None if self.carry else step
+        bits = token_bits(model, self.documents, piece_len=step, batch_size=self.batch_size, reset_every=reset_every)
+        pieces = bits if self.carry else [row[i : i + step] for row in bits for i in range(0, len(row), step)]
+        return {
+            "held_out_bits_per_byte": float(sum(row.sum() for row in bits)) / self.bytes,
+            "held_out_by_position": [asdict(b) for b in buckets(pieces, default_edges(max(map(len, pieces))))],
+        }
+
+
+@dataclass(frozen=True)
+class Text:
+    """A document as a model reads it."""
+
+    name: str
+    ids: TokenIds
+    bytes: int
+    """Bytes that the tokens after the first stand for: those that are predicted."""
+
+
+def encode_text(
+    document: Document, tokenizer: "PreTrainedTokenizerBase | None" = None, *, max_bytes: int | None = None
+) -> Text:
+    """Turn a document, or its first `max_bytes` bytes, into what a model reads; without a tokenizer, into bytes.
+
+    Raises ValueError where there is nothing to predict, and for bytes that are not UTF-8 with a tokenizer that needs
+    text.
+    """
+    data = document.data[:max_bytes]
+    if tokenizer is None or is_byte_tokenizer(tokenizer):
+        ids, count = encode_document(data, eos=False), len(data)
+    else:
+        try:
+            words = tokenizer(data.decode(), add_special_tokens=False).input_ids
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{document.name} is not UTF-8, which this tokenizer needs; a byte model reads it"
+            ) from error
+        bos = tokenizer.bos_token_id
+        ids = np.array(words if bos is None else [bos, *words], np.int64)
+        # Without <bos> nothing predicts the first token, so its bytes do not count.
+        count = len(data) - (len(str(tokenizer.decode(words[:1])).encode()) if bos is None else 0)
+    if len(ids) < 2:
+        raise ValueError(f"got {document.name!r} with {len(ids)} tokens; expected at least one to predict")
+    return Text(document.name, ids, count)
+
+
+@dataclass(frozen=True)
+class DocumentScore:
+    """What one document cost."""
+
+    name: str
+    bytes: int
+    bits: float
+
+
+@dataclass(frozen=True)
+class BitsPerByte:
+    """How well a model predicts documents; lower is better, 8 is knowing nothing."""
+
+    bits_per_byte: float
+    bits_per_token: float
+    bytes: int
+    tokens: int
+    memory: str
+    """What was known of earlier tokens: on, or reset every N tokens."""
+    by_position: tuple[Bucket, ...]
+    by_document: tuple[DocumentScore, ...]
+
+    @property
+    def perplexity(self) -> float:
+        """2 to the bits per token."""
+        return 2.0**self.bits_per_token
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "perplexity": self.perplexity}
+
+
+def bits_per_byte(
+    model: nn.Module, texts: Sequence[Text], *, edges: Sequence[int] | None = None, **reading: Any
+) -> BitsPerByte:
+    """Measure how many bits a model needs for the bytes of documents; `reading` is what `token_bits` takes.
+
+    `edges` are the borders of the position buckets, by default 0, 64, 128, 256 and so on. ValueError for no text.
+    """
+    if not texts:
+        raise ValueError("got no text to measure on; expected at least one document")
+    bits = token_bits(model, [text.ids for text in texts], **reading)
+    joined, count, reset_every = np.concatenate(bits), sum(text.bytes for text in texts), reading.get("reset_every")
+    return BitsPerByte(
+        bits_per_byte=float(joined.sum()) / count,
+        bits_per_token=float(joined.mean()),
+        bytes=count,
+        tokens=len(joined),
+        memory="on" if reset_every is None else f"reset every {reset_every} tokens",
+        by_position=buckets(bits, default_edges(max(map(len, bits))) if edges is None else edges),
+        by_document=tuple(
+            DocumentScore(text.name, text.bytes, float(part.sum())) for text, part in zip(texts, bits, strict=True)
+        ),
+    )

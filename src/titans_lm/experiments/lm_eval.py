@@ -1,0 +1,187 @@
+"""`titans evaluate lm-eval`: trained models on the tasks of lm-eval, or on files of questions scored the same way."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.progress import MofNCompleteColumn
+
+from titans_lm.bench.hardware import hardware
+from titans_lm.experiments.reading_settings import QuestionSettings
+from titans_lm.experiments.runner import Say
+from titans_lm.questions import (
+    answer_questions,
+    check_local_tasks,
+    longest_input,
+    read_questions,
+    score_questions,
+    starts_with_bos,
+)
+from titans_lm.report.sources import FORMAT
+from titans_lm.train.files import finite, write_atomically, write_json
+from titans_lm.train.options import plain_settings
+from titans_lm.train.progress import Report
+from titans_lm.train.run import load_model, load_tokenizer, resolve_model
+
+Scores = dict[str, Any]
+Sample = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """A model that answers, and how it is told apart."""
+
+    name: str
+    path: Path
+    model: Any
+    tokenizer: Any
+
+    def describe(self, settings: QuestionSettings) -> Scores:
+        """Say what it is, and how it reads."""
+        config = self.model.config
+        bos = starts_with_bos(self.model, self.tokenizer, settings.bos)
+        longest = longest_input(self.model, self.tokenizer)
+        return {
+            "name": self.name,
+            "path": str(self.path),
+            "model": type(self.model).__name__,
+            "architecture": getattr(config, "architecture", None) or config.model_type,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "bos": "tokenizer" if bos is None else bos,
+            "max_length": longest if settings.max_length is None else settings.max_length,
+        }
+
+
+def run_questions(settings: QuestionSettings, command: str, say: Say) -> Scores:
+    """Let models answer, one after another, and return their scores; `command` is what the result says it came from.
+
+    Writes the files of `settings.json` and `settings.samples` at the end. Raises ValueError for a model or a task that
+    is not there before anything is read.
+    """
+    started = time.perf_counter()
+    if not settings.models:
+        raise ValueError("got no model; expected run folders or saved models: titans evaluate lm-eval MODEL")
+    names = short_names(settings.models)
+    if settings.local is None:
+        check_harness(settings)
+        scorer, tasks = f"lm-eval {version('lm-eval')}", settings.tasks
+    else:
+        scorer, tasks = "titans-lm", check_local_tasks(settings.tasks, settings.local)
+    paths = [resolve_model(folder) for folder in settings.models]
+    answered, samples = [], []
+    for name, path in zip(names, paths, strict=True):
+        one = Answerer(name, path, load_model(path, settings.device), load_tokenizer(path))
+        scores = {}
+        scored = score_locally(one, tasks, settings) if settings.local else score_by_harness(one, settings)
+        for task, score, seen in scored:
+            scores[task] = score
+            samples += [{"model": name, "task": task, **sample} for sample in seen]
+            say(score_line(name, task, score))
+        answered.append({**one.describe(settings), "tasks": scores})
+    result = {
+        "format": FORMAT,
+        "what": "lm-eval",
+        "command": command,
+        "scorer": scorer,
+        "seed": settings.seed,
+        "wall_seconds": time.perf_counter() - started,
+        "hardware": hardware(),
+        "settings": plain_settings(settings),
+        "models": answered,
+    }
+    if settings.json is not None:
+        write_json(settings.json, result)
+    if settings.samples is not None:
+        write_atomically(settings.samples, (f"{json.dumps(finite(one), default=str)}\n" for one in samples))
+    return result
+
+
+def score_locally(
+    one: Answerer, tasks: Sequence[str], settings: QuestionSettings
+) -> Iterator[tuple[str, Scores, list[Sample]]]:
+    """Score the files of a folder: for each task its scores, and a sample for every item."""
+    assert settings.local is not None
+    for task in tasks:
+        questions, began = read_questions(task, settings.local, settings.limit), time.perf_counter()
+        total, title = sum(len(question.pairs) for question in questions), f"{one.name} {task}"
+        with Report(quiet=settings.quiet, title=title) as report:
+            report.begin(MofNCompleteColumn(), total=total)
+
+            def done(count: int, report: Report = report, title: str = title, total: int = total) -> None:
+                report.show(count, "", f"{title}: {count:,} of {total:,} choices")
+
+            found, cut = answer_questions(
+                one.model, one.tokenizer, questions, batch_size=settings.batch_size, max_length=settings.max_length,
+                bos=settings.bos, done=done,
+            )  # fmt: skip
+        score = {**score_questions(task, questions, found), "cut": cut, "seconds": time.perf_counter() - began}
+        rest = iter(found)
+        yield (
+            task,
+            score,
+            [
+                {"item": number, "gold": question.gold, "choices": [next(rest)._asdict() for _ in question.pairs]}
+                for number, question in enumerate(questions)
+            ],
+        )
+
+
+def score_by_harness(one: Answerer, settings: QuestionSettings) -> Iterator[tuple[str, Scores, list[Sample]]]:
+    """Let lm-eval ask its tasks; what it prints goes to stderr, or nowhere: stdout is for results."""
+    from titans_lm.lm_eval import TitansLM, harness_scores, run_tasks
+
+    with ExitStack() as around:
+        nowhere = around.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        around.enter_context(redirect_stdout(nowhere if settings.quiet else sys.stderr))
+        if settings.quiet:
+            around.enter_context(redirect_stderr(nowhere))
+        model = TitansLM(
+            one.model, one.tokenizer, batch_size=settings.batch_size, max_length=settings.max_length, bos=settings.bos
+        )
+        found = run_tasks(
+            model, settings.tasks, limit=settings.limit, num_fewshot=settings.num_fewshot,
+            include_path=None if settings.include_path is None else str(settings.include_path),
+            metadata={"tokenizer": str(one.path), **settings.task_metadata()}, seed=settings.seed,
+        )  # fmt: skip
+    for task, score in harness_scores(found).items():
+        yield task, score, found.get("samples", {}).get(task, [])
+
+
+def check_harness(settings: QuestionSettings) -> None:
+    """Check that there is an lm-eval to ask, and something to ask it; ValueError where there is not."""
+    if not settings.tasks:
+        raise ValueError("got no --tasks; expected names of lm-eval's tasks, such as piqa, or --local with a folder")
+    if find_spec("lm_eval") is None:
+        raise ValueError(
+            "got --tasks of lm-eval, which is not installed: pip install 'titans-lm[eval]'; --local needs it not"
+        )
+    if settings.include_path is not None and not settings.include_path.is_dir():
+        raise ValueError(f"got --include-path {settings.include_path}, which is no folder")
+
+
+def short_names(folders: Sequence[str]) -> list[str]:
+    """Name models by the last part of their folders, in full where two have the same."""
+    last = [Path(folder).resolve().name for folder in folders]
+    if len(set(folders)) != len(folders):
+        raise ValueError(f"got the models {', '.join(folders)}; expected each once")
+    return last if len(set(last)) == len(last) else list(folders)
+
+
+def score_line(name: str, task: str, score: Scores) -> str:
+    """Phrase the scores of a task in a line."""
+    parts = [
+        f"{metric} {found['value']:.4f}" + ("" if found["stderr"] is None else f" ± {found['stderr']:.4f}")
+        for metric, found in score["metrics"].items()
+    ]
+    items = "" if score["items"] is None else f" of {score['items']:,} items"
+    guess = "" if score["chance"] is None else f"; guessing gives {score['chance']:.4f}"
+    return f"{name} {task}: {', '.join(parts)}{items}{guess}"

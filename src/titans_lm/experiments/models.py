@@ -1,0 +1,325 @@
+"""A model of an experiment, by its name: a stack of ours, a variant of one, a baseline, or a folder of weights.
+
+mac                                   an architecture of ours
+mac:chunk_size=64,momentum=false      a variant: values as in TOML, words without quotes, in lists too
+delta-net, llama, folder/             a baseline, as `titans train --baseline` takes it
+NAME=PATH                             a model that is trained already
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+
+from titans_lm.config import MEMORY_BLOCKS, SHARING_BLOCKS, Architecture, BackboneConfig, nearest
+from titans_lm.train.options import merge_settings
+from titans_lm.train.rules import RULES
+from titans_lm.train.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from titans_lm.data.tasks.task import Task
+
+ARCHITECTURES = get_args(Architecture)
+OURS = (*ARCHITECTURES, *RULES)
+"""Models that are made of our blocks."""
+FITTED = ("hidden_size", "intermediate_size")
+"""Settings of the model that no variant may change: they are what the number of parameters makes them (D43)."""
+STACK = tuple(field.name for field in fields(BackboneConfig) if field.name not in ("architecture", *FITTED))
+"""Settings of a stack that a variant may change."""
+VARIED = ("stateful", "weight_decay")
+"""Settings of training that a variant may change beside them."""
+WEIGHTS = ("*.safetensors", "*.bin", "config.json", "tokenizer.json")
+"""Files that what a model does depends on."""
+INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+"""Entries of a config.json in which seeds of one model may differ."""
+Shared = TypeVar("Shared", bound=ModelSettings)
+
+
+class Model(NamedTuple):
+    """A model by its name: what it is, and the settings in which it differs from what all share."""
+
+    base: str
+    changes: dict[str, Any]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is made of the blocks of this package."""
+        return self.base in OURS
+
+
+def parse_model(name: str, bases: Sequence[str] = OURS) -> Model:
+    """Read the name of a model; what has none of the bases before its colon is a base itself (a path may hold one).
+
+    ValueError for a varied baseline, and for changes that are none.
+    """
+    base, colon, changes = name.partition(":")
+    if colon and base in bases:
+        return Model(base, _read_changes(name, changes))
+    if "=" in changes and not Path(name).exists():
+        raise ValueError(f"got the model {name!r}, which has no settings to vary; {nearest(base, bases)}")
+    return Model(name, {})
+
+
+def _read_changes(name: str, written: str) -> dict[str, Any]:
+    """Read "chunk_size=64,momentum=false"; ValueError, with the whole name, for what is no setting, or one twice."""
+    changes: dict[str, Any] = {}
+    for part in re.split(r",(?![^\[]*\])", written):  # at commas that stand in no list
+        setting, equals, value = part.partition("=")
+        if not equals or not setting or not value or setting in changes:
+            base = name.partition(":")[0]
+            raise ValueError(f"got the model {name!r}; expected {base}:SETTING=VALUE,…, every setting once")
+        changes[setting] = _read_value(value)
+    return changes
+
+
+def _read_value(value: str) -> Any:
+    """Read a value as TOML has it, or a word, or a list of both."""
+    if value[0] == "[" and value[-1] == "]":
+        inside = value[1:-1].strip()
+        return [_read_value(item.strip() or "''") for item in inside.split(",")] if inside else []
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
+
+
+def split_changes(model: Model, *groups: Iterable[str]) -> list[dict[str, Any]]:
+    """Part the changes of a variant by the groups of settings that they are of; ValueError for one of no group."""
+    listed = [tuple(group) for group in groups]
+    known = [name for group in listed for name in group]
+    for name in model.changes:
+        if name in FITTED and name not in known and model.base in OURS:
+            raise ValueError(
+                f"got {name} for a variant of {model.base!r}, which is as wide as it takes to have as many parameters "
+                "as the others; expected another setting"
+            )
+        if name not in known:
+            raise ValueError(f"got {name!r}, which a variant of {model.base!r} cannot change; {nearest(name, known)}")
+    return [{name: value for name, value in model.changes.items() if name in group} for group in listed]
+
+
+def stack_of(shared: BackboneConfig, base: str, changes: dict[str, Any]) -> BackboneConfig:
+    """Give the stack of a model, from what all share: an architecture with its changes.
+
+    Where a block has no memory, the attention of the stack gets the short convolution that the memory has, on its q, k
+    and v, unless it is given one, so that it is no advantage of the memory's (D21, D38). Where no block can share
+    q, k and v, a shared_qkv of all is left out. ValueError for blocks of what is not the hybrid.
+    """
+    if "layer_types" in changes and base != "hybrid":
+        raise ValueError(f"got layer_types for a variant of {base!r}; expected hybrid:layer_types=[…]")
+    blocks = shared.layer_types if base == "hybrid" else None
+    rule = RULES.get(base, {"architecture": base})
+    own = {name: value for name, value in changes.items() if name != "shared_qkv"}
+    stack = merge_settings(shared, {"layer_types": blocks, "shared_qkv": False, **rule, **own})
+    given = "attention_conv_size" in changes or shared.attention_conv_size > 1
+    if not given and not set(stack.blocks) <= set(MEMORY_BLOCKS):
+        kernel = stack.conv_size if stack.has_memory else shared.conv_size
+        stack = dataclasses.replace(stack, attention_conv_size=kernel)
+    can_share = bool(set(stack.blocks) & set(SHARING_BLOCKS))
+    return merge_settings(stack, {"shared_qkv": changes.get("shared_qkv", shared.shared_qkv and can_share)})
+
+
+def model_settings(shared: Shared, name: str, parameters: int | None) -> Shared:
+    """Give the settings of one model with so many parameters, from those that all share (see `stack_of`)."""
+    model, given = parse_model(name), dataclasses.replace(shared, parameters=parameters)
+    if not model.is_ours:
+        return dataclasses.replace(given, baseline=name)
+    stack, own = split_changes(model, STACK, VARIED)
+    config = stack_of(shared.model, model.base, stack)
+    return merge_settings(dataclasses.replace(given, baseline=None, model=config), own)
+
+
+class NamedModel(NamedTuple):
+    """A trained model by a name: NAME=PATH."""
+
+    name: str
+    path: Path
+
+
+def named_model(given: str) -> NamedModel | None:
+    """Part NAME=PATH; None for what is a path itself. ValueError where one of the two is missing."""
+    name, equals, path = given.partition("=")
+    if not equals or "/" in name or Path(given).exists():
+        return None
+    if not name or not path:
+        raise ValueError(f"got the model {given!r}; expected PATH or NAME=PATH")
+    return NamedModel(name, Path(path))
+
+
+def named_models(models: Sequence[str]) -> list[NamedModel]:
+    """Give models that read text with their names, those of their folders where none are given.
+
+    ValueError for a model twice, and for two that would be called alike.
+    """
+    found = [named_model(given) or NamedModel(Path(given).resolve().name, Path(given)) for given in models]
+    names, paths = [model.name for model in found], [model.path.resolve() for model in found]
+    for given, name, path in zip(models, names, paths, strict=True):
+        if named_model(given) is None and names.count(name) > 1:
+            raise ValueError(f"got several models called {name!r}; expected names for them: NAME=PATH")
+        if paths.count(path) > 1:
+            raise ValueError(f"got the model {str(path)!r} twice; expected every model once")
+    return found
+
+
+def trained_model(name: str) -> NamedModel | None:
+    """Part a model that is trained already, NAME=PATH; None for any other, such as lmm:memory_depth=2."""
+    return None if ":" in name.partition("=")[0] else named_model(name)
+
+
+def folder_name(name: str) -> str:
+    """Name a folder by a model; one that is a path gets letters of its own, as others may end alike."""
+    from titans_lm.train.baselines import baseline_names
+
+    trained = trained_model(name)
+    if trained is not None:
+        plain = re.sub(r"[^\w.,-]", "-", trained.name)
+        return f"{plain}-{_path_sum(trained.path.resolve())}"
+    model = parse_model(name)
+    if model.is_ours or name in baseline_names():
+        return re.sub(r"[^\w.=,-]", "-", name)
+    path = Path(name).resolve()
+    return f"{path.parent.name if path.suffix else path.name}-{_path_sum(path)}"
+
+
+def _path_sum(path: Path) -> str:
+    return hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
+
+
+def weights_sum(folder: Path) -> str:
+    """Sum up weights, config and tokenizer of a saved model."""
+    from titans_lm.data.text import blocks
+
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}):
+        digest.update(path.name.encode())
+        for block in blocks(path):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def kind_of(folder: Path) -> str:
+    """Tell what a saved model is: an architecture or a rule (delta-net) of ours, or the model type of Hugging Face."""
+    config = json.loads((folder / "config.json").read_bytes())
+    stack = {**vars(BackboneConfig()), **config}  # a file leaves out what is the default
+    for name, rule in RULES.items():  # where its memory starts is no part of a rule
+        own = {key: value for key, value in rule.items() if not key.endswith("_init")}
+        if "architecture" in config and own == {key: stack[key] for key in own}:
+            return name
+    return str(config.get("architecture") or config.get("model_type"))
+
+
+def check_seeds(named: Sequence[NamedModel]) -> None:
+    """Refuse models of one name that are no seeds of one model, before anything is read."""
+    from titans_lm.data.prepared import tokenizer_fingerprint
+    from titans_lm.train.run import load_tokenizer, resolve_model
+
+    known: dict[str, tuple[Path, Any]] = {}
+    for name, path in named:
+        config = json.loads((resolve_model(path) / "config.json").read_bytes())
+        sizes = {key: value for key, value in config.items() if key not in INCIDENTAL}
+        found = sizes, tokenizer_fingerprint(load_tokenizer(path))
+        first, expected = known.setdefault(name, (path, found))
+        if expected != found:
+            raise ValueError(
+                f"got {first} and {path}, both named {name!r}, with other settings or tokenizers; "
+                "expected seeds of one model under one name"
+            )
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model that an experiment begins from."""
+
+    name: str
+    path: str
+    """Run folder or saved model, as it was given."""
+    kind: str
+    """Architecture or rule of ours, or model type of Hugging Face."""
+    weights: str
+    """Sum of weights, config and tokenizer: what a path holds may change between two runs."""
+
+    @classmethod
+    def find(cls, name: str) -> "TrainedModel | None":
+        """Find the model NAME=PATH; None for other names. ValueError where there is none at its path."""
+        from titans_lm.train.run import resolve_model
+
+        named = trained_model(name)
+        if named is None:
+            return None
+        folder = resolve_model(named.path)
+        return cls(named.name, str(named.path), kind_of(folder), weights_sum(folder))
+
+    def model(self, device: str) -> "PreTrainedModel":
+        """Load the model, in the precision that it was saved in."""
+        from titans_lm.train.run import load_model
+
+        return load_model(self.path, device)
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        """Load the tokenizer that lies beside the model; None where there is none."""
+        from titans_lm.data.tasks.haystack import holds_tokenizer
+        from titans_lm.train.run import load_tokenizer, resolve_model
+
+        folder = resolve_model(self.path)
+        return load_tokenizer(folder) if holds_tokenizer(folder) else None
+
+    def check(self, task: "Task", longest: int) -> int:
+        """Check that the model has the ids of a task, in its own tokens, and positions for rows of `longest` tokens.
+
+        Gives the number of its parameters. ValueError, saying what to do, and for weights that cannot be loaded.
+        """
+        from titans_lm.evaluate.stream import learned_positions
+
+        model: Any = self.model("cpu")
+        ids = model.config.get_text_config().vocab_size
+        if hasattr(task, "tokenizer"):
+            self._check_tokens(ids, task, task.tokenizer)
+        if ids < task.vocab_size:
+            raise ValueError(
+                f"got {self.name}={self.path}, a model of {ids:,} ids, and a task of {task.vocab_size:,}; expected a "
+                "model with as many, or a task with fewer"
+            )
+        positions = learned_positions(model)
+        if positions is not None and positions < longest:
+            raise ValueError(
+                f"got {self.name}={self.path}, which has learned {positions:,} positions, and rows of {longest:,} "
+                f"tokens; expected --sizes and --test-sizes of {positions:,} tokens or fewer"
+            )
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    def _check_tokens(self, ids: int, task: "Task", chosen: str) -> None:
+        from titans_lm.data.tasks.haystack import BYTES
+        from titans_lm.data.tokenizer import is_byte_tokenizer
+        from titans_lm.train.run import resolve_model
+
+        own = self.tokenizer()
+        if own is not None and not same_tokens(own, chosen):
+            folder = BYTES if is_byte_tokenizer(own) else resolve_model(self.path)
+            raise ValueError(
+                f"got task.tokenizer={chosen!r} for {self.name}={self.path}, which was trained with another one; "
+                f"expected its own: pass --task.tokenizer {folder}"
+            )
+        if own is None and ids != task.vocab_size:
+            raise ValueError(
+                f"got task.tokenizer={chosen!r} of {task.vocab_size:,} ids for {self.name}={self.path}, a model of "
+                f"{ids:,} without a tokenizer beside it; expected the one that it was trained with: pass "
+                "--task.tokenizer, or save the model's tokenizer in its folder"
+            )
+
+
+def same_tokens(own: "PreTrainedTokenizerBase", chosen: str) -> bool:
+    """Whether a tokenizer makes the tokens of a task's: bytes, words or a folder, which is compared by its content."""
+    from titans_lm.data.prepared import tokenizer_fingerprint
+    from titans_lm.data.tasks.haystack import BYTES, WORDS, tokenizer_in
+    from titans_lm.data.tokenizer import is_byte_tokenizer
+
+    if chosen in (BYTES, WORDS):
+        return chosen == BYTES and is_byte_tokenizer(own)
+    return tokenizer_fingerprint(own) == tokenizer_fingerprint(tokenizer_in(chosen))

@@ -1,0 +1,166 @@
+"""Readings of documents by trained models: loaded one after another, read once, kept in files, put together by name.
+
+What an evaluation measures is its own (`books.py`, `reread.py`); that no reading is done twice is here.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from titans_lm.data.prepared import tokenizer_fingerprint
+from titans_lm.evaluate.stream import has_neural_memory
+from titans_lm.experiments.models import NamedModel, check_seeds, kind_of, weights_sum
+from titans_lm.experiments.reading_settings import ReadingSettings
+from titans_lm.experiments.result import Clock, Result, once
+from titans_lm.experiments.runner import SPEC, Say
+from titans_lm.train.files import write_json
+from titans_lm.train.progress import TokenReport
+from titans_lm.train.run import load_model, load_tokenizer, resolve_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+READINGS = "readings"
+"""Folder of the readings that are done, a file each."""
+
+
+class Planned(NamedTuple):
+    """A reading that a model is to do."""
+
+    key: Any
+    """What tells it from the others of the model: a mode, or a length."""
+    name: str
+    spec: Result
+    """What its numbers depend on beside the weights."""
+    tokens: int
+    """Tokens that are read in all."""
+    measure: Callable[[Callable[[int], None]], Result]
+    """Does it, and gives what is kept as JSON; it is called with what is to be told the tokens of every piece."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A reading that is done, or was before."""
+
+    key: Any
+    found: Result
+    """What is kept of it."""
+
+    @property
+    def tokens(self) -> int:
+        return self.found["tokens"]
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / max(self.found["seconds"], 1e-9)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One model, with all of its readings."""
+
+    named: NamedModel
+    about: Result
+    """What is said of it in the result."""
+    corpus: Any
+    readings: list[Reading]
+
+
+@runtime_checkable
+class Evaluation(Protocol):
+    """What is to be read, how each model reads it, and what is said of that."""
+
+    def prepare(self, tokenizer: "PreTrainedTokenizerBase") -> Any:
+        """Look through the documents with a tokenizer; models with the same one share what this gives."""
+        ...
+
+    def about(self, model: "PreTrainedModel") -> Result:
+        """Say how a model reads, and what of it stands in the result."""
+        ...
+
+    def plan(self, model: "PreTrainedModel", corpus: Any, mark: str) -> Iterable[Planned]:
+        """List the readings of a model; `mark` is the fingerprint of its tokenizer."""
+        ...
+
+    def describe(self, reading: Reading) -> str:
+        """Phrase a reading and what it came to; nothing where it came to nothing."""
+        ...
+
+
+def read_all(evaluation: Evaluation, settings: ReadingSettings, say: Say) -> list[list[Reader]]:
+    """Let all models read; gives those of one name, which are seeds of one model, together.
+
+    A reading that is done is kept in a file, whose name depends on all that its numbers depend on. ValueError for
+    models that will not do.
+    """
+    named = settings.named()
+    check_seeds(named)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    corpora: dict[str, Any] = {}
+    readers: dict[str, list[Reader]] = {}
+    for one in named:
+        readers.setdefault(one.name, []).append(_read_with(one, evaluation, settings, corpora, say))
+    return list(readers.values())
+
+
+def _read_with(
+    named: NamedModel, evaluation: Evaluation, settings: ReadingSettings, corpora: dict[str, Any], say: Say
+) -> Reader:
+    tokenizer, folder = load_tokenizer(named.path), resolve_model(named.path)
+    mark = tokenizer_fingerprint(tokenizer)
+    if mark not in corpora:
+        say(f"reading through the documents with the tokenizer of {named.name}")
+        corpora[mark] = evaluation.prepare(tokenizer)
+    model, weights, readings = load_model(named.path, settings.device), weights_sum(folder), []
+    for planned in evaluation.plan(model, corpora[mark], mark):
+        reading = _read_once(planned, named, weights, settings)
+        readings.append(reading)
+        if told := evaluation.describe(reading):
+            say(f"{named.name} ({named.path}), {told}, {reading.rate:,.0f} tokens/s")
+    about = {
+        "name": named.name,
+        "kind": kind_of(folder),
+        "memory": has_neural_memory(model),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        **evaluation.about(model),
+    }
+    return Reader(named, about, corpora[mark], readings)
+
+
+def _read_once(planned: Planned, named: NamedModel, weights: str, settings: ReadingSettings) -> Reading:
+    """Take a reading from its file, or do it and keep it."""
+    spec = {"weights": weights, **planned.spec}
+    file = reading_file(settings.out, f"{named.name}-{planned.name}", spec)
+    if not file.is_file():
+        clock = Clock()
+        with TokenReport(quiet=settings.quiet, title=f"{named.name} {planned.name}").start(planned.tokens) as report:
+            found = planned.measure(report.read)
+        made = clock.read()
+        told = {SPEC: spec, "model": str(named.path), "seconds": made["wall_seconds"], "commits": made["commits"]}
+        write_json(file, {**told, **found})
+    return Reading(planned.key, json.loads(file.read_bytes()))
+
+
+def reading_file(out: Path, name: str, spec: Result) -> Path:
+    """Name the file of a reading that is done, by all that its numbers depend on."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    return out / READINGS / f"{plain}-{hashlib.blake2b(json.dumps(spec).encode(), digest_size=8).hexdigest()}.json"
+
+
+def costs(readings: Sequence[Reading]) -> Result:
+    """Sum the seconds of one reading by several seeds, and name its commits and speed."""
+    return {
+        "seconds": sum(reading.found["seconds"] for reading in readings),
+        "commits": once(name for reading in readings for name in reading.found["commits"]),
+        "tokens_per_second": sum(reading.rate for reading in readings) / len(readings),
+    }
+
+
+def parts_of(readers: Iterable[Sequence[Reader]]) -> list[Result]:
+    """List the readings of all models, as `write_record` takes them."""
+    found = [reading.found for seeds in readers for reader in seeds for reading in reader.readings]
+    return [{"wall_seconds": one["seconds"], "commits": one["commits"]} for one in found]

@@ -1,0 +1,256 @@
+"""Runs of an experiment, each in a folder of its own that says when it is done: one after another or side by side.
+
+Learning rates are chosen by short trials from a seed that does not count; then every model runs from every seed. A run
+that is done is read and not repeated, and one that was stopped goes on.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from pathlib import Path
+from threading import Thread
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from titans_lm.data.contents import check_contents
+from titans_lm.experiments.models import folder_name
+from titans_lm.experiments.result import Clock, Result, kept
+from titans_lm.experiments.settings import Experiment
+from titans_lm.train.files import write_json
+from titans_lm.train.settings import FitSettings
+from titans_lm.train.trainer import Diverged
+
+RESULT = "result.json"
+SPEC, CONTENTS = "asked", "contents"
+"""Of a result, what it depends on; and of that the sums of its texts by path."""
+TRIAL_SEED = 1_000
+"""Seed of the trials: none of those that count."""
+Say = Callable[[str], None]
+Fit = TypeVar("Fit", bound=FitSettings)
+
+
+@runtime_checkable
+class Job(Protocol):
+    """A run: where its result goes, what the result depends on, and how it is come by."""
+
+    @property
+    def name(self) -> str:
+        """Name the model."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """Give the folder of the result."""
+        ...
+
+    @property
+    def rate(self) -> float:
+        """Give the learning rate."""
+        ...
+
+    @property
+    def counts(self) -> bool:
+        """Say whether it is no trial; one that diverges is a result as well."""
+        ...
+
+    def spec(self) -> Result:
+        """Give all that the result depends on, as JSON holds it."""
+        ...
+
+    def saved_spec(self) -> Result | None:
+        """Give the spec that a run in the folder that is not done was begun with, if there is one."""
+        ...
+
+    def train(self) -> Result:
+        """Train, from where it stopped if it did, and test."""
+        ...
+
+    def describe(self, result: Result) -> str:
+        """Phrase what came out."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a model: a trial of a learning rate with fewer steps, or one that counts."""
+
+    name: str
+    folder: Path
+    rate: float
+    seed: int
+    steps: int | None = None
+    """Steps of a trial; None where it counts and has those of the settings."""
+
+    @property
+    def counts(self) -> bool:
+        return self.steps is None
+
+    def settings(self, base: Fit) -> Fit:
+        """Give the settings of the run, from those of its model."""
+        run = dataclasses.replace(base, lr=self.rate, seed=self.seed)
+        return run if self.steps is None else shorter(run, self.steps, eval_every=0)
+
+
+def shorter(base: Fit, steps: int, **changes: Any) -> Fit:
+    """Give the settings of a trial of so many steps, a quarter of which is warm-up at most."""
+    return dataclasses.replace(base, steps=steps, warmup_steps=min(base.warmup_steps, steps // 4), **changes)
+
+
+def lr_trials(experiment: Experiment) -> list[Run]:
+    """List short runs, one for each model and learning rate; none where there is no choice or no step."""
+    if len(experiment.rates) == 1 or not experiment.train.steps:
+        return []
+    folder, steps = experiment.out / "trials", experiment.tune_steps
+    return [
+        Run(name, folder / f"{folder_name(name)}-{rate:g}", rate, TRIAL_SEED, steps)
+        for name in experiment.models
+        for rate in experiment.rates
+    ]
+
+
+def final_runs(experiment: Experiment, rates: dict[str, float]) -> list[Run]:
+    """List the runs that count, one for each model and seed: seed by seed, so that all are as far as another."""
+    return [
+        Run(name, experiment.out / "runs" / f"{folder_name(name)}-seed{seed}", rates[name], seed)
+        for seed in experiment.seeds
+        for name in experiment.models
+    ]
+
+
+def run_experiment(
+    experiment: Experiment, job_of: Callable[[Run], Job], say: Say, key: str, *, most: bool = False
+) -> tuple[dict[str, float], dict[str, list[Result]], dict[str, list[Result]]]:
+    """Run the trials, choose every model's learning rate by `key` (the least, or the most), and run what counts.
+
+    Gives learning rates, trials and results by model.
+    """
+    jobs = [job_of(run) for run in lr_trials(experiment)]
+    trials = run_trials(jobs, experiment.jobs, say, key)
+    rates = dict.fromkeys(experiment.models, experiment.rates[0])
+    rates |= {name: best_rate(name, found, key, most=most) for name, found in trials.items()}
+    if experiment.train.steps:
+        say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
+    results = run_jobs([job_of(run) for run in final_runs(experiment, rates)], experiment.jobs, say)
+    by_model = {name: [result for result in results if result["name"] == name] for name in experiment.models}
+    return rates, {name: trials.get(name, []) for name in experiment.models}, by_model
+
+
+def run_trials(
+    jobs: Sequence[Any], at_once: int, say: Say, key: str, group: Callable[[Any], str] = lambda job: job.name
+) -> dict[str, list[Result]]:
+    """Run trials; give what each learning rate came to by `key`, by model, or by what `group` calls each trial's.
+
+    A trial that diverged came to None.
+    """
+    trials: dict[str, list[Result]] = {}
+    for job, result in zip(jobs, run_jobs(jobs, at_once, say), strict=True):
+        trials.setdefault(group(job), []).append({"rate": job.rate, key: result.get(key), **kept(result)})
+    return trials
+
+
+def best_rate(name: str, trials: Iterable[Result], key: str, *, most: bool = False) -> float:
+    """Choose the learning rate with the least number, or the most; ValueError where none of them went well."""
+    trials = list(trials)
+    ended = [trial for trial in trials if trial[key] is not None]
+    if not ended:
+        rates = ", ".join(f"{trial['rate']:g}" for trial in trials)
+        raise ValueError(f"{name} diverged with every learning rate ({rates}); give lower --rates")
+    return (max if most else min)(ended, key=lambda trial: trial[key])["rate"]
+
+
+def run_jobs(jobs: Sequence[Job], at_once: int, say: Say) -> list[Result]:
+    """Run all jobs and return their results in order; those that were done before are read."""
+    results = []
+    for job, result in zip(jobs, map(run_job, jobs) if at_once == 1 else _side_by_side(jobs, at_once), strict=True):
+        say(f"{job.folder.name}: {result.get('diverged') or job.describe(result)}")
+        results.append(result)
+    return results
+
+
+def _side_by_side(jobs: Sequence[Job], at_once: int) -> Iterator[Result]:
+    threads = max(1, (os.cpu_count() or 1) // at_once)
+    with ProcessPoolExecutor(at_once, mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
+        waiting = [pool.submit(_run_in_pool, job) for job in jobs]
+        try:
+            for future in waiting:
+                yield future.result()
+        except ValueError as error:  # from another process: said as if it had been raised here
+            raise ValueError(str(error)) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+_STOPPED: list[bool] = []
+"""Whether this process of a pool was asked to stop: it would be given the next job otherwise."""
+
+
+def _run_in_pool(job: Job) -> Result:
+    if _STOPPED:
+        raise KeyboardInterrupt
+    try:
+        return run_job(job)
+    except KeyboardInterrupt:
+        _STOPPED.append(True)
+        raise
+
+
+def _begin(threads: int) -> None:
+    """Prepare a process of a pool, which ends with the one that began it, however that ends."""
+    import torch
+
+    torch.set_num_threads(threads)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # A process that was killed tells its pool nothing, and a pool that is told nothing waits for ever.
+    above = parent_process()
+    assert above is not None
+    wait([above.sentinel])
+    os._exit(1)
+
+
+def run_job(job: Job) -> Result:
+    """Do a run, from where it stopped if it did; a trial that diverges says so, and that is all.
+
+    Raises ValueError for a folder of other settings, or of texts that held something else; KeyboardInterrupt where it
+    is stopped.
+    """
+    done, spec = job.folder / RESULT, job.spec()
+    if done.is_file():
+        result = json.loads(done.read_bytes())
+        _check_same(job, result[SPEC], spec)
+        return result
+    saved = job.saved_spec()
+    if saved is not None:
+        _check_same(job, saved, spec)
+    clock = Clock(getattr(job, "run", job.folder))  # the result of a trial may lie beside its run
+    try:
+        found = job.train()
+    except Diverged as error:
+        if job.counts:
+            raise
+        found = {"diverged": str(error)}
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; the same command goes on") from None
+    result = {"name": job.name, SPEC: spec, **found, **clock.read()}
+    write_json(done, result)
+    return result
+
+
+def _check_same(job: Job, before: Result, spec: Result) -> None:
+    """Refuse to go on with another run."""
+    now = json.loads(json.dumps(spec))
+    if isinstance(now.get(CONTENTS), dict):
+        noted, sums = before.get(CONTENTS), now[CONTENTS]
+        before, now = {**before, CONTENTS: None}, {**now, CONTENTS: None}
+    else:
+        noted = sums = {}
+    if before != now:
+        raise ValueError(
+            f"{job.folder} holds a run of other settings; give another --out, or those that it was begun with"
+        )
+    check_contents(job.folder, "a run", noted, sums)

@@ -1,0 +1,271 @@
+"""`titans compare`: language models of equal size on the same text, and their bits per byte of a test text by position.
+
+Learning rates are chosen by the held-out part of the training data; the test text is read by runs that count alone.
+"""
+
+import dataclasses
+import json
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from titans_lm.data.contents import files_sum, text_sum
+from titans_lm.data.text import Document, read_documents
+from titans_lm.evaluate.bits_per_byte import Text, buckets, encode_text, token_bits
+from titans_lm.evaluate.stream import has_state
+from titans_lm.experiments.models import model_settings
+from titans_lm.experiments.result import Result, kept, runs_of, write_record
+from titans_lm.experiments.runner import CONTENTS, SPEC, Run, Say, run_experiment
+from titans_lm.experiments.settings import CompareSettings
+from titans_lm.report.spread import mean_with_spread
+from titans_lm.train.files import JsonLines, write_json
+from titans_lm.train.language import language_data, train_language_model
+from titans_lm.train.match import MATCHED_BY, count_parameters
+from titans_lm.train.options import plain_settings, written_command
+from titans_lm.train.run import CONTENTS as CONTENTS_FILE
+from titans_lm.train.run import METRICS, SETTINGS, begun_with, load_model, load_tokenizer
+from titans_lm.train.settings import LanguageSettings
+from titans_lm.train.sized import sized_model
+
+FILE = "compare.json"
+HELD_OUT = "held_out_bits_per_byte"
+KEPT = (
+    "parameters", "steps", "tokens", "seconds", "tokens_per_second", "skipped_steps", HELD_OUT, "curve", "test",
+    "reset",
+)  # fmt: skip
+EDGES = (0, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
+PIECE = 512
+"""Tokens that a model with a state reads at once."""
+
+
+def run_compare(settings: CompareSettings, say: Say) -> Result:
+    """Compare models and write OUT/compare.json; stopped, the same call goes on.
+
+    All have as many parameters as the first (or as `train.parameters`), read the same batches, and are tried with the
+    same learning rates for as many steps (where there are several rates). Raises ValueError for data, a text or a model
+    that will not do, before anything is trained.
+    """
+    if settings.data is None or settings.test is None:
+        raise ValueError("got no data or no test; expected titans compare DATA --test TEXT")
+    if not settings.test.exists():
+        raise ValueError(f"got the test text {str(settings.test)!r}, which does not exist; expected a file or folder")
+    settings.out.mkdir(parents=True, exist_ok=True)
+    size = check_models(settings, say)
+    rates, trials, results = run_experiment(settings, lambda run: text_job(settings, size, run), say, HELD_OUT)
+    models = [_summary(name, rates[name], trials[name], results[name]) for name in settings.models]
+    seconds, fastest = min((mean(run["seconds"] for run in one["runs"]), one["name"]) for one in models)
+    for one in models:
+        found = [bits_at(run["curve"], seconds) for run in one["runs"]]
+        one["at_equal_time"] = None if None in found else mean_with_spread(found)
+    equal = {"seconds": seconds, "fastest": fastest}
+    return write_record(
+        settings.out / FILE, "compare", command_line(settings), settings, runs_of(models),
+        parameters_asked_for=size, equal_time=equal, contenders=models,
+    )  # fmt: skip
+
+
+def command_line(settings: CompareSettings) -> str:
+    """Write the command that the settings came from, as far as they are not the defaults."""
+    return written_command("compare", str(settings.data), settings=settings, data=None)
+
+
+def language_settings(settings: CompareSettings, name: str, parameters: int) -> LanguageSettings:
+    """Give the settings of one model, without seed and learning rate."""
+    return model_settings(dataclasses.replace(settings.train, data=settings.data), name, parameters)
+
+
+def check_models(settings: CompareSettings, say: Say) -> int:
+    """Find how many parameters all shall have, and that there is a text and every model can have as many."""
+    first = language_settings(settings, settings.models[0], 1)
+    tokenizer, parameters = language_data(first).tokenizer, settings.train.parameters
+    if parameters is None:
+        parameters = count_parameters(first.model, len(tokenizer))
+    assert settings.test is not None
+    read_texts(settings.test, tokenizer, settings.test_bytes)  # fails now, and not after the first run
+    for name in settings.models:
+        say(f"{name}: {sized_model(language_settings(settings, name, parameters), tokenizer).describe()}")
+    return parameters
+
+
+@dataclass(frozen=True)
+class TextJob:
+    """A language model to train, and the text to score it on, if any."""
+
+    name: str
+    settings: LanguageSettings
+    test: Path | None = None
+    positions: int = 0
+    test_bytes: int = 0
+
+    @property
+    def folder(self) -> Path:
+        assert self.settings.run is not None
+        return self.settings.run
+
+    @property
+    def rate(self) -> float:
+        return self.settings.lr
+
+    @property
+    def counts(self) -> bool:
+        return self.test is not None
+
+    def spec(self) -> Result:
+        """Give what the result depends on: all but where it is kept, and what its texts hold."""
+        return {**self._spec(plain_settings(self.settings)), CONTENTS: self.contents()}
+
+    def _spec(self, settings: Result) -> Result:
+        told = {**plain_settings(self), "settings": {name: settings[name] for name in settings if name != "run"}}
+        return {**told, "matched_by": MATCHED_BY}
+
+    def contents(self) -> dict[str, str]:
+        """Sum up what the run reads, by path: its texts, and the config of a baseline that is a folder."""
+        texts = {str(text) for text in (self.settings.data, self.settings.valid, self.test) if text is not None}
+        found = {text: text_sum(text) for text in sorted(texts)}
+        baseline = Path(self.settings.baseline or "")
+        config = baseline / "config.json" if baseline.is_dir() else baseline
+        return {**found, str(config): files_sum(config)} if self.settings.baseline and config.is_file() else found
+
+    def saved_spec(self) -> Result | None:
+        """Give the spec that a run which is not done was begun with."""
+        settings, noted = begun_with(self.folder), self.folder / CONTENTS_FILE
+        if settings is None:
+            return None
+        return {**self._spec(settings), CONTENTS: json.loads(noted.read_bytes()) if noted.is_file() else {}}
+
+    def train(self) -> Result:
+        """Train it, from where it stopped if it did, and score it."""
+        begun = (self.folder / SETTINGS).is_file()
+        if not begun:
+            write_json(self.folder / CONTENTS_FILE, self.contents())
+        result = train_language_model(self.settings, resume=begun)
+        kept = {name: value for name, value in result.items() if name not in ("run", "model", "settings")}
+        records = [record for record in JsonLines(self.folder / METRICS).read() if HELD_OUT in record]
+        kept["curve"] = [{name: record[name] for name in ("step", "seconds", HELD_OUT)} for record in records]
+        if self.test is not None:
+            sizes = {"positions": self.positions, "most_bytes": self.test_bytes, "reset_every": self.settings.seq_len}
+            kept |= score_run(self.folder, self.test, device=self.settings.device, **sizes)
+        return kept
+
+    def describe(self, result: Result) -> str:
+        """Phrase what came out."""
+        bits = result.get("test", {}).get("bits_per_byte")
+        tested = "" if bits is None else f", {bits:.4f} on the test"
+        return (
+            f"{result[HELD_OUT]:.4f} bits per byte held out{tested}; "
+            f"{result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
+        )
+
+
+def text_job(settings: CompareSettings, parameters: int, run: Run) -> TextJob:
+    """Make the job of a run; a trial has the same share of a curriculum's first phase, and reads no test text."""
+    base = language_settings(settings, run.name, parameters)
+    if run.counts:
+        final = dataclasses.replace(run.settings(base), run=run.folder)
+        return TextJob(run.name, final, settings.test, settings.positions, settings.test_bytes)
+    assert run.steps is not None
+    first = base.reread.first_steps * run.steps // base.steps
+    plain = dataclasses.replace(base, reread=dataclasses.replace(base.reread, first_steps=0))
+    phases = dataclasses.replace(base.reread, first_steps=first)
+    return TextJob(run.name, dataclasses.replace(run.settings(plain), run=run.folder, reread=phases))
+
+
+def bits_at(curve: list[Result], seconds: float) -> float | None:
+    """Bits per byte held out after so many seconds, on the straight line between two evaluations.
+
+    Learning curves are convex, so that line is above the curve by a little. None before the first evaluation.
+    """
+    if not curve or seconds < curve[0]["seconds"]:
+        return None
+    for one, after in pairwise(curve):
+        if seconds < after["seconds"]:
+            share = (seconds - one["seconds"]) / (after["seconds"] - one["seconds"])
+            return one[HELD_OUT] + share * (after[HELD_OUT] - one[HELD_OUT])
+    return curve[-1][HELD_OUT]
+
+
+def _summary(name: str, rate: float, trials: list[Result], results: list[Result]) -> Result:
+    runs = [{"seed": result[SPEC]["settings"]["seed"], **kept(result, *KEPT)} for result in results]
+    return {
+        "name": name,
+        "parameters": runs[0]["parameters"],
+        "shape": results[0]["shape"],
+        "rate": rate,
+        "tuning": trials,
+        "runs": runs,
+        "test_bits_per_byte": mean_with_spread([run["test"]["bits_per_byte"] for run in runs]),
+    }
+
+
+def score_run(folder: Path, source: Path, *, device: str, positions: int, most_bytes: int, reset_every: int) -> Result:
+    """Score the finished model of a run on the start of a text, one with a state with that state reset as well."""
+    model, tokenizer = load_model(folder, device), load_tokenizer(folder)
+    texts = read_texts(source, tokenizer, most_bytes)
+    found: Result = {"test": score(model, texts, positions)}
+    if has_state(model):  # thrown away every so many tokens
+        pieces = [piece.ids for text in texts for piece in stretches(text, positions)]
+        bits = token_bits(model, pieces, reset_every=reset_every, piece_len=PIECE, batch_size=4)
+        found["reset"] = {"every": reset_every, "bits_per_byte": _total(bits) / found["test"]["bytes"]}
+    return found
+
+
+def score(model: Any, texts: list[Text], positions: int) -> Result:
+    """Measure bits per byte over stretches of `positions` tokens, overall and by position in the stretch.
+
+    Every stretch begins with the token that begins a document, and is read from its start to its end: models with a
+    state carry it along, others see all of the stretch at once. Bits per byte by position are bits per token times the
+    tokens per byte of the whole text.
+    """
+    count = sum(text.bytes for text in texts)
+    pieces = [piece.ids for text in texts for piece in stretches(text, positions)]
+    if has_state(model):
+        bits = token_bits(model, pieces, piece_len=PIECE, batch_size=4)
+    else:
+        bits = token_bits(model, pieces, reset_every=positions, batch_size=1)
+    tokens = sum(map(len, bits))
+    edges = [edge for edge in EDGES if edge < positions] + [positions]
+    found = [{**asdict(b), "bits_per_byte": b.bits_per_token * tokens / count} for b in buckets(bits, edges)]
+    return {"bits_per_byte": _total(bits) / count, "bytes": count, "tokens": tokens, "by_position": found}
+
+
+def _total(bits: list[np.ndarray]) -> float:
+    return float(sum(row.sum() for row in bits))
+
+
+def read_texts(source: Path, tokenizer: Any, most_bytes: int) -> list[Text]:
+    """Encode documents until `most_bytes` are used up, the last up to a character; ValueError where there is none."""
+    documents, _ = read_documents(source)
+    texts, count = [], 0
+    for document in documents:
+        data = document.data[: _whole(document.data, most_bytes - count)]
+        if data:
+            text = encode_text(Document(document.name, data), tokenizer)
+            if tokenizer.bos_token_id is None:  # a text begins after what ends one, so that its first token counts too
+                text = Text(text.name, np.concatenate([[tokenizer.eos_token_id], text.ids]), len(data))
+            texts.append(text)
+            count += len(data)
+    if not texts:
+        raise ValueError(f"got the test text {str(source)!r}, which holds nothing to predict; expected text")
+    return texts
+
+
+def _whole(data: bytes, most: int) -> int:
+    """Where to cut UTF-8 before `most` bytes without tearing a character."""
+    if most >= len(data):
+        return len(data)
+    while most > 0 and data[most] & 0xC0 == 0x80:
+        most -= 1
+    return max(most, 0)
+
+
+def stretches(text: Text, positions: int) -> list[Text]:
+    """Cut a text into stretches, each after the token that the text began with."""
+    begin, ids = text.ids[:1], text.ids[1:]
+    return [
+        Text(f"{text.name}#{start}", np.concatenate([begin, ids[start : start + positions]]), 0)
+        for start in range(0, len(ids), positions)
+    ]

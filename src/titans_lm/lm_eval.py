@@ -1,0 +1,234 @@
+"""Language models as lm-eval takes them: importing this module registers them there as "titans".
+
+    import titans_lm.lm_eval
+    lm_eval.simple_evaluate(model="titans", model_args={"pretrained": "runs/first"}, tasks=["piqa"])
+
+`pretrained` is a run folder, a checkpoint, a saved model, or a model in memory with its tokenizer: one of ours or any
+causal language model of Hugging Face. Every request is read from a fresh start, and rows of a batch share nothing.
+
+This module needs lm-eval (pip install 'titans-lm[eval]'); nothing of the package imports it before it is asked for.
+"""
+
+import difflib
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import lm_eval
+import numpy as np
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from torch import Tensor
+
+from titans_lm.config import check_at_least
+from titans_lm.evaluate.bits_per_byte import LN2, token_bits
+from titans_lm.questions import encode, longest_input, starts_with_bos
+from titans_lm.train.run import load_model, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+NO_LIMIT = 2**31 - 1
+"""What lm-eval is told of a model that can read on and on."""
+BOOTSTRAPS = 1000
+"""Resamples behind the standard errors that lm-eval finds by resampling, such as that of a perplexity."""
+
+
+@register_model("titans")
+class TitansLM(HFLM):
+    """A causal language model for lm-eval, which does the scoring; this class only says how it is read.
+
+    `bos` says how texts begin: auto, yes, no or tokenizer (see `starts_with_bos`). `max_length` is the most tokens that
+    are read: longer prompts lose their beginning, and pages are scored in windows. Without it, models with a state have
+    no limit, and score a page as a whole with the state carried along; others have the limit that lm-eval finds.
+    """
+
+    def __init__(
+        self,
+        pretrained: "str | PreTrainedModel",
+        tokenizer: "str | PreTrainedTokenizerBase | None" = None,
+        *,
+        batch_size: int | str = 1,
+        max_length: int | None = None,
+        device: str = "auto",
+        bos: str = "auto",
+    ) -> None:
+        if not str(batch_size).isdecimal():
+            raise ValueError(f"got batch_size={batch_size!r}; expected a number of rows")
+        check_at_least("batch_size", int(batch_size), 1)
+        if max_length is not None:
+            check_at_least("max_length", max_length, 2)
+        if not isinstance(pretrained, str) and tokenizer is None:
+            raise ValueError("got a model in memory without a tokenizer; expected both")
+        words: Any = pretrained if tokenizer is None else tokenizer
+        words = load_tokenizer(words) if isinstance(words, str) else words
+        model: Any = load_model(pretrained, device) if isinstance(pretrained, str) else pretrained
+        self.bos = starts_with_bos(model, words, bos)
+        limit = longest_input(model, words) if max_length is None else max_length
+        self.whole_pages = limit is None
+        narrow = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+        with _without_advice():
+            super().__init__(
+                pretrained=model,
+                tokenizer=words,
+                backend="causal",
+                batch_size=int(batch_size),
+                max_length=NO_LIMIT if limit is None else limit,
+                softmax_dtype="float32" if narrow else None,  # sums of bfloat16 are worth two digits
+            )
+
+    def tok_encode(
+        self,
+        string: str,
+        add_special_tokens: bool | None = None,
+        left_truncate_len: int | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        """Turn a text into tokens, as this model's texts begin."""
+        if self.bos is None:
+            return super().tok_encode(string, add_special_tokens, left_truncate_len, **kwargs)
+        ids = encode(self.tokenizer, string, self.bos and add_special_tokens is not False)
+        return ids[-left_truncate_len:] if left_truncate_len else ids
+
+    def tok_batch_encode(
+        self,
+        strings: Sequence[str],
+        padding_side: str = "left",
+        left_truncate_len: int | None = None,
+        truncation: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Turn texts into a padded batch and its mask; of those that are too long the beginning is cut."""
+        if self.bos is None:
+            return super().tok_batch_encode(strings, padding_side, left_truncate_len, truncation)
+        rows = [self.tok_encode(text, left_truncate_len=left_truncate_len) for text in strings]
+        shape = (len(rows), max(map(len, rows)))
+        ids, mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+        for row, tokens in enumerate(rows):
+            place = slice(shape[1] - len(tokens), None) if padding_side == "left" else slice(0, len(tokens))
+            ids[row, place], mask[row, place] = torch.tensor(tokens), 1
+        return ids, mask
+
+    def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        with torch.no_grad():  # a state that is kept would be thrown away
+            return self.model(input_ids=inps, use_cache=False).logits
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Sum the log-probabilities of all tokens of pages, each predicted once.
+
+        A model without a limit reads a page from its start to its end; others read windows of `max_length` tokens as
+        lm-eval cuts them, none of which knows more of the one before than a token.
+        """
+        if self.whole_pages:
+            texts = [encode(self.tokenizer, request.args[0], False) for request in requests]
+            pages = [np.array([self.prefix_token_id, *text]) for text in texts]
+            bits = token_bits(self.model, pages, batch_size=self.batch_size)
+            return [-float(page.sum()) * LN2 for page in bits]
+        bos, self.bos = self.bos, False if self.bos else self.bos  # lm-eval puts it before a page itself
+        try:
+            return super().loglikelihood_rolling(requests, disable_tqdm)
+        finally:
+            self.bos = bos
+
+
+def run_tasks(
+    model: TitansLM,
+    tasks: Sequence[str],
+    *,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    include_path: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    seed: int = 1234,
+) -> dict[str, Any]:
+    """Let lm-eval ask a model its tasks; returns what lm-eval returns, with the samples.
+
+    `metadata` is what tasks of their own making are told: RULER needs "tokenizer", the folder of one. Raises ValueError
+    for a task that lm-eval does not know, and for one whose data cannot be had.
+    """
+    manager = TaskManager(include_path=include_path, metadata=metadata)
+    for name in tasks:
+        if not manager.match_tasks([name]):
+            raise ValueError(f"got the task {name!r}, which lm-eval does not know; {_near(name, manager.all_tasks)}")
+    try:
+        found = lm_eval.simple_evaluate(
+            model=model,
+            tasks=list(dict.fromkeys(manager.match_tasks(list(tasks)))),
+            task_manager=manager,
+            limit=limit,
+            num_fewshot=num_fewshot,
+            metadata=metadata,
+            bootstrap_iters=BOOTSTRAPS,
+            numpy_random_seed=seed,
+            torch_random_seed=seed,
+            fewshot_random_seed=seed,
+        )
+    except (ConnectionError, FileNotFoundError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"the data of {', '.join(tasks)} cannot be had: {reason}; without a network, --local scores files"
+        ) from error
+    assert found is not None, "this is the only process"
+    return dict(found)
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """Name tasks that were perhaps meant: there are too many to list."""
+    close = difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(close)}?" if close else "`lm_eval ls tasks` lists what there is"
+
+
+def harness_scores(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Take the scores of every task out of what lm-eval returns, in the form of `score_questions`.
+
+    `chance` and `majority` are there for multiple choice, where the samples are in it.
+    """
+    return {task: _task_scores(task, values, found) for task, values in found["results"].items()}
+
+
+def _task_scores(task: str, values: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    metrics = {}
+    for key, value in values.items():
+        metric, comma, kept = key.partition(",")
+        if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        if metric.isdecimal() and value < 0:  # RULER: a length that was not run
+            continue
+        error = values.get(f"{metric}_stderr,{kept}")
+        error = error if isinstance(error, int | float) and math.isfinite(error) else None
+        metrics[metric if kept == "none" else f"{metric} ({kept})"] = {"value": value, "stderr": error}
+    return {
+        "items": found["n-samples"].get(task, {}).get("effective"),
+        "metrics": metrics,
+        **_guessing(found.get("configs", {}).get(task, {}), found.get("samples", {}).get(task, [])),
+        "note": "",
+        "version": found["versions"].get(task),
+        "shots": found["n-shot"].get(task),
+    }
+
+
+def _guessing(config: dict[str, Any], samples: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Accuracy without a model, where the items are multiple choice and say which one is right."""
+    items = {sample["doc_id"]: sample for sample in samples}.values()
+    if config.get("output_type") != "multiple_choice" or not items:
+        return {"chance": None, "majority": None}
+    golds = [sample["target"] for sample in items]
+    known = all(isinstance(gold, int) for gold in golds)
+    most = max(golds.count(gold) for gold in set(golds)) / len(golds) if known else None
+    return {"chance": sum(1 / len(sample["arguments"]) for sample in items) / len(items), "majority": most}
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep lm-eval from warning that a model in memory ignores settings, which it is not given."""
+    logger = logging.getLogger("lm_eval.models.huggingface")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

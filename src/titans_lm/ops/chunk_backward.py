@@ -1,0 +1,307 @@
+"""A chunk group, backward: the gradients of `chunk_forward.py` by hand (docs/derivation.md, section 10).
+
+The graph of a call would keep the weights of every chunk. Here the states of one group at a time are made again from
+a checkpoint, all its reads are led back in batched products, and then its chunks, last first, are led back through
+their writes. x̄ in the comments is the gradient of the outer loss by x.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from titans_lm.ops.chunk_forward import (
+    BatchedNetwork,
+    ChunkStates,
+    ReadCache,
+    Tokens,
+    WriteCache,
+    by_chunk,
+    by_head,
+    chunk_ends,
+    flat,
+    halves,
+    heads_first,
+    inner_residual,
+    times_shared,
+)
+from titans_lm.ops.gates import ChunkGates
+from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
+from titans_lm.ops.network import LAYER_NORM_EPS, activation_grad, layer_norm_backward, second_derivative
+
+
+@dataclass
+class StateGrads:
+    """Gradients by the state after the chunk at hand, led back chunk by chunk; `anchor` None is zero.
+
+    `both` has those by W and by S as halves, (R, 2 D_in, D_out).
+    """
+
+    both: list[Tensor]
+    anchor: list[Tensor] | None
+
+    def __post_init__(self) -> None:
+        self.W = [halves(x)[0] for x in self.both]
+        self.S = [halves(x)[1] for x in self.both]
+
+
+@dataclass
+class Parameters:
+    """Gradients by what all chunks share, added up: LayerNorm (R, 1, D) and M_init (H, D_in, D_out).
+
+    What the network lacks is empty and stays so.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    initial: list[Tensor]
+
+
+class ChunkBackward:
+    """The gradients of one group; `run` returns those by q, k, v and by every layer's `ChunkGates`."""
+
+    def __init__(
+        self,
+        rows: BatchedNetwork,
+        tokens: Tokens,
+        gates: list[ChunkGates],
+        states: ChunkStates,
+        written: WriteCache,
+        shared: Parameters,
+    ) -> None:
+        self.rows, self.tokens, self.gates, self.states, self.written = rows, tokens, gates, states, written
+        self.shared = shared
+        self.act = rows.network.activation
+        self.n, self.L = tokens.q.shape[0], len(gates)
+        self.gate_grads: list[dict[str, Tensor]] = [{} for _ in gates]
+        self.d_inputs: list[Tensor] = []  # h̄_{l−1}
+        self.d_deltas: list[Tensor] = []  # δ̄_l
+        self.d_pre = [torch.empty_like(z) for z in written.pre]  # z̄_l, by the errors
+        self.d_read: list[Tensor] = []  # z̄_l of the reads
+
+    def run(
+        self, d_out: Tensor, found: ReadCache, complete: tuple[bool | Tensor, ...], carried: StateGrads
+    ) -> tuple[Tensor, Tensor, Tensor, list[dict[str, Tensor]]]:
+        dq = self._reads(d_out, found)
+        self._writes(found, complete, carried)
+        dk, dv = self._tokens()
+        return dq, dk, dv, self.gate_grads
+
+    # Reads: all chunks at once.
+
+    def _reads(self, d_out: Tensor, found: ReadCache) -> Tensor:
+        rows, n = self.rows, self.n
+        dz = d_out
+        if rows.weight is not None:
+            z = found.pre[-1]
+            unit, _, rstd = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)
+            self.shared.weight += (d_out * unit).sum((0, 2)).unsqueeze(1)
+            if rows.bias is not None:
+                self.shared.bias += d_out.sum((0, 2)).unsqueeze(1)
+            dz = layer_norm_backward(d_out * rows.weight, unit, rstd)
+        dx = dz
+        for layer in range(self.L - 1, -1, -1):
+            g, x = self.gates[layer], found.inputs[layer]
+            self.d_read.insert(0, dz)
+            shape = x.shape
+            d_both = bmm(flat(dz), flat(self.states.both[layer][:n]).transpose(1, 2))
+            d_kept, d_past = d_both.view(*shape[:-1], -1).chunk(2, dim=-1)
+            through_init = None
+            if rows.decay_target is not None:
+                initial = rows.decay_target[layer]
+                through_init = times_shared(dz, initial.transpose(1, 2), rows)
+                d_kept -= through_init
+                forgotten = heads_first(x - found.both[layer][..., : shape[-1]], rows)
+                add_bmm_(self.shared.initial[layer], forgotten.transpose(1, 2), heads_first(dz, rows))
+            self.gate_grads[layer] |= {
+                "a": (d_kept * x).sum_to_size(g.a.shape),
+                "f": (d_past * x).sum_to_size(g.f.shape),
+            }
+            dx = d_kept * g.a if through_init is None else through_init.addcmul_(d_kept, g.a)
+            dx.addcmul_(d_past, g.f)
+            self._similarity(layer, dz, dx, found)
+            if layer > 0:
+                dz = activation_grad(dx, found.pre[layer - 1], torch.empty_like(dx), self.act)
+        return dx + d_out if rows.network.residual else dx
+
+    def _similarity(self, layer: int, dz: Tensor, dx: Tensor, found: ReadCache) -> None:
+        """Through −((x hᵀ) ∘ G) Δ; adds to x̄ and begins h̄ and δ̄."""
+        g, x, h, delta = self.gates[layer], found.inputs[layer], self.written.inputs[layer], self.written.deltas[layer]
+        weighted = found.weighted[layer]
+        minus = -flat(dz)
+        d_weighted = bmm(minus, flat(delta).transpose(1, 2)).view(weighted.shape)
+        self.d_deltas.insert(0, bmm(flat(weighted).transpose(1, 2), minus).view(delta.shape))
+        dh, self.gate_grads[layer]["G"] = similarity_backward(d_weighted, found.raw[layer], x, h, g.G, dx)
+        self.d_inputs.insert(0, dh)
+
+    # Writes: last chunk first.
+
+    def _writes(self, found: ReadCache, complete: tuple[bool | Tensor, ...], carried: StateGrads) -> None:
+        self._prepare(found)
+        for i in range(self.n - 1, -1, -1):
+            self._leave_anchor(complete[i], carried)
+            for layer in range(self.L):
+                self._advance(layer, i, carried)
+                add_bmm_(carried.both[layer], self.both_t[layer][i], self.d_read_at[layer][i])
+            if self.states.aliased[i]:
+                target = carried.W
+                if carried.anchor is not None:
+                    for dW, dA in zip(carried.W, carried.anchor, strict=True):
+                        dW += dA
+                    carried.anchor = None
+            else:
+                if carried.anchor is None:
+                    carried.anchor = [torch.zeros_like(w) for w in carried.W]
+                target = carried.anchor
+            self._errors(i, target)
+        self._ends()
+
+    def _prepare(self, found: ReadCache) -> None:
+        """What the loop over chunks needs and no state, for all chunks at once; and views by chunk of what it meets."""
+        w, rows = self.written, self.rows
+        self.d_scaled = [torch.empty_like(x) for x in w.scaled]
+        ones = [torch.ones_like(z) for z in w.pre[:-1]]
+        slopes = [activation_grad(one, z, one, self.act) for one, z in zip(ones, w.pre, strict=False)]
+        curves = [second_derivative(z, self.act) for z in w.pre[:-1]]
+        self.bend = [None if c is None else c.mul_(y).unbind() for c, y in zip(curves, w.back, strict=True)]
+        d_back = [torch.empty_like(y) for y in w.back]
+        self.h_t, self.delta, self.scaled = by_chunk(w.inputs, True), by_chunk(w.deltas), by_chunk(w.scaled)
+        self.d_h, self.d_delta, self.d_z = by_chunk(self.d_inputs), by_chunk(self.d_deltas), by_chunk(self.d_pre)
+        self.slope, self.d_back, self.d_scaled_at = by_chunk(slopes), by_chunk(d_back), by_chunk(self.d_scaled)
+        self.both_t, self.d_read_at = by_chunk(found.both, True), by_chunk(self.d_read)
+        self.ends = [chunk_ends(rows, g) for g in self.gates]
+        self.weighs = [by_chunk([g.memory_end, g.surprise_end]) for g in self.gates]
+        self.end_grads: list[list[tuple[Tensor, ...]]] = [[] for _ in self.gates]
+        if rows.weight is not None:
+            self.d_error = torch.empty_like(w.error)
+            self.scale = 2.0 * rows.weight * rows.weight
+            unit_part = w.rstd * (w.error * w.unit).mean(-1, keepdim=True)
+            norm = [w.rstd, w.unit, w.rstd * w.error, w.rstd * w.unit, unit_part, self.d_error]
+            self.norm_at = list(zip(*by_chunk(norm), strict=True))
+            self.neutral = torch.zeros_like(w.rstd[0]), torch.ones_like(w.rstd[0])
+
+    @staticmethod
+    def _leave_anchor(complete: bool | Tensor, carried: StateGrads) -> None:
+        """The anchor after a complete chunk is the memory it left."""
+        if carried.anchor is None:
+            return
+        if isinstance(complete, Tensor):
+            for dW, dA in zip(carried.W, carried.anchor, strict=True):
+                dW += torch.where(complete, dA, 0.0)
+                dA.masked_fill_(complete, 0.0)
+        elif complete:
+            for dW, dA in zip(carried.W, carried.anchor, strict=True):
+                dW += dA
+            carried.anchor = None
+
+    def _advance(self, layer: int, i: int, carried: StateGrads) -> None:
+        """Through W ← a W + f S [+ (1 − a) W_init] − (h ∘ memory_end)ᵀ δ and S ← η_end S − (h ∘ surprise_end)ᵀ δ."""
+        dW, dS, both = carried.W[layer], carried.S[layer], carried.both[layer]
+        W, S = self.states.W[layer][i], self.states.S[layer][i]
+        d_scaled = bmm_into(-self.delta[layer][i], both.mT, self.d_scaled_at[layer][i])
+        d_memory, d_surprise = d_scaled.chunk(2, dim=-1)
+        memory_end, surprise_end = self.weighs[layer]
+        self.d_h[layer][i].addcmul_(d_memory, memory_end[i]).addcmul_(d_surprise, surprise_end[i])
+        add_bmm_(self.d_delta[layer][i], self.scaled[layer][i], both, alpha=-1)
+        a, f, e, *forgotten = self.ends[layer][i]
+        product = dW * W
+        if self.rows.decay_target is not None:
+            initial, d_by_head = self.rows.decay_target[layer], by_head(dW, self.rows)
+            by_head(product, self.rows).addcmul_(d_by_head, initial, value=-1)
+            self.shared.initial[layer].add_((d_by_head * forgotten[0]).sum(0))
+        d_a = product.sum_to_size(a.shape)
+        d_f = torch.mul(dW, S, out=product).sum_to_size(f.shape)
+        self.end_grads[layer].insert(0, (d_a, d_f, torch.mul(dS, S, out=product).sum_to_size(e.shape)))
+        dS.mul_(e).addcmul_(dW, f)
+        dW.mul_(a)
+
+    def _ends(self) -> None:
+        """What tokens weigh at the ends of chunks, from what the loop has left."""
+        for layer, g in enumerate(self.gates):
+            h, grads = self.written.inputs[layer], self.gate_grads[layer]
+            to_memory, to_surprise = self.d_scaled[layer].chunk(2, dim=-1)
+            grads["memory_end"] = (to_memory * h).sum_to_size(g.memory_end.shape)
+            grads["surprise_end"] = (to_surprise * h).sum_to_size(g.surprise_end.shape)
+            d_a, d_f, d_e = (torch.stack(several).mT for several in zip(*self.end_grads[layer], strict=True))
+            grads["a"][:, :, -1:] += d_a
+            grads["f"][:, :, -1:] += d_f
+            grads["eta_end"] = d_e
+
+    def _errors(self, i: int, d_anchor: list[Tensor]) -> None:
+        """Through the errors of chunk i: δ̄ and h̄ become z̄, and gradients by the anchor."""
+        anchor, L = self.states.anchors[i], self.L
+        d_delta = self.d_delta[0][i]
+        for layer in range(L - 1):  # δ_l = (δ_{l+1} W_{l+1}ᵀ) ∘ φ'(z_l)
+            bend, d_z = self.bend[layer], self.d_z[layer][i]
+            if bend is None:
+                d_z.zero_()
+            else:
+                torch.mul(d_delta, bend[i], out=d_z)
+            d_back = torch.mul(d_delta, self.slope[layer][i], out=self.d_back[layer][i])
+            add_bmm_(d_anchor[layer + 1], d_back.mT, self.delta[layer + 1][i])
+            d_delta = add_bmm_(self.d_delta[layer + 1][i], d_back, anchor[layer + 1])
+        self._last_error(i, d_delta)
+        for layer in range(L - 1, -1, -1):
+            d_z = self.d_z[layer][i]
+            add_bmm_(d_anchor[layer], self.h_t[layer][i], d_z)
+            d_h = add_bmm_(self.d_h[layer][i], d_z, anchor[layer].mT)
+            if layer > 0:
+                self.d_z[layer - 1][i].addcmul_(d_h, self.slope[layer - 1][i])
+
+    def _last_error(self, i: int, g: Tensor) -> None:
+        """Through δ_L: with a LayerNorm through its backward pass, δ = r (p − ⟨p⟩ − u ⟨p u⟩), ⟨·⟩ the mean.
+
+        p̄ = r (g − ⟨g⟩ − u ⟨g u⟩),   ū = −r (g ⟨p u⟩ + p ⟨g u⟩) + p̄ ∂p/∂u,   z̄ = r (ū − ⟨ū⟩ − u ⟨ū u⟩) − r u ⟨g δ⟩
+        """
+        dot, d_z = self.rows.network.objective == "dot", self.d_z[-1][i]
+        if self.rows.weight is None:
+            if dot:
+                d_z.zero_()
+            else:
+                torch.mul(g, 2.0, out=d_z)
+            return
+        rstd, unit, error_scaled, unit_scaled, unit_part, d_error = self.norm_at[i]
+        layer_norm_backward(g, unit, rstd, self.neutral, d_error)
+        d_unit = g * unit_part
+        d_unit.addcmul_(error_scaled, (g * unit).mean(-1, keepdim=True)).neg_()
+        if not dot:
+            d_unit.addcmul_(d_error, self.scale)
+        layer_norm_backward(d_unit, unit, rstd, self.neutral, d_z)
+        d_z.addcmul_(unit_scaled, (g * self.delta[-1][i]).mean(-1, keepdim=True), value=-1)
+
+    # Keys, values and the LayerNorm: all chunks at once.
+
+    def _tokens(self) -> tuple[Tensor, Tensor]:
+        """p = 2 (u w + x) w with x = [k +] [bias] − v without a LayerNorm 2 (z + x); for the dot product −v [w]."""
+        rows, dk = self.rows, self.d_inputs[0]
+        dot = rows.network.objective == "dot"
+        if rows.weight is None:
+            d_miss = self.d_deltas[-1] if dot else 2.0 * self.d_deltas[-1]
+        else:
+            d_miss = self.d_error * rows.weight
+            miss = inner_residual(rows, self.tokens)
+            if not dot:
+                d_miss.mul_(2.0)
+                miss = 2.0 * miss
+                miss.addcmul_(self.written.unit, rows.weight, value=4)
+            self.shared.weight += (self.d_error * miss).sum((0, 2)).unsqueeze(1)
+            if rows.bias is not None and not dot:
+                self.shared.bias += d_miss.sum((0, 2)).unsqueeze(1)
+        if rows.network.residual and not dot:
+            dk = dk + d_miss
+        return dk, -d_miss
+
+
+def similarity_backward(
+    d_weighted: Tensor, raw: Tensor | None, x: Tensor, h: Tensor, G: Tensor, dx: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Through (x hᵀ) ∘ G, whose gradient is used up: adds to x̄, and returns h̄ and Ḡ."""
+    if raw is not None:
+        d_G = d_weighted * raw
+        d_weighted.mul_(G)
+        add_bmm_(dx.view(-1, *dx.shape[2:]), flat(d_weighted), flat(h))  # in place: no copy of x̄ will do
+        return bmm(flat(d_weighted).transpose(1, 2), flat(x)).view(h.shape), d_G
+    through_x = torch.einsum("nrtj,nrdtj->nrtjd", d_weighted, G)
+    dx += torch.einsum("nrtjd,nrjd->nrtd", through_x, h)
+    dh = torch.einsum("nrtjd,nrtd->nrjd", through_x, x)
+    return dh, torch.einsum("nrtj,nrtd,nrjd->nrdtj", d_weighted, x, h)

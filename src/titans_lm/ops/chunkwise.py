@@ -1,0 +1,404 @@
+"""The memory by chunks: a short sequence of matrix products, exact against `reference.py`.
+
+A call is cut into groups of some chunks (chunk_forward.py). When gradients are asked for, only the state at the start
+of each group is kept, and the backward pass makes the rest again, a group at a time (chunk_backward.py): memory grows
+with the tokens themselves and the square root of the number of chunks. Small chunks of a linear memory are worked on a
+tile at a time (tiles.py), which is then what is called a chunk here.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from titans_lm.config import SurpriseSizes
+from titans_lm.ops.chunk_backward import ChunkBackward, Parameters, StateGrads
+from titans_lm.ops.chunk_forward import (
+    BatchedNetwork,
+    ChunkStates,
+    Tokens,
+    Weights,
+    WriteCache,
+    network_output,
+    read,
+    write,
+)
+from titans_lm.ops.gates import Adjoint, ChunkGates, by_gate, chunk_gates, stack_gates
+from titans_lm.ops.layout import TokenLayout, make_layout, ragged, uniform
+from titans_lm.ops.network import MemoryNetwork
+from titans_lm.ops.recurrent import can_step, step
+from titans_lm.ops.state import MemoryState, select_rows
+from titans_lm.ops.surprise import momentary_norms, surprise_norms
+from titans_lm.ops.tiles import Piece, System, make_system, pieces, tile_size, write_tiles
+from titans_lm.ops.tiles_adjoint import TileBackward
+
+LEAST_CHUNKS = 8
+"""Chunks of a group, where a call has as many."""
+
+State = tuple[Weights, Weights, Weights | None]
+"""M, S and the anchor by rows, (R, D_in, D_out); an anchor of None is M itself."""
+
+
+class Saved(NamedTuple):
+    """What the forward pass keeps for the backward pass besides its inputs.
+
+    `starts` is the state before every group but the first. `written` and `read` are z_L of the keys at the anchor and
+    of the queries, (N, R, C, D): the size of k and of o, and with them the last layer's products are not made again.
+    """
+
+    starts: list[State]
+    written: Tensor
+    read: Tensor
+
+
+class Inputs(NamedTuple):
+    """Everything a gradient may reach.
+
+    Tokens are laid out in chunks, (N, B, C, H, D), and so are the gates (ops/gates.py). Weights are
+    (B, H, D_{l−1}, D_l), `initial` is (H, D_{l−1}, D_l) or empty.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: Weights
+    M: Weights
+    S: Weights
+    anchor: Weights
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+    initial: Weights
+
+    def flat(self) -> list[Tensor | None]:
+        """All tensors in a row, as autograd wants them."""
+        return [x for part in self for x in (part if isinstance(part, tuple) else (part,))]
+
+    @classmethod
+    def of(cls, flat: Sequence[Tensor | None], L: int, gates: int) -> "Inputs":
+        """Undo `flat` for a memory of L layers and so many tensors of gates."""
+        start = 3 + gates
+        M, S, anchor = (tuple(flat[i : i + L]) for i in range(start, start + 3 * L, L))
+        norm_weight, norm_bias, *initial = flat[start + 3 * L :]
+        return cls(*flat[:3], tuple(flat[3:start]), M, S, anchor, norm_weight, norm_bias, tuple(initial))
+
+
+def group_size(chunks: int) -> int:
+    """Chunks of a group of a call: at least 8, and as many as there are then groups."""
+    return max(LEAST_CHUNKS, math.isqrt(chunks - 1) + 1)
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """What a call is besides the tensors of `Inputs`; the tensors of `network` are to be taken from there."""
+
+    network: MemoryNetwork
+    present: Tensor | None
+    complete: tuple[bool | Tensor, ...]
+    anchored: bool
+    """Whether the first chunk takes its gradients at `Inputs.anchor`; otherwise at M."""
+    surprise: SurpriseSizes
+    inside: int | None = None
+    """Tokens of a chunk where what is laid out are tiles of them; None where it is the chunks."""
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(n, B, C, H, D) as (n, R, C, D), contiguous."""
+    return x.transpose(2, 3).flatten(1, 2).contiguous()
+
+
+def split_heads(x: Tensor, batch: int) -> Tensor:
+    """(n, R, C, …) as (n, B, C, H, …)."""
+    return x.unflatten(1, (batch, -1)).transpose(2, 3)
+
+
+def _copied(state: State, into: list[Tensor] | None = None) -> State:
+    """Copies of a state's tensors, in the given ones as far as they go."""
+    given = iter(into or ())
+
+    def copied(x: Tensor) -> Tensor:
+        buffer = next(given, None)
+        return x.clone() if buffer is None else buffer.copy_(x)
+
+    return tuple([None if part is None else tuple([copied(x) for x in part]) for part in state])
+
+
+class ChunkedCall:
+    """A call laid out in chunks, group after group of them: forward, and from the last one backward."""
+
+    def __init__(self, spec: CallSpec, inputs: Inputs) -> None:
+        self.spec, self.inputs, self.L = spec, inputs, len(inputs.M)
+        N, B, *_ = inputs.q.shape
+        norm = [None if x is None else x.repeat(B, 1).unsqueeze(1) for x in (inputs.norm_weight, inputs.norm_bias)]
+        self.rows = BatchedNetwork(spec.network, B, *norm, inputs.initial or None)
+        size = group_size(N)
+        self.groups = [slice(start, min(start + size, N)) for start in range(0, N, size)]
+
+    def first_state(self) -> State:
+        x = self.inputs
+        M, S, anchor = (tuple([w.flatten(0, 1) for w in part]) for part in (x.M, x.S, x.anchor))
+        return M, S, anchor if self.spec.anchored else None
+
+    def _group(self, where: slice, adjoint: bool = False) -> tuple[Tokens, list[ChunkGates], Adjoint | None]:
+        """Tokens of a group by row, what they weigh in every layer, and with `adjoint` the way back to their gates."""
+        present = None if self.spec.present is None else self.spec.present[where]
+        layers, back = chunk_gates(tuple([x[where] for x in self.inputs.gates]), present, adjoint)
+        return Tokens(*[merge_heads(x[where]) for x in self.inputs[:3]]), layers, back
+
+    def _complete(self, where: slice) -> tuple[bool | Tensor, ...]:
+        """Which chunks of a group are complete, tensors by row as (R, 1, 1)."""
+        H, flags = self.inputs.q.shape[3], self.spec.complete[where]
+        return tuple([c.repeat_interleave(H).view(-1, 1, 1) if isinstance(c, Tensor) else c for c in flags])
+
+    def _write(
+        self, where: slice, tokens: Tokens, gates: list[ChunkGates], z: Tensor | None = None
+    ) -> tuple[WriteCache, System | None]:
+        """Write a group, by chunks or by tiles; with `z`, what the first time left, for the gradients."""
+        if self.spec.inside is None:
+            return write(self.rows, tokens, gates, self.states, self._complete(where), z), None
+        system = make_system(tokens.k, gates[0], self.spec.inside)
+        return write_tiles(self.rows, tokens, gates[0], self.states, system, z), system
+
+    def forward(self, saved: Saved | None) -> tuple[Tensor, Tensor | None, State]:
+        """Write and read all groups: outputs (N, B, C, H, D), norms of surprise, the last state; `saved` is filled."""
+        q, state = self.inputs.q, self.first_state()
+        N, B, C, H, D = q.shape
+        # What outlives the call comes first: behind and between what does not, it would leave holes that an allocator
+        # cannot fill with tensors of the same size.
+        last = [torch.empty_like(x) for part in state[:2] for x in part]
+        out = q.new_empty(B, N, C, H, D).transpose(0, 1)
+        parts = (3,) if self.spec.surprise == "parts" else ()
+        norms = q.new_empty(N, B, C, H, self.L, *parts) if self.spec.surprise else None
+        self.states = states = ChunkStates(self.groups[0].stop, state[0], self.rows)
+        for where in self.groups:
+            if saved is not None and where.start > 0:
+                state = _copied(state)  # the buffers are used again
+                saved.starts.append(state)
+            states.begin(*state)
+            self._forward_group(where, saved, out, norms)
+            n = where.stop - where.start
+            state = states.weights(n), states.surprise(n), states.end_anchor()
+        return out, norms, _copied(state, last)
+
+    def _forward_group(self, where: slice, saved: Saved | None, out: Tensor, norms: Tensor | None) -> None:
+        """Write and read a group; all that is made for it but the states ends with the call."""
+        tokens, gates, _ = self._group(where)
+        written, _ = self._write(where, tokens, gates)
+        z = read(self.rows, tokens.q, gates, written, self.states).pre[-1]
+        out[where] = split_heads(network_output(self.rows, tokens.q, z), self.rows.batch)
+        if saved is not None:
+            saved.written[where], saved.read[where] = written.pre[-1], z
+        if norms is None:
+            return
+        if self.spec.surprise == "parts":
+            present = None if self.spec.present is None else self.spec.present[where]
+            given = list(zip(*by_gate(tuple([x[where] for x in self.inputs.gates])), strict=True))
+            found = surprise_norms(self.rows, self.states, written, gates, given, present)
+        else:
+            found = momentary_norms(written)
+        norms[where] = split_heads(found, self.rows.batch)
+
+    def backward(self, saved: Saved, d_out: Tensor | None, d_state: Sequence[Tensor | None]) -> Inputs:
+        """The gradients by `inputs`, group by group from the last."""
+        x, L, B = self.inputs, self.L, self.rows.batch
+        starts = [self.first_state(), *saved.starts]
+        self.states = ChunkStates(self.groups[0].stop, starts[0][0], self.rows)
+        after = [
+            (torch.zeros_like(w) if d is None else d.clone(memory_format=torch.contiguous_format)).flatten(0, 1)
+            for w, d in zip((*x.M, *x.S, *x.anchor), d_state, strict=False)
+        ]
+        both = [torch.cat(pair, dim=1) for pair in zip(after[:L], after[L : 2 * L], strict=True)]
+        carried = StateGrads(both, after[2 * L :] or None)
+        norm = [x.q.new_empty(0) if w is None else torch.zeros_like(w) for w in (self.rows.weight, self.rows.bias)]
+        shared = Parameters(*norm, [torch.zeros_like(w) for w in x.initial])
+        tokens_grad = [torch.empty_like(y) for y in x[:3]]
+        gates_grad = tuple([torch.empty_like(y) for y in x.gates])
+        for where, start in zip(reversed(self.groups), reversed(starts), strict=True):
+            self.states.begin(*start)
+            d = None if d_out is None else d_out[where]
+            self._backward_group(where, saved, d, carried, shared, tokens_grad, gates_grad)
+        M, S = (tuple([w.unflatten(0, (B, -1)) for w in part]) for part in (carried.W, carried.S))
+        anchor = tuple([w.unflatten(0, (B, -1)) for w in carried.anchor or ()]) if self.spec.anchored else (None,) * L
+        weight, bias = (
+            None if w.numel() == 0 else w.squeeze(1).unflatten(0, (B, -1)).sum(0) for w in (shared.weight, shared.bias)
+        )
+        return Inputs(*tokens_grad, gates_grad, M, S, anchor, weight, bias, tuple(shared.initial))
+
+    def _backward_group(
+        self,
+        where: slice,
+        saved: Saved,
+        d_out: Tensor | None,
+        carried: StateGrads,
+        shared: Parameters,
+        tokens_grad: list[Tensor],
+        gates_grad: Weights,
+    ) -> None:
+        """Write and read a group again, and lead its gradients back; all that is made for it ends with the call."""
+        tokens, gates, back = self._group(where, adjoint=True)
+        assert back is not None, "it was asked for"
+        d = torch.zeros_like(tokens.q) if d_out is None else merge_heads(d_out)
+        written, system = self._write(where, tokens, gates, saved.written[where])
+        found = read(self.rows, tokens.q, gates, written, self.states, saved.read[where])
+        given = self.rows, tokens, gates, self.states, written, shared
+        if system is None or self.spec.inside is None:
+            *by_token, by_gates = ChunkBackward(*given).run(d, found, self._complete(where), carried)
+        else:
+            *by_token, by_gates = TileBackward(*given).run_tiles(d, found, carried, system, self.spec.inside)
+        for whole, part in zip(tokens_grad, by_token, strict=True):
+            whole[where] = split_heads(part, self.rows.batch)
+        for whole, part in zip(gates_grad, back(by_gates), strict=True):
+            whole[where] = part
+
+
+class _Chunked(torch.autograd.Function):
+    """`ChunkedCall` and its gradients; it keeps one state for each group and nothing of a group's inside."""
+
+    @staticmethod
+    def forward(ctx: Any, spec: CallSpec, L: int, gates: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        inputs = Inputs.of(tensors, L, gates)
+        N, B, C, H, D = inputs.q.shape
+        saved = Saved([], *[inputs.q.new_empty(N, B * H, C, D) for _ in range(2)])
+        out, norms, (M, S, anchor) = ChunkedCall(spec, inputs).forward(saved)
+        ctx.spec, ctx.layers, ctx.gates, ctx.anchored = spec, L, gates, [start[2] is not None for start in saved.starts]
+        states = [x for start in saved.starts for part in start for x in part or ()]
+        ctx.save_for_backward(*tensors, saved.written, saved.read, *states)
+        ctx.set_materialize_grads(False)
+        if norms is not None:
+            ctx.mark_non_differentiable(norms)
+        lead = inputs.M[0].shape[:2]
+        return out, norms, *[x.unflatten(0, lead) for x in (*M, *S, *(anchor or ()))]
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
+        d_out, _, *d_state = grad_outputs
+        L, count = ctx.layers, len(ctx.needs_input_grad) - 3
+        everything = ctx.saved_tensors  # once: activation checkpointing unpacks them no second time
+        tensors, (written, read_z, *kept) = everything[:count], everything[count:]
+        inputs, saved, states = Inputs.of(tensors, L, ctx.gates), Saved([], written, read_z), iter(kept)
+        for anchored in ctx.anchored:
+            M, S = (tuple([next(states) for _ in range(L)]) for _ in range(2))
+            saved.starts.append((M, S, tuple([next(states) for _ in range(L)]) if anchored else None))
+        with torch.autocast(device_type=inputs.q.device.type, enabled=False):
+            return None, None, None, *ChunkedCall(ctx.spec, inputs).backward(saved, d_out, d_state).flat()
+
+
+CallTokens = tuple[Tensor, Tensor, Tensor, Weights, Weights, Weights]
+"""q, k, v, θ, η and α of a call."""
+Outcome = tuple[Tensor, MemoryState, Tensor | None]
+
+
+def _run_call(
+    tokens: CallTokens,
+    state: MemoryState,
+    layout: TokenLayout,
+    network: MemoryNetwork,
+    surprise: SurpriseSizes,
+    inside: int | None = None,
+) -> Outcome:
+    """Run a call that is laid out on a grid, with gradients if any are asked for."""
+    q, L, dtype = tokens[0], len(state.M), tokens[0].dtype
+    used = network.forget_to == "init"
+    inputs = Inputs(
+        *(layout.place(x) for x in tokens[:3]),
+        tuple(layout.place(x) for x in stack_gates(*tokens[3:])),
+        state.M,
+        state.S,
+        state.anchor,
+        *(None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)),
+        tuple(w.to(dtype) for w in network.initial or ()) if used else (),
+    )
+    aliased = all(a is w for a, w in zip(state.anchor, state.M, strict=True))
+    spec = CallSpec(network, layout.mask(), layout.complete, not aliased, surprise, inside)
+    flat = inputs.flat()
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in flat):
+        o, sizes, *tensors = _Chunked.apply(spec, L, len(inputs.gates), *flat)
+    else:
+        o, sizes, after = ChunkedCall(spec, inputs).forward(None)
+        tensors = [x.unflatten(0, (q.shape[0], q.shape[2])) for part in after for x in part or ()]
+    M, S, anchor = tuple(tensors[:L]), tuple(tensors[L : 2 * L]), tuple(tensors[2 * L :])
+    return (
+        layout.restore(o),
+        MemoryState(M, S, anchor or M, layout.offset),
+        None if sizes is None else layout.restore(sizes),
+    )
+
+
+def _run_piece(
+    piece: Piece,
+    tokens: CallTokens,
+    state: MemoryState,
+    network: MemoryNetwork,
+    chunk_size: int,
+    tile: int,
+    surprise: SurpriseSizes,
+) -> Outcome:
+    """Run a piece of a call: a chunk, or whole chunks by tiles, after which every row stands at a border."""
+    q, k, v = (x[:, piece.tokens] for x in tokens[:3])
+    gates = (tuple(x[:, piece.tokens] for x in gate) for gate in tokens[3:])
+    here, length = (q, k, v, *gates), q.shape[1]
+    start, size = state.offset, chunk_size
+    if piece.tiled:
+        start, size = torch.zeros_like(start), tile
+    if piece.valid is not None:
+        layout = ragged(start, length, size, piece.valid)
+    else:
+        layout = uniform(start, 0, length, size) if piece.tiled else make_layout(start, length, size, None)
+    if not piece.tiled:
+        return _run_call(here, state, layout, network, surprise)
+    layout = replace(layout, complete=(True,) * layout.chunks, offset=start)
+    # errors of the dot product depend on no memory, so there is nothing to solve
+    inside = None if network.objective == "dot" else chunk_size
+    return _run_call(here, state._replace(anchor=state.M), layout, network, surprise, inside)
+
+
+def _joined(parts: tuple[Tensor, ...], apart: bool) -> Tensor:
+    """The outputs of pieces, one after another; or each among all tokens of the call, with zeros for the others."""
+    return torch.cat(parts, dim=1) if apart and len(parts) > 1 else sum(parts[1:], parts[0])
+
+
+def chunked(
+    q: Float[Tensor, "B T H D"],
+    k: Float[Tensor, "B T H D"],
+    v: Float[Tensor, "B T H D"],
+    theta: tuple[Tensor, ...],
+    eta: tuple[Tensor, ...],
+    alpha: tuple[Tensor, ...],
+    state: MemoryState,
+    *,
+    network: MemoryNetwork,
+    chunk_size: int,
+    valid: Bool[Tensor, "B T"] | None = None,
+    return_surprise: SurpriseSizes = False,
+) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L *parts"] | None]:
+    """Write and read a chunk at a time; the same values and gradients as `reference`.
+
+    All gradients of a chunk are taken at the anchor, so they come from one batched forward and backward pass as outer
+    products h ⊗ δ, and a read at every token is a masked attention per memory layer (docs/derivation.md, section 4).
+    Chunks follow one another; batch, heads and the positions of a chunk run side by side.
+    """
+    given = (q, k, v, *theta, *eta, *alpha, *state.M, *state.S, *state.anchor)
+    if can_step(q, valid, given):
+        return step(
+            q, k, v, theta, eta, alpha, state,
+            network=network, chunk_size=chunk_size, return_surprise=return_surprise,
+        )  # fmt: skip
+    tokens = q, k, v, theta, eta, alpha
+    tile = tile_size(network, state, (theta, eta, alpha), chunk_size, q.shape[1])
+    if tile == chunk_size:
+        return _run_call(tokens, state, make_layout(state.offset, q.shape[1], tile, valid), network, return_surprise)
+    cut, several = pieces(state, q.shape[1], chunk_size, valid), []
+    for piece in cut:
+        o, new, sizes = _run_piece(piece, tokens, state, network, chunk_size, tile, return_surprise)
+        # a row without a whole chunk has no border behind it
+        state = select_rows(piece.valid.any(1), new, state) if piece.tiled and piece.valid is not None else new
+        several.append((o, sizes))
+    outputs, surprise = zip(*several, strict=True)
+    apart = cut[0].valid is None
+    return _joined(outputs, apart), state, _joined(surprise, apart) if return_surprise else None

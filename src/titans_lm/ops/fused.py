@@ -1,0 +1,339 @@
+"""Norms, gates and taps, each a plain expression with a fast path inside, whose gradients are written by hand.
+
+Autograd keeps every intermediate and goes back through each; of what a training step holds and does besides matrix
+products, that was about half (D27). What is here keeps what it was given and gives what the expression in its docstring
+gives. Layers call these functions unconditionally. Maps and norms are passed as the modules that they are: PEFT wraps
+them and users put hooks on them, and then they are called.
+"""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from titans_lm.ops.matmul import linear, outer, times
+from titans_lm.ops.state import state_dtype
+
+How = Literal["memory", "mutual", "mix"]
+SHORTEST = 1e-12
+"""Length from which on a vector has a direction."""
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether gradients will be asked for; elsewhere the plain expression does, which compilers also understand."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return any([x is not None and x.requires_grad for x in tensors])
+
+
+def is_plain(*modules: Any) -> bool:
+    """Whether these are our own linear maps and norms and nothing else, so that their weights say what they do."""
+    return all(["is_plain" in vars(type(m)) and not (m._forward_hooks or m._forward_pre_hooks) for m in modules])
+
+
+def _can_fuse(x: Tensor, maps: tuple[Any, ...], norms: tuple[Any, ...] = ()) -> bool:
+    """Whether a fast path is for this call: several tokens, gradients asked for, all plain and of one precision."""
+    if x.shape[1] == 1 or not is_plain(*maps, *norms) or (norms and norms[0].eps != norms[-1].eps):
+        return False
+    weights = [module.weight for module in (*maps, *norms)]
+    if not needs_grad(x, *weights) or torch.is_autocast_enabled(x.device.type):
+        return False
+    return {weight.dtype for weight in weights} == {x.dtype}
+
+
+def fused_linear(x: Float[Tensor, "B T E"], *projs: Any, split: bool = True) -> Any:
+    """Several linear maps of one input, of several tokens in one product; without `split` side by side."""
+    if 1 in (x.shape[1], len(projs)) or not is_plain(*projs) or any([proj.bias is not None for proj in projs]):
+        found = tuple(proj(x) for proj in projs)
+        return found if split else torch.cat(found, dim=-1)
+    y = linear(x, torch.cat([proj.weight for proj in projs]))
+    return y.split([proj.out_features for proj in projs], dim=-1) if split else y
+
+
+def rms_norm(x: Float[Tensor, "*s E"], weight: Float[Tensor, " E"] | None, eps: float) -> Float[Tensor, "*s E"]:
+    """x / √(mean(x²) + ε) · weight, computed in at least float32."""
+    precise = state_dtype(x.dtype)
+    if x.dtype != precise or (weight is not None and weight.dtype != precise):
+        y = F.rms_norm(x.to(precise), x.shape[-1:], eps=eps)
+        return (y if weight is None else y * weight.to(precise)).to(x.dtype)
+    if not needs_grad(x, weight):
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    return _RMSNorm.apply(x, weight, eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        rstd = _rstd(x, eps)
+        y = _scaled(x, rstd, weight)
+        ctx.save_for_backward(y if weight is None else x, weight, rstd)  # without a weight the next one keeps y anyway
+        return y
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        kept, weight, rstd = ctx.saved_tensors
+        if weight is not None:
+            return *_rms_adjoint(grads[0], kept, weight, rstd), None
+        along = (grads[0] * kept).mean(-1, keepdim=True)
+        return torch.addcmul(grads[0], kept, along, value=-1).mul_(rstd), None, None
+
+
+def _rstd(x: Tensor, eps: float) -> Tensor:
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.rsqrt_(size.square_().div_(x.shape[-1]).add_(eps))
+
+
+def _scaled(x: Tensor, rstd: Tensor, weight: Tensor | None) -> Tensor:
+    y = x * rstd
+    return y if weight is None else y.mul_(weight)
+
+
+def _rms_adjoint(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients by x, r (g − u ⟨g u⟩) with u = x r and ⟨·⟩ the mean, and by the weight."""
+    d_weight = (grad * x).mul_(rstd).sum(dim=tuple(range(x.dim() - 1)))
+    grad = grad * weight
+    along = (grad * x).mean(-1, keepdim=True).mul_(rstd.pow(3))
+    return grad.mul_(rstd).addcmul_(x, along, value=-1), d_weight
+
+
+def unit_norm(x: Float[Tensor, "*s D"]) -> Float[Tensor, "*s D"]:
+    """x / ‖x‖.
+
+    A vector shorter than 1e-12, as the zeros of padded embeddings are, is divided by that and has no gradient: times
+    its inverse in block after block it would be more than float32 holds.
+    """
+    if needs_grad(x):
+        return _UnitNorm.apply(x)
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    if torch.is_grad_enabled():
+        x = torch.where(size < SHORTEST, x.detach(), x)
+    return x / size.clamp_min(SHORTEST)
+
+
+class _UnitNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        unit = x / size.clamp_min(SHORTEST)
+        ctx.save_for_backward(unit, size)
+        return unit
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,), (unit, size) = grads, ctx.saved_tensors
+        along = (grad * unit).sum(-1, keepdim=True)
+        d_x = torch.addcmul(grad, unit, along, value=-1).div_(size.clamp_min(SHORTEST))
+        return d_x.masked_fill_(size < SHORTEST, 0.0)
+
+
+def swiglu(x: Float[Tensor, "B T E"], gate_proj: Any, up_proj: Any, down_proj: Any) -> Float[Tensor, "B T O"]:
+    """(SiLU(x W_gateᵀ) ∘ x W_upᵀ) W_downᵀ, on a CPU some rows at a time: a hidden layer of all outgrows caches."""
+    projs = gate_proj, up_proj, down_proj
+    if _can_fuse(x, projs) and all([proj.bias is None for proj in projs]):
+        return _SwiGLU.apply(x, *(proj.weight for proj in projs))
+    return down_proj(F.silu(gate_proj(x)) * up_proj(x))
+
+
+BLOCK = 2**19
+"""Numbers of one hidden layer in a block of rows; about five such layers are at work."""
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        both, blocks = torch.cat((gate, up)), _blocks(x, len(gate))
+        hidden = [linear(rows, both) for rows in blocks]
+        ctx.save_for_backward(x, both, down, *hidden)
+        y = x.new_empty(*x.shape[:-1], len(down))
+        for part, out in zip(hidden, _blocks(y, len(gate)), strict=True):
+            opened, raised = part.chunk(2, dim=-1)
+            out.copy_(linear(F.silu(opened).mul_(raised), down))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        (grad,), (x, both, down, *hidden) = grads, ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        d_x = x.new_empty(x.shape) if wanted[0] else None  # contiguous, so that its blocks are views of it
+        d_both = torch.zeros_like(both) if wanted[1] or wanted[2] else None
+        d_down = torch.zeros_like(down) if wanted[3] else None
+        width = len(both) // 2
+        d_rows = [None] * len(hidden) if d_x is None else _blocks(d_x, width)
+        for rows, out, d_out, part in zip(_blocks(x, width), d_rows, _blocks(grad, width), hidden, strict=True):
+            opened, raised = part.chunk(2, dim=-1)
+            gated = F.silu(opened)
+            if d_down is not None:
+                d_down += outer(d_out, gated * raised)
+            d_product = times(d_out, down)
+            d_part = torch.empty_like(part)
+            d_opened, d_raised = d_part.chunk(2, dim=-1)
+            torch.mul(d_product, gated, out=d_raised)
+            d_opened.copy_(torch.ops.aten.silu_backward(d_product.mul_(raised), opened))
+            if d_both is not None:
+                d_both += outer(d_part, rows)
+            if out is not None:
+                out.copy_(times(d_part, both))
+        d_gate, d_up = (None, None) if d_both is None else d_both.chunk(2)
+        return d_x, d_gate, d_up, d_down
+
+
+def _blocks(x: Tensor, width: int) -> tuple[Tensor, ...]:
+    """The rows of (*s, E), on a CPU in blocks of which a hidden layer of this width stays in the caches."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows.split(max(64, BLOCK // width)) if x.is_cpu else (rows,)
+
+
+def gated_linear(
+    how: How,
+    proj: Any,
+    y: Tensor,
+    m: Float[Tensor, "B T E"],
+    y_norm: Any,
+    m_norm: Any = None,
+    gate_proj: Any = None,
+) -> Float[Tensor, "B T O"]:
+    """Two streams in one, ŷ and m̂ being their norms, if any: y is (B, T, E), or (B, T, H, D) to be normed by head.
+
+    "memory":  (ŷ ∘ σ(m̂)) Wᵀ
+    "mutual":  (ŷ ∘ σ(m̂) + m̂ ∘ σ(ŷ)) Wᵀ
+    "mix":     (g ∘ ŷ + (1 − g) ∘ m̂) Wᵀ,  g = σ((ŷ + m̂) W_gᵀ + b)
+    """
+    maps = (proj,) if gate_proj is None else (proj, gate_proj)
+    norms = (y_norm,) if m_norm is None else (y_norm, m_norm)
+    precise = m.dtype == y.dtype == state_dtype(y.dtype)
+    if precise and _can_fuse(y, maps, norms) and proj.bias is None:
+        m_weight = None if m_norm is None else m_norm.weight
+        gate = (None, None) if gate_proj is None else (gate_proj.weight, gate_proj.bias)
+        return _GatedLinear.apply(how, y_norm.eps, y, m, proj.weight, y_norm.weight, m_weight, *gate)
+    y, m = y_norm(y).flatten(2).to(m.dtype), m if m_norm is None else m_norm(m)
+    g = None if gate_proj is None else torch.sigmoid(gate_proj(y + m)).to(y.dtype)
+    return proj(_gated(how, y, m, g))
+
+
+def _gated(how: str, y: Tensor, m: Tensor, g: Tensor | None) -> Tensor:
+    if how == "memory":
+        return torch.sigmoid(m) * y
+    return torch.lerp(m, y, g) if g is not None else torch.sigmoid(m) * y + m * torch.sigmoid(y)
+
+
+class _GatedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        how: str,
+        eps: float,
+        y: Tensor,
+        m: Tensor,
+        weight: Tensor,
+        y_weight: Tensor,
+        m_weight: Tensor | None,
+        gate_weight: Tensor | None,
+        gate_bias: Tensor | None,
+    ) -> Tensor:
+        y_rstd, m_rstd = _rstd(y, eps), None if m_weight is None else _rstd(m, eps)
+        a, c = _scaled(y, y_rstd, y_weight).reshape(m.shape), m if m_rstd is None else _scaled(m, m_rstd, m_weight)
+        # kept: a product of matrices is not made twice
+        g = None if gate_weight is None else linear(a + c, gate_weight, gate_bias).sigmoid_()
+        ctx.how = how
+        ctx.save_for_backward(y, m, g, weight, y_weight, m_weight, gate_weight, y_rstd, m_rstd)
+        both = torch.addcmul(torch.sigmoid(c) * a, c, torch.sigmoid(a)) if how == "mutual" else _gated(how, a, c, g)
+        return linear(both, weight)
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        (grad,), (y, m, g, weight, y_weight, m_weight, gate_weight, y_rstd, m_rstd) = grads, ctx.saved_tensors
+        a, c = _scaled(y, y_rstd, y_weight).reshape(m.shape), m if m_rstd is None else _scaled(m, m_rstd, m_weight)
+        d, by_sigmoid = times(grad, weight), torch.ops.aten.sigmoid_backward
+        d_gate_weight = d_gate_bias = d_m_weight = None
+        if ctx.how == "mix":
+            d_weight = outer(grad, torch.lerp(c, a, g))
+            d_logits = by_sigmoid((a - c).mul_(d), g)
+            d_gate_weight, d_gate_bias = outer(d_logits, a.add_(c)), d_logits.flatten(0, -2).sum(0)
+            d_both, d_a = times(d_logits, gate_weight), d * g
+            d_c = d.sub_(d_a).add_(d_both)
+            d_a = d_a.add_(d_both)
+        elif ctx.how == "mutual":
+            open_a, open_c = torch.sigmoid(a), torch.sigmoid(c)
+            d_weight = outer(grad, (a * open_c).addcmul_(c, open_a))
+            d_a = by_sigmoid(c.mul_(d), open_a).addcmul_(d, open_c)
+            d_c = by_sigmoid(a.mul_(d), open_c).addcmul_(d, open_a)
+        else:
+            opened = torch.sigmoid(c)
+            d_weight = outer(grad, opened * a)
+            d_c, d_a = by_sigmoid(a.mul_(d), opened), d.mul_(opened)
+        d_y, d_y_weight = _rms_adjoint(d_a.view(y.shape), y, y_weight, y_rstd)
+        if m_rstd is not None:
+            d_c, d_m_weight = _rms_adjoint(d_c, m, m_weight, m_rstd)
+        return None, None, d_y, d_c, d_weight, d_y_weight, d_m_weight, d_gate_weight, d_gate_bias
+
+
+def clipped_sigmoid(x: Float[Tensor, "*s"], stretch: float) -> Float[Tensor, "*s"]:
+    """clip((1 + 2ε) σ(x) − ε, 0, 1), whose gradient is everywhere that of what is clipped (D33)."""
+    if needs_grad(x):
+        return _ClippedSigmoid.apply(x, stretch)
+    y = (1.0 + 2.0 * stretch) * torch.sigmoid(x) - stretch
+    return y + (y.clamp(0.0, 1.0) - y).detach()
+
+
+class _ClippedSigmoid(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stretch: float) -> Tensor:
+        opened = torch.sigmoid(x)
+        ctx.save_for_backward(opened)
+        ctx.slope = 1.0 + 2.0 * stretch
+        y = (ctx.slope * opened).sub_(stretch)
+        return y.clamp(0.0, 1.0).sub_(y).add_(y)
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return torch.ops.aten.sigmoid_backward(grads[0] * ctx.slope, ctx.saved_tensors[0]), None
+
+
+def causal_taps(padded: Float[Tensor, "B T_K1 E"], weight: Float[Tensor, "K E"]) -> Float[Tensor, "B T E"]:
+    """SiLU(Σ_i w_i ∘ padded_{t+i}), a depthwise convolution over the K rows that end with a token's own."""
+    if not needs_grad(padded, weight):
+        return F.silu(_taps(padded, weight))
+    return _CausalTaps.apply(padded, weight)
+
+
+def _taps(padded: Tensor, weight: Tensor) -> Tensor:
+    # a handful of shifted products: on CPU faster than a grouped convolution, and no transposes
+    T = padded.shape[1] - len(weight) + 1
+    first, *others = weight.unbind()
+    y = padded[:, :T] * first
+    for i, w in enumerate(others, 1):
+        y.addcmul_(padded[:, i : i + T], w)
+    return y
+
+
+class _CausalTaps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(padded, weight)
+        return F.silu(_taps(padded, weight))
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        (grad,), (padded, weight) = grads, ctx.saved_tensors
+        K, T = len(weight), grad.shape[1]
+        d_y = torch.ops.aten.silu_backward(grad, _taps(padded, weight))
+        d_padded, d_weight = torch.zeros_like(padded), torch.empty_like(weight)
+        for i in range(K):
+            d_padded[:, i : i + T].addcmul_(d_y, weight[i])
+            torch.sum(d_y * padded[:, i : i + T], dim=(0, 1), out=d_weight[i])
+        return d_padded, d_weight

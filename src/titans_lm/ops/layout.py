@@ -1,0 +1,122 @@
+"""Tokens onto chunks: where every token of a call stands in the grid of its row's chunks.
+
+Rows may differ in length, may have padding anywhere, and may start inside a chunk. The grid gathers a row's valid
+tokens, shifts them by its offset, and so lets chunk borders fall where they would fall for that row alone.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """How (B, T, …) tensors are laid out as (N, B, …, C, …) chunks and taken back.
+
+    Exactly one form is in use: `source` is None when every row has the same shape (tokens are only shifted by `lead`),
+    otherwise `source` (B, N·C) names the token at each position and `target` (B, T) the position of each token.
+    `present` (B or 1, N·C) marks positions that hold a token, None when all do. `complete` says for every chunk whether
+    it ends there: True or False for all rows, or one flag per row. `size` is the positions of one chunk.
+    """
+
+    chunks: int
+    size: int
+    lead: int
+    length: int
+    source: Int[Tensor, "B G"] | None
+    target: Int[Tensor, "B T"] | None
+    present: Bool[Tensor, "_ G"] | None
+    complete: tuple[bool | Bool[Tensor, " B"], ...]
+    offset: Int[Tensor, " B"]
+    """Offset of every row after the call."""
+
+    def place(self, x: Tensor) -> Tensor:
+        """Lay (B, T, …) out as (N, B, C, …), zero where no token stands."""
+        total = self.chunks * self.size
+        if self.source is None:
+            trail = total - self.lead - x.shape[1]
+            if self.lead or trail:
+                x = F.pad(x, [0, 0] * (x.dim() - 2) + [self.lead, trail])
+        else:
+            tail = [1] * (x.dim() - 2)
+            x = x.gather(1, self.source.view(*self.source.shape, *tail).expand(-1, -1, *x.shape[2:]))
+            x = x * self.present.view(*self.source.shape, *tail)  # type: ignore[union-attr]
+        return x.unflatten(1, (self.chunks, self.size)).movedim(1, 0)
+
+    def mask(self) -> Bool[Tensor, "N _ 1 C"] | None:
+        """`present` by chunk, shaped to broadcast over (N, B, H, C)."""
+        if self.present is None:
+            return None
+        return self.present.unflatten(1, (self.chunks, self.size)).movedim(1, 0).unsqueeze(2)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """Take (N, B, C, …) back to (B, T, …); tokens that were not valid get zero."""
+        x = x.movedim(0, 1).flatten(1, 2)
+        if self.target is None:
+            return x[:, self.lead : self.lead + self.length]
+        tail = [1] * (x.dim() - 2)
+        known = self.target >= 0
+        x = x.gather(1, self.target.clamp(min=0).view(*self.target.shape, *tail).expand(-1, -1, *x.shape[2:]))
+        return x * known.view(*known.shape, *tail)
+
+
+def make_layout(
+    offset: Int[Tensor, " B"], length: int, chunk_size: int, valid: Bool[Tensor, "B T"] | None
+) -> TokenLayout:
+    """Choose the grid for a call of `length` tokens that starts `offset` tokens into each row's chunk."""
+    if length == 1 or chunk_size == 1:
+        return _steps(offset, length, chunk_size, valid)
+    if valid is None:
+        starts = offset.tolist()
+        if len(set(starts)) == 1:
+            return uniform(offset, starts[0], length, chunk_size)
+        valid = torch.ones(len(starts), length, dtype=torch.bool, device=offset.device)
+    return ragged(offset, length, chunk_size, valid)
+
+
+def _steps(offset: Tensor, length: int, chunk_size: int, valid: Tensor | None) -> TokenLayout:
+    """Every token is a chunk of the grid on its own: one token cannot cross a border, whatever the offsets are."""
+    complete = []
+    for t in range(length):
+        counted = 1 if valid is None else valid[:, t].to(offset.dtype)
+        filled = offset + counted
+        done = filled == chunk_size
+        complete.append(True if chunk_size == 1 and valid is None else done)
+        offset = torch.where(done, 0, filled)
+    return TokenLayout(length, 1, 0, length, None, None, valid, tuple(complete), offset)
+
+
+def uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> TokenLayout:
+    """All rows stand at the same place and all tokens are real."""
+    filled = start + length
+    if filled <= chunk_size:  # the call ends inside the chunk it starts in: no need to lay out the rest of it
+        done = filled == chunk_size
+        return TokenLayout(
+            1, length, 0, length, None, None, None, (done,), torch.full_like(offset, filled % chunk_size)
+        )
+    chunks = -(-filled // chunk_size)
+    present = None
+    if start or filled % chunk_size:
+        place = torch.arange(chunks * chunk_size, device=offset.device)
+        present = ((place >= start) & (place < filled)).unsqueeze(0)
+    complete = (*[True] * (chunks - 1), filled % chunk_size == 0)
+    end = torch.full_like(offset, filled % chunk_size)
+    return TokenLayout(chunks, chunk_size, start, length, None, None, present, complete, end)
+
+
+def ragged(offset: Tensor, length: int, chunk_size: int, valid: Tensor) -> TokenLayout:
+    """Rows of different length, with padding anywhere or different offsets."""
+    count = valid.sum(1)
+    chunks = max(1, -(-int((offset + count).max()) // chunk_size))
+    place = torch.arange(chunks * chunk_size, device=offset.device)
+    rank = place - offset[:, None]  # which of the row's valid tokens stands at a position
+    present = (rank >= 0) & (rank < count[:, None])
+    order = torch.argsort(~valid, dim=1, stable=True)  # valid tokens first, in their order
+    source = order.gather(1, rank.clamp(0, length - 1))
+    target = torch.where(valid, offset[:, None] + valid.cumsum(1) - 1, -1)
+    last = present.unflatten(1, (chunks, chunk_size))[..., -1]
+    complete = tuple(last.unbind(1))
+    return TokenLayout(chunks, chunk_size, 0, length, source, target, present, complete, (offset + count) % chunk_size)

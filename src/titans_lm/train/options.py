@@ -1,0 +1,131 @@
+"""Settings from files, as files, and as command lines: plain dataclasses in, plain dataclasses out.
+
+One set of names serves the library, the command line (`--warmup-steps 100`), a config file and the `settings.json` of
+a run, which is itself such a file.
+"""
+
+import dataclasses
+import json
+import shlex
+import tomllib
+import types
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from titans_lm.config import check_choice, check_known
+
+Settings = TypeVar("Settings")
+RENAMED = {"gate_price": "gate_l1", "text_weight": "lm_loss_weight"}
+"""Names that settings had in files of saved runs, and those that they have now."""
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """Read settings from a .json or .toml file; ValueError for a file that is neither."""
+    if not path.is_file():
+        raise ValueError(f"got the settings file {str(path)!r}, which does not exist")
+    text = path.read_bytes()
+    try:
+        values = tomllib.loads(text.decode()) if path.suffix == ".toml" else json.loads(text)
+    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"got {str(path)!r}, which is not {path.suffix.lstrip('.') or 'json'}: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"got {str(path)!r} with a {type(values).__name__} in it; expected names and values")
+    return values
+
+
+def merge_settings(default: Settings, values: dict[str, Any]) -> Settings:
+    """Replace settings by values that came from a file; dataclasses inside go by nested names.
+
+    A setting is found by the name that it had before, too. ValueError for an unknown name, with the nearest known one,
+    and for a value of the wrong kind.
+    """
+    hints = get_type_hints(type(default))
+    values = {name if name in hints else RENAMED.get(name, name): value for name, value in values.items()}
+    check_known(type(default), values)
+    changes = {}
+    for name, value in values.items():
+        before = getattr(default, name)
+        if dataclasses.is_dataclass(before):
+            if not isinstance(value, dict):
+                raise ValueError(f"got {name}={value!r}; expected names and values below {name}")
+            changes[name] = merge_settings(before, value)
+        else:
+            changes[name] = _convert(name, value, hints[name])
+    return dataclasses.replace(default, **changes)
+
+
+def plain_settings(settings: Any) -> dict[str, Any]:
+    """Turn settings into what JSON can hold; `merge_settings` is the way back."""
+    return {
+        item.name: plain_settings(value)
+        if dataclasses.is_dataclass(value)
+        else str(value)
+        if isinstance(value, Path)
+        else [str(each) if isinstance(each, Path) else each for each in value]
+        if isinstance(value, tuple)
+        else value
+        for item in dataclasses.fields(settings)
+        for value in [getattr(settings, item.name)]
+    }
+
+
+def as_options(settings: Any, default: Any) -> list[str]:
+    """Write settings as the options of a command line that turn the default into them; those inside go by dots."""
+    return _options("--", plain_settings(settings), plain_settings(default))
+
+
+def written_command(*words: str, settings: Any, **left_out: Any) -> str:
+    """Write the command that settings came from: `titans`, words, and the options that are not the defaults.
+
+    `left_out` are settings that the words say already, or that are no part of what was asked, with their defaults.
+    """
+    told = dataclasses.replace(settings, **left_out)
+    return shlex.join(["titans", *words, *as_options(told, type(settings)())])
+
+
+def _options(prefix: str, plain: dict[str, Any], default: dict[str, Any]) -> list[str]:
+    parts = []
+    for name, value in plain.items():
+        option = f"{prefix}{name.replace('_', '-')}"
+        if isinstance(value, dict):
+            parts += _options(f"{option}.", value, default[name])
+        elif value == default[name]:
+            continue
+        elif isinstance(value, bool):
+            parts.append(option if value else f"{prefix}no-{name.replace('_', '-')}")
+        else:
+            parts += [option, *map(str, value if isinstance(value, list) else [value])]
+    return parts
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """Take a value as the type that a setting has, without guessing: no "3" for 3, no 1 for true."""
+    if get_origin(hint) is Literal:
+        check_choice(name, value, get_args(hint))
+        return value
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    several = next((kind for kind in kinds if get_origin(kind) is tuple), None)
+    if several is not None and isinstance(value, list | tuple):
+        return tuple(_convert(name, item, get_args(several)[0]) for item in value)
+    literal = next((kind for kind in kinds if get_origin(kind) is Literal), None)
+    if literal is not None and value is not None:
+        check_choice(name, value, get_args(literal))
+        return value
+    for kind in kinds:
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if kind is Path and isinstance(value, str):
+            return Path(value)
+        if type(value) is kind:
+            return value
+    names = {type(None): "nothing"}
+    wanted = " or ".join(
+        "several of them" if get_origin(kind) is tuple else names.get(kind, kind.__name__) for kind in kinds
+    )
+    raise ValueError(f"got {name}={value!r}; expected {wanted}")
+
+
+def as_settings(kind: type[Settings], settings: Any, **changes: Any) -> Settings:
+    """Give settings of another kind with the values of all names that both have, and changes."""
+    names = {item.name for item in dataclasses.fields(kind)} & {item.name for item in dataclasses.fields(settings)}  # pyrefly: ignore
+    return kind(**{name: getattr(settings, name) for name in names} | changes)

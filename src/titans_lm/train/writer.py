@@ -1,0 +1,220 @@
+"""What a run leaves on disk, on the screen and with trackers while it goes on; checkpoints are written beside it."""
+
+import errno
+import hashlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from titans_lm.train.checkpoint import copied, optimizer_tensors
+from titans_lm.train.files import HIDDEN, claimed
+from titans_lm.train.parallel import Distributed, whole_weights
+from titans_lm.train.progress import ProgressReport
+from titans_lm.train.run import IN_USE, RunFolder
+from titans_lm.train.trainer import Record, Trainer
+
+PROJECT = "titans-lm"
+Logger = Callable[[int, Mapping[str, float]], None]
+"""Takes a step and its numbers."""
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps happens at this one; 0 is never."""
+    return every > 0 and step % every == 0
+
+
+class RunWriter:
+    """What a run leaves on disk and on the screen; a context manager."""
+
+    def __init__(self, trainer: Trainer, run: RunFolder | None, progress: ProgressReport) -> None:
+        self.trainer, self.run, self.progress = trainer, run, progress
+        self.saved: tuple[int, Path | None] = (-1, None)
+        self.async_save, self.stack = AsyncSave(trainer.world), ExitStack()
+        self.loggers: list[Logger] = []
+
+    def __enter__(self) -> "RunWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.async_save.end()
+        self.stack.close()  # loggers write what they have kept back
+
+    def resume(self) -> None:
+        """Go on from the run's newest checkpoint, if it has one; ValueError where another process trains it."""
+        run, world = self.run, self.trainer.world
+        if run is None:
+            return
+        world.first(lambda: self.stack.enter_context(claimed(run.path / IN_USE)))
+        checkpoint = world.first(lambda: run.whole(lambda damage: self.progress.say(f"passed over: {damage}")))
+        if checkpoint is not None:
+            if world.main and any(run.checkpoints.glob(f"{HIDDEN}*")):
+                self.progress.say("a checkpoint was not finished when the run ended: the one before it is used")
+            self.trainer.load(checkpoint)
+            self.saved = (self.trainer.result.step, checkpoint)
+            self.progress.say(f"going on from {checkpoint}")
+        world.first(lambda: run.metrics.rewind(self.trainer.result.step))
+        if world.main:
+            names = dict.fromkeys(self.trainer.settings.sinks)
+            self.loggers = [LOGGERS[name](run.path, self.trainer.result.step, self.stack) for name in names]
+
+    def log(self, record: Record) -> None:
+        """Show a step, and log it where it is one that is."""
+        self.progress.update(record)
+        settings = self.trainer.settings
+        if due(record["step"], settings.log_every) or record["step"] == settings.steps:
+            self._append(record)
+
+    def _append(self, record: Record) -> None:
+        if self.run is not None and self.trainer.world.main:
+            self.run.metrics.append(record)
+            for logger in self.loggers:
+                logger(record["step"], flat_numbers(record))
+
+    def save(self, *, asynchronous: bool = False) -> Path | None:
+        """Write a checkpoint of the step that was taken last, unless there is one.
+
+        An asynchronous one may still be being written when this returns; the next call waits for it. Where it failed
+        that raises OSError, after it has written its own.
+        """
+        step, failed = self.trainer.result.step, self.async_save.wait()
+        if self.run is not None and self.saved[0] != step:
+            self.saved = (step, self._save(self.run, step, asynchronous and failed is None))
+        if failed is not None:
+            raise failed
+        return self.saved[1]
+
+    def _save(self, run: RunFolder, step: int, asynchronous: bool) -> Path:
+        trainer, world = self.trainer, self.trainer.world
+        weights = whole_weights(trainer.model) if trainer.spread else None
+        optimizer, state = optimizer_tensors(trainer.model, trainer.optimizer), trainer.state()
+        if asynchronous:
+            world, optimizer = self.async_save.world(), copied(optimizer)
+            if not trainer.spread and world.main:
+                weights = copied(trainer.model.state_dict(keep_vars=True))
+
+        def write() -> Path:
+            keep = trainer.settings.keep
+            return run.save(step, trainer.model, state, keep, optimizer=optimizer, weights=weights, world=world)
+
+        if not asynchronous:
+            return write()
+        self.async_save.begin(run.checkpoint(step), write)
+        return run.checkpoint(step)
+
+    def finish(self) -> None:
+        """Save the finished model."""
+        run, trainer = self.run, self.trainer
+        if run is not None:
+            weights = whole_weights(trainer.model) if trainer.spread else None
+            trainer.world.first(lambda: run.finish(trainer.result.step, trainer.model, weights))
+
+    def evaluate(self, eval_fn: Callable[[Any], dict[str, Any]]) -> None:
+        """Evaluate, and log what was found as a line of its own."""
+        result = self.trainer.result
+        result.evaluation = self.trainer.evaluate(eval_fn)
+        self._append({"step": result.step, "seconds": result.seconds, **result.evaluation})
+        found = {name: value for name, value in result.evaluation.items() if isinstance(value, float)}
+        numbers = "  ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items())
+        self.progress.say(f"step {result.step}: {numbers}")
+
+
+class AsyncSave:
+    """One checkpoint at a time, written by a thread beside training, on every process that trains."""
+
+    def __init__(self, training: Distributed) -> None:
+        self.training = training
+        self._pool: ThreadPoolExecutor | None = None
+        self._work: Future[Any] | None = None
+        self._world: Distributed | None = None
+        self._into = Path()
+
+    def world(self) -> Distributed:
+        """The processes as the threads talk to each other; all of them call it."""
+        if self._world is None:
+            self._world = self.training.beside()
+        return self._world
+
+    def begin(self, into: Path, work: Callable[[], Any]) -> None:
+        """Begin to write something; what was begun before must have been waited for."""
+        assert self._work is None
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="titans-save")
+        self._into, self._work = into, self._pool.submit(work)
+
+    def wait(self) -> OSError | None:
+        """Wait for the work of all processes; return the same error on all of them where it failed on one."""
+        if self._work is None:
+            return None
+        work, self._work, failed = self._work, None, None
+        try:
+            work.result()
+        except (OSError, ValueError, RuntimeError) as error:
+            failed = f"could not be written: {' '.join(str(error).split())[:300]}"
+        failed = next((one for one in self.training.all_gather(failed) if one is not None), None)
+        return None if failed is None else OSError(errno.EIO, failed, str(self._into))
+
+    def end(self) -> None:
+        """Let what was begun come to its end, well or not: nobody asks for it any more."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        self._pool, self._work = None, None
+
+
+def flat_numbers(record: Record) -> dict[str, float]:
+    """Take the numbers out of a record, those inside lists and dicts by a path as their name.
+
+    The step is none of them, nor are the rows of the text that it has read.
+    """
+    return dict(_numbers("", {key: part for key, part in record.items() if key not in ("step", "rows")}))
+
+
+def _numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict | list | tuple):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _numbers(f"{prefix}/{key}" if prefix else str(key), part)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield prefix, float(value)
+
+
+def _tensorboard(run: Path, step: int, stack: ExitStack) -> Logger:
+    """Event files in the run's folder; what was told after the step that a run goes on from is hidden."""
+    summary = _library("torch.utils.tensorboard", "tensorboard").SummaryWriter
+    writer = stack.enter_context(summary(str(run / "tensorboard"), purge_step=step + 1 if step else None))
+
+    def log(step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+
+    return log
+
+
+def _tracker(library: str, run: Path, stack: ExitStack) -> Logger:
+    """One run of wandb or trackio for each run folder, taken up again with it; trackio knows it by its name alone."""
+    key = hashlib.blake2b(str(run.resolve()).encode(), digest_size=8).hexdigest()
+    named = {"name": run.name, "id": key, "dir": str(run)} if library == "wandb" else {"name": f"{run.name}-{key}"}
+    tracked = _library(library, library).init(project=PROJECT, resume="allow", **named)
+    stack.callback(tracked.finish)
+    return lambda step, numbers: tracked.log(numbers, step=step)
+
+
+LOGGERS: dict[str, Callable[[Path, int, ExitStack], Logger]] = {
+    "tensorboard": _tensorboard,
+    "wandb": lambda run, step, stack: _tracker("wandb", run, stack),
+    "trackio": lambda run, step, stack: _tracker("trackio", run, stack),
+}
+"""Where numbers go beside metrics.jsonl: libraries that are loaded when they are asked for."""
+
+
+def _library(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"got the sink {package!r}, which is not installed; expected: pip install {package}"
+        ) from error

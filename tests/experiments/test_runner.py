@@ -1,0 +1,162 @@
+"""Processes side by side, and what results were made with."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from titans_lm.experiments.result import kept, total_provenance
+from titans_lm.experiments.runner import RESULT, run_job
+from titans_lm.report.sources import commits
+from titans_lm.train.run import RunFolder, begun_with, commits_of, seconds_of
+from titans_lm.train.trainer import Diverged
+
+fcntl = pytest.importorskip("fcntl", reason="locks of POSIX")
+PARENT = """
+import fcntl, time
+from dataclasses import dataclass
+from pathlib import Path
+
+from titans_lm.experiments.runner import run_jobs
+
+
+@dataclass(frozen=True)
+class Endless:
+    folder: Path
+    name: str = "endless"
+    rate: float = 0.0
+    counts: bool = True
+
+    def spec(self):
+        return {}
+
+    def saved_spec(self):
+        return None
+
+    def train(self):
+        with (self.folder / "held").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            (self.folder / "begun").touch()
+            time.sleep(600)
+
+    def describe(self, result):
+        return ""
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    run_jobs([Endless(here / name) for name in ("first", "second")], 2, print)
+"""
+
+
+def let_go(path: Path) -> bool:
+    """Whether no process holds the lock of a file."""
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def wait_for(what, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+
+
+def test_runs_side_by_side_end_with_the_command_that_was_killed(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    (tmp_path / "parent.py").write_text(PARENT)
+    parent = subprocess.Popen([sys.executable, tmp_path / "parent.py"])
+    try:
+        wait_for(lambda: all((folder / "begun").exists() for folder in folders))
+        assert not any(let_go(folder / "held") for folder in folders)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: all(let_go(folder / "held") for folder in folders), 60.0)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run of three logged steps that are said to have taken 100 seconds each; told so, it is stopped after one."""
+
+    folder: Path
+    stop: bool = False
+    diverges: bool = False
+    name: str = "slow"
+    rate: float = 0.0
+    counts: bool = False
+
+    def spec(self) -> dict:
+        return {"name": self.name}
+
+    def saved_spec(self) -> dict | None:
+        return begun_with(self.folder)
+
+    def train(self) -> dict:
+        run = RunFolder.open(self.folder) if self.saved_spec() else RunFolder.create(self.folder, self.spec())
+        for step in range(len(run.metrics.read()) + 1, 4):
+            run.metrics.append({"step": step, "seconds": 100.0 * step})
+            if self.stop:
+                raise KeyboardInterrupt
+        if self.diverges:
+            raise Diverged("the loss is no number")
+        time.sleep(0.05)
+        return {"seconds": 300.0}
+
+    def describe(self, result: dict) -> str:
+        return ""
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let the sources be at the commit that stands first in this list."""
+    names = ["aaa"]
+    for place in ("titans_lm.experiments.result", "titans_lm.train.run"):
+        monkeypatch.setattr(f"{place}.commit", lambda: names[0])
+    return names
+
+
+def test_a_result_says_how_long_it_took_and_at_which_commit(tmp_path: Path, at: list[str]) -> None:
+    result = run_job(Training(tmp_path))
+    assert result["commits"] == ["aaa"]
+    assert 0.05 <= result["wall_seconds"] < 50.0, "the time that went by, and not what training says of itself"
+    at[0] = "bbb"
+    assert run_job(Training(tmp_path)) == result == json.loads((tmp_path / RESULT).read_text()), "it was made then"
+    assert run_job(Training(tmp_path / "bad", diverges=True))["commits"] == ["bbb"], "one that diverged says it too"
+
+
+def test_a_run_that_was_stopped_names_the_commits_of_its_parts(tmp_path: Path, at: list[str]) -> None:
+    """And counts what it had trained before."""
+    with pytest.raises(KeyboardInterrupt):
+        run_job(Training(tmp_path, stop=True))
+    assert (commits_of(tmp_path), seconds_of(tmp_path)) == (["aaa"], 100.0)
+    at[0] = "bbb"
+    result = run_job(Training(tmp_path))
+    assert result["commits"] == commits_of(tmp_path) == ["aaa", "bbb"]
+    assert 100.05 <= result["wall_seconds"] < 150.0
+    assert (commits_of(tmp_path / "nothing"), seconds_of(tmp_path / "nothing")) == ([], 0.0)
+
+
+def test_what_results_are_made_of_is_summed_up(at: list[str]) -> None:
+    new = {"wall_seconds": 2.0, "commits": ["aaa"], "loss": 1.0}
+    assert kept(new) == {"wall_seconds": 2.0, "commits": ["aaa"]}
+    assert total_provenance([new, new]) == {"wall_seconds": 4.0}, "all at the commit that hardware names"
+    parts = [new, {"wall_seconds": 3.0, "commits": ["bbb", "aaa"]}, {"wall_seconds": 5.0}]
+    assert total_provenance(parts) == {"wall_seconds": 10.0, "commits": ["aaa", "bbb", "unknown"]}
+    at[0] = "ccc"
+    assert total_provenance([new]) == {"wall_seconds": 2.0, "commits": ["aaa"]}, "put together at another commit"
+
+
+def test_the_page_names_all_commits() -> None:
+    assert commits({}, {"commit": "aaa"}) == commits({"commits": None}, {"commit": "aaa"}) == "commit aaa"
+    assert commits({"commits": ["aaa", "bbb+"]}, {"commit": "ccc"}) == "commits aaa, bbb+"

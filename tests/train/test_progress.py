@@ -1,0 +1,91 @@
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from titans_lm.train.files import JsonLines
+from titans_lm.train.progress import ProgressReport, TokenReport
+
+RECORD = {"step": 3, "loss": 1.25, "bits_per_token": 1.8, "tokens_per_second": 1234.0}
+
+
+def test_lines_are_json_whatever_the_numbers(tmp_path):
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    assert lines.read() == []
+    lines.append({"step": 1, "loss": float("nan")})
+    lines.append({"step": 2, "loss": 0.5})
+    text = lines.path.read_text().splitlines()
+    assert [json.loads(line) for line in text] == [{"step": 1, "loss": None}, {"step": 2, "loss": 0.5}]
+
+
+def test_going_back_drops_what_comes_after_and_a_broken_last_line(tmp_path):
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        lines.append({"step": step})
+    with lines.path.open("a") as file:
+        file.write('{"step": 4, "lo')
+    assert [record["step"] for record in lines.read()] == [1, 2, 3]
+    lines.rewind(2)
+    assert lines.path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def report(**settings):
+    screen = io.StringIO()
+    return screen, ProgressReport(console=Console(file=screen, width=200, **settings))
+
+
+def test_a_terminal_shows_a_bar_with_loss_and_speed():
+    screen, progress = report(force_terminal=True)
+    with progress.start(10, 2):
+        progress.update(RECORD)
+        progress.say("a line [not markup]")
+    text = screen.getvalue()
+    for part in ("training", "3/10", "loss 1.250", "bits_per_token 1.800", "1,234 tokens/s", "a line [not markup]"):
+        assert part in text
+
+
+def test_a_file_gets_lines_and_the_last_one_surely():
+    screen, progress = report()
+    with progress.start(3):
+        progress.update(RECORD | {"step": 1})
+        progress.update(RECORD)
+    assert screen.getvalue() == "training 3/3  loss 1.250  bits_per_token 1.800  1,234 tokens/s\n"
+
+
+def test_tokens_are_counted_up_to_what_is_known(monkeypatch):
+    monkeypatch.setattr("titans_lm.train.progress.QUIET_SECONDS", 0.0)
+    screen = io.StringIO()
+    for total in (4_000, None):
+        with TokenReport(title="book", console=Console(file=screen, width=200)).start(total) as progress:
+            progress.read(1_500)
+            progress.read(500)
+    known, half, unknown, more = screen.getvalue().splitlines()
+    assert known.startswith("book: 1,500 of 4,000 tokens  ")
+    assert re.fullmatch(r"book: 2,000 of 4,000 tokens  [\d,]+ tokens/s  0\.0 minutes left", half)
+    assert re.fullmatch(r"book: 1,500 tokens  [\d,]+ tokens/s", unknown)
+    assert more.startswith("book: 2,000 tokens  ")
+
+
+def test_quiet_is_quiet(capsys):
+    progress = ProgressReport(quiet=True)
+    with progress.start(3):
+        progress.update(RECORD)
+        progress.say("nothing")
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_progress_goes_to_stderr(capsys):
+    ProgressReport().say("something")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "something\n")
+
+
+@pytest.mark.parametrize("line", ["{garbage", "[1]", '{"loss": 1}', '{"step": "x"}', "[" * 100_000, "\xff"])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line.encode("latin-1") + b"\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl.* line 2; remove that line"):
+        JsonLines(path).rewind(5)
