@@ -6,13 +6,16 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GemmaConfig,
     LlamaConfig,
     MistralConfig,
+    PhiConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from titans_lm.retrofit import adapter_of, add_memory
@@ -39,11 +42,19 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "gemma": GemmaConfig(head_dim=8, hidden_activation="gelu_pytorch_tanh", **SIZES),
 }
 """Queries share keys in all; biases in Qwen2, norms of q and k in Qwen3, a window of its own in Mistral."""
+KIN: dict[str, PreTrainedConfig] = {
+    "phi": PhiConfig(partial_rotary_factor=0.5, **SIZES | {"hidden_size": 32}),
+    "smollm3": SmolLM3Config(head_dim=8, no_rope_layers=[0, 1], **SIZES),
+    "gemma3": Gemma3TextConfig(
+        head_dim=8, sliding_window=16, layer_types=["sliding_attention", "full_attention"], **SIZES
+    ),
+}
+"""What else there is: rotary on a part of a head, on some layers only, of two kinds beside windows of some layers."""
 
 
 def base_of(family: str = "llama", **changes: Any) -> PreTrainedModel:
     """A base with random weights that are large enough for attention to choose."""
-    config = copy.deepcopy(FAMILIES[family])
+    config = copy.deepcopy((FAMILIES | KIN)[family])
     for name, value in changes.items():
         setattr(config, name, value)
     torch.manual_seed(0)

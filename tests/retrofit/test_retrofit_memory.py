@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from retrofit.retrofit_cases import SINKS, WINDOW, apart, base_of, some_ids, with_memory
 from titans_lm.retrofit import adapter_of, load, save
-from titans_lm.retrofit.attention import Layer, Reach, Tokens, read
+from titans_lm.retrofit.attention import Layer, LayerState, Reach, Tokens, read
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.settings import AdapterMemory
 
@@ -26,7 +26,8 @@ def test_a_layer_is_its_equations():
     x = torch.randn(B, T, E, dtype=torch.float64)
     layer = Layer(Reach(WINDOW, SINKS), 0.4, 0.0, memory, None)
     with torch.no_grad():
-        found, _ = read(Tokens(q, k, v, memory.gates(x), x), None, 0, None, layer)
+        tokens = Tokens(q, k, v, memory.gates(x), x)
+        found, _ = read(tokens, LayerState.start(tokens, layer, whole=False), 0, None, layer)
         gates = torch.sigmoid(x @ memory.gate_proj.weight.T + memory.gate_proj.bias)[0]
         opened = 2.0 * torch.sigmoid(x @ memory.read_proj.weight.T + memory.read_proj.bias)[0]
         for h in range(H):
@@ -92,7 +93,7 @@ def test_half_precision_and_a_base_that_moves(tmp_path):
     base = base_of().float()
     model = with_memory(base)
     path = save(model, tmp_path)
-    half = load(copy.deepcopy(base).bfloat16(), path)
+    half = load(path, copy.deepcopy(base).bfloat16())
     ids = some_ids(1, 3 * WINDOW)
     with torch.no_grad():
         assert half(ids).logits.dtype == torch.bfloat16
@@ -106,7 +107,7 @@ def test_lora_is_part_of_the_adapter(tmp_path):
     base = base_of()
     model = with_memory(base, lora_rank=2)
     assert any("lora_A" in name for name in adapter_of(model).state_dict())
-    loaded = load(copy.deepcopy(base), save(model, tmp_path))
+    loaded = load(save(model, tmp_path), copy.deepcopy(base))
     ids = some_ids(1, 3 * WINDOW)
     with torch.no_grad():
         assert apart(loaded(ids).logits, model(ids).logits) == 0.0

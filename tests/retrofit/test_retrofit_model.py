@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
 
-from retrofit.retrofit_cases import FAMILIES, SINKS, VOCAB, WINDOW, apart, base_of, some_ids, with_memory
+from retrofit.retrofit_cases import FAMILIES, KIN, SINKS, VOCAB, WINDOW, apart, base_of, some_ids, with_memory
 from titans_lm.ops.state import state_bytes
 from titans_lm.retrofit import FULL, Reach, RetrofitCache, adapter_of, add_memory, load, save
 
@@ -136,13 +137,27 @@ def test_training_leaves_the_base_as_it_was(base):
 def test_a_file_holds_the_adapter_alone(base, model, tmp_path):
     path = save(model, tmp_path / "adapter")
     assert path.stat().st_size < sum(x.numel() * 8 for x in adapter_of(model).parameters()) + 8000
-    loaded = load(copy.deepcopy(base), path)
+    loaded = load(path, copy.deepcopy(base))
     ids = some_ids(1, 3 * WINDOW)
     assert apart(loaded(ids).logits, model(ids).logits) == 0.0
     assert loaded.generate(ids, max_new_tokens=3).tolist() == model.generate(ids, max_new_tokens=3).tolist()
     assert loaded.config._name_or_path == base.config._name_or_path
-    wider = load(copy.deepcopy(base), path, window=2 * WINDOW, sinks=0)
+    wider = load(path, copy.deepcopy(base), window=2 * WINDOW, sinks=0)
     assert apart(wider(ids[:, : 2 * WINDOW]).logits, base(ids[:, : 2 * WINDOW]).logits) <= EXACT
+
+
+@torch.no_grad()
+def test_transformers_loads_and_saves_a_folder(tmp_path):
+    base, ids = base_of(), some_ids(1, 3 * WINDOW)
+    base.save_pretrained(tmp_path / "base")
+    model = with_memory(AutoModelForCausalLM.from_pretrained(tmp_path / "base"))
+    model.save_pretrained(tmp_path / "adapter")
+    assert {file.name for file in (tmp_path / "adapter").iterdir()} == {"adapter.safetensors", "config.json"}
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter", base=str(tmp_path / "moved"))
+    assert apart(found(ids).logits, model(ids).logits) == 0.0
 
 
 def test_a_cache_is_a_value():
@@ -167,3 +182,18 @@ def test_add_memory_says_which_layers_have_one():
     assert [hasattr(layer.self_attn, "memory") for layer in model.model.layers] == [False, True, False, True]
     chosen = add_memory(base_of(), window=4, layers=[1])
     assert [hasattr(layer.self_attn, "memory") for layer in chosen.model.layers] == [False, True]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", KIN)
+def test_kin_of_the_families(family):
+    base = base_of(family)
+    model, fresh, ids = with_memory(base), with_memory(base, trained=False), some_ids(1, 4 * WINDOW)
+    assert apart(model(ids[:, :WINDOW]).logits, base(ids[:, :WINDOW]).logits) <= EXACT
+    assert apart(model(ids, reach=FULL).logits, base(ids).logits) <= EXACT
+    assert apart(model(ids).logits, fresh(ids).logits) > 1e-3
+    once = model(ids, use_cache=False).logits
+    assert apart(read(model, ids, [3, WINDOW + 5, WINDOW + 6])[0], once) <= CLOSE
+    turning = {"phi": [0, 1], "smollm3": [1], "gemma3": [0, 1]}
+    rotated = [i for i, layer in enumerate(model.model.layers) if layer.self_attn.rotate is not None]
+    assert rotated == turning[family]

@@ -5,11 +5,25 @@ import json
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    CLIPVisionConfig,
+    GPT2Config,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MambaConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
-from retrofit.retrofit_cases import SIZES, base_of, some_ids, with_memory
-from titans_lm.retrofit import RetrofitSettings, add_memory, load, save
+from retrofit.retrofit_cases import FAMILIES, SIZES, base_of, some_ids, with_memory
+from titans_lm.distill.settings import RetrofitSettings
+from titans_lm.retrofit import add_memory, load, save
 from titans_lm.retrofit.settings import AdapterSettings
+
+TINY_EYE = CLIPVisionConfig(
+    hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+)
 
 
 def small(config):
@@ -25,9 +39,13 @@ def small(config):
             lambda: T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1)),
             "encoder-decoder",
         ),
+        (
+            lambda: LlavaForConditionalGeneration(LlavaConfig(vision_config=TINY_EYE, text_config=FAMILIES["llama"])),
+            "reads more than text",
+        ),
         (lambda: with_memory(base_of()), "has a memory already"),
     ],
-    ids=["gpt2", "mamba", "t5", "twice"],
+    ids=["gpt2", "mamba", "t5", "llava", "twice"],
 )
 def test_models_that_it_cannot_be_put_beside(model, said):
     with pytest.raises(ValueError, match=said):
@@ -46,6 +64,13 @@ def test_another_implementation_of_attention():
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="load the base with 'sdpa'"):
         add_memory(model, window=4)
+
+
+def test_attention_is_not_exchanged_afterwards():
+    model = with_memory(base_of())
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="got attention 'sdpa' for a model with a memory"):
+        model(some_ids(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -82,23 +107,23 @@ def test_a_cache_and_a_mask_of_another_kind():
 
 def test_an_adapter_of_another_base_or_none(tmp_path):
     base = base_of()
-    path = save(with_memory(base), tmp_path / "mine.safetensors")
+    path = save(with_memory(base), tmp_path / "mine")
     other = base_of()
     with torch.no_grad():
         other.model.layers[1].mlp.up_proj.weight[0, 0] += 0.1
     with pytest.raises(ValueError, match="of other weights"):
-        load(other, path)
+        load(path, other)
     with pytest.raises(ValueError, match="does not exist"):
-        load(base, tmp_path / "none.safetensors")
+        load(tmp_path / "none", base)
     with pytest.raises(ValueError, match="cannot be loaded"):
-        load(tmp_path / "no-model", path)
+        load(path, tmp_path / "no-model")
     torn = tmp_path / "torn.safetensors"
     torn.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(ValueError, match="damaged or not whole"):
-        load(base, torn)
+        load(torn, base)
     safetensors.torch.save_file({"x": torch.zeros(1)}, torn)
     with pytest.raises(ValueError, match="which is no adapter"):
-        load(base, torn)
+        load(torn, base)
     with pytest.raises(ValueError, match="without a memory"):
         save(base, torn)
 

@@ -11,10 +11,11 @@ import torch
 from retrofit.retrofit_cases import SINKS, WINDOW, base_of, some_ids, with_memory
 from titans_lm.cli import main
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer
-from titans_lm.retrofit import FULL, AdapterSettings, Reach, RetrofitSettings, adapter_of, load, retrofit
-from titans_lm.retrofit.file import read_adapter
-from titans_lm.retrofit.rows import ReturningRows, Text
-from titans_lm.retrofit.train import Distillation, Gap, checkpoint_blocks
+from titans_lm.distill.rows import ReturningRows, Text
+from titans_lm.distill.settings import RetrofitSettings
+from titans_lm.distill.train import Distillation, Gap, checkpoint_blocks, retrofit
+from titans_lm.retrofit import FULL, AdapterSettings, Reach, adapter_of, load
+from titans_lm.retrofit.file import FILE, read_adapter
 
 SETTINGS = RetrofitSettings(
     adapter=AdapterSettings(window=WINDOW, sinks=SINKS), seq_len=48, passages=(4, 8), grow_steps=4, steps=4, lr=1e-2,
@@ -117,20 +118,20 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(folder, tmp_path):
     )
     whole = retrofit(asked)
     assert (whole["steps"], whole["tokens"]) == (4, 4 * 48)
-    header, adapter = read_adapter(tmp_path / "adapter.safetensors")
-    assert (tmp_path / "adapter.safetensors").stat().st_size < 4 * whole["parameters"] + 8000
+    header, adapter = read_adapter(tmp_path / "model" / FILE)
+    assert (tmp_path / "model" / FILE).stat().st_size < 4 * whole["parameters"] + 8000
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 4]
     assert {"text_share", "returns_share", "returns_full"} <= lines[-1].keys()
     shutil.rmtree(tmp_path / "checkpoints" / "step-000004")
-    (tmp_path / "adapter.safetensors").unlink()
+    shutil.rmtree(tmp_path / "model")
     again = retrofit(asked, resume=True)
-    header_again, adapter_again = read_adapter(tmp_path / "adapter.safetensors")
+    header_again, adapter_again = read_adapter(tmp_path / "model" / FILE)
     assert header_again == header
     assert all(torch.equal(x, adapter_again[name]) for name, x in adapter.items())
     assert again["text_share"] == whole["text_share"]
     with torch.no_grad():
-        assert load(folder, tmp_path)(some_ids(1, 20)).logits.isfinite().all()
+        assert load(tmp_path / "model")(some_ids(1, 20)).logits.isfinite().all()
 
 
 def test_the_command_and_what_is_refused(folder, tmp_path, capsys):

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from titans_lm.commands.show import Configured
-from titans_lm.retrofit.settings import RetrofitSettings
+from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.train.options import as_settings
 
 
@@ -23,7 +23,7 @@ class Retrofit(Configured, RetrofitSettings):
 
 
 def run_retrofit(command: Retrofit) -> None:
-    from titans_lm.retrofit.train import retrofit
+    from titans_lm.distill.train import retrofit
     from titans_lm.train.progress import ProgressReport
 
     settings = as_settings(RetrofitSettings, command)
@@ -32,4 +32,4 @@ def run_retrofit(command: Retrofit) -> None:
     result = retrofit(settings, resume=command.resume is not None, progress=ProgressReport(quiet=command.quiet))
     command.write(result)
     shares = ", ".join(f"{result[f'{kind}_share']:.1%} on {kind}" for kind in ("text", "returns"))
-    command.say(f"share of the gap recovered: {shares}; adapter in {result['adapter']}")
+    command.say(f"share of the gap recovered: {shares}; model in {result['model']}")

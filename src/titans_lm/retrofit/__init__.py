@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from titans_lm.retrofit.add import adapter_of, add_memory
     from titans_lm.retrofit.attention import FULL, Reach
-    from titans_lm.retrofit.cache import RetrofitCache
+    from titans_lm.retrofit.cache import RetrofitCache, RetrofitState
     from titans_lm.retrofit.file import load, save
-    from titans_lm.retrofit.settings import AdapterMemory, AdapterSettings, RetrofitSettings
-    from titans_lm.retrofit.train import retrofit
+    from titans_lm.retrofit.settings import AdapterMemory, AdapterSettings
 
 _HOME = {
     "FULL": "attention",
@@ -20,11 +19,10 @@ _HOME = {
     "AdapterSettings": "settings",
     "Reach": "attention",
     "RetrofitCache": "cache",
-    "RetrofitSettings": "settings",
+    "RetrofitState": "cache",
     "adapter_of": "add",
     "add_memory": "add",
     "load": "file",
-    "retrofit": "train",
     "save": "file",
 }
 __all__ = [
@@ -33,11 +31,10 @@ __all__ = [
     "AdapterSettings",
     "Reach",
     "RetrofitCache",
-    "RetrofitSettings",
+    "RetrofitState",
     "adapter_of",
     "add_memory",
     "load",
-    "retrofit",
     "save",
 ]
 

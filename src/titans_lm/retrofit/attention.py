@@ -48,8 +48,9 @@ FULL = Reach(None, 0, False)
 class LayerState(NamedTuple):
     """What a layer keeps of the tokens that it has read; its size is constant once the window is full.
 
-    k, v and notes are of the last tokens, at most W; a token's notes are the gates that it will be written with, and
-    its rotary angles where the memory sees keys before rotary. `padding` (B,) counts slots without a token.
+    k, v and notes are of the last slots, at most W; a token's notes are the gates that it will be written with, and
+    its rotary angles where the memory sees keys before rotary. `position` (B,) counts the tokens that rows have read,
+    None where every slot was one.
     """
 
     sink_k: Heads
@@ -57,8 +58,20 @@ class LayerState(NamedTuple):
     k: Heads
     v: Heads
     notes: Float[Tensor, "B T X"]
-    padding: Int[Tensor, " B"] | None
+    position: Int[Tensor, " B"] | None
     memory: MemoryState | None
+
+    @classmethod
+    def start(cls, tokens: "Tokens", layer: "Layer", *, whole: bool) -> "LayerState":
+        """Nothing read yet: no slots, or all slots of a window, so that the shapes never change."""
+        window, sinks, _ = layer.reach
+        if whole and window is None:
+            raise ValueError("got a state of constant size of the base as it was; expected a reach with a window")
+        B, size, first = len(tokens.q), window if whole and window else 0, sinks if whole else 0
+        k, v, notes = (x.new_zeros(B, size, *x.shape[2:]) for x in (tokens.k, tokens.v, tokens.notes))
+        sink_k, sink_v = (x.new_zeros(B, first, *x.shape[2:]) for x in (k, v))
+        position = torch.zeros(B, dtype=torch.int64, device=k.device) if whole else None
+        return cls(sink_k, sink_v, k, v, notes, position, layer.memory.init_state(B) if layer.memory else None)
 
 
 class Call(NamedTuple):
@@ -125,7 +138,8 @@ def attend(
         order, lengths = torch.argsort(~attention_mask, dim=1, stable=True), attention_mask.sum(1)
         tokens = Tokens(*(_pick(x, order) for x in tokens))
     cache = retrofit.cache
-    state, seen = (None, 0) if cache is None else (cache.state, cache.seen)
+    state, seen, whole = (None, 0, False) if cache is None else (cache.state, cache.seen, cache.whole)
+    state = LayerState.start(tokens, layer, whole=whole) if state is None else state
     o, state = read(tokens, state, seen, lengths, layer)
     if cache is not None:
         cache.store(detach_state(state) if torch.is_grad_enabled() else state, query.shape[2])
@@ -147,24 +161,24 @@ AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
 
 
 def read(
-    tokens: Tokens, state: LayerState | None, seen: int, lengths: Int[Tensor, " B"] | None, layer: Layer
+    tokens: Tokens, state: LayerState, seen: int, lengths: Int[Tensor, " B"] | None, layer: Layer
 ) -> tuple[Heads, LayerState]:
     """Read the next tokens of every row after `seen` slots: the answers (B, T, H, D), and what is known after them.
 
     Slots are counted over those that the state keeps and those of the call. `lengths` are the real tokens of a row.
     """
     T, (window, sinks, _) = tokens.q.shape[1], layer.reach
-    if state is None:
-        none = Tokens(*(x[:, :0] for x in tokens))
-        start = None if layer.memory is None else layer.memory.init_state(len(tokens.q))
-        state = LayerState(none.k, none.v, none.k, none.v, none.notes, None, start)
-    kept = state.k.shape[1]
+    kept, position = state.k.shape[1], state.position
     window = kept + T if window is None else window
-    padding = torch.zeros_like(lengths) if state.padding is None and lengths is not None else state.padding
-    place = seen - kept if padding is None else (seen - kept - padding)[:, None]
+    if position is None and lengths is not None:
+        position = torch.full_like(lengths, seen)
+    elif position is not None and lengths is None:
+        lengths = torch.full_like(position, T)
+    place = seen - kept if position is None else (position - kept)[:, None]
+    stop = None if lengths is None else (kept + lengths)[:, None]
     pairs = (state.k, tokens.k), (state.v, tokens.v), (state.notes, tokens.notes)
-    k, v, notes = (torch.cat(pair, 1) for pair in pairs)
-    sink_k, sink_v = (_first(old, x, place, sinks) for old, x in ((state.sink_k, k), (state.sink_v, v)))
+    k, v, notes = (torch.cat((old.to(new.dtype), new), 1) for old, new in pairs)  # a file has float32
+    sink_k, sink_v = (_first(old, x, place, sinks, stop) for old, x in ((state.sink_k, k), (state.sink_v, v)))
     o, memory = windowed(tokens.q, k, v, sink_k, sink_v, window, place, layer), state.memory
     fallen = _fallen(T, kept, window, sinks, place, lengths, o.device)
     if layer.memory is not None and memory is not None and fallen is not None:
@@ -179,13 +193,12 @@ def read(
             m = m.masked_fill(~valid[:, :, None, None], 0.0)
         o = torch.cat((o[:, :begin], o[:, begin:] + m.to(o.dtype)), 1)
     size = min(window, kept + T)
-    if padding is None:
+    if position is None or lengths is None:
         last = [x[:, kept + T - size :].clone() for x in (k, v, notes)]
     else:
-        lengths = torch.full_like(padding, T) if lengths is None else lengths
-        slots = (kept + lengths - size)[:, None] + torch.arange(size, device=padding.device)
-        last, padding = [_pick(x, slots.clamp(min=0)) for x in (k, v, notes)], padding + T - lengths
-    return o, LayerState(sink_k.clone(), sink_v.clone(), *last, padding, memory)
+        slots = (kept + lengths - size)[:, None] + torch.arange(size, device=position.device)
+        last, position = [_pick(x, slots.clamp(min=0)) for x in (k, v, notes)], position + lengths
+    return o, LayerState(sink_k.clone(), sink_v.clone(), *last, position, memory)
 
 
 def windowed(
@@ -232,14 +245,15 @@ def _fallen(
     return begin, left, None if valid.is_cpu and bool(valid.all()) else valid
 
 
-def _first(old: Tensor, x: Tensor, place: Place, count: int) -> Tensor:
-    """The first tokens of every row, so far: from those found before and the slots of now."""
-    if isinstance(place, int):
+def _first(old: Tensor, x: Tensor, place: Place, count: int, stop: Int[Tensor, "B 1"] | None) -> Tensor:
+    """The first tokens of every row, so far: from those found before and the slots of now, which end at `stop`."""
+    old = old.to(x.dtype)
+    if isinstance(place, int) or stop is None:
         return torch.cat((old[:, :place], x[:, : max(0, count - place)]), 1)
-    m = torch.arange(count, device=x.device)
-    now = _pick(x, (m - place).clamp(0, x.shape[1] - 1))
+    slots, ones = torch.arange(count, device=x.device) - place, (1,) * (x.dim() - 2)
+    now = _pick(x, slots.clamp(0, x.shape[1] - 1)).masked_fill((slots >= stop).view(*slots.shape, *ones), 0.0)
     before = F.pad(old, (0, 0) * (old.dim() - 2) + (0, count - old.shape[1]))
-    return torch.where((m >= place)[..., None, None], now, before)
+    return torch.where((slots >= 0).view(*slots.shape, *ones), now, before)
 
 
 def _notes(layer: Layer, call: Call) -> Float[Tensor, "B T X"]:

@@ -1,16 +1,28 @@
-"""What `generate()` calls a cache: sinks, window and memory of every layer, of constant size."""
+"""What a retrofitted model has read: sinks, window and memory of every layer, as a cache or as a value."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from jaxtyping import Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from titans_lm.hf.cache import TitansCacheLayer
 from titans_lm.ops.state import state_bytes
+from titans_lm.retrofit.attention import LayerState
+
+
+class RetrofitState(NamedTuple):
+    """The states of all layers after `position` (B,) tokens, of the same shapes whatever has been read."""
+
+    position: Int[Tensor, " B"]
+    layers: tuple[LayerState, ...]
 
 
 class RetrofitCacheLayer(TitansCacheLayer):
     """The `LayerState` of one layer, and the slots it has read, padding included."""
+
+    whole = False
+    """Whether a state that is begun has all slots of its window."""
 
     def store(self, state: Any, slots: int) -> None:
         """Keep the state after so many more slots."""
@@ -27,10 +39,25 @@ class RetrofitCacheLayer(TitansCacheLayer):
 class RetrofitCache(Cache):
     """What a retrofitted model has read; copy it (`copy.deepcopy`) to go on from one text in several ways."""
 
+    layers: list[Any]
+
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[RetrofitCacheLayer() for _ in range(num_layers)])
 
+    @classmethod
+    def around(cls, state: RetrofitState | None, num_layers: int) -> "RetrofitCache":
+        """Hold a state for one call, or begin one; its rows stand at positions of their own, so no slots count."""
+        cache = cls(num_layers)
+        for index, layer in enumerate(cache.layers):
+            layer.whole, layer.state = True, None if state is None else state.layers[index]
+        return cache
+
+    @property
+    def value(self) -> RetrofitState:
+        """The state that a cache of `around` holds."""
+        position = self.layers[0].state.position
+        return RetrofitState(position, tuple(layer.state._replace(position=position) for layer in self.layers))
+
     def state_bytes(self) -> int:
         """Bytes that the cache holds."""
-        layers: list[Any] = self.layers
-        return sum(state_bytes(layer.state) for layer in layers)
+        return sum(state_bytes(layer.state) for layer in self.layers)

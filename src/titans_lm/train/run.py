@@ -208,7 +208,8 @@ def load_model(path: str | Path, device: str = "auto") -> "PreTrainedModel":
     """Load a model from wherever `resolve_model` finds it, ready to be used; ValueError where it cannot be read."""
     from transformers import AutoModelForCausalLM
 
-    import titans_lm.hf  # noqa: F401 - registers our classes
+    import titans_lm.hf
+    import titans_lm.retrofit.file  # noqa: F401 - registers our classes, and folders with an adapter
 
     model = _load(AutoModelForCausalLM, resolve_model(path), "model")
     return model.eval().to(choose_device(device))

@@ -9,7 +9,7 @@ import torch
 from titans_lm.data.batches import Batch, fingerprint
 from titans_lm.data.prepared import TokenFolder, is_token_folder, tokenizer_fingerprint
 from titans_lm.data.text import Document, load_corpus
-from titans_lm.retrofit.settings import RetrofitSettings
+from titans_lm.distill.settings import RetrofitSettings
 
 HELD_OUT = 0x48454C44
 """Set beside the seed of held-out rows, so that they are other ones than those of training."""

@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from titans_lm.data.batches import Batch
+from titans_lm.distill.rows import ReturningRows, as_batch, open_texts
+from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.retrofit.add import adapter_of, add_memory
 from titans_lm.retrofit.attention import FULL, Reach
-from titans_lm.retrofit.file import FILE, from_pretrained, load_base, save
-from titans_lm.retrofit.rows import ReturningRows, as_batch, open_texts
-from titans_lm.retrofit.settings import RetrofitSettings
+from titans_lm.retrofit.file import from_pretrained, load_base, save
+from titans_lm.train.checkpoint import quiet_transformers
 from titans_lm.train.device import choose_device
+from titans_lm.train.files import new_folder
 from titans_lm.train.loop import fit
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import ProgressReport
-from titans_lm.train.run import RunFolder
+from titans_lm.train.run import MODEL, RunFolder
 
 PIECE = 256
 """Positions whose logits are made at once: a whole row's would be larger than the model."""
@@ -35,7 +37,8 @@ PIECE = 256
 def retrofit(
     settings: RetrofitSettings, *, resume: bool = False, progress: ProgressReport | None = None
 ) -> dict[str, Any]:
-    """Train an adapter for a base and report how it went; `out/adapter.safetensors` then is the adapter.
+    """Train an adapter for a base and report how it went; `out/model` then is the adapter, as of the last
+    evaluation while it trains.
 
     `resume` goes on with the run in `settings.out`. Raises ValueError for a base, a text or settings that will not do,
     and what `fit` raises.
@@ -47,11 +50,13 @@ def retrofit(
     from transformers import AutoTokenizer
 
     progress = progress or ProgressReport(quiet=True)
-    train, held_out = open_texts(settings, from_pretrained(AutoTokenizer, settings.model))
+    tokenizer = from_pretrained(AutoTokenizer, settings.model)
+    train, held_out = open_texts(settings, tokenizer)
     torch.manual_seed(settings.seed)
     device = choose_device(settings.device)
     exact = device.type == "cpu" or settings.precision == "float32"
-    model = load_base(settings.model, dtype=torch.float32 if exact else "auto").to(device)
+    with quiet_transformers():
+        model = load_base(settings.model, dtype=torch.float32 if exact else "auto").to(device)
     add_memory(model, **vars(settings.adapter))
     check_head(model)
     if settings.activation_checkpointing:
@@ -63,15 +68,16 @@ def retrofit(
     progress.say(f"{trained:,} numbers to train beside {model.num_parameters() - trained:,}; run folder {run.path}")
 
     def evaluate(_: nn.Module) -> dict[str, Any]:
-        found = gap()
-        save(model, run.path / FILE)
-        return found
+        with new_folder(run.path / MODEL) as unfinished:
+            save(model, unfinished)
+            tokenizer.save_pretrained(unfinished)
+        return gap()
 
     loss = Distillation(model, settings.distill, settings.text_loss)
     own = dataclasses.replace(settings, activation_checkpointing=False)  # switched on above, in the base
     result = fit(adapter, ReturningRows(train, settings), loss, own, eval_fn=evaluate, run=run, progress=progress)
     return {
-        "adapter": str(run.path / FILE),
+        "model": str(run.path / MODEL),
         "parameters": trained,
         "steps": result.step,
         "tokens": result.tokens,
