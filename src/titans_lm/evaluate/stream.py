@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from titans_lm.config import check_at_least
 from titans_lm.memory import NeuralMemory
 from titans_lm.ops.state import take_rows
+from titans_lm.retrofit.memory import LayerMemory
 
 State = Any
 """What is known of the tokens before: None at the start."""
@@ -155,7 +156,7 @@ def state_grows(model: nn.Module) -> bool:
 
 def has_neural_memory(model: nn.Module) -> bool:
     """Tell whether a model has a neural memory, which can be frozen."""
-    return any(isinstance(module, NeuralMemory) for module in model.modules())
+    return any(isinstance(module, NeuralMemory | LayerMemory) for module in model.modules())
 
 
 def reader_for(

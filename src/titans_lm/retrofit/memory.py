@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from titans_lm.backbone import is_frozen
 from titans_lm.config import MemoryConfig, Start, log_spaced
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 from titans_lm.ops.state import state_dtype
@@ -95,6 +96,8 @@ class LayerMemory(nn.Module):
         theta, alpha, *rest = (
             share * bound for share, (_, bound) in zip(gates.to(dtype).split(heads, -1), self.starts, strict=True)
         )
+        if is_frozen(self):
+            theta, alpha = torch.zeros_like(theta), torch.zeros_like(alpha)
         thetas = torch.stack([theta * scale for scale in c.theta_scales], dim=-1)
         network = MemoryNetwork(
             c.memory_activation, c.use_residual, self.norm_weight, self.norm_bias, "l2",
