@@ -115,10 +115,13 @@ def find_rotations(model: "PreTrainedModel", attentions: list[Any]) -> dict[int,
             found[attention.layer_idx] = rotate
 
     hooks = [attention.register_forward_pre_hook(look, with_kwargs=True) for attention in attentions]
+    was_training = model.training
+    model.eval()  # dropout would change answers too
     try:
         device = next(model.parameters()).device
         model.base_model(input_ids=torch.arange(3, device=device)[None], use_cache=False)
     finally:
+        model.train(was_training)
         for hook in hooks:
             hook.remove()
     return found
@@ -215,7 +218,7 @@ def _give_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     if state is not None or kwargs.get("return_state"):
         if cache is not None:
             raise ValueError("got both past_key_values and a state; expected one of them: both say what came before")
-        made = RetrofitCache.around(state, count)
+        made = RetrofitCache.around(state, count, masked=kwargs.get("attention_mask") is not None)
         return args, {**_placed(args, kwargs, state), "past_key_values": made, "use_cache": True}
     if isinstance(cache, RetrofitCache):
         return args, kwargs

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -45,17 +46,29 @@ class RetrofitCache(Cache):
         super().__init__(layers=[RetrofitCacheLayer() for _ in range(num_layers)])
 
     @classmethod
-    def around(cls, state: RetrofitState | None, num_layers: int) -> "RetrofitCache":
-        """Hold a state for one call, or begin one; its rows stand at positions of their own, so no slots count."""
+    def around(cls, state: RetrofitState | None, num_layers: int, *, masked: bool) -> "RetrofitCache":
+        """Hold a state for one call, or begin one; its rows stand at positions of their own, so no slots count.
+
+        On a CPU, where it costs nothing to look, rows that stand at one place with full windows are read as slots are,
+        without a mask for every row, unless the call has one (`masked`).
+        """
         cache = cls(num_layers)
         for index, layer in enumerate(cache.layers):
             layer.whole, layer.state = True, None if state is None else state.layers[index]
+        if state is not None and not masked and state.position.is_cpu:
+            first, *others = state.position.tolist()
+            if set(others) <= {first} and first >= max(layer.k.shape[1] for layer in state.layers):
+                for layer in cache.layers:
+                    layer.state, layer.seen = layer.state._replace(position=None), first
         return cache
 
     @property
     def value(self) -> RetrofitState:
         """The state that a cache of `around` holds."""
-        position = self.layers[0].state.position
+        first = self.layers[0]
+        position = first.state.position
+        if position is None:
+            position = torch.full((len(first.state.k),), first.seen)
         return RetrofitState(position, tuple(layer.state._replace(position=position) for layer in self.layers))
 
     def state_bytes(self) -> int:
