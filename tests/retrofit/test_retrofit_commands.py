@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cli_cases import titans
+from question_cases import write_questions
 from retrofit.retrofit_cases import WINDOW, apart, base_of, some_ids, with_memory
 from serve.serve_cases import NAME, Expected, complete, serving, small_engine, text_of
 from titans_lm.backbone import frozen_memory
@@ -89,6 +90,21 @@ def test_evaluate(folder, capsys, tmp_path):
     assert code == 0
     assert [model["kind"] for model in found["models"]] == ["llama", "titans-retrofit"]
     assert [one["distance"] for one in found["models"][1]["lengths"][0]["distances"]] == [32, 128]
+
+
+def test_texts_shorter_than_the_window_score_as_the_base_does(folder, capsys, tmp_path):
+    save(with_memory(load_model(folder / "base"), window=2048), tmp_path / "wide")
+    byte_tokenizer().save_pretrained(tmp_path / "wide")
+    write_questions(tmp_path, items=4)
+    code, _, err = titans(
+        capsys, "evaluate", "lm-eval", folder / "base", tmp_path / "wide", "--local", tmp_path / "local", "--tasks",
+        "piqa", "lambada_openai", "--json", tmp_path / "scores.json", "--quiet",
+    )  # fmt: skip
+    assert code == 0, err
+    base, wide = json.loads((tmp_path / "scores.json").read_text())["models"]
+    for task, scores in base["tasks"].items():
+        for name, score in scores["metrics"].items():
+            assert wide["tasks"][task]["metrics"][name] == pytest.approx(score, rel=1e-4), (task, name)
 
 
 @torch.no_grad()
