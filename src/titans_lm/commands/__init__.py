@@ -22,10 +22,12 @@ from titans_lm.commands.model import (
     run_train,
 )
 from titans_lm.commands.repro import Repro, run_repro
+from titans_lm.commands.retrofit import Retrofit, run_retrofit
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "prepare": (Prepare, run_prepare),
     "train": (Train, run_train),
+    "retrofit": (Retrofit, run_retrofit),
     "generate": (Generate, run_generate),
     "read": (Read, run_read),
     "memory": (MemoryFiles, run_memory),

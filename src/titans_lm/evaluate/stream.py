@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from titans_lm.config import check_at_least
 from titans_lm.memory import NeuralMemory
 from titans_lm.ops.state import take_rows
+from titans_lm.retrofit.memory import LayerMemory
 
 State = Any
 """What is known of the tokens before: None at the start."""
@@ -143,13 +144,19 @@ def _read(model: nn.Module, ids: Tensor, keep: int | Tensor, **given: Any) -> tu
 
 
 def has_state(model: nn.Module) -> bool:
-    """Tell whether a model is one of ours, whose state is a value that it takes and returns."""
+    """Tell whether a model is one of ours or has a memory of ours: its state is a value that it takes and returns."""
     return hasattr(model, "init_state")
+
+
+def state_grows(model: nn.Module) -> bool:
+    """Tell whether the state of a model that has one grows with the text: keys and values of full attention."""
+    config: Any = model.config
+    return hasattr(config, "backbone_config") and config.backbone_config().state_grows
 
 
 def has_neural_memory(model: nn.Module) -> bool:
     """Tell whether a model has a neural memory, which can be frozen."""
-    return any(isinstance(module, NeuralMemory) for module in model.modules())
+    return any(isinstance(module, NeuralMemory | LayerMemory) for module in model.modules())
 
 
 def reader_for(
@@ -174,10 +181,9 @@ def reader_for(
         check_at_least("window_step", new, 1)
         if window < new:
             raise ValueError(f"got window={window} and window_step={new}; expected a window at least as long")
-    owner: Any = model
     longest = window or max_len or ENDLESS
     if has_state(model):
-        grows = owner.config.backbone_config().state_grows  # keys and values of the whole text
+        grows = state_grows(model)
         forgets = grows and window is not None
         return WindowReader(model, longest, new) if forgets else StatefulReader(model, piece_len, not grows)
     most = learned_positions(model)

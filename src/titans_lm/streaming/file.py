@@ -31,8 +31,8 @@ from titans_lm.train.files import write_atomically
 
 FORMAT, VERSION = "titans-memory", 1
 Precision = Literal["exact", "bfloat16"]
-INCIDENTAL = {"memory_backend"}
-"""Settings that change no result: backends agree with each other."""
+INCIDENTAL = {"memory_backend", "_name_or_path", "architectures", "dtype", "transformers_version"}
+"""Settings that change no result, or are told beside: backends agree with each other."""
 MOST_HEADER = 100_000_000
 """Bytes of a header; safetensors takes no more either."""
 _DAMAGE = (
@@ -61,11 +61,7 @@ class Fingerprint:
 
 def fingerprint(model: nn.Module) -> Fingerprint:
     """Compute a model's fingerprint; weights are hashed again only where a tensor was changed or replaced."""
-    owner: Any = model
-    config = owner.config.backbone_config()
-    settings = former_settings(config.decay_first) | {k: v for k, v in asdict(config).items() if k not in INCIDENTAL}
-    settings["vocab_size"] = owner.config.vocab_size
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(_settings(model), sort_keys=True).encode()).hexdigest()
     tensors = dict(sorted(model.state_dict().items()))
     marks = tuple((name, x.data_ptr(), x._version, x.dtype) for name, x in tensors.items())
     known = _known.get(model)
@@ -74,6 +70,16 @@ def fingerprint(model: nn.Module) -> Fingerprint:
         _known[model] = known
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return Fingerprint(digest, known[1], dtype)
+
+
+def _settings(model: Any) -> dict[str, Any]:
+    """All settings that what a model computes depends on."""
+    if hasattr(model, "retrofit"):
+        base = {name: value for name, value in model.config.to_dict().items() if name not in INCIDENTAL}
+        return {"base": base, "adapter": asdict(model.retrofit)}
+    config = model.config.backbone_config()
+    settings = former_settings(config.decay_first) | {k: v for k, v in asdict(config).items() if k not in INCIDENTAL}
+    return {**settings, "vocab_size": model.config.vocab_size}
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from titans_lm.backbone import BackboneState
 from titans_lm.ops.state import map_state, repeat_rows, state_bytes, take_rows
 
 NONE = -1
@@ -38,7 +38,8 @@ class Memory:
     a text can be continued without anything being read twice.
     """
 
-    state: BackboneState
+    state: Any
+    """The model's: a `BackboneState`, or the `RetrofitState` of one with an adapter."""
     pending: Tensor
     """(B,) the last token of every row, −1 where there is none yet."""
     tokens: tuple[int, ...]
@@ -49,7 +50,7 @@ class Memory:
     """What each row has read, in order."""
 
     @classmethod
-    def empty(cls, state: BackboneState) -> "Memory":
+    def empty(cls, state: Any) -> "Memory":
         """The memory before the first token."""
         B = state.position.shape[0]
         return cls(state, torch.full((B,), NONE, dtype=torch.int64), (0,) * B, (False,) * B, ((),) * B)

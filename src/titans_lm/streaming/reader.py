@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from titans_lm.backbone import BackboneState
 from titans_lm.config import check_at_least
 from titans_lm.data.tokenizer import BOS, EOS, is_byte_tokenizer
+from titans_lm.evaluate.stream import has_state, state_grows
 from titans_lm.streaming.memory import NONE, Memory
 from titans_lm.streaming.tokens import TokenStream
 
@@ -59,7 +59,7 @@ class Reader:
         self._start(memory)
 
     def _start(self, memory: Memory) -> None:
-        self._state: BackboneState = memory.to(self.device).state
+        self._state = memory.to(self.device).state
         self._pending = memory.pending.tolist()
         self._tokens, self._open, self._sources = list(memory.tokens), list(memory.open), list(memory.sources)
 
@@ -256,23 +256,22 @@ class Reader:
             ids[row, : len(tokens)], valid[row, : len(tokens)] = tokens, True
         owner: Any = self.model
         mask = None if valid.all() else torch.from_numpy(valid).to(self.device)
-        out = owner.model(
+        read = owner if logits else owner.base_model
+        out = read(
             torch.from_numpy(ids).to(self.device),
             attention_mask=mask, state=self._state, return_state=True, use_cache=False,
         )  # fmt: skip
         self._state = out.state
         if not logits:
             return None
-        found = owner.lm_head(out.last_hidden_state)
-        return found if mask is None else found * mask[..., None]
+        return out.logits if mask is None else out.logits * mask[..., None]
 
 
 def check_readable(model: nn.Module) -> None:
     """Refuse a model that cannot read without end: ValueError."""
-    owner: Any = model
-    if not hasattr(model, "init_state") or not hasattr(model, "lm_head"):
+    if not has_state(model) or not hasattr(model, "lm_head"):
         raise ValueError(f"got a {type(model).__name__}; expected a TitansForCausalLM, whose memory is a value")
-    if owner.config.backbone_config().state_grows:
+    if state_grows(model):
         raise ValueError(
             "got full attention in the stack, whose keys and values grow with the text; "
             "expected blocks whose state has a constant size, such as mac or lmm"

@@ -216,8 +216,6 @@ def load_model(path: str | Path, device: str = "auto") -> "PreTrainedModel":
     """Load a model from wherever `resolve_model` finds it, ready to be used; ValueError where it cannot be read."""
     from transformers import AutoModelForCausalLM
 
-    import titans_lm.hf  # noqa: F401 - registers our classes
-
     model = _load(AutoModelForCausalLM, resolve_model(path), "model")
     return model.eval().to(choose_device(device))
 
@@ -226,12 +224,13 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     """Load the tokenizer that was saved beside a model; ValueError where there is none."""
     from transformers import AutoTokenizer
 
-    import titans_lm.hf  # noqa: F401 - registers our classes
-
     return _load(AutoTokenizer, resolve_model(path), "tokenizer")
 
 
 def _load(auto_class: Any, folder: Path, what: str) -> Any:
+    import titans_lm.hf
+    import titans_lm.retrofit.file  # noqa: F401 - registers our classes, and folders with an adapter
+
     try:
         if what == "model":
             verify_weights(folder)

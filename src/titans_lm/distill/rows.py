@@ -1,0 +1,124 @@
+"""Rows to train an adapter on, by step: text, and text in which passages return that have left the window."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from titans_lm.data.batches import Batch, fingerprint
+from titans_lm.data.prepared import TokenFolder, is_token_folder, tokenizer_fingerprint
+from titans_lm.data.text import Document, load_corpus
+from titans_lm.distill.settings import RetrofitSettings
+
+HELD_OUT = 0x48454C44
+"""Set beside the seed of held-out rows, so that they are other ones than those of training."""
+RETURN = 0.5
+"""Chance that the next passage of a row with returns is one that was there, where one has left the window."""
+
+
+class Text(NamedTuple):
+    """Tokens of documents laid end to end: how many, a stretch of them, and a name for them."""
+
+    tokens: int
+    take: Callable[[int, int], np.ndarray]
+    name: str
+
+
+def open_texts(settings: RetrofitSettings, tokenizer: Any) -> tuple[Text, Text]:
+    """Open the text to train on and the one held out, as tokens of the base; ValueError for what is too short."""
+    if settings.data is None:
+        raise ValueError("got no data; expected a file, a folder of text, or a folder of titans prepare")
+    if is_token_folder(settings.data):
+        folder = TokenFolder(settings.data)
+        if folder.tokenizer_fingerprint != tokenizer_fingerprint(tokenizer):
+            raise ValueError(
+                f"got {settings.data!r}, prepared with another tokenizer than the base's; expected titans prepare "
+                f"with --tokenizer {settings.model}"
+            )
+        texts = [Text(part.tokens, part.take, part.fingerprint) for part in (folder.train, folder.valid)]
+    else:
+        corpus = load_corpus(settings.data, held_out=settings.held_out, valid=settings.valid)
+        texts = [_encoded(part, tokenizer) for part in (corpus.train, corpus.held_out)]
+    for text, what in zip(texts, ("to train on", "held out"), strict=True):
+        if text.tokens <= settings.seq_len:
+            raise ValueError(
+                f"got {text.tokens:,} tokens {what}; expected more than seq_len={settings.seq_len}: give more text, "
+                "or shorter rows, which still have to be longer than the window"
+            )
+    return texts[0], texts[1]
+
+
+def _encoded(documents: tuple[Document, ...], tokenizer: Any) -> Text:
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    parts = [
+        np.array(tokenizer(document.data.decode("utf-8", "replace"), add_special_tokens=False).input_ids + ends)
+        for document in documents
+    ]
+    tokens = np.concatenate(parts).astype(np.int64)
+    return Text(len(tokens), lambda start, stop: tokens[start:stop], fingerprint([tokens]))
+
+
+class ReturningRows:
+    """Rows of T + 1 tokens, a share of which is made of passages from everywhere that come again further on.
+
+    input_ids, targets   (B, T)    targets are the tokens that follow
+    again                (B, T)    where the target was in the text before, and left the window since
+    window, sinks        (B,)      those of the batch
+
+    A pure function of seed and step. The distance of a return is more than the window and at most `reach(step)`.
+    """
+
+    def __init__(self, text: Text, settings: RetrofitSettings, *, held_out: bool = False) -> None:
+        self.text, self.settings = text, settings
+        self.seed = [settings.seed, HELD_OUT] if held_out else [settings.seed]
+        self.windows = settings.windows or (settings.adapter.window,)
+        self.sinks = settings.sink_counts or (settings.adapter.sinks,)
+        shape = settings.seq_len, settings.batch_size, settings.seed
+        drawn = self.windows, self.sinks, settings.returning, settings.passages, settings.grow_steps
+        self.fingerprint = f"{text.name} {shape} {drawn}"
+
+    def __call__(self, step: int) -> Batch:
+        rng, s = np.random.default_rng([*self.seed, step]), self.settings
+        window, sinks = int(rng.choice(self.windows)), int(rng.choice(self.sinks))
+        grown = min(1.0, step / s.grow_steps) if s.grow_steps else 1.0
+        reach = int(2 * window + grown * max(0, s.seq_len - 2 * window))
+        rows = [self.row(rng, window, reach if rng.random() < s.returning else None) for _ in range(s.batch_size)]
+        return as_batch(rows, window, sinks)
+
+    def row(self, rng: np.random.Generator, window: int, reach: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """T + 1 tokens and whether each was there before; without a reach, plain text in which nothing returns."""
+        length = self.settings.seq_len + 1
+        again = np.zeros(length, bool)
+        if reach is None:
+            return self._anywhere(rng, length), again
+        row, passages, filled = np.zeros(length, np.int64), list[tuple[int, int]](), 0
+        while filled < length:
+            old = [p for p in passages if window < filled - p[0] <= reach]
+            if old and rng.random() < RETURN:
+                start, size = old[int(rng.integers(len(old)))]
+                size = min(size, length - filled)
+                row[filled : filled + size] = row[start : start + size].copy()
+                again[filled + 1 : filled + size] = True  # that it begins cannot be known
+            else:
+                size = min(int(rng.integers(self.settings.passages[0], self.settings.passages[1] + 1)), length - filled)
+                row[filled : filled + size] = self._anywhere(rng, size)
+                passages.append((filled, size))
+            filled += size
+        return row, again
+
+    def _anywhere(self, rng: np.random.Generator, length: int) -> np.ndarray:
+        start = int(rng.integers(0, self.text.tokens - length + 1))
+        return self.text.take(start, start + length).astype(np.int64)
+
+
+def as_batch(rows: list[tuple[np.ndarray, np.ndarray]], window: int, sinks: int) -> Batch:
+    """Rows of T + 1 tokens as a batch; see `ReturningRows`."""
+    tokens, again = (torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True))
+    return {
+        "input_ids": tokens[:, :-1].contiguous(),
+        "targets": tokens[:, 1:].contiguous(),
+        "again": again[:, 1:].contiguous(),
+        "window": torch.full((len(rows),), window),
+        "sinks": torch.full((len(rows),), sinks),
+    }

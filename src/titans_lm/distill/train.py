@@ -1,0 +1,206 @@
+"""Train an adapter: what `titans retrofit` runs.
+
+    loss = d · KL(full attention ‖ ours) + t · (− log p(text))      over positions beyond the window
+
+Teacher and student are the same weights, read twice: with attention over everything and no memory, and with both.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from titans_lm.data.batches import Batch
+from titans_lm.distill.rows import ReturningRows, as_batch, open_texts
+from titans_lm.distill.settings import RetrofitSettings
+from titans_lm.retrofit.add import adapter_of, add_memory
+from titans_lm.retrofit.attention import FULL, Reach
+from titans_lm.retrofit.file import from_pretrained, load_base, save
+from titans_lm.train.checkpoint import quiet_transformers
+from titans_lm.train.device import choose_device
+from titans_lm.train.files import new_folder
+from titans_lm.train.loop import fit
+from titans_lm.train.options import plain_settings
+from titans_lm.train.progress import ProgressReport
+from titans_lm.train.run import MODEL, RunFolder
+
+PIECE = 256
+"""Positions whose logits are made at once: a whole row's would be larger than the model."""
+
+
+def retrofit(
+    settings: RetrofitSettings, *, resume: bool = False, progress: ProgressReport | None = None
+) -> dict[str, Any]:
+    """Train an adapter for a base and report how it went; `out/model` then is the adapter, as of the last
+    evaluation while it trains.
+
+    `resume` goes on with the run in `settings.out`. Raises ValueError for a base, a text or settings that will not do,
+    and what `fit` raises.
+    """
+    if settings.model is None or settings.out is None:
+        raise ValueError("got no model or no --out; expected titans retrofit MODEL DATA --out DIR")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("got several processes; expected one: adapters are trained on one device")
+    from transformers import AutoTokenizer
+
+    progress = progress or ProgressReport(quiet=True)
+    tokenizer = from_pretrained(AutoTokenizer, settings.model)
+    train, held_out = open_texts(settings, tokenizer)
+    torch.manual_seed(settings.seed)
+    device = choose_device(settings.device)
+    exact = device.type == "cpu" or settings.precision == "float32"
+    with quiet_transformers():
+        model = load_base(settings.model, dtype=torch.float32 if exact else "auto").to(device)
+    add_memory(model, **vars(settings.adapter))
+    check_head(model)
+    if settings.activation_checkpointing:
+        checkpoint_blocks(model)
+    adapter, gap = adapter_of(model), Gap(model, ReturningRows(held_out, settings, held_out=True))
+    trained = sum(x.numel() for x in adapter.parameters())
+    folder = RunFolder.open if resume else lambda path: RunFolder.create(path, plain_settings(settings))
+    run = folder(settings.out)
+    progress.say(f"{trained:,} numbers to train beside {model.num_parameters() - trained:,}; run folder {run.path}")
+
+    def evaluate(_: nn.Module) -> dict[str, Any]:
+        with new_folder(run.path / MODEL) as unfinished:
+            save(model, unfinished)
+            tokenizer.save_pretrained(unfinished)
+        return gap()
+
+    loss = Distillation(model, settings.distill, settings.text_loss)
+    own = dataclasses.replace(settings, activation_checkpointing=False)  # switched on above, in the base
+    result = fit(adapter, ReturningRows(train, settings), loss, own, eval_fn=evaluate, run=run, progress=progress)
+    return {
+        "model": str(run.path / MODEL),
+        "parameters": trained,
+        "steps": result.step,
+        "tokens": result.tokens,
+        "seconds": result.seconds,
+        "loss": result.last.get("loss"),
+        **result.evaluation,
+        "settings": plain_settings(settings),
+    }
+
+
+class Distillation:
+    """The loss of a batch, and its parts: what an adapter is trained by."""
+
+    def __init__(self, model: Any, distill: float, text: float) -> None:
+        self.model, self.weights = model, (distill, text)
+
+    def __call__(self, _: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        window, sinks = int(batch["window"][0]), int(batch["sinks"][0])
+        ids, targets = batch["input_ids"], batch["targets"][:, window:]
+        with torch.no_grad(), as_base(self.model):
+            taught = hidden(self.model, ids, FULL)[:, window:] if self.weights[0] else None
+        ours = hidden(self.model, ids, Reach(window, sinks))[:, window:]
+        head, totals = self.model.get_output_embeddings(), torch.zeros(2, device=ids.device)
+        for start in range(0, targets.shape[1], PIECE):
+            part = slice(start, start + PIECE)
+            teacher = None if taught is None else taught[:, part]
+            totals = totals + checkpoint(_piece, head, ours[:, part], teacher, targets[:, part], use_reentrant=False)
+        kl, text = totals / targets.numel()
+        loss = self.weights[0] * kl + self.weights[1] * text
+        return loss, {"kl": kl.detach(), "nats_per_token": text.detach()}
+
+
+class Gap:
+    """How much of what a window costs the memory wins back, on held-out rows: 0 is the windowed base, 1 is the base.
+
+    share = (windowed − ours) / (windowed − full), in nats per token: on text beyond the window, and on passages that
+    return from there. What the base needs, with its window and without, is measured once.
+    """
+
+    def __init__(self, model: Any, rows: ReturningRows) -> None:
+        settings = rows.settings
+        self.model, self.reach = model, Reach(settings.adapter.window, settings.adapter.sinks)
+        rng = np.random.default_rng([settings.seed, 0])
+        window, sinks, count = settings.adapter.window, settings.adapter.sinks, settings.eval_rows
+        self.batches = {
+            name: [as_batch([rows.row(rng, window, far)], window, sinks) for _ in range(count)]
+            for name, far in (("text", None), ("returns", settings.seq_len))
+        }
+        self.base: dict[str, dict[str, float]] = {}
+
+    @torch.no_grad()
+    def __call__(self) -> dict[str, Any]:
+        """Measure the adapter as it is."""
+        if not self.base:
+            with as_base(self.model):
+                windowed = self.reach._replace(memory=False)
+                self.base = {"full": self._nats(FULL), "windowed": self._nats(windowed)}
+        found: dict[str, Any] = {}
+        for kind, ours in self._nats(self.reach).items():
+            full, windowed = self.base["full"][kind], self.base["windowed"][kind]
+            found |= {f"{kind}_full": full, f"{kind}_windowed": windowed, f"{kind}_ours": ours}
+            found[f"{kind}_share"] = (windowed - ours) / (windowed - full) if windowed != full else 0.0
+        return found
+
+    def _nats(self, reach: Reach) -> dict[str, float]:
+        return {kind: self._mean(batches, reach) for kind, batches in self.batches.items()}
+
+    def _mean(self, batches: list[Batch], reach: Reach) -> float:
+        device, total, count = next(self.model.parameters()).device, 0.0, 0
+        for batch in batches:
+            ids, targets = batch["input_ids"].to(device), batch["targets"].to(device)
+            counted = batch["again"].to(device)
+            if not bool(counted.any()):
+                counted = torch.arange(ids.shape[1], device=device)[None] >= (self.reach.window or 0)
+            h, head = hidden(self.model, ids, reach)[counted], self.model.get_output_embeddings()
+            for part, target in zip(h.split(PIECE), targets[counted].split(PIECE), strict=True):
+                total += float(nn.functional.cross_entropy(head(part).float(), target, reduction="sum"))
+            count += int(counted.sum())
+        return total / count
+
+
+def hidden(model: Any, ids: Tensor, reach: Reach) -> Tensor:
+    """The last hidden states of rows that begin a text."""
+    return model.base_model(input_ids=ids, use_cache=False, reach=reach).last_hidden_state
+
+
+@contextmanager
+def as_base(model: Any) -> Iterator[None]:
+    """Leave out LoRA inside the block, where there is one; what is said about memory says the `Reach`."""
+    lora = model.retrofit.lora_rank > 0
+    if lora:
+        model.disable_adapters()
+    try:
+        yield
+    finally:
+        if lora:
+            model.enable_adapters()
+
+
+def checkpoint_blocks(model: Any) -> None:
+    """Let blocks keep nothing but what enters them; they do so in training mode, which nothing inside of them takes."""
+    renamed = hasattr(model, "activation_checkpointing_enable")  # in the course of transformers 5
+    enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    for module in model.modules():
+        module.training = hasattr(module, "gradient_checkpointing")
+
+
+@torch.no_grad()
+def check_head(model: Any) -> None:
+    """Refuse a base that makes logits otherwise than by its head alone: they are made here piece by piece."""
+    ids = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
+    logits = model(input_ids=ids, use_cache=False, reach=FULL).logits
+    found = model.get_output_embeddings()(hidden(model, ids, FULL))
+    if not torch.allclose(found, logits, rtol=1e-3, atol=1e-3):
+        raise ValueError(f"got a {type(model).__name__}, which scales or caps its logits; expected a plain head")
+
+
+def _piece(head: nn.Module, ours: Tensor, taught: Tensor | None, targets: Tensor) -> Tensor:
+    """Sums of KL(taught ‖ ours) and of the text's loss over some positions."""
+    log_p = head(ours).float().log_softmax(-1)
+    text = -log_p.gather(-1, targets[..., None]).sum()
+    if taught is None:
+        return torch.stack((torch.zeros_like(text), text))
+    log_t = head(taught).float().log_softmax(-1)
+    return torch.stack(((log_t.exp() * (log_t - log_p)).sum(), text))

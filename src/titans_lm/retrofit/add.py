@@ -1,0 +1,247 @@
+"""Put a memory beside the attention of a pretrained decoder, which stays as it is and answers as it did."""
+
+import copy
+import sys
+from collections.abc import Callable
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from titans_lm.config import check_known
+from titans_lm.ops.state import state_dtype
+from titans_lm.retrofit.attention import IMPLEMENTATION, Call, Reach
+from titans_lm.retrofit.cache import RetrofitCache, RetrofitState
+from titans_lm.retrofit.memory import LayerMemory
+from titans_lm.retrofit.settings import AdapterSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PROJECTIONS, OUTPUTS = ("q_proj", "k_proj", "v_proj"), ("o_proj", "dense")
+"""Names of attention's projections; Phi calls the last one dense."""
+
+
+def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
+    """Give a decoder of transformers a memory, in place, and return it; settings are those of `AdapterSettings`.
+
+    Its attention then sees the first `sinks` tokens and the last `window`; a token that leaves the window is written
+    into a memory by the layer's own key and value, and the layer's own query reads it (`LayerMemory`). Only that
+    adapter has gradients. Until it is trained the model is its windowed base: up to `window` tokens it is the base.
+    A forward pass takes `reach=Reach(window, sinks)` to see another window, `reach=FULL` to be the base; its cache,
+    that of `generate()` too, is a `RetrofitCache` of constant size. As in a Titans model that state is a value as well:
+    `init_state(batch_size)`, `state=` and `return_state=True`, without gradients.
+
+    Raises ValueError for a model that this cannot be done with, saying why.
+    """
+    check_known(AdapterSettings, settings)
+    adapter = AdapterSettings(**settings)
+    owner: Any = model
+    attentions = find_attentions(model)
+    chosen = chosen_layers(adapter, len(attentions))
+    rotations = find_rotations(model, attentions) if adapter.rotary == "before" else {}
+    memories = {index: _memory_beside(attentions[index], index, owner.config, adapter) for index in chosen}
+    model.requires_grad_(False)
+    if adapter.lora_rank:
+        _add_lora(model, attentions[0], adapter.lora_rank)
+    for index, attention in enumerate(attentions):
+        attention.reach = Reach(adapter.window, adapter.sinks)
+        attention.rotate = rotations.get(index)
+        attention.register_forward_pre_hook(_hand_on, with_kwargs=True)
+        if index in memories:
+            attention.memory = memories[index]
+    owner.base_model.register_forward_pre_hook(_give_cache, with_kwargs=True)
+    for module in {owner.base_model, owner}:
+        module.register_forward_hook(_give_state, with_kwargs=True)
+    shared, config = owner.config, copy.deepcopy(owner.config)  # another model may be made of the same object
+    config._attn_implementation = IMPLEMENTATION
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = config
+    owner.retrofit, owner._is_stateful = adapter, True
+    owner.init_state, owner.save_pretrained = MethodType(init_state, owner), MethodType(_save_pretrained, owner)
+    return model
+
+
+def find_attentions(model: "PreTrainedModel") -> list[Any]:
+    """Find the attention of every layer; ValueError where a model has something else, or more than this."""
+    owner: Any = model
+    config, name = owner.config, type(model).__name__
+    if hasattr(model, "retrofit"):
+        raise ValueError(f"got a {name} that has a memory already; expected the base")
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"got a {name}, an encoder-decoder model; expected a decoder")
+    if config.get_text_config() is not config:
+        raise ValueError(f"got a {name}, which reads more than text; expected a decoder of text alone")
+    found: list[Any] = [
+        m
+        for m in model.modules()
+        if all(hasattr(m, part) for part in PROJECTIONS) and any(hasattr(m, o) for o in OUTPUTS)
+    ]
+    if len(found) != config.num_hidden_layers:
+        raise ValueError(
+            f"got a {name}, {len(found)} of whose {config.num_hidden_layers} layers have {', '.join(PROJECTIONS)} and "
+            "o_proj; expected attention in all of them, nothing recurrent and no other names"
+        )
+    asked = str(config._attn_implementation)
+    if asked not in ("sdpa", "eager"):
+        raise ValueError(f"got attention {asked!r}, which has no place for a memory; load the base with 'sdpa'")
+    if not any("inv_freq" in buffer for buffer, _ in model.named_buffers()):
+        raise ValueError(f"got a {name} without rotary positions; expected a model like Llama, Qwen or Mistral")
+    if getattr(config, "attn_logit_softcapping", None) or any(hasattr(m, "sinks") for m in found):
+        raise ValueError(f"got a {name}, whose softmax is capped or has sinks of its own; expected plain softmax")
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ValueError(f"got a {name} with layers that attend inside chunks; expected full or windowed attention")
+    return sorted(found, key=lambda module: module.layer_idx)
+
+
+@torch.no_grad()
+def find_rotations(model: "PreTrainedModel", attentions: list[Any]) -> dict[int, Callable[..., Any]]:
+    """Find the rotation of every layer that has one: of those whose answers change where their angles are zero.
+
+    ValueError where it is not a function of the usual name and arguments.
+    """
+    found, kind = dict[int, Callable[..., Any]](), type(model).__name__
+
+    def look(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        rotate = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
+        angles = kwargs.get("position_embeddings")
+        if rotate is None or not isinstance(angles, tuple) or len(angles) != 2:
+            raise ValueError(f"got rotary='before' for a {kind}, whose rotation is unknown; expected 'after'")
+        still = {**kwargs, "position_embeddings": (torch.ones_like(angles[0]), torch.zeros_like(angles[1]))}
+        answers = [attention.forward(*args, **given)[0] for given in (kwargs, still)]
+        if not torch.equal(*answers):
+            found[attention.layer_idx] = rotate
+
+    hooks = [attention.register_forward_pre_hook(look, with_kwargs=True) for attention in attentions]
+    was_training = model.training
+    model.eval()  # dropout would change answers too
+    try:
+        device = next(model.parameters()).device
+        model.base_model(input_ids=torch.arange(3, device=device)[None], use_cache=False)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _memory_beside(attention: Any, index: int, config: Any, adapter: AdapterSettings) -> LayerMemory:
+    kinds, own = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    windowed = own is not None and (kinds is None or kinds[index] == "sliding_attention")
+    if windowed and own < adapter.window:
+        raise ValueError(
+            f"got window={adapter.window} for layer {index}, whose own window has {own} tokens; expected {own} at "
+            "most, or layers without this one"
+        )
+    weight = attention.q_proj.weight
+    heads, width = weight.shape[0] // attention.head_dim, weight.shape[1]
+    made = LayerMemory(width, adapter.memory.of_layer(heads, attention.head_dim))
+    return made.to(weight.device, state_dtype(weight.dtype))
+
+
+def chosen_layers(settings: AdapterSettings, count: int) -> tuple[int, ...]:
+    """Number the layers that get a memory; ValueError for those that there are not."""
+    layers = settings.layers
+    if layers == "all":
+        return tuple(range(count))
+    if isinstance(layers, str):
+        step = layers.removeprefix("every:")
+        if layers == step or not step.isdecimal() or not 0 < int(step) <= count:
+            raise ValueError(f"got layers={layers!r}; expected all, every:1 … every:{count}, or numbers of layers")
+        return tuple(range(int(step) - 1, count, int(step)))
+    if not layers and not settings.lora_rank:
+        raise ValueError("got layers=(); expected one layer at least, or a lora_rank")
+    for index in layers:
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
+            raise ValueError(f"got layer {index!r}; expected 0 to {count - 1}")
+    return tuple(layers)
+
+
+@torch.no_grad()
+def init_state(model: Any, batch_size: int) -> RetrofitState:
+    """The state before the first token: what a slot without a token leaves."""
+    ids = torch.zeros(batch_size, 1, dtype=torch.int64, device=next(model.parameters()).device)
+    return model.base_model(input_ids=ids, attention_mask=torch.zeros_like(ids), return_state=True).state
+
+
+def adapter_of(model: "PreTrainedModel") -> nn.ModuleDict:
+    """All that is trained, as one module: memories, and LoRA where there is one; the names are the model's own."""
+    parts = {
+        name.replace(".", "/"): module
+        for name, module in model.named_modules()
+        if isinstance(module, LayerMemory) or name.rpartition(".")[2] in ("lora_A", "lora_B")
+    }
+    if not hasattr(model, "retrofit"):
+        raise ValueError(f"got a {type(model).__name__} without a memory; expected a model of add_memory or load")
+    return nn.ModuleDict(parts)
+
+
+def _add_lora(model: Any, attention: Any, rank: int) -> None:
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ValueError("got lora_rank without peft; install it with: pip install peft") from error
+    names = [name for name in (*PROJECTIONS, *OUTPUTS) if hasattr(attention, name)]
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=names))
+
+
+def _save_pretrained(model: Any, folder: Any) -> None:
+    """Save the adapter; the base is there already."""
+    from titans_lm.retrofit.file import save
+
+    save(model, folder)
+
+
+def _hand_on(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Put among the arguments of attention what its implementation needs."""
+    if attention.config._attn_implementation != IMPLEMENTATION:
+        raise ValueError(
+            f"got attention {attention.config._attn_implementation!r} for a model with a memory; expected it to keep "
+            f"its own, {IMPLEMENTATION!r}"
+        )
+    cache = kwargs.get("past_key_values")
+    call = Call(
+        kwargs["hidden_states"] if "hidden_states" in kwargs else args[0],
+        kwargs.get("position_embeddings"),
+        kwargs.pop("reach", None) or attention.reach,
+        None if cache is None else cache.layers[attention.layer_idx],
+    )
+    return args, {**kwargs, "retrofit": call}
+
+
+def _give_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Take the place of a cache that has read nothing, as transformers makes them, and of none where one is wanted."""
+    cache, wanted, count = kwargs.get("past_key_values"), kwargs.get("use_cache"), model.config.num_hidden_layers
+    state = kwargs.pop("state", None)
+    if state is not None or kwargs.get("return_state"):
+        if cache is not None:
+            raise ValueError("got both past_key_values and a state; expected one of them: both say what came before")
+        made = RetrofitCache.around(state, count, masked=kwargs.get("attention_mask") is not None)
+        return args, {**_placed(args, kwargs, state), "past_key_values": made, "use_cache": True}
+    if isinstance(cache, RetrofitCache):
+        return args, kwargs
+    if cache is not None and cache.get_seq_length():
+        raise ValueError(f"got a {type(cache).__name__} that has read tokens; expected a RetrofitCache, or none")
+    if wanted is None:
+        wanted = cache is not None or (model.config.use_cache and not torch.is_grad_enabled())
+    made = RetrofitCache(count) if wanted else None
+    return args, {**kwargs, "past_key_values": made, "use_cache": bool(wanted)}
+
+
+def _placed(args: tuple[Any, ...], kwargs: dict[str, Any], state: RetrofitState | None) -> dict[str, Any]:
+    """Say where in their texts tokens stand that come after a state, every row at its own place."""
+    if kwargs.get("position_ids") is not None:
+        return kwargs
+    ids, mask = args[0] if args else kwargs.get("input_ids"), kwargs.get("attention_mask")
+    tokens = kwargs["inputs_embeds"][..., 0] if ids is None else ids
+    counted = (torch.ones_like(tokens, dtype=torch.int64) if mask is None else mask.long()).cumsum(1) - 1
+    before = 0 if state is None else state.position[:, None]
+    return {**kwargs, "position_ids": before + counted.clamp(min=0)}
+
+
+def _give_state(_: Any, __: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """Put the state into what the model returns, where it was asked for."""
+    if kwargs.get("return_state"):
+        output.state = output.past_key_values.value

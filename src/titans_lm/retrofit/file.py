@@ -1,0 +1,140 @@
+"""An adapter as a folder: its tensors in safetensors with a header that says what it is and whose, and a config.json.
+
+adapter.safetensors    metadata: format, version, and `header`: JSON with the settings, the base's name and fingerprint
+config.json            the same for transformers: importing this file lets `AutoModelForCausalLM` load such folders
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from titans_lm.config import check_known
+from titans_lm.retrofit.add import adapter_of, add_memory
+from titans_lm.retrofit.settings import AdapterSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FORMAT, VERSION = "titans-retrofit", 1
+FILE = "adapter.safetensors"
+"""The name of an adapter in its folder."""
+
+
+class RetrofitConfig(PreTrainedConfig):
+    """What a folder with an adapter says of itself to transformers: `base`, `fingerprint` and `settings`."""
+
+    model_type = FORMAT
+
+
+class RetrofitForCausalLM:
+    """What `AutoModelForCausalLM` loads a folder with an adapter by: the base with a memory."""
+
+    config_class = RetrofitConfig
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, config: RetrofitConfig, **settings: Any) -> "PreTrainedModel":
+        """Load the adapter of a folder onto its base, or onto the `base` that the caller names."""
+        return load(folder, getattr(config, "base", None), **settings)
+
+
+AutoConfig.register(FORMAT, RetrofitConfig)
+AutoModelForCausalLM.register(RetrofitConfig, RetrofitForCausalLM)
+
+
+def save(model: "PreTrainedModel", folder: str | Path) -> Path:
+    """Write the adapter of a model, and nothing of its base, to a folder; returns the file of its weights."""
+    owner: Any = model
+    path = Path(folder) / FILE
+    tensors = {name: x.detach().to("cpu").contiguous().clone() for name, x in adapter_of(model).state_dict().items()}
+    name = owner.config._name_or_path
+    header = {
+        "base": str(Path(name).resolve()) if Path(name).is_dir() else name,
+        "fingerprint": fingerprint(model),
+        "settings": dataclasses.asdict(owner.retrofit),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"format": FORMAT, "version": str(VERSION), "header": json.dumps(header, ensure_ascii=False)}
+    safetensors.torch.save_file(tensors, path, metadata)
+    RetrofitConfig.from_dict({**header, "architectures": [RetrofitForCausalLM.__name__]}).save_pretrained(path.parent)
+    return path
+
+
+def load(
+    adapter: str | Path,
+    base: "str | Path | PreTrainedModel | None" = None,
+    *,
+    window: int | None = None,
+    sinks: int | None = None,
+    **settings: Any,
+) -> "PreTrainedModel":
+    """Load an adapter, a folder or the file in it, onto its base: a model of transformers, ready to be used.
+
+    `base` is a model, a folder or a name, None for the name that the file has; `settings` are those of
+    `AutoModelForCausalLM.from_pretrained`. Another window or other sinks than it was trained with may be given.
+
+    Raises ValueError for a file that is no adapter or not whole, and for one that belongs to other weights.
+    """
+    path = Path(adapter)
+    path = path if path.suffix == Path(FILE).suffix else path / FILE
+    header, tensors = read_adapter(path)
+    model: Any = load_base(header["base"] if base is None else base, **settings)
+    if fingerprint(model) != header["fingerprint"]:
+        raise ValueError(f"got the adapter {str(path)!r} of other weights; expected its base, {header['base']!r}")
+    kept = AdapterSettings(**header["settings"])
+    changed = {"window": kept.window if window is None else window, "sinks": kept.sinks if sinks is None else sinks}
+    add_memory(model, **vars(kept) | changed)
+    try:
+        adapter_of(model).load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"the adapter {str(path)!r} does not fit its own settings; it is damaged") from error
+    return model.eval()
+
+
+def load_base(base: "str | Path | PreTrainedModel", **settings: Any) -> Any:
+    """Load a causal language model by its folder or name, unless it is one already."""
+    return from_pretrained(AutoModelForCausalLM, base, **settings).eval() if isinstance(base, str | Path) else base
+
+
+def from_pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
+    """What transformers loads by that name; ValueError where it cannot."""
+    try:
+        return kind.from_pretrained(name, **settings)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"the base {str(name)!r} cannot be loaded: {reason}") from error
+
+
+def read_adapter(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Read header and tensors of an adapter without its base."""
+    if not path.is_file():
+        raise ValueError(f"got the adapter {str(path)!r}, which does not exist; expected a file of titans retrofit")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+        header = json.loads(metadata.get("header", "{}"))
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"the adapter {str(path)!r} cannot be read: it is damaged or not whole ({error})") from error
+    if (metadata.get("format"), metadata.get("version")) != (FORMAT, str(VERSION)):
+        raise ValueError(f"got {str(path)!r}, which is no adapter of format {FORMAT} {VERSION}")
+    check_known(AdapterSettings, header["settings"])
+    return header, tensors
+
+
+def fingerprint(model: "PreTrainedModel") -> str:
+    """SHA-256 of the base's weights as bfloat16 has them: the same in every precision that a base may be loaded in."""
+    digest = hashlib.sha256()
+    for name, x in sorted(model.named_parameters()):
+        name = name.replace(".base_layer.", ".")
+        if ".memory." in name or ".lora_" in name:
+            continue
+        digest.update(f"{name} {tuple(x.shape)}\n".encode())
+        digest.update(x.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,116 @@
+"""The memory that stands beside one attention layer: all that is trained of a retrofitted model.
+
+θ, α [, η] = gates(x_i)                             of the hidden state of the token that is written
+M          ← M − θ ∇‖M(k̂_i) − v_i‖²                 k̂, q̂ are the layer's own k, q with norm 1, v its own v
+m_t        = 2 σ(x_t w) ∘ (RMSNorm(M(q̂_t)) W)       W (H, D, D) starts at zero: at first the base answers alone
+"""
+
+import math
+from itertools import pairwise
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from titans_lm.backbone import is_frozen
+from titans_lm.config import MemoryConfig, Start, log_spaced
+from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
+from titans_lm.ops.state import state_dtype
+
+EPS = 1e-6
+"""Added to mean squares under a root."""
+
+
+class LayerMemory(nn.Module):
+    """One memory per row and query head, written with the keys and values of attention, read with its queries."""
+
+    def __init__(self, width: int, config: MemoryConfig) -> None:
+        super().__init__()
+        self.config = config
+        H, D = config.num_attention_heads, config.head_dim
+        self.starts: list[tuple[Start, float]] = [(config.theta_init, config.theta_max), (config.alpha_init, 1.0)]
+        if config.momentum:
+            self.starts.append((config.eta_init, config.eta_max))
+        self.gate_proj = nn.Linear(width, len(self.starts) * H)
+        self.read_proj = nn.Linear(width, H)
+        self.output = nn.Parameter(torch.empty(H, D, D))
+        deep = config.memory_depth > 1
+        self.initial = nn.ParameterList(torch.empty(H, a, b) for a, b in pairwise(config.memory_widths) if deep)
+        self.norm_weight = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
+        self.norm_bias = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Every token starts with the same gates, their time scales spread over the heads; the output is zero."""
+        shares = [share for start, _ in self.starts for share in log_spaced(start, self.config.num_attention_heads)]
+        with torch.no_grad():
+            self.gate_proj.bias.copy_(torch.tensor([math.log(share / (1.0 - share)) for share in shares]))
+        for zero in (self.gate_proj.weight, self.read_proj.weight, self.read_proj.bias, self.output):
+            nn.init.zeros_(zero)
+        for weight in self.initial:
+            nn.init.normal_(weight)
+        if self.norm_weight is not None and self.norm_bias is not None:
+            nn.init.ones_(self.norm_weight)
+            nn.init.zeros_(self.norm_bias)
+
+    @property
+    def num_gates(self) -> int:
+        """Numbers that the gates of one token are."""
+        return self.gate_proj.out_features
+
+    def gates(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B T G"]:
+        """The shares of θ, α and η for tokens with these hidden states, by kind and then by head."""
+        return torch.sigmoid(self.gate_proj(hidden.to(self.gate_proj.weight.dtype)))
+
+    def init_state(self, batch_size: int) -> MemoryState:
+        """A linear memory starts empty, a deep one at its learned M_init."""
+        return MemoryState.initial(self._initial, batch_size)
+
+    @property
+    def _initial(self) -> tuple[Tensor, ...]:
+        if not len(self.initial):
+            return (torch.zeros_like(self.output, requires_grad=False),)
+        return tuple(w * (1.0 if i == 0 else w.shape[1] ** -0.5) for i, w in enumerate(self.initial))
+
+    def forward(
+        self,
+        q: Float[Tensor, "B T H D"],
+        k: Float[Tensor, "B T K D"],
+        v: Float[Tensor, "B T K D"],
+        gates: Float[Tensor, "B T G"],
+        hidden: Float[Tensor, "B T E"],
+        state: MemoryState,
+        valid: Bool[Tensor, "B T"] | None,
+    ) -> tuple[Float[Tensor, "B T H D"], MemoryState]:
+        """Write the tokens of k and v with their gates, each before the query beside it reads; K heads serve H queries.
+
+        `hidden` are the hidden states of the readers; where `valid` is false nothing is written.
+        """
+        c, heads = self.config, q.shape[2]
+        dtype = state_dtype(q.dtype)
+        q, k, v = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k, v))
+        q, k = (F.normalize(x, dim=-1) for x in (q, k))
+        if c.use_norm:  # what ends in a LayerNorm cannot reach other sizes
+            v = _rms_norm(v)
+        theta, alpha, *rest = (
+            share * bound for share, (_, bound) in zip(gates.to(dtype).split(heads, -1), self.starts, strict=True)
+        )
+        if is_frozen(self):
+            theta, alpha = torch.zeros_like(theta), torch.zeros_like(alpha)
+        thetas = torch.stack([theta * scale for scale in c.theta_scales], dim=-1)
+        network = MemoryNetwork(
+            c.memory_activation, c.use_residual, self.norm_weight, self.norm_bias, "l2",
+            "init" if len(self.initial) else "zero", self._initial if len(self.initial) else None,
+        )  # fmt: skip
+        o, state, *_ = neural_memory(
+            q, k, v, thetas, rest[0] if rest else torch.zeros_like(theta), alpha, state,
+            network=network, chunk_size=c.chunk_size, valid=valid,
+        )  # fmt: skip
+        read = 2.0 * torch.sigmoid(self.read_proj(hidden.to(self.read_proj.weight.dtype)))
+        o = torch.einsum("bthd,hde->bthe", _rms_norm(o).to(self.output.dtype), self.output)
+        return read[..., None] * o, state
+
+
+def _rms_norm(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)

@@ -1,0 +1,62 @@
+"""What an adapter is besides its weights: plain dataclasses that know nothing of torch."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from titans_lm.config import MemoryConfig, Start, check_at_least, check_choice, check_known
+
+Rotary = Literal["before", "after"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterMemory:
+    """Settings of the memories of an adapter; `MemoryConfig` says more of them."""
+
+    memory_depth: int = 1
+    """Layers of the memory network, 1 to 4; 1 is the linear memory M(x) = x W."""
+    memory_expansion: int = 4
+    """Hidden width of the memory network in multiples of the head dimension (depth 2 and more)."""
+    chunk_size: int = 1
+    """Tokens whose gradients are taken at the same memory; 1 is exact, and slow for depth 2 and more."""
+    momentum: bool = False
+    """Whether past surprise is carried (η)."""
+    theta_init: Start = 0.5
+    """Share of its bound at which θ starts, for every token."""
+    alpha_init: Start = (0.0001, 0.03)
+    """Share of the memory that a token forgets before training, log-spaced over the heads."""
+
+    def of_layer(self, heads: int, head_dim: int) -> MemoryConfig:
+        """The settings of the memory beside an attention layer of these sizes, checked."""
+        return MemoryConfig(
+            hidden_size=heads * head_dim, num_attention_heads=heads, gates="head", **dataclasses.asdict(self)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterSettings:
+    """What an adapter is besides its weights."""
+
+    window: int = 256
+    """Tokens that attention sees, the one that reads among them."""
+    sinks: int = 4
+    """First tokens that attention always sees; without them a windowed model falls apart."""
+    layers: str | tuple[int, ...] = "all"
+    """Layers with a memory: all, every:N, or their numbers; all layers have the window."""
+    rotary: Rotary = "before"
+    """Whether the memory sees queries and keys before rotary, when they say what and not where, or after it."""
+    lora_rank: int = 0
+    """Rank of a LoRA of the four projections, trained with the memory; it needs peft."""
+    memory: AdapterMemory = field(default_factory=AdapterMemory)
+    """The memories."""
+
+    def __post_init__(self) -> None:
+        check_at_least("window", self.window, 1)
+        check_at_least("sinks", self.sinks, 0)
+        check_at_least("lora_rank", self.lora_rank, 0)
+        check_choice("rotary", self.rotary, get_args(Rotary))
+        if isinstance(self.memory, dict):  # as JSON has it
+            check_known(AdapterMemory, self.memory)
+            object.__setattr__(self, "memory", AdapterMemory(**self.memory))
+        if not isinstance(self.layers, str):
+            object.__setattr__(self, "layers", tuple(self.layers))

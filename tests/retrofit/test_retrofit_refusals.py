@@ -1,0 +1,152 @@
+"""What a memory cannot be put beside, and files that are not what they should be: one line each."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CLIPVisionConfig,
+    GPT2Config,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MambaConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from retrofit.retrofit_cases import FAMILIES, SIZES, base_of, some_ids, with_memory
+from titans_lm.distill.settings import RetrofitSettings
+from titans_lm.retrofit import add_memory, load, save
+from titans_lm.retrofit.settings import AdapterSettings
+
+TINY_EYE = CLIPVisionConfig(
+    hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+)
+
+
+def small(config):
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda: small(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2)), "0 of whose 1 layers have q_proj"),
+        (lambda: small(MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1)), "nothing recurrent"),
+        (
+            lambda: T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1)),
+            "encoder-decoder",
+        ),
+        (
+            lambda: LlavaForConditionalGeneration(LlavaConfig(vision_config=TINY_EYE, text_config=FAMILIES["llama"])),
+            "reads more than text",
+        ),
+        (lambda: with_memory(base_of()), "has a memory already"),
+    ],
+    ids=["gpt2", "mamba", "t5", "llava", "twice"],
+)
+def test_models_that_it_cannot_be_put_beside(model, said):
+    with pytest.raises(ValueError, match=said):
+        add_memory(model(), window=4)
+
+
+def test_a_model_without_rotary_positions():
+    model = base_of()
+    del model.model.rotary_emb
+    with pytest.raises(ValueError, match="without rotary positions"):
+        add_memory(model, window=4)
+
+
+def test_another_implementation_of_attention():
+    model = base_of()
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="load the base with 'sdpa'"):
+        add_memory(model, window=4)
+
+
+def test_attention_is_not_exchanged_afterwards():
+    model = with_memory(base_of())
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="got attention 'sdpa' for a model with a memory"):
+        model(some_ids(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"window": 0}, "got window=0; expected an integer of at least 1"),
+        ({"window": 17}, "got window=17 for layer 0, whose own window has 16 tokens"),
+        ({"window": 4, "sinks": -1}, "got sinks=-1"),
+        ({"window": 4, "layers": [2]}, "got layer 2; expected 0 to 1"),
+        ({"window": 4, "layers": "every:3"}, "got layers='every:3'; expected all"),
+        ({"window": 4, "layers": ()}, "expected one layer at least"),
+        ({"window": 4, "rotary": "befor"}, "did you mean 'before'"),
+        ({"window": 4, "memory": {"memory_dept": 2}}, "did you mean 'memory_depth'"),
+        ({"window": 4, "memory": {"alpha_init": 1.5}}, "got alpha_init=1.5"),
+    ],
+)
+def test_settings_that_cannot_be(settings, said):
+    with pytest.raises(ValueError, match=said):
+        add_memory(base_of("mistral"), **settings)
+
+
+def test_a_cache_and_a_mask_of_another_kind():
+    base = base_of()
+    ids = some_ids(1, 6)
+    other = base(ids, use_cache=True).past_key_values
+    model = with_memory(base)
+    with pytest.raises(ValueError, match="DynamicCache that has read tokens"):
+        model(ids, past_key_values=other)
+    with pytest.raises(ValueError, match="got a mask of shape"):
+        model(ids, attention_mask=torch.zeros(1, 1, 6, 6, dtype=torch.float64))
+    with pytest.raises(ValueError, match="one text per row"):
+        model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), use_cache=False)
+
+
+def test_an_adapter_of_another_base_or_none(tmp_path):
+    base = base_of()
+    path = save(with_memory(base), tmp_path / "mine")
+    other = base_of()
+    with torch.no_grad():
+        other.model.layers[1].mlp.up_proj.weight[0, 0] += 0.1
+    with pytest.raises(ValueError, match="of other weights"):
+        load(path, other)
+    with pytest.raises(ValueError, match="does not exist"):
+        load(tmp_path / "none", base)
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        load(path, tmp_path / "no-model")
+    torn = tmp_path / "torn.safetensors"
+    torn.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ValueError, match="damaged or not whole"):
+        load(torn, base)
+    safetensors.torch.save_file({"x": torch.zeros(1)}, torn)
+    with pytest.raises(ValueError, match="which is no adapter"):
+        load(torn, base)
+    with pytest.raises(ValueError, match="without a memory"):
+        save(base, torn)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"seq_len": 256}, "expected rows of at least 513"),
+        ({"seq_len": 256, "returning": 0.0}, "expected rows of at least 257"),
+        ({"distill": 0.0}, "expected a loss"),
+        ({"passages": (9, 3)}, "the shortest, then the longest"),
+        ({"windows": (0,)}, "got windows=0"),
+    ],
+)
+def test_settings_of_training(settings, said):
+    with pytest.raises(ValueError, match=said):
+        RetrofitSettings(**settings)
+
+
+def test_settings_go_through_json():
+    settings = AdapterSettings(layers=[0, 1], memory={"alpha_init": [0.001, 0.1]})
+    assert AdapterSettings(**json.loads(json.dumps(vars(settings) | {"memory": vars(settings.memory)}))).layers == (
+        0,
+        1,
+    )
+    assert SIZES["num_hidden_layers"] == 2

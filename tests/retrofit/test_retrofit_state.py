@@ -1,0 +1,108 @@
+"""The state of a retrofitted model as a value, as a Titans model has it: readers, their memories and their files."""
+
+import pytest
+import torch
+
+from retrofit.retrofit_cases import FAMILIES, WINDOW, apart, base_of, some_ids, with_memory
+from titans_lm.evaluate.accuracy import bytes_of_state
+from titans_lm.evaluate.stream import StatefulReader, reader_for
+from titans_lm.ops.state import state_bytes, state_tensors
+from titans_lm.retrofit import FULL
+from titans_lm.streaming import Memory, Reader, load_memory, save_memory
+
+CLOSE = 1e-9
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return with_memory(base_of(request.param))
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return with_memory(base_of())
+
+
+def shapes(state):
+    return [tuple(x.shape) for x in state_tensors(state)]
+
+
+@torch.no_grad()
+def test_a_state_goes_in_and_comes_out(model):
+    ids = some_ids(2, 4 * WINDOW)
+    once, state, parts = model(ids, use_cache=False).logits, model.init_state(2), []
+    start = shapes(state)
+    for piece in ids.split([1, WINDOW + 3, 1, 2 * WINDOW - 5, WINDOW], dim=1):
+        output = model(piece, state=state, return_state=True, use_cache=False)
+        state, parts = output.state, [*parts, output.logits]
+        assert shapes(state) == start
+    assert apart(torch.cat(parts, 1), once) <= CLOSE
+    assert state.position.tolist() == [4 * WINDOW] * 2
+    fresh = model.base_model(ids, return_state=True).state
+    assert all(
+        apart(a.double(), b.double()) <= CLOSE for a, b in zip(state_tensors(fresh), state_tensors(state), strict=True)
+    )
+
+
+@torch.no_grad()
+def test_rows_of_different_lengths_keep_states_of_their_own(model):
+    ids, lengths = some_ids(3, 3 * WINDOW), (3, 2 * WINDOW, 3 * WINDOW)
+    reader = Reader(model, batch_size=3, piece_len=5)
+    reader.feed([ids[row, :length].numpy() for row, length in enumerate(lengths)])
+    found = reader.next_logits()
+    for row, length in enumerate(lengths):
+        alone = Reader(model)
+        alone.feed(ids[row : row + 1, :length])
+        assert apart(alone.next_logits(), model(ids[row : row + 1, :length]).logits[:, -1]) <= CLOSE
+        assert apart(found[row : row + 1], alone.next_logits()) <= CLOSE
+    joined = Memory.join([reader.memory.row(2), reader.memory.row(0)])
+    assert apart(Reader(model, memory=joined).next_logits(), found[[2, 0]]) <= CLOSE
+
+
+def test_a_memory_file_goes_on_where_it_was_written(llama, tmp_path):
+    ids = some_ids(1, 5 * WINDOW)
+    reader = Reader(llama)
+    reader.feed(ids[:, : 3 * WINDOW])
+    save_memory(reader.memory, tmp_path / "a.memory", llama)
+    again = Reader(llama, memory=load_memory(tmp_path / "a.memory", llama))
+    for one in (reader, again):
+        one.feed(ids[:, 3 * WINDOW :])
+    assert torch.equal(reader.next_logits(), again.next_logits())
+    other = with_memory(base_of(), window=WINDOW + 1)
+    with pytest.raises(ValueError, match="its settings are others"):
+        load_memory(tmp_path / "a.memory", other)
+    with torch.no_grad():
+        next(x for x in other.parameters() if x.requires_grad).mul_(2.0)
+    with pytest.raises(ValueError, match="of another model"):
+        load_memory(tmp_path / "a.memory", other)
+
+
+def test_a_memory_of_a_half_precision_model(tmp_path):
+    model, ids = with_memory(base_of().bfloat16()), some_ids(1, 3 * WINDOW)
+    reader = Reader(model)
+    reader.feed(ids)
+    save_memory(reader.memory, tmp_path / "a.memory", model)
+    again = Reader(model, memory=load_memory(tmp_path / "a.memory", model))
+    assert torch.equal(reader.next_logits(), again.next_logits())
+    assert torch.equal(
+        Reader(model, memory=Memory.join([again.memory, reader.memory])).next_logits()[0], reader.next_logits()[0]
+    )
+
+
+def test_readers_of_evaluations_take_it_for_a_model_with_a_state(llama):
+    reader = reader_for(llama, piece_len=7)
+    assert isinstance(reader, StatefulReader)
+    assert reader.constant
+    sizes = [bytes_of_state(llama, length) for length in (WINDOW, 20 * WINDOW)]
+    assert sizes[0] == sizes[1]
+    assert sizes[0].total == state_bytes(llama.init_state(1))
+    assert sizes[0].memory is not None
+
+
+def test_what_a_state_is_refused_for(llama):
+    ids = some_ids(1, 4)
+    state = llama.init_state(1)
+    with pytest.raises(ValueError, match="both past_key_values and a state"):
+        llama(ids, state=state, past_key_values=llama(ids, use_cache=True).past_key_values)
+    with pytest.raises(ValueError, match="expected a reach with a window"):
+        llama(ids, return_state=True, reach=FULL)

@@ -1,0 +1,151 @@
+"""Training an adapter: rows whose passages return, the losses, and a run that is stopped and taken up."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from retrofit.retrofit_cases import SINKS, WINDOW, base_of, some_ids, with_memory
+from titans_lm.cli import main
+from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer
+from titans_lm.distill.rows import ReturningRows, Text
+from titans_lm.distill.settings import RetrofitSettings
+from titans_lm.distill.train import Distillation, Gap, checkpoint_blocks, retrofit
+from titans_lm.retrofit import FULL, AdapterSettings, Reach, adapter_of, load
+from titans_lm.retrofit.file import FILE, read_adapter
+
+SETTINGS = RetrofitSettings(
+    adapter=AdapterSettings(window=WINDOW, sinks=SINKS), seq_len=48, passages=(4, 8), grow_steps=4, steps=4, lr=1e-2,
+    warmup_steps=1, eval_rows=1, eval_every=0, save_every=0, device="cpu",
+)  # fmt: skip
+
+
+def text_of(ids):
+    return Text(len(ids), lambda start, stop: ids[start:stop], "some")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("base")
+    base_of(vocab_size=VOCAB_SIZE).float().save_pretrained(path)
+    byte_tokenizer().save_pretrained(path)
+    (path / "text.txt").write_text(" ".join(f"{n * n} ships sailed on day {n}." for n in range(60)))
+    (path / "short.txt").write_text("too short\n")
+    return path
+
+
+def test_passages_return_after_they_have_left_the_window():
+    settings = dataclasses.replace(
+        SETTINGS, seq_len=400, returning=1.0, batch_size=2, windows=(8, 12), sink_counts=(0, 3)
+    )
+    rows = ReturningRows(text_of(np.arange(10_000)), settings)
+    for step, farthest in ((0, None), (4, 400)):
+        batch = rows(step)
+        window, reach = int(batch["window"][0]), farthest or 2 * int(batch["window"][0])
+        assert window in (8, 12)
+        assert set(batch["sinks"].tolist()) <= {0, 3}
+        assert torch.equal(batch["input_ids"][:, 1:], batch["targets"][:, :-1])
+        ids, again = (batch[name].tolist() for name in ("targets", "again"))
+        for row, marks in zip(ids, again, strict=True):
+            assert any(marks)
+            for i, marked in enumerate(marks):
+                if marked:  # the text is 0, 1, 2, …: what returns is what was there before
+                    before = [i - j for j in range(i) if row[j] == row[i]]
+                    assert any(window < distance <= reach for distance in before)
+    assert torch.equal(rows(4)["input_ids"], rows(4)["input_ids"])
+    plain = ReturningRows(text_of(np.arange(10_000)), dataclasses.replace(settings, returning=0.0))(0)
+    assert not plain["again"].any()
+    assert bool((plain["input_ids"].diff() == 1).all())
+
+
+def test_the_loss_is_what_it_says():
+    model = with_memory(base_of())
+    tokens = some_ids(1, SETTINGS.seq_len + 1)
+    batch = {
+        "input_ids": tokens[:, :-1], "targets": tokens[:, 1:],
+        "window": torch.tensor([WINDOW]), "sinks": torch.tensor([SINKS]),
+    }  # fmt: skip
+    loss, metrics = Distillation(model, 2.0, 0.5)(model, batch)
+    with torch.no_grad():
+        full, ours = (model(batch["input_ids"], reach=r).logits[:, WINDOW:] for r in (FULL, Reach(WINDOW, SINKS)))
+    p, q = full.log_softmax(-1), ours.log_softmax(-1)
+    kl = (p.exp() * (p - q)).sum(-1).mean()
+    text = -q.gather(-1, batch["targets"][:, WINDOW:, None]).mean()
+    assert float(loss.detach()) == pytest.approx(float(2.0 * kl + 0.5 * text), rel=1e-5)
+    assert float(metrics["kl"]) == pytest.approx(float(kl), rel=1e-5)
+    optimiser = torch.optim.Adam(adapter_of(model).parameters(), lr=1e-2)
+    losses = []
+    for _ in range(5):
+        optimiser.zero_grad()
+        loss, _ = Distillation(model, 1.0, 0.0)(model, batch)
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0]
+    assert all((x.grad is not None) == x.requires_grad for x in model.parameters())
+
+
+def test_checkpointed_blocks_give_the_same_gradients():
+    rows = ReturningRows(text_of(some_ids(1, 900)[0].numpy()), SETTINGS)
+    gradients = []
+    for checkpointed in (False, True):
+        model = with_memory(base_of())
+        if checkpointed:
+            checkpoint_blocks(model)
+            assert model.model.layers[0].training
+        loss, _ = Distillation(model, 1.0, 0.0)(model, rows(4))
+        loss.backward()
+        gradients.append([x.grad for x in adapter_of(model).parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_the_share_of_the_gap_is_zero_for_the_windowed_base():
+    settings = dataclasses.replace(SETTINGS, eval_rows=1)
+    gap = Gap(with_memory(base_of(), trained=False), ReturningRows(text_of(some_ids(1, 900)[0].numpy()), settings))
+    found = gap()
+    for kind in ("text", "returns"):
+        assert found[f"{kind}_share"] == pytest.approx(0.0, abs=1e-9)
+        assert found[f"{kind}_windowed"] != found[f"{kind}_full"]
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(folder, tmp_path):
+    asked = dataclasses.replace(
+        SETTINGS, model=str(folder), data=str(folder / "text.txt"), held_out=0.2, out=tmp_path, save_every=2
+    )
+    whole = retrofit(asked)
+    assert (whole["steps"], whole["tokens"]) == (4, 4 * 48)
+    header, adapter = read_adapter(tmp_path / "model" / FILE)
+    assert (tmp_path / "model" / FILE).stat().st_size < 4 * whole["parameters"] + 8000
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 4]
+    assert {"text_share", "returns_share", "returns_full"} <= lines[-1].keys()
+    shutil.rmtree(tmp_path / "checkpoints" / "step-000004")
+    shutil.rmtree(tmp_path / "model")
+    again = retrofit(asked, resume=True)
+    header_again, adapter_again = read_adapter(tmp_path / "model" / FILE)
+    assert header_again == header
+    assert all(torch.equal(x, adapter_again[name]) for name, x in adapter.items())
+    assert again["text_share"] == whole["text_share"]
+    with torch.no_grad():
+        assert load(tmp_path / "model")(some_ids(1, 20)).logits.isfinite().all()
+
+
+def test_the_command_and_what_is_refused(folder, tmp_path, capsys):
+    small = [
+        "--adapter.window", "8", "--seq-len", "48", "--passages", "4", "8", "--steps", "1", "--eval-rows", "1",
+        "--device", "cpu",
+    ]  # fmt: skip
+    main(["retrofit", str(folder), str(folder / "text.txt"), "--out", str(tmp_path / "run"), *small])
+    assert "share of the gap recovered" in capsys.readouterr().out
+    for changes, said in (
+        ({"data": str(folder / "short.txt")}, "expected more than seq_len=48"),
+        ({"data": None}, "got no data"),
+        ({"out": None}, "got no model or no --out"),
+        ({"model": "no-such-model"}, "cannot be loaded"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            retrofit(dataclasses.replace(SETTINGS, **{"model": str(folder), "out": tmp_path / "b"} | changes))
