@@ -355,7 +355,9 @@ def compact(kv: KeyValues) -> KeyValues:
 
 
 def own_storage(x: Tensor) -> Tensor:
-    """x, or a copy of it where it is a part of something larger."""
+    """x, or a copy of it where it is a part of something larger; inside a graph nobody can know, and it is copied."""
+    if torch.compiler.is_compiling():
+        return x.clone()
     return x if x.numel() * x.element_size() == x.untyped_storage().nbytes() else x.clone()
 
 

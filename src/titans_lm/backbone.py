@@ -55,6 +55,8 @@ def _run_block(block: nn.Module, x: Hidden, layer: Any, ctx: ForwardContext) -> 
 
 
 _FROZEN: ContextVar[frozenset[int]] = ContextVar("frozen memories", default=frozenset())
+_SOME_FROZEN: dict[str, bool] = {"anywhere": False}
+"""Whether anything was ever frozen in this process: compilers can read this, and no context variable."""
 
 
 @contextmanager
@@ -65,11 +67,16 @@ def frozen_memory(model: nn.Module) -> Iterator[None]:
     what a state from outside still has of past surprise would be written. No module is changed: other threads that use
     the model go on as they were.
     """
+    _SOME_FROZEN["anywhere"] = True
     token = _FROZEN.set(_FROZEN.get() | {id(module) for module in model.modules() if isinstance(module, Backbone)})
     try:
         yield
     finally:
         _FROZEN.reset(token)
+
+
+def _is_frozen(stack: nn.Module) -> bool:
+    return _SOME_FROZEN["anywhere"] and id(stack) in _FROZEN.get()
 
 
 def check_compiler(device: torch.device) -> None:
@@ -128,7 +135,7 @@ class Backbone(nn.Module):
 
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document, persistent tokens read."""
-        start, frozen = self._start(batch_size), id(self) in _FROZEN.get()
+        start, frozen = self._start(batch_size), _is_frozen(self)
         return start._replace(layers=tuple(block.init_state(batch_size, frozen) for block in self.layers))
 
     def _start(self, batch_size: int) -> BackboneState:
@@ -194,7 +201,7 @@ class Backbone(nn.Module):
             places, x = None, x.clone(memory_format=torch.contiguous_format)
         else:
             places = self._host_positions(x, state.position, is_start)
-        frozen = id(self) in _FROZEN.get()
+        frozen = _is_frozen(self)
         contexts = {
             kind: ForwardContext(state.position, lengths, rope, is_start, places, found, frozen)
             for kind, rope in self._ropes(x, state.position, is_start).items()
