@@ -15,7 +15,16 @@ from torch.utils.checkpoint import checkpoint
 
 from titans_lm.blocks import BLOCKS
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Diagnostics, ForwardContext, RMSNorm, Rope, init_linear, rope_angles
+from titans_lm.layers import (
+    Diagnostics,
+    ForwardContext,
+    RMSNorm,
+    Rope,
+    device_of,
+    init_linear,
+    rope_angles,
+    weights_at_hand,
+)
 from titans_lm.memory import NeuralMemory
 from titans_lm.ops.state import map_state, state_dtype, state_tensors
 
@@ -136,13 +145,17 @@ class Backbone(nn.Module):
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document, persistent tokens read."""
         start, frozen = self._start(batch_size), _is_frozen(self)
-        return start._replace(layers=tuple(block.init_state(batch_size, frozen) for block in self.layers))
+        states = []
+        for block in self.layers:
+            with weights_at_hand(block):
+                states.append(block.init_state(batch_size, frozen))
+        return start._replace(layers=tuple(states))
 
     def _start(self, batch_size: int) -> BackboneState:
         """The same without the blocks' states, which each makes for itself where it is given None."""
         if batch_size < 1:
             raise ValueError(f"got batch_size={batch_size}; expected at least 1")
-        position = torch.zeros(batch_size, dtype=torch.int64, device=self.norm.weight.device)
+        position = torch.zeros(batch_size, dtype=torch.int64, device=device_of(self.norm))
         return BackboneState(position, (None,) * len(self.layers))
 
     def compile_decoding(self, backend: str = "inductor") -> None:

@@ -109,6 +109,13 @@ class InitialWeights(nn.ParameterList):
         self.empty = empty
         self.reset_parameters()
 
+    __call__ = nn.Module.__call__  # torch's lists refuse to be called
+
+    def forward(self, _: None = None) -> tuple[Tensor, ...]:
+        """The weights; called and not read, so that who wraps the module has a say: accelerate, or PEFT, which passes
+        on the argument that it expects every module to have."""
+        return tuple(self)
+
     def reset_parameters(self) -> None:
         """M_init starts at N(0, 1) times its scale, a linear memory at zero: what it knows before reading is noise."""
         for weight in self:
@@ -180,7 +187,7 @@ class NeuralMemory(nn.Module):
         The scale stands outside the parameter, so that one step of the outer optimiser moves every layer alike. A
         linear memory has 1 / D: it starts at zero, and must not outgrow within a few steps what a token writes.
         """
-        weights = zip(self.initial, self.init_scales, strict=True)
+        weights = zip(self.initial(None), self.init_scales, strict=True)
         return tuple([weight if scale == 1.0 else weight * scale for weight, scale in weights])
 
     @property
