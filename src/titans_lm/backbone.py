@@ -18,6 +18,7 @@ from titans_lm.config import BackboneConfig
 from titans_lm.layers import (
     Diagnostics,
     ForwardContext,
+    Packing,
     RMSNorm,
     Rope,
     device_of,
@@ -26,7 +27,7 @@ from titans_lm.layers import (
     weights_at_hand,
 )
 from titans_lm.memory import NeuralMemory
-from titans_lm.ops.state import map_state, state_dtype, state_tensors
+from titans_lm.ops.state import detach_state, map_state, move_state, state_dtype, state_tensors
 
 Hidden = Float[Tensor, "B T E"]
 
@@ -37,26 +38,8 @@ class BackboneState(NamedTuple):
     position: Int[Tensor, " B"]
     layers: tuple[Any, ...]
 
-
-class Packing(NamedTuple):
-    """Rows with padding anywhere, moved to the left and back."""
-
-    lengths: Int[Tensor, " B"]
-    source: Int[Tensor, "B T"]
-    target: Int[Tensor, "B T"]
-
-    @classmethod
-    def of(cls, valid: Bool[Tensor, "B T"]) -> "Packing":
-        order = torch.argsort(~valid, dim=1, stable=True)
-        return cls(valid.sum(1), order, (valid.cumsum(1) - 1).clamp(min=0))
-
-    def pack(self, x: Hidden) -> Hidden:
-        return x.gather(1, self.source[..., None].expand_as(x))
-
-    def unpack(self, x: Tensor, valid: Bool[Tensor, "B T"]) -> Tensor:
-        tail = [1] * (x.dim() - 2)
-        x = x.gather(1, self.target.view(*self.target.shape, *tail).expand_as(x))
-        return x * valid.view(*valid.shape, *tail)
+    detach = detach_state
+    to = move_state
 
 
 def _run_block(block: nn.Module, x: Hidden, layer: Any, ctx: ForwardContext) -> tuple[Hidden, Any]:

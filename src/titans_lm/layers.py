@@ -76,6 +76,27 @@ class ForwardContext(NamedTuple):
         )
 
 
+class Packing(NamedTuple):
+    """Rows with padding anywhere, moved to the left and back."""
+
+    lengths: Int[Tensor, " B"]
+    source: Int[Tensor, "B T"]
+    target: Int[Tensor, "B T"]
+
+    @classmethod
+    def of(cls, valid: Bool[Tensor, "B T"]) -> "Packing":
+        order = torch.argsort(~valid, dim=1, stable=True)
+        return cls(valid.sum(1), order, (valid.cumsum(1) - 1).clamp(min=0))
+
+    def pack(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        return x.gather(1, self.source[..., None].expand_as(x))
+
+    def unpack(self, x: Tensor, valid: Bool[Tensor, "B T"]) -> Tensor:
+        tail = [1] * (x.dim() - 2)
+        x = x.gather(1, self.target.view(*self.target.shape, *tail).expand_as(x))
+        return x * valid.view(*valid.shape, *tail)
+
+
 def length_mask(lengths: Int[Tensor, " B"] | None, length: int) -> Bool[Tensor, "B T"] | None:
     """Turn lengths of right-padded rows into a mask."""
     if lengths is None:
