@@ -11,7 +11,6 @@ from hf.hf_cases import EVERY_KIND, prompt, small_model
 from model_cases import SHARED, assert_close
 
 LENGTHS = [5, 1, 13, 2]
-every_architecture = pytest.mark.parametrize("architecture", [*EVERY_KIND, *SHARED])
 
 
 def positions(lengths: list[int]) -> Tensor:
@@ -39,8 +38,10 @@ SAID = {
 }
 
 
-@every_architecture
-@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [(name, "position_ids") for name in (*EVERY_KIND, *SHARED)] + [("mac", "seq_idx"), ("mac", "cu_seq_lens")],
+)
 def test_each_document_of_a_row_is_read_as_if_alone(architecture: str, said: str) -> None:
     model, ids = small_model(architecture, torch.float64), prompt(sum(LENGTHS))
     out = model(ids, output_hidden_states=True, output_surprise=True, return_state=True, **SAID[said](LENGTHS))
@@ -54,7 +55,7 @@ def test_each_document_of_a_row_is_read_as_if_alone(architecture: str, said: str
     assert_close(model(following, state=out.state).logits, model(following, state=alone[-1].state).logits, 1e-9)
 
 
-@every_architecture
+@pytest.mark.parametrize("architecture", ["mac", "attention", "mag+segment+mal"])
 def test_gradients_of_packed_documents_are_those_of_the_documents(architecture: str) -> None:
     model, ids = small_model(architecture, torch.float64).train(), prompt(sum(LENGTHS))
     model(ids, position_ids=positions(LENGTHS)).logits.square().sum().backward()
