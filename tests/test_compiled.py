@@ -1,4 +1,4 @@
-"""Decoding and training through compiled graphs, each in a process of its own: see compiled_decoding.py."""
+"""Decoding, whole modules and training through compiled graphs, each in a process of its own: see those files."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", ["compiled_decoding.py", "compiled_training.py"])
+@pytest.mark.parametrize("cases", ["compiled_decoding.py", "compiled_modules.py", "compiled_training.py"])
 def test_compiled_in_a_process_without_checks(cases: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", str(HERE / cases)]
     environment = {**os.environ, "TITANS_TYPECHECK": "0"}

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from titans_lm.backbone import Backbone, BackboneState
     from titans_lm.config import BackboneConfig, MemoryConfig
-    from titans_lm.memory import NeuralMemory
+    from titans_lm.memory import LayerState, NeuralMemory
     from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
 
 _HOME = {
     "Backbone": "backbone",
     "BackboneConfig": "config",
     "BackboneState": "backbone",
+    "LayerState": "memory",
     "MemoryConfig": "config",
     "MemoryNetwork": "ops",
     "MemoryState": "ops",
@@ -27,6 +28,7 @@ __all__ = [
     "Backbone",
     "BackboneConfig",
     "BackboneState",
+    "LayerState",
     "MemoryConfig",
     "MemoryNetwork",
     "MemoryState",

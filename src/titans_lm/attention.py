@@ -18,6 +18,7 @@ from titans_lm.layers import (
     ForwardContext,
     Linear,
     Streams,
+    device_of,
     last_valid,
     length_mask,
     make_short_convs,
@@ -89,7 +90,7 @@ class QKVProjection(nn.Module):
         """Room for `length` keys and values, and empty tails."""
         weight = self.o_proj.weight
         shape = (batch_size, length, self.heads, weight.shape[0] // self.heads)
-        k = torch.zeros(shape, dtype=state_dtype(weight.dtype), device=weight.device)
+        k = torch.zeros(shape, dtype=state_dtype(weight.dtype), device=device_of(self.o_proj))
         return KeyValues(k, torch.zeros_like(k), tuple(conv.init_tail(batch_size) for conv in self.convs))
 
     def split(self, x: Float[Tensor, "_ T E"]) -> Float[Tensor, "_ T H D"]:
@@ -139,8 +140,8 @@ class QKVProjection(nn.Module):
         k, v = fused_linear(rows, owner.k_proj, owner.v_proj)
         if self.shared is None:
             return k, v
-        scales: list[Any] = [affine.weight for affine in self.affine]
-        return (k * scales[1]).to(k.dtype), (v * scales[2]).to(v.dtype)
+        _, scale_k, scale_v = self.affine
+        return scale_k(k, shifted=False), scale_v(v, shifted=False)
 
     def merge(self, y: Heads) -> Float[Tensor, "B T E"]:
         return self.o_proj(y.flatten(-2))
@@ -355,7 +356,9 @@ def compact(kv: KeyValues) -> KeyValues:
 
 
 def own_storage(x: Tensor) -> Tensor:
-    """x, or a copy of it where it is a part of something larger."""
+    """x, or a copy of it where it is a part of something larger; inside a graph nobody can know, and it is copied."""
+    if torch.compiler.is_compiling():
+        return x.clone()
     return x if x.numel() * x.element_size() == x.untyped_storage().nbytes() else x.clone()
 
 

@@ -15,9 +15,19 @@ from torch.utils.checkpoint import checkpoint
 
 from titans_lm.blocks import BLOCKS
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Diagnostics, ForwardContext, RMSNorm, Rope, init_linear, rope_angles
+from titans_lm.layers import (
+    Diagnostics,
+    ForwardContext,
+    Packing,
+    RMSNorm,
+    Rope,
+    device_of,
+    init_linear,
+    rope_angles,
+    weights_at_hand,
+)
 from titans_lm.memory import NeuralMemory
-from titans_lm.ops.state import map_state, state_dtype, state_tensors
+from titans_lm.ops.state import detach_state, map_state, move_state, state_dtype, state_tensors
 
 Hidden = Float[Tensor, "B T E"]
 
@@ -28,26 +38,8 @@ class BackboneState(NamedTuple):
     position: Int[Tensor, " B"]
     layers: tuple[Any, ...]
 
-
-class Packing(NamedTuple):
-    """Rows with padding anywhere, moved to the left and back."""
-
-    lengths: Int[Tensor, " B"]
-    source: Int[Tensor, "B T"]
-    target: Int[Tensor, "B T"]
-
-    @classmethod
-    def of(cls, valid: Bool[Tensor, "B T"]) -> "Packing":
-        order = torch.argsort(~valid, dim=1, stable=True)
-        return cls(valid.sum(1), order, (valid.cumsum(1) - 1).clamp(min=0))
-
-    def pack(self, x: Hidden) -> Hidden:
-        return x.gather(1, self.source[..., None].expand_as(x))
-
-    def unpack(self, x: Tensor, valid: Bool[Tensor, "B T"]) -> Tensor:
-        tail = [1] * (x.dim() - 2)
-        x = x.gather(1, self.target.view(*self.target.shape, *tail).expand_as(x))
-        return x * valid.view(*valid.shape, *tail)
+    detach = detach_state
+    to = move_state
 
 
 def _run_block(block: nn.Module, x: Hidden, layer: Any, ctx: ForwardContext) -> tuple[Hidden, Any]:
@@ -55,6 +47,8 @@ def _run_block(block: nn.Module, x: Hidden, layer: Any, ctx: ForwardContext) -> 
 
 
 _FROZEN: ContextVar[frozenset[int]] = ContextVar("frozen memories", default=frozenset())
+_SOME_FROZEN: dict[str, bool] = {"anywhere": False}
+"""Whether anything was ever frozen in this process: compilers can read this, and no context variable."""
 
 
 @contextmanager
@@ -65,6 +59,7 @@ def frozen_memory(model: nn.Module) -> Iterator[None]:
     what a state from outside still has of past surprise would be written. No module is changed: other threads that use
     the model go on as they were.
     """
+    _SOME_FROZEN["anywhere"] = True
     token = _FROZEN.set(_FROZEN.get() | {id(module) for module in model.modules()})
     try:
         yield
@@ -74,7 +69,7 @@ def frozen_memory(model: nn.Module) -> Iterator[None]:
 
 def is_frozen(module: nn.Module) -> bool:
     """Whether it is inside of a `frozen_memory` block of its model."""
-    return id(module) in _FROZEN.get()
+    return _SOME_FROZEN["anywhere"] and id(module) in _FROZEN.get()
 
 
 def check_compiler(device: torch.device) -> None:
@@ -134,13 +129,17 @@ class Backbone(nn.Module):
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document, persistent tokens read."""
         start, frozen = self._start(batch_size), is_frozen(self)
-        return start._replace(layers=tuple(block.init_state(batch_size, frozen) for block in self.layers))
+        states = []
+        for block in self.layers:
+            with weights_at_hand(block):
+                states.append(block.init_state(batch_size, frozen))
+        return start._replace(layers=tuple(states))
 
     def _start(self, batch_size: int) -> BackboneState:
         """The same without the blocks' states, which each makes for itself where it is given None."""
         if batch_size < 1:
             raise ValueError(f"got batch_size={batch_size}; expected at least 1")
-        position = torch.zeros(batch_size, dtype=torch.int64, device=self.norm.weight.device)
+        position = torch.zeros(batch_size, dtype=torch.int64, device=device_of(self.norm))
         return BackboneState(position, (None,) * len(self.layers))
 
     def compile_decoding(self, backend: str = "inductor") -> None:

@@ -21,7 +21,7 @@ from titans_lm.attention import (
     segment_slices,
 )
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import ForwardContext, Linear, RMSNorm, SwiGLU
+from titans_lm.layers import ForwardContext, Linear, RMSNorm, SwiGLU, weights_at_hand
 from titans_lm.memory import LayerState, NeuralMemory
 from titans_lm.ops.fused import gated_linear
 from titans_lm.ops.state import repeat_rows, select_rows
@@ -145,6 +145,10 @@ class MACBlock(Block):
         tails = memory.conv if self.config.shared_qkv else self.memory.init_tails(batch_size)
         attention = self.attention.init_state(batch_size)
         return MACState(memory, memory.memory.M, tails, attention, self.attention.init_recalled(batch_size))
+
+    def forward(self, x: Hidden, state: MACState | None, ctx: ForwardContext) -> tuple[Hidden, MACState]:
+        with weights_at_hand(self.memory):  # whose parts are called one by one
+            return super().forward(x, state, ctx)
 
     def mix(self, x: Hidden, state: MACState, ctx: ForwardContext) -> tuple[Hidden, MACState]:
         # What needs no memory is made for all segments at once, before them or after them.

@@ -1,8 +1,9 @@
 """The ordinary parts: RMSNorm, SwiGLU, rotary embedding, short convolution, and what a call tells every layer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import SurpriseSizes
-from titans_lm.ops.fused import causal_taps, fused_linear, rms_norm, swiglu
+from titans_lm.ops.fused import causal_taps, fused_linear, is_plain, rms_norm, swiglu
 from titans_lm.ops.matmul import linear
 from titans_lm.ops.state import state_dtype
 
@@ -75,6 +76,27 @@ class ForwardContext(NamedTuple):
         )
 
 
+class Packing(NamedTuple):
+    """Rows with padding anywhere, moved to the left and back."""
+
+    lengths: Int[Tensor, " B"]
+    source: Int[Tensor, "B T"]
+    target: Int[Tensor, "B T"]
+
+    @classmethod
+    def of(cls, valid: Bool[Tensor, "B T"]) -> "Packing":
+        order = torch.argsort(~valid, dim=1, stable=True)
+        return cls(valid.sum(1), order, (valid.cumsum(1) - 1).clamp(min=0))
+
+    def pack(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        return x.gather(1, self.source[..., None].expand_as(x))
+
+    def unpack(self, x: Tensor, valid: Bool[Tensor, "B T"]) -> Tensor:
+        tail = [1] * (x.dim() - 2)
+        x = x.gather(1, self.target.view(*self.target.shape, *tail).expand_as(x))
+        return x * valid.view(*valid.shape, *tail)
+
+
 def length_mask(lengths: Int[Tensor, " B"] | None, length: int) -> Bool[Tensor, "B T"] | None:
     """Turn lengths of right-padded rows into a mask."""
     if lengths is None:
@@ -89,6 +111,27 @@ def last_valid(x: Tensor, keep: int, lengths: Int[Tensor, " B"] | None) -> Tenso
     index = lengths[:, None] + torch.arange(keep, device=x.device)
     tail = [1] * (x.dim() - 2)
     return x.gather(1, index.view(*index.shape, *tail).expand(-1, -1, *x.shape[2:]))
+
+
+def device_of(module: Any) -> torch.device:
+    """Where a module with a weight computes: accelerate may keep the weight elsewhere until the module is called."""
+    hook = getattr(module, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None) if module.weight.is_meta else None
+    return module.weight.device if device is None else torch.device(device)
+
+
+@contextmanager
+def weights_at_hand(module: nn.Module) -> Iterator[None]:
+    """Let a module's own parameters be read without calling it, where accelerate fetches them for calls alone."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    if hook is None:
+        yield
+        return
+    hook.pre_forward(module)
+    try:
+        yield
+    finally:
+        hook.post_forward(module, None)
 
 
 def init_linear(module: nn.Linear) -> None:
@@ -180,8 +223,9 @@ class Affine(nn.Module):
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
 
-    def forward(self, x: Float[Tensor, "*s E"]) -> Float[Tensor, "*s E"]:
-        return (x * self.weight + self.bias).to(x.dtype)
+    def forward(self, x: Float[Tensor, "*s E"], shifted: bool = True) -> Float[Tensor, "*s E"]:
+        y = x * self.weight
+        return (y + self.bias if shifted else y).to(x.dtype)
 
 
 class SwiGLU(nn.Module):
@@ -203,6 +247,8 @@ class ShortConvolution(nn.Module):
     With `back` it starts as the token so many before, w_back = 1, and a fifth of the usual noise on all taps (D32).
     """
 
+    is_plain = True
+
     def __init__(self, width: int, kernel: int, back: int | None = None) -> None:
         super().__init__()
         self.kernel, self.back = kernel, back
@@ -221,7 +267,7 @@ class ShortConvolution(nn.Module):
     def init_tail(self, batch_size: int) -> Float[Tensor, "B K1 E"]:
         """Nothing but zeros before the first token."""
         width, dtype = self.weight.shape[1], state_dtype(self.weight.dtype)
-        return torch.zeros(batch_size, self.kernel - 1, width, dtype=dtype, device=self.weight.device)
+        return torch.zeros(batch_size, self.kernel - 1, width, dtype=dtype, device=device_of(self))
 
     def forward(
         self, x: Float[Tensor, "B T E"], tail: Float[Tensor, "B K1 E"], lengths: Int[Tensor, " B"] | None
@@ -246,7 +292,7 @@ def project_and_convolve(
     """
     if not convs:
         return fused_linear(x, *projs), tails
-    if x.shape[1] == 1 or len(projs) == 1:
+    if x.shape[1] == 1 or len(projs) == 1 or not is_plain(*convs):
         found = [conv(proj(x), tail, lengths) for proj, conv, tail in zip(projs, convs, tails, strict=True)]
         return tuple(y for y, _ in found), tuple(tail for _, tail in found)
     y, sizes, dtype = fused_linear(x, *projs, split=False), [tail.shape[-1] for tail in tails], tails[0].dtype

@@ -1,17 +1,20 @@
 """The neural long-term memory as a layer: projections and gates, the op, and a gated output."""
 
 import math
+import pickle
 from itertools import pairwise
-from typing import NamedTuple
+from os import PathLike
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from titans_lm.config import MemoryConfig, Start, SurpriseSizes, log_spaced
+from titans_lm.config import MemoryConfig, Start, SurpriseSizes, check_known, log_spaced
 from titans_lm.layers import (
     Diagnostics,
     Linear,
+    Packing,
     RMSNorm,
     Streams,
     init_linear,
@@ -21,7 +24,7 @@ from titans_lm.layers import (
 )
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
 from titans_lm.ops.fused import clipped_sigmoid, gated_linear, rms_norm, unit_norm
-from titans_lm.ops.state import state_dtype
+from titans_lm.ops.state import detach_state, move_state, state_dtype
 
 Hidden = Float[Tensor, "B T E"]
 
@@ -31,6 +34,27 @@ class LayerState(NamedTuple):
 
     memory: MemoryState
     conv: tuple[Tensor, ...]
+
+    detach = detach_state
+    to = move_state
+
+    def save(self, path: str | PathLike) -> None:
+        """Write the state to a file, without the history that gradients would follow."""
+        torch.save(self.detach(), path)
+
+    @classmethod
+    def load(cls, path: str | PathLike, device: torch.device | str = "cpu") -> "LayerState":
+        """Read what `save` wrote, running no code; ValueError for a file of something else."""
+        with torch.serialization.safe_globals([LayerState, MemoryState]):
+            try:
+                state = torch.load(path, map_location=device, weights_only=True)
+            except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+                raise ValueError(
+                    f"got {path}, which holds no state: expected a file that LayerState.save wrote"
+                ) from error
+        if not isinstance(state, cls):
+            raise ValueError(f"got {path} with a {type(state).__name__}; expected a file that LayerState.save wrote")
+        return state
 
 
 class GateProjection(nn.Module):
@@ -109,6 +133,13 @@ class InitialWeights(nn.ParameterList):
         self.empty = empty
         self.reset_parameters()
 
+    __call__ = nn.Module.__call__  # torch's lists refuse to be called
+
+    def forward(self, _: None = None) -> tuple[Tensor, ...]:
+        """The weights; called and not read, so that who wraps the module has a say: accelerate, or PEFT, which passes
+        on the argument that it expects every module to have."""
+        return tuple(self)
+
     def reset_parameters(self) -> None:
         """M_init starts at N(0, 1) times its scale, a linear memory at zero: what it knows before reading is noise."""
         for weight in self:
@@ -127,11 +158,24 @@ class NeuralMemory(nn.Module):
         y       = (RMSNorm(o) ∘ σ(x W_G)) W_O
 
     `forward(x, state=None)` takes and returns (B, T, E) and a state of constant size, so any sequence may be cut
-    anywhere. M_init and every gate are trained through the write path.
+    anywhere. M_init and every gate are trained through the write path. It is made of a `MemoryConfig` or of the
+    settings themselves:
+
+        memory = NeuralMemory(hidden_size=64, num_attention_heads=4)
+        y, state = memory(x)                            x, y (B, T, 64)
+        more, state = memory(following, state)          goes on after x
     """
 
-    def __init__(self, config: MemoryConfig) -> None:
+    def __init__(self, config: MemoryConfig | None = None, **settings: Any) -> None:
+        """Set it up from a config, or from the settings of one; ValueError for both at once, or an unknown setting."""
         super().__init__()
+        if config is None:
+            check_known(MemoryConfig, settings)
+            config = MemoryConfig(**settings)
+        elif settings:
+            raise ValueError(f"got a config and {', '.join(settings)}; expected a config or settings, not both")
+        if not isinstance(config, MemoryConfig):
+            raise ValueError(f"got config={config!r}; expected a MemoryConfig, or settings such as hidden_size=64")
         self.config = config
         E, H, D, L = config.hidden_size, config.num_attention_heads, config.head_dim, config.memory_depth
         self.q_proj = Linear(E, E, bias=False)
@@ -180,7 +224,7 @@ class NeuralMemory(nn.Module):
         The scale stands outside the parameter, so that one step of the outer optimiser moves every layer alike. A
         linear memory has 1 / D: it starts at zero, and must not outgrow within a few steps what a token writes.
         """
-        weights = zip(self.initial, self.init_scales, strict=True)
+        weights = zip(self.initial(None), self.init_scales, strict=True)
         return tuple([weight if scale == 1.0 else weight * scale for weight, scale in weights])
 
     @property
@@ -220,19 +264,54 @@ class NeuralMemory(nn.Module):
         diagnostics: Diagnostics | None = None,
         frozen: bool = False,
         streams: Streams | None = None,
+        valid: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Hidden, LayerState]:
         """Read (B, T, E) into the memory and answer every token from the memory it has just changed.
 
-        `lengths` (B,) are the real tokens of right-padded rows. `diagnostics` receives the norms of surprise that it
-        asks for. With `frozen` nothing is written and nothing forgotten. `streams` are those of x after the state's
-        tails, where the caller has made them already.
+        `valid` (B, T) marks real tokens, with padding anywhere, whose output is zero; `lengths` (B,) are the real
+        tokens of right-padded rows. `diagnostics` receives the norms of surprise that it asks for. With `frozen`
+        nothing is written and nothing forgotten. `streams` are those of x after the state's tails, where the caller has
+        made them already. Raises ValueError for an input, a mask or a state of another form.
         """
+        self._check(x, state, lengths, valid)
+        if valid is not None:
+            if streams is not None:
+                raise ValueError("got both valid and streams; expected lengths beside streams, which stand in order")
+            packing = Packing.of(valid)
+            packed = packing.pack(x.masked_fill(~valid[..., None], 0.0))
+            found = None if diagnostics is None else Diagnostics(diagnostics.surprise)
+            y, state = self(packed, state, packing.lengths, found, frozen)
+            if diagnostics is not None and found is not None:
+                diagnostics.surprise_norms.extend(packing.unpack(norms, valid) for norms in found.surprise_norms)
+            return packing.unpack(y, valid), state
         state = self.init_state(x.shape[0]) if state is None else state
         surprise = False if diagnostics is None else diagnostics.surprise
         o, state, norms = self.write(x, state, lengths, surprise, frozen, streams)
         if diagnostics is not None and norms is not None:
             diagnostics.surprise_norms.append(norms)
         return self.project_output(o, self.gate_proj(x)), state
+
+    def _check(self, x: Tensor, state: Any, lengths: Tensor | None, valid: Tensor | None) -> None:
+        """Refuse what `forward` cannot mean; the op looks at the rest of the state."""
+        E = self.config.hidden_size
+        if x.dim() != 3 or x.shape[-1] != E or not x.dtype.is_floating_point:
+            raise ValueError(f"got x {x.dtype} {tuple(x.shape)}; expected floating point (B, T, E) with E = {E}")
+        B, T, _ = x.shape
+        if state is not None and not isinstance(state, LayerState):
+            raise ValueError(f"got a state of type {type(state).__name__}; expected LayerState (see init_state)")
+        if state is not None and (len(state.conv) != len(self.convs) or any(tail.shape[0] != B for tail in state.conv)):
+            rows = [tuple(tail.shape) for tail in state.conv]
+            raise ValueError(f"got a state with tails {rows}; expected {len(self.convs)} of {B} rows, as x has")
+        if valid is not None and (valid.dtype != torch.bool or valid.shape != (B, T) or lengths is not None):
+            raise ValueError(
+                f"got valid {valid.dtype} {tuple(valid.shape)}; expected bool (B, T) = ({B}, {T}), without lengths"
+            )
+        if lengths is None:
+            return
+        if lengths.shape != (B,) or lengths.dtype.is_floating_point or lengths.dtype == torch.bool:
+            raise ValueError(f"got lengths {lengths.dtype} {tuple(lengths.shape)}; expected integers (B,) = ({B},)")
+        if lengths.is_cpu and not torch.compiler.is_compiling() and not bool(((lengths >= 0) & (lengths <= T)).all()):
+            raise ValueError(f"got lengths {lengths.tolist()}; expected 0 to T = {T}")
 
     def write(
         self,

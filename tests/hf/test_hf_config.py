@@ -95,6 +95,36 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str)
         TitansConfig(**{name: 3})
 
 
+def test_what_others_added_to_a_saved_config_is_kept_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = TitansConfig(**SIZES)
+    config.reward_scale, config.quantization_config = 3.0, {"quant_method": "torchao"}
+    config.save_pretrained(tmp_path)
+    with caplog.at_level("WARNING", logger="transformers"):
+        loaded, unused = AutoConfig.from_pretrained(tmp_path, window=11, return_unused_kwargs=True, color="red")
+    assert (loaded.reward_scale, loaded.window, unused) == (3.0, 11, {"color": "red"})
+    assert loaded.quantization_config == {"quant_method": "torchao"}
+    assert "kept what is no setting of TitansConfig: reward_scale" in caplog.text
+    loaded.save_pretrained(tmp_path / "again")
+    assert AutoConfig.from_pretrained(tmp_path / "again").reward_scale == 3.0
+
+
+def test_a_setting_misspelt_in_a_file_is_refused(tmp_path: Path) -> None:
+    TitansConfig(**SIZES).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"memory_deth": 2}))
+    with pytest.raises(ValueError, match="unknown setting 'memory_deth' for TitansConfig; did you mean 'memory_depth'"):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_clients_that_ask_are_told_of_no_longest_text(tmp_path: Path) -> None:
+    config = TitansConfig(**SIZES)
+    assert config.max_position_embeddings == 2**30
+    config.save_pretrained(tmp_path)
+    assert "max_position_embeddings" not in (tmp_path / "config.json").read_text()
+
+
 def test_a_saved_model_with_settings_that_are_no_more_loads_where_they_had_their_value(tmp_path: Path) -> None:
     TitansConfig(**SIZES).save_pretrained(tmp_path)
     path = tmp_path / "config.json"

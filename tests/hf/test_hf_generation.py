@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, TextStreamer, pipeline
 
-from hf.hf_cases import EVERY_KIND, GREEDY, prompt, small_model, words
+from hf.hf_cases import EVERY_KIND, GREEDY, STACKS, prompt, small_model, words
 from model_cases import assert_close
+from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.hf import TitansCache, TitansForCausalLM
 
 # segment_len is 8, window 6, chunk_size 4: shorter, equal to the window, to the segment, across, far beyond.
@@ -58,6 +59,37 @@ def test_a_left_padded_batch_decodes_as_each_prompt_alone(architecture: str) -> 
         alone, its_logits = decoded(model, prompt(length, seed=row))
         assert torch.equal(sequences[row, 21 - length :], alone[0])
         assert_close(logits[row], its_logits[0], 1e-9)
+
+
+@every_architecture
+def test_a_right_padded_batch_is_written_on_after_each_rows_last_word(architecture: str) -> None:
+    model, lengths = small_model(architecture, torch.float64), [3, 13, 21, 1]
+    ids, mask = torch.zeros(4, 21, dtype=torch.long), torch.zeros(4, 21, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, :length], mask[row, :length] = prompt(length, seed=row)[0], 1
+    sequences, logits = decoded(model, ids, attention_mask=mask)
+    for row, length in enumerate(lengths):
+        alone, its_logits = decoded(model, prompt(length, seed=row))
+        assert torch.equal(sequences[row, 21:], alone[0, length:])
+        assert_close(logits[row], its_logits[0], 1e-9)
+
+
+@pytest.mark.parametrize("architecture", STACKS)
+def test_a_model_without_persistent_tokens_decodes(architecture: str) -> None:
+    model, ids = small_model(architecture, torch.float64, num_persistent=0), prompt(11, 2)
+    sequences, logits = decoded(model, ids)
+    assert_close(logits, model(sequences).logits[:, 10:-1], 1e-9)
+
+
+def test_a_text_ends_at_a_string() -> None:
+    tokenizer, ids = byte_tokenizer(), prompt(11)
+    model = small_model("mac", vocab_size=259)
+    letters = GREEDY | {"max_new_tokens": 12, "suppress_tokens": [*range(65), *range(91, 259)]}
+    free = model.generate(ids, **letters)
+    stop = tokenizer.decode(free[0, 13:14])
+    ended = model.generate(ids, stop_strings=[stop], tokenizer=tokenizer, **letters)
+    assert ended.shape[1] <= 14
+    assert torch.equal(ended, free[:, : ended.shape[1]])
 
 
 @every_architecture
@@ -196,6 +228,19 @@ def test_the_pipeline_writes_text() -> None:
 def test_a_cache_of_another_kind_is_refused(unchecked: None) -> None:
     with pytest.raises(ValueError, match="got past_key_values of type DynamicCache; expected TitansCache"):
         small_model("mac").generate(prompt(11), past_key_values=DynamicCache(), max_new_tokens=3, **GREEDY)
+
+
+@pytest.mark.parametrize("by_config", [False, True])
+def test_a_kind_of_cache_is_refused_for_what_it_is(by_config: bool) -> None:
+    asked = {"cache_implementation": "static"}
+    settings = {"generation_config": GenerationConfig(**asked)} if by_config else asked
+    with pytest.raises(ValueError, match=r"got cache_implementation='static'; expected none: .* state of its memory"):
+        small_model("mac").generate(prompt(11), **settings)
+
+
+def test_continuous_batching_is_refused_for_what_it_is() -> None:
+    with pytest.raises(ValueError, match=r"got generate_batch\(\), which pages keys and values; expected generate"):
+        small_model("mac").generate_batch([[1, 2, 3]])
 
 
 def test_a_cache_of_another_batch_is_refused() -> None:

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
+from transformers.modeling_outputs import ModelOutput
 
 from hf.hf_cases import EVERY_KIND, MEMORIES, SIZES, VOCABULARY, prompt, small_model
 from model_cases import assert_close, named_tensors, small_config, wake
@@ -43,6 +44,25 @@ def test_the_loss_predicts_the_next_token(architecture: str) -> None:
     assert_close(out.loss, expected, 1e-6)
     total = model(ids, labels=labels, num_items_in_batch=7).loss
     assert_close(total, expected * (2 * 20 - 4) / 7, 1e-4)
+
+
+def test_labels_may_be_shifted_already() -> None:
+    model, ids = small_model("mac"), prompt(21, 2)
+    shifted = F.pad(ids[:, 1:], [0, 1], value=-100)
+    expected = model(ids, labels=ids).loss
+    assert torch.equal(model(ids, shift_labels=shifted).loss, expected)
+    assert torch.equal(model(ids, labels=ids, shift_labels=shifted).loss, expected)
+
+
+def test_a_config_says_what_a_call_does_not() -> None:
+    model, ids = small_model("mac"), prompt(9)
+    model.config.output_hidden_states = True
+    assert len(model(ids).hidden_states) == 3
+    assert model(ids, output_hidden_states=False).hidden_states is None
+    model.config.return_dict = False
+    assert isinstance(model(ids), tuple)
+    assert isinstance(model.model(ids), tuple)
+    assert isinstance(model(ids, return_dict=True), ModelOutput)
 
 
 def test_logits_to_keep_are_the_last_or_those_named() -> None:
@@ -346,7 +366,9 @@ class TestRefusals:
         self.refuse("output_attentions", prompt(3), output_attentions=True)
 
     def test_arguments_that_mean_nothing_here(self) -> None:
-        self.refuse(r"got unknown arguments \['position_ids'\]", prompt(3), position_ids=prompt(3))
+        self.refuse(
+            r"got unknown arguments \['token_type_ids'\]; .*position_ids|seq_idx", prompt(3), token_type_ids=prompt(3)
+        )
 
 
 @every_architecture

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from accelerate import disk_offload
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, get_peft_model
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, set_seed
 
-from hf.hf_cases import EVERY_KIND, GREEDY, prompt, small_model
+from hf.hf_cases import EVERY_KIND, GREEDY, STACKS, prompt, small_model
 from model_cases import assert_close
 from titans_lm.hf import TitansForCausalLM
 
@@ -104,3 +105,38 @@ def test_lora_trains_generates_and_survives_a_trip_to_disk(architecture: str, tm
     # merging rounds otherwise than adding does, and a memory may blow that up: in float64 there is little of it
     merged, precise = model.double().merge_and_unload(), loaded.double()
     assert_close(merged(ids).logits, precise(input_ids=ids).logits, 1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_lora_on_the_initial_memory_trains_and_merges() -> None:
+    """PEFT wraps the list of M_init, which therefore is called and not read."""
+    model, ids = small_model("mac"), prompt(13, 2)
+    before = model(ids).logits
+    targets = ["memory.initial.0", "memory.initial.1"]
+    tuned = get_peft_model(model, LoraConfig(r=2, target_modules=[], target_parameters=targets, task_type="CAUSAL_LM"))
+    optimiser = torch.optim.SGD((p for p in tuned.parameters() if p.requires_grad), lr=0.1)
+    for _ in range(2):
+        tuned(input_ids=ids, labels=ids).loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    after = tuned.double()(input_ids=ids).logits
+    assert (after - before).norm() > 1e-3 * before.norm()
+    assert_close(tuned.merge_and_unload()(ids).logits, after, 1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_prefix_tuning_is_refused_for_what_it_is(unchecked: None) -> None:
+    tuned = get_peft_model(small_model("mac"), PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    with pytest.raises(ValueError, match="a memory has no keys and values to put a prefix to, as PEFT's prefix tuning"):
+        tuned(input_ids=prompt(5))
+
+
+@pytest.mark.parametrize("architecture", [*STACKS, "mac, shared", "mag, shared"])
+def test_weights_may_stay_on_disk_until_their_module_is_called(architecture: str, tmp_path: Path) -> None:
+    model, ids = small_model(architecture), prompt(13, 2)
+    logits, written = model(ids).logits, model.generate(ids, max_new_tokens=3, **GREEDY)
+    disk_offload(model, tmp_path, execution_device=torch.device("cpu"))
+    assert model.model.backbone.layers[0].mlp.up_proj.weight.is_meta
+    assert_close(model(ids).logits, logits, 1e-4)
+    assert torch.equal(model.generate(ids, max_new_tokens=3, **GREEDY), written)
+    assert_close(model(ids, state=model.init_state(2)).logits, logits, 1e-4)

@@ -53,6 +53,7 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
         bos_token="<bos>",
         eos_token="<eos>",
         pad_token="<pad>",
+        padding_side="left",  # a batch is written on at its right end
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
     )

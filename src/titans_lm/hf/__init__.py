@@ -1,13 +1,15 @@
 """titans-lm at home in Hugging Face: importing this package registers the Auto classes."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from titans_lm.hf.cache import TitansCache
+from titans_lm.hf.classification import TitansForSequenceClassification
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.modeling import TitansForCausalLM, TitansModel
 
-__all__ = ["TitansCache", "TitansConfig", "TitansForCausalLM", "TitansModel"]
+__all__ = ["TitansCache", "TitansConfig", "TitansForCausalLM", "TitansForSequenceClassification", "TitansModel"]
 
 AutoConfig.register(TitansConfig.model_type, TitansConfig)
 AutoModel.register(TitansConfig, TitansModel)
 AutoModelForCausalLM.register(TitansConfig, TitansForCausalLM)
+AutoModelForSequenceClassification.register(TitansConfig, TitansForSequenceClassification)

@@ -15,8 +15,16 @@ from titans_lm.blocks import BLOCKS
 from titans_lm.config import SurpriseSizes
 from titans_lm.hf.cache import TitansCache
 from titans_lm.hf.configuration import TitansConfig
+from titans_lm.hf.documents import Documents, read_documents, starts_by_index, starts_by_length, starts_by_position
 from titans_lm.layers import Diagnostics, Linear
 from titans_lm.ops.validate import check_surprise
+
+PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+"""What clients may say of rows with several documents, besides position_ids."""
+LOSS = {"ignore_index", "num_items_in_batch", "shift_labels"}
+"""What transformers' loss takes besides logits and labels."""
+UNREAD = {"assistant_tokenizer", "cache_position", "tokenizer"}
+"""What `generate()` passes on to every model in some release of transformers, and no model reads."""
 
 
 @dataclass
@@ -52,6 +60,13 @@ class TitansPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         self.base_model.backbone.init_weights(module)
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Do nothing: `save_pretrained` writes a stub and an auto_map as it is."""
+
+    def _returns_tuple(self, return_dict: bool | None) -> bool:
+        return (self.config.return_dict if return_dict is None else return_dict) is False
+
 
 class TitansModel(TitansPreTrainedModel):
     """Token embedding and backbone: input ids (B, T) in, hidden states (B, T, E) out."""
@@ -83,17 +98,24 @@ class TitansModel(TitansPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_surprise: SurpriseSizes = False,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        **packing: Any,
     ) -> TitansOutput | tuple:
         """Read tokens after those that a cache or a state already holds.
 
-        The mask (B, T) or (B, past + T) marks real tokens, padding on any side. Raises ValueError for ids outside the
-        vocabulary's type, for both or none of ids and embeddings, and for a cache or mask of another form.
+        The mask (B, T) or (B, past + T) marks real tokens, padding on any side. Where `position_ids` (B, T) begin at 0
+        again inside a row, a document begins that is read as if alone; `seq_idx` (B, T), the number of each token's
+        document, and `cu_seq_lens_q` (N + 1,), cumulative lengths in a single row, say the same. Raises ValueError for
+        ids outside the vocabulary's type, for both or none of ids and embeddings, and for a cache, mask or positions of
+        another form.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("got both or none of input_ids and inputs_embeds; expected exactly one")
         if output_attentions:
             raise ValueError("got output_attentions=True; fused attention keeps no weights, and memories have none")
         check_surprise("output_surprise", output_surprise)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         x = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -102,7 +124,11 @@ class TitansModel(TitansPreTrainedModel):
         valid = _valid(attention_mask, x, 0 if cache is None else cache.get_seq_length())
         diagnostics = Diagnostics(output_surprise) if output_surprise or output_hidden_states else None
         embedded = x
-        x, state = self.backbone(x, state, valid, diagnostics)
+        documents = self._documents(x, state, valid, position_ids, packing)
+        if documents is None:
+            x, state = self.backbone(x, state, valid, diagnostics)
+        else:
+            x, state = read_documents(self.backbone, x, state, valid, documents, diagnostics)
         if cache is not None:
             cache.store(state, x.shape[1])
         output = TitansOutput(
@@ -112,7 +138,29 @@ class TitansModel(TitansPreTrainedModel):
             state=state if return_state else None,
             surprise=tuple(diagnostics.surprise_norms) if diagnostics and output_surprise else None,
         )
-        return output.to_tuple() if return_dict is False else output
+        return output.to_tuple() if self._returns_tuple(return_dict) else output
+
+    @staticmethod
+    def _documents(
+        x: Tensor, state: BackboneState | None, valid: Tensor | None, position_ids: Tensor | None, packing: dict
+    ) -> Documents | None:
+        """The documents of packed rows; None where every row is one that goes on."""
+        if unknown := set(packing) - PACKING:
+            raise ValueError(f"got unknown arguments {sorted(unknown)}; expected those of TitansModel.forward")
+        cu_seq_lens, keys = packing.get("cu_seq_lens_q"), packing.get("cu_seq_lens_k")
+        if keys is not None and (cu_seq_lens is None or not torch.equal(keys, cu_seq_lens)):
+            raise ValueError(
+                "got cu_seq_lens_k other than cu_seq_lens_q; expected both alike: a memory has no cross-attention"
+            )
+        if x.shape[1] == 0 or (position_ids is None and cu_seq_lens is None and packing.get("seq_idx") is None):
+            return None
+        rows = torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
+        if cu_seq_lens is not None:
+            return Documents.of(starts_by_length(cu_seq_lens, x), ~rows)
+        if packing.get("seq_idx") is not None:
+            return Documents.of(starts_by_index(packing["seq_idx"], x), rows)
+        found = starts_by_position(position_ids, x, valid, None if state is None else state.position)
+        return None if found is None else Documents.of(*found)
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         if input_ids.dim() != 2 or input_ids.dtype not in (torch.int32, torch.int64):
@@ -132,7 +180,9 @@ class TitansModel(TitansPreTrainedModel):
             return TitansCache() if use_cache else None
         if not isinstance(cache, TitansCache):
             raise ValueError(
-                f"got past_key_values of type {type(cache).__name__}; expected TitansCache, or None to start one"
+                f"got past_key_values of type {type(cache).__name__}; expected TitansCache, or None to start one: a "
+                "memory has no keys and values to put a prefix to, as PEFT's prefix tuning would (prompt tuning and "
+                "LoRA work)"
             )
         if state is not None:
             raise ValueError("got both past_key_values and state; expected one of them: both say what came before")
@@ -152,11 +202,19 @@ def _valid(mask: Tensor | None, x: Tensor, seen: int) -> Tensor | None:
     return mask[:, mask.shape[1] - T :].to(device=x.device, dtype=torch.bool)
 
 
+def last_real(x: Float[Tensor, "B T E"], mask: Tensor | None) -> Float[Tensor, "B 1 E"]:
+    """The last token of every row that the mask (B, T) or (B, past + T) does not call padding."""
+    if mask is None or x.shape[1] <= 1:
+        return x[:, -1:]
+    last = x.shape[1] - 1 - mask[:, mask.shape[1] - x.shape[1] :].flip(1).to(torch.bool).to(torch.int32).argmax(1)
+    return x[torch.arange(len(x), device=x.device), last.to(x.device)][:, None]
+
+
 class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
     """A Titans language model: `generate()`, safetensors, Trainer and PEFT as any causal LM, a state of constant size.
 
     `forward(…)` takes what `TitansModel.forward` takes, and `labels` (B, T), shifted inside, −100 ignored, and
-    `logits_to_keep`: how many last positions get logits, 0 for all.
+    `logits_to_keep`: how many last positions get logits, 0 for all; 1 is that of each row's last real token.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -178,10 +236,26 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
     def generate(self, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Generate as every transformers model does, with the memory's state as the cache."""
         settings = generation_config or self.generation_config
+        asked = kwargs.get("cache_implementation", getattr(settings, "cache_implementation", None))
+        if asked is not None:
+            raise ValueError(
+                f"got cache_implementation={asked!r}; expected none: between tokens this model keeps the state of its "
+                "memory, of constant size, in a TitansCache"
+            )
         use_cache = kwargs.get("use_cache", getattr(settings, "use_cache", True))
         if use_cache is not False and kwargs.get("past_key_values") is None:
             kwargs["past_key_values"] = TitansCache()
         return super().generate(inputs, generation_config, *args, **kwargs)
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse transformers' continuous batching, whose pages hold keys and values."""
+        raise ValueError(
+            "got generate_batch(), which pages keys and values; expected generate(), which takes a padded batch, or "
+            "`titans serve`"
+        )
+
+    def _prepare_position_ids_for_generation(self, *_: Any, **__: Any) -> None:
+        """Make none: a state knows where it stands, and positions would be compared with it at every token."""
 
     def forward(  # noqa: PLR0913 - the arguments are transformers'
         self,
@@ -198,23 +272,32 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_surprise: SurpriseSizes = False,
         return_dict: bool | None = None,
-        **loss_settings: Any,
+        position_ids: Tensor | None = None,
+        **others: Any,
     ) -> TitansOutput | tuple:
-        """Predict the next token at every position; see the class and `TitansModel.forward`."""
-        loss_settings.pop("cache_position", None)  # transformers before 5.2 passes it to every model
-        unknown = set(loss_settings) - {"num_items_in_batch"}
-        if unknown:
+        """Predict the next token at every position; see the class and `TitansModel.forward`.
+
+        `shift_labels` (B, T) are labels that stand at the token before already; `num_items_in_batch` and
+        `ignore_index` are as in transformers' loss.
+        """
+        if unknown := set(others) - LOSS - PACKING - UNREAD:
             raise ValueError(
-                f"got unknown arguments {sorted(unknown)}; only num_items_in_batch may be added, for the loss"
+                f"got unknown arguments {sorted(unknown)}; expected those of forward, or one of "
+                f"{', '.join(sorted(LOSS | PACKING))}"
             )
+        loss_settings = {name: value for name, value in others.items() if name in LOSS}
         trunk = self.model(
             input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, state, return_state,
-            output_attentions, output_hidden_states, output_surprise,
+            output_attentions, output_hidden_states, output_surprise, True, position_ids,
+            **{name: value for name, value in others.items() if name in PACKING},
         )  # fmt: skip
         hidden = trunk.last_hidden_state
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits, loss = self.lm_head(hidden[:, keep, :]), None
-        if labels is not None:
+        if isinstance(logits_to_keep, int):
+            hidden = last_real(hidden, attention_mask) if logits_to_keep == 1 else hidden[:, -logits_to_keep:]
+        else:
+            hidden = hidden[:, logits_to_keep]
+        logits, loss = self.lm_head(hidden), None
+        if labels is not None or loss_settings.get("shift_labels") is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_settings)
         output = TitansOutput(
             loss=loss,
@@ -224,4 +307,4 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
             state=trunk.state,
             surprise=trunk.surprise,
         )
-        return output.to_tuple() if return_dict is False else output
+        return output.to_tuple() if self._returns_tuple(return_dict) else output

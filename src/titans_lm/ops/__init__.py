@@ -5,7 +5,6 @@
 fused kernels, experimental: it was never measured on a GPU.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,17 +12,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans_lm.config import Backend, SurpriseSizes, check_choice
-from titans_lm.ops.chunkwise import chunked
 from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters, recall
-from titans_lm.ops.recurrent import recall_one
-from titans_lm.ops.reference import reference
+from titans_lm.ops.opaque import run_opaque
+from titans_lm.ops.recurrent import can_step, recall_one
+from titans_lm.ops.run import BACKENDS, full_precision, run
 from titans_lm.ops.state import MemoryState, state_dtype
-from titans_lm.ops.triton import fused
 from titans_lm.ops.validate import check_call, check_read, check_surprise, layer_gates
 
 __all__ = ["MemoryNetwork", "MemoryState", "neural_memory", "read"]
-
-_BACKENDS = {"reference": reference, "chunked": chunked, "auto": chunked, "triton": fused}
 
 Gate = Tensor | tuple[Tensor, ...]
 
@@ -63,8 +59,8 @@ def neural_memory(
 
     Raises ValueError when shapes, dtypes, the state, or the backend's name do not fit.
     """
-    if backend not in _BACKENDS:
-        check_choice("backend", backend, _BACKENDS)
+    if backend not in BACKENDS:
+        check_choice("backend", backend, BACKENDS)
     check_surprise("return_surprise", return_surprise)
     check_call(q, k, v, state, network, chunk_size, valid)
     gates = [layer_gates(name, gate, q, state) for name, gate in (("theta", theta), ("eta", eta), ("alpha", alpha))]
@@ -72,28 +68,17 @@ def neural_memory(
         parts = (3,) if return_surprise == "parts" else ()
         surprise = q.new_zeros(*q.shape[:3], len(state.M), *parts, dtype=state.M[0].dtype)
         return (torch.zeros_like(q), state, surprise) if return_surprise else (torch.zeros_like(q), state)
-    state = state._replace(offset=state.offset.long())
-    dtype = state.M[0].dtype
-    tensors = [x.to(dtype) for x in (q, k, v)]
-    gates = [tuple([g.to(dtype) for g in gate]) for gate in gates]
-    if valid is not None:  # whatever stands in the padding, a NaN too, must not reach a product
-        tensors = [x.masked_fill(~valid[:, :, None, None], 0.0) for x in tensors]
-        gates = [
-            tuple(g.masked_fill(~valid.view(*valid.shape, *[1] * (g.dim() - 2)), 0.0) for g in gate) for gate in gates
-        ]
-    with _full_precision(q.device.type):
-        o, state, surprise = _BACKENDS[backend](
-            *tensors,
-            *gates,
-            state,
-            network=network,
-            chunk_size=chunk_size,
-            valid=valid,
-            return_surprise=return_surprise,
-            **({"precision": _precision(q.dtype)} if backend == "triton" else {}),
-        )
-    o = o.to(q.dtype)
+    way = run_opaque if torch.compiler.is_compiling() and not _is_traced(q, k, v, gates, state, valid, backend) else run
+    o, state, surprise = way((q, k, v), gates, state, network, chunk_size, valid, return_surprise, backend)
     return (o, state, surprise) if return_surprise else (o, state)
+
+
+def _is_traced(
+    q: Tensor, k: Tensor, v: Tensor, gates: list[tuple[Tensor, ...]], state: MemoryState, valid: Any, backend: Backend
+) -> bool:
+    """Whether a compiler may look into the call: one token without gradients, or kernels, which are operators."""
+    given = (q, k, v, *[g for gate in gates for g in gate], *state.M, *state.S, *state.anchor)
+    return backend == "triton" or (backend != "reference" and can_step(q, valid, given))
 
 
 def read(
@@ -105,22 +90,12 @@ def read(
     """
     check_read(M, q, network)
     dtype = state_dtype(torch.promote_types(q.dtype, M[0].dtype))
-    with _full_precision(q.device.type):
+    with full_precision(q.device.type):
         weights = tuple(w.to(dtype) for w in M)
         parameters = norm_parameters(network, dtype)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             followed = any(x is not None and x.requires_grad for x in (q, *weights, *parameters))
-            run = recall if followed else forward
+            how = recall if followed else forward
         else:
-            run = recall_one if q.shape[1] == 1 else forward
-        return run(weights, q.to(dtype).transpose(1, 2), network, *parameters).transpose(1, 2).to(q.dtype)
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """How exact a kernel's products must be: what came in 16 bits has no more digits than tf32 keeps."""
-    return "tf32" if dtype in (torch.bfloat16, torch.float16) else "ieee"
-
-
-def _full_precision(device: str) -> AbstractContextManager[Any]:
-    """Keep autocast out; where it is off already, entering a context would cost more than a small product."""
-    return torch.autocast(device_type=device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+            how = recall_one if q.shape[1] == 1 and not torch.is_grad_enabled() else forward
+        return how(weights, q.to(dtype).transpose(1, 2), network, *parameters).transpose(1, 2).to(q.dtype)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from titans_lm.ops.matmul import linear, outer, times
+from titans_lm.ops.matmul import PLAIN, linear, outer, times
 from titans_lm.ops.state import state_dtype
 
 How = Literal["memory", "mutual", "mix"]
@@ -30,8 +30,19 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 
 def is_plain(*modules: Any) -> bool:
-    """Whether these are our own linear maps and norms and nothing else, so that their weights say what they do."""
-    return all(["is_plain" in vars(type(m)) and not (m._forward_hooks or m._forward_pre_hooks) for m in modules])
+    """Whether these are our own linear maps and norms and nothing else, so that their weights say what they do.
+
+    Quantised weights are tensors of another type; accelerate puts a forward of its own on a module whose weights are
+    elsewhere until it is called.
+    """
+    return all(
+        [
+            "is_plain" in vars(type(m))
+            and not (m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m))
+            and type(m.weight) in PLAIN
+            for m in modules
+        ]
+    )
 
 
 def _can_fuse(x: Tensor, maps: tuple[Any, ...], norms: tuple[Any, ...] = ()) -> bool:

@@ -25,6 +25,9 @@ LEAST_EACH = 9_000_000
 MOST = 2**19
 """Numbers of a matrix up to which a product with one vector is a plain reduction."""
 
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Types of tensors that are what they look like: a quantised weight, or one spread over processes, is of another."""
+
 
 @functools.cache
 def has_faster_products() -> bool:
@@ -54,7 +57,7 @@ def _one_dnn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _takes(*tensors: Tensor | None) -> bool:
     """Whether oneDNN takes these: plain float32 on a CPU, and nothing traced."""
     for y in tensors:
-        if y is not None and not (type(y) in (Tensor, torch.nn.Parameter) and y.is_cpu and y.dtype == torch.float32):
+        if y is not None and not (type(y) in PLAIN and y.is_cpu and y.dtype == torch.float32):
             return False
     return not torch.compiler.is_compiling() and torch._C._get_mkldnn_enabled() and has_faster_products()
 
@@ -69,7 +72,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.is_cpu and torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)
     alone = x.numel() == weight.shape[1] and weight.numel() <= MOST
-    if alone and x.is_cpu and x.dtype == weight.dtype and x.dtype.itemsize >= 4:
+    if alone and type(weight) in PLAIN and x.is_cpu and x.dtype == weight.dtype and x.dtype.itemsize >= 4:
         y = torch.linalg.vecdot(weight, x.reshape(-1))
         return (y if bias is None else y + bias).view(*x.shape[:-1], -1)
     if x.numel() * len(weight) < LEAST or not _takes(x, weight, bias):

@@ -28,6 +28,14 @@ class MemoryState(NamedTuple):
     anchor: Weights
     offset: Int[Tensor, " B"]
 
+    def detach(self) -> "MemoryState":
+        """The same values, without the history that gradients would follow."""
+        return detach_state(self)
+
+    def to(self, *args: Any, **kwargs: Any) -> "MemoryState":
+        """The state on another device, as `Tensor.to` takes it."""
+        return move_state(self, *args, **kwargs)
+
     @classmethod
     def initial(cls, weights: Sequence[Float[Tensor, "H _ _"]], batch_size: int) -> "MemoryState":
         """Start every row from the same weights (H, D_{l-1}, D_l) with no surprise: M_0 = M_init, S_0 = 0 (D4).
@@ -76,6 +84,16 @@ def state_tensors(state: Any) -> Iterator[Tensor]:
 def detach_state(state: State) -> State:
     """Cut the graph: the same values, without the history that gradients would follow."""
     return map_state(torch.Tensor.detach, state)
+
+
+def move_state(state: State, *args: Any, **kwargs: Any) -> State:
+    """The state on another device, as `Tensor.to` takes it; counts stay integers where a precision is asked for."""
+
+    def move(x: Tensor) -> Tensor:
+        moved = x.to(*args, **kwargs)
+        return moved if x.dtype.is_floating_point else moved.to(x.dtype)
+
+    return map_state(move, state)
 
 
 def take_rows(state: State, index: Int[Tensor, " N"]) -> State:

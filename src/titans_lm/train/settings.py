@@ -67,7 +67,7 @@ class FitSettings:
     """Steps in a row that are skipped, as not finite or as spikes, before training gives up."""
     compile: bool = False
     """Compile every block of a baseline (torch.compile): slow at first, then faster; on a CPU it needs a C++ compiler.
-    Our own blocks have gradients by hand, which it does not trace."""
+    Our own blocks have gradients by hand, which a graph would have to do without."""
     sinks: tuple[Sink, ...] = ()
     """Where numbers go beside metrics.jsonl: tensorboard, wandb, trackio."""
 

@@ -316,8 +316,8 @@ def _compile_blocks(model: nn.Module, device: torch.device) -> None:
     blocks = blocks_of(model)
     if any(type(block).__module__.startswith(__name__.partition(".")[0]) for block in blocks):
         raise ValueError(
-            f"got compile for a {type(model).__name__}, whose gradients are written by hand, which torch.compile does "
-            "not trace (torch 2.13 fails on their views); expected another library's model, or no compile"
+            f"got compile for a {type(model).__name__}, whose gradients are written by hand: inside a graph "
+            "torch's take their place, and training was no faster; expected another library's model, or no compile"
         )
     if not blocks:
         raise ValueError(f"got compile for a {type(model).__name__}, which names no blocks; expected one that does")

@@ -1,0 +1,145 @@
+"""The op as one operator of torch, `titans_lm::neural_memory`: what compilers see of it, and never look into.
+
+Which products a call makes depends on where its rows stand in their chunks, and its gradients are written by hand:
+neither can be traced. A graph has this operator in their place, with known shapes and a gradient, and all around it is
+compiled. The gradient runs the call again, since nothing of its inside can cross the border of an operator.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from titans_lm.config import SurpriseSizes
+from titans_lm.ops.network import MemoryNetwork
+from titans_lm.ops.run import run
+from titans_lm.ops.state import MemoryState
+
+SURPRISE: tuple[SurpriseSizes, ...] = (False, True, "parts")
+
+
+@torch.library.custom_op("titans_lm::neural_memory", mutates_args=())
+def memory_operator(
+    tokens: Sequence[Tensor], gates: Sequence[Tensor], weights: Sequence[Tensor], constants: Sequence[Tensor],
+    offset: Tensor, valid: Tensor | None, sizes: Sequence[int], words: str,
+) -> list[Tensor]:  # fmt: skip
+    """o, then M, S and anchor by layers, the offset, and the norms of surprise if they are asked for.
+
+    `sizes` are L, whether an anchor is given, whether the LayerNorm has a weight and a bias, whether there is a
+    residual, the chunk size, and which surprise; `words` activation, objective, where forgetting leads, backend.
+    """
+    with torch.no_grad():
+        return _apart(_outputs(tokens, gates, weights, constants, offset, valid, sizes, words), (*tokens, *weights))
+
+
+@torch.library.custom_op("titans_lm::neural_memory_gradients", mutates_args=())
+def memory_gradients(
+    tokens: Sequence[Tensor], gates: Sequence[Tensor], weights: Sequence[Tensor], constants: Sequence[Tensor],
+    offset: Tensor, valid: Tensor | None, sizes: Sequence[int], words: str,
+    of: Sequence[int], grads: Sequence[Tensor],
+) -> list[Tensor]:  # fmt: skip
+    """Gradients by tokens, gates, weights and constants, from those of the outputs at the places `of`."""
+    with torch.inference_mode(False):  # inside an operator nothing is recorded; this is torch's way back in
+        groups = [[x.detach().requires_grad_() for x in group] for group in (tokens, gates, weights, constants)]
+        outputs = _outputs(*groups, offset, valid, sizes, words)
+        found = [(outputs[i], grad) for i, grad in zip(of, grads, strict=True) if outputs[i].requires_grad]
+        leaves = [x for group in groups for x in group]
+        by_leaf: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if found:
+            by_leaf = torch.autograd.grad([y for y, _ in found], leaves, [grad for _, grad in found], allow_unused=True)
+    return _apart([torch.zeros_like(x) if d is None else d for x, d in zip(leaves, by_leaf, strict=True)], grads)
+
+
+def _outputs(
+    tokens: Sequence[Tensor], gates: Sequence[Tensor], weights: Sequence[Tensor], constants: Sequence[Tensor],
+    offset: Tensor, valid: Tensor | None, sizes: Sequence[int], words: str,
+) -> list[Tensor]:  # fmt: skip
+    L, anchored, has_weight, has_bias, residual, chunk_size, which = sizes
+    activation, objective, forget_to, backend = words.split()
+    parts = [tuple(weights[i : i + L]) for i in range(0, len(weights), L)]
+    M, S = parts[:2]
+    rest = iter(constants)
+    norm_weight, norm_bias = (next(rest) if there else None for there in (has_weight, has_bias))
+    initial = tuple(rest) or None
+    network = MemoryNetwork(activation, bool(residual), norm_weight, norm_bias, objective, forget_to, initial)  # pyrefly: ignore
+    state = MemoryState(M, S, parts[2] if anchored else M, offset)
+    by_name = tuple(tuple(gates[i : i + L]) for i in range(0, 3 * L, L))
+    o, state, surprise = run(tuple(tokens), by_name, state, network, chunk_size, valid, SURPRISE[which], backend)
+    return [o, *state.M, *state.S, *state.anchor, state.offset, *(() if surprise is None else (surprise,))]
+
+
+def _apart(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs, each the whole of a storage that no input and no other output has, as operators promise."""
+    taken, found = {x.untyped_storage().data_ptr() for x in inputs}, []
+    for x in outputs:
+        x = x.contiguous()
+        storage = x.untyped_storage()
+        if storage.data_ptr() in taken or x.numel() * x.element_size() != storage.nbytes():
+            x = x.clone()
+        taken.add(x.untyped_storage().data_ptr())
+        found.append(x)
+    return found
+
+
+@memory_operator.register_fake
+def _(tokens: Any, gates: Any, weights: Any, constants: Any, offset: Any, valid: Any, sizes: Any, words: Any) -> Any:
+    L, which, q = sizes[0], sizes[-1], tokens[0]
+    M = [x.new_empty(x.shape) for _ in range(3) for x in weights[:L]]
+    after = torch.empty(offset.shape, dtype=torch.int64, device=offset.device)
+    norms = [weights[0].new_empty(*q.shape[:3], L, *([3] if which == 2 else []))] if which else []
+    return [q.new_empty(q.shape), *M, after, *norms]
+
+
+@memory_gradients.register_fake
+def _(tokens: Any, gates: Any, weights: Any, constants: Any, *_: Any) -> Any:
+    return [x.new_empty(x.shape) for group in (tokens, gates, weights, constants) for x in group]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *groups, offset, valid, sizes, words = inputs
+    ctx.counts, ctx.has_valid, ctx.settings = [len(group) for group in groups], valid is not None, (sizes, words)
+    ctx.save_for_backward(*(x for group in groups for x in group), offset, *(() if valid is None else (valid,)))
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    saved = iter(ctx.saved_tensors)
+    groups = [[next(saved) for _ in range(count)] for count in ctx.counts]
+    offset, valid = next(saved), next(saved) if ctx.has_valid else None
+    of = [i for i, grad in enumerate(grads) if grad is not None and grad.dtype.is_floating_point]
+    found = iter(memory_gradients(*groups, offset, valid, *ctx.settings, of, [grads[i] for i in of]))
+    return *([next(found) for _ in range(count)] for count in ctx.counts), None, None, None, None
+
+
+memory_operator.register_autograd(_backward, setup_context=_setup_context)
+
+
+def run_opaque(
+    tokens: tuple[Tensor, Tensor, Tensor],
+    gates: Sequence[tuple[Tensor, ...]],
+    state: MemoryState,
+    network: MemoryNetwork,
+    chunk_size: int,
+    valid: Tensor | None,
+    return_surprise: SurpriseSizes,
+    backend: str,
+) -> tuple[Tensor, MemoryState, Tensor | None]:
+    """`run`, by the operator."""
+    L, norm = len(state.M), (network.norm_weight, network.norm_bias)
+    anchored = not all([a is w for a, w in zip(state.anchor, state.M, strict=True)])
+    initial = network.initial if network.forget_to == "init" and network.initial is not None else ()
+    sizes = [L, anchored, *(x is not None for x in norm), network.residual, chunk_size, SURPRISE.index(return_surprise)]
+    o, *others = torch.ops.titans_lm.neural_memory(
+        list(tokens),
+        [x for gate in gates for x in gate],
+        [*state.M, *state.S, *(state.anchor if anchored else ())],
+        [*(x for x in norm if x is not None), *initial],
+        state.offset,
+        valid,
+        [int(x) for x in sizes],
+        " ".join((network.activation, network.objective, network.forget_to, backend)),
+    )
+    M, S, anchor = (tuple(others[i : i + L]) for i in range(0, 3 * L, L))
+    surprise = others[3 * L + 1].detach() if return_surprise else None
+    return o, MemoryState(M, S, anchor, others[3 * L]), surprise

@@ -1,0 +1,67 @@
+"""A class or a score for a text: the last real token's output through a linear map."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification
+
+from hf.hf_cases import EVERY_KIND, SIZES, prompt, small_model
+from model_cases import assert_close, stack_named, wake
+from titans_lm.hf import TitansConfig, TitansForSequenceClassification
+
+
+def classifier(architecture: str, labels: int = 3) -> TitansForSequenceClassification:
+    torch.manual_seed(0)
+    config = TitansConfig(**(SIZES | stack_named(architecture)), num_labels=labels, pad_token_id=0)
+    model = TitansForSequenceClassification(config).double().eval()
+    wake(model, 0.2)
+    return model
+
+
+@pytest.mark.parametrize("architecture", EVERY_KIND)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_each_row_is_scored_by_its_last_real_token(architecture: str, side: str) -> None:
+    model, lengths = classifier(architecture), [3, 13, 1]
+    ids = torch.zeros(3, 13, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, slice(13 - length, None) if side == "left" else slice(0, length)] = prompt(length, seed=row)[0]
+    by_pad, by_mask = model(ids).logits, model(ids, attention_mask=(ids != 0).long()).logits
+    assert torch.equal(by_pad, by_mask)
+    for row, length in enumerate(lengths):
+        text = prompt(length, seed=row)
+        assert_close(by_pad[row], model(text).logits[0], 1e-9)
+        assert_close(by_pad[row], model.score(model.model(text).last_hidden_state[0, -1]), 1e-9)
+
+
+def test_losses_are_those_of_transformers() -> None:
+    model, ids = classifier("mac"), prompt(9, 4)
+    out = model(ids, labels=torch.tensor([0, 2, 1, 1]))
+    assert_close(out.loss, F.cross_entropy(out.logits, torch.tensor([0, 2, 1, 1])), 1e-9)
+    reward = classifier("mac", 1)
+    loss, logits, *_ = reward(ids, labels=torch.ones(4).double(), return_dict=False)
+    assert_close(loss, (logits[:, 0] - 1.0).square().mean(), 1e-9)
+
+
+def test_it_trains_and_survives_a_trip_to_disk(tmp_path: Path) -> None:
+    model, ids = classifier("mac").train(), prompt(9, 4)
+    model(ids, labels=torch.tensor([0, 2, 1, 1])).loss.backward()
+    assert all(bool(p.grad.abs().sum() > 0) for p in model.parameters())
+    model.eval().save_pretrained(tmp_path)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert isinstance(loaded, TitansForSequenceClassification)
+    assert_close(loaded(ids).logits, model(ids).logits, 1e-9)
+
+
+def test_a_language_model_becomes_a_classifier(tmp_path: Path) -> None:
+    language = small_model("mac")
+    language.save_pretrained(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=2)
+    assert model(prompt(5, 2)).logits.shape == (2, 2)
+    assert torch.equal(model.model.embed_tokens.weight, language.model.embed_tokens.weight)
+
+
+def test_a_row_without_a_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="got a row without a real token"):
+        classifier("mac")(torch.tensor([[3, 4], [0, 0]]))

@@ -1,0 +1,104 @@
+"""The layer in somebody's own model: settings, masks, what is refused, and states that are kept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_cases import assert_close, named_tensors, small_config, wake
+from titans_lm.config import MemoryConfig
+from titans_lm.layers import Diagnostics
+from titans_lm.memory import LayerState, NeuralMemory
+from titans_lm.ops.state import take_rows
+
+T = 11
+
+
+def make() -> NeuralMemory:
+    torch.manual_seed(0)
+    layer = NeuralMemory(small_config("lmm")).double()
+    wake(layer)
+    return layer
+
+
+def tokens(rows: int = 2) -> Tensor:
+    return torch.randn(rows, T, 8, dtype=torch.float64)
+
+
+def assert_same_state(x: Any, y: Any, tolerance: float = 1e-9) -> None:
+    for (name, a), (_, b) in zip(named_tensors(x), named_tensors(y), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_settings_make_a_layer_as_a_config_does() -> None:
+    layer = NeuralMemory(hidden_size=8, num_attention_heads=2, memory_depth=1)
+    assert layer.config == MemoryConfig(hidden_size=8, num_attention_heads=2, memory_depth=1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_padding_may_stand_anywhere_in_a_row(seed: int) -> None:
+    layer, x = make(), tokens(3)
+    valid = torch.rand(3, T, generator=torch.Generator().manual_seed(seed)) < 0.6
+    told = Diagnostics(surprise=True)
+    x = x.masked_fill(~valid[..., None], torch.nan)
+    y, state = layer(x, valid=valid, diagnostics=told)
+    assert not y[~valid].any()
+    for row in range(3):
+        alone_told = Diagnostics(surprise=True)
+        alone, after = layer(x[row, valid[row]][None], diagnostics=alone_told)
+        assert_close(y[row, valid[row]], alone[0])
+        assert_close(told.surprise_norms[0][row, valid[row]], alone_told.surprise_norms[0][0])
+        assert_same_state(take_rows(state, torch.tensor([row])), after)
+
+
+def test_a_state_is_detached_moved_saved_and_loaded(tmp_path: Path) -> None:
+    layer, x = make(), tokens()
+    _, state = layer(x)
+    assert state.memory.M[0].requires_grad
+    assert not any(tensor.requires_grad for _, tensor in named_tensors(state.detach()))
+    assert {tensor.dtype for _, tensor in named_tensors(state.to(torch.float32))} == {torch.float32, torch.int64}
+    assert not state.memory.detach().to("cpu").M[0].requires_grad
+    state.save(tmp_path / "state.pt")
+    again = LayerState.load(tmp_path / "state.pt")
+    assert_same_state(again, state, 0.0)
+    assert torch.equal(layer(x, again)[0], layer(x, state.detach())[0])
+    torch.save({"other": 1}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match=r"other.pt with a dict; expected a file that LayerState.save wrote"):
+        LayerState.load(tmp_path / "other.pt")
+    (tmp_path / "noise.pt").write_bytes(b"noise")
+    with pytest.raises(ValueError, match=r"noise.pt, which holds no state"):
+        LayerState.load(tmp_path / "noise.pt")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        (
+            r"got x torch.float64 \(2, 11, 7\); expected floating point \(B, T, E\) with E = 8",
+            {"x": torch.ones(2, 11, 7).double()},
+        ),
+        (r"got x torch.float64 \(11, 8\); expected", {"x": torch.ones(11, 8).double()}),
+        (r"got x torch.int64", {"x": torch.ones(2, 11, 8).long()}),
+        (r"got a state of type Tensor; expected LayerState", {"state": torch.zeros(2)}),
+        (r"got a state with tails .*; expected 3 of 2 rows", {"state": make().init_state(3)}),
+        (r"got valid torch.int64 \(2, 11\); expected bool", {"valid": torch.ones(2, 11).long()}),
+        (r"got lengths \[12, 3\]; expected 0 to T = 11", {"lengths": torch.tensor([12, 3])}),
+        (r"got lengths torch.int64 \(1,\); expected integers \(B,\) = \(2,\)", {"lengths": torch.tensor([3])}),
+    ],
+)
+def test_what_a_layer_cannot_read_is_refused(message: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()(**({"x": tokens()} | arguments))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_settings_that_make_no_layer_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown setting 'hidden_sizes' for MemoryConfig; did you mean 'hidden_size'"):
+        NeuralMemory(hidden_sizes=8)
+    with pytest.raises(ValueError, match="got a config and memory_depth; expected a config or settings, not both"):
+        NeuralMemory(MemoryConfig(), memory_depth=1)
+    with pytest.raises(ValueError, match="got config=64; expected a MemoryConfig"):
+        NeuralMemory(64)
