@@ -65,13 +65,13 @@ def test_kernels_are_checked_before_they_are_measured(monkeypatch):
     """In the interpreter, where there is no GPU; then with a kernel that is wrong."""
     shapes = [shape["case"] for shape in kernel_shapes(replace(SMALL, modes=("forward",)))]
     assert 0 < check_kernels(shapes, str(DEVICE), tokens=5) <= 1e-3
-    right = ops._BACKENDS["triton"]
+    right = ops.BACKENDS["triton"]
 
     def wrong(*args: Any, **settings: Any) -> Any:
         o, state, surprise = right(*args, **settings)
         return 1.01 * o, state, surprise
 
-    monkeypatch.setitem(ops._BACKENDS, "triton", wrong)
+    monkeypatch.setitem(ops.BACKENDS, "triton", wrong)
     with pytest.raises(ValueError, match=r"the kernels are wrong: o differs by a share of 1\.0e-02"):
         check_kernels(shapes[:1], str(DEVICE), tokens=5)
 
@@ -138,8 +138,8 @@ def test_lengths_are_those_asked_for_and_2k_to_64k_on_a_gpu():
 @pytest.mark.parametrize("backend", ["chunked", "triton"])
 def test_a_case_names_its_backend(backend, mode, monkeypatch):
     seen = []
-    right = ops._BACKENDS[backend]
-    monkeypatch.setitem(ops._BACKENDS, backend, lambda *a, **s: (seen.append(backend), right(*a, **s))[1])
+    right = ops.BACKENDS[backend]
+    monkeypatch.setitem(ops.BACKENDS, backend, lambda *a, **s: (seen.append(backend), right(*a, **s))[1])
     request = {**REQUEST, "mode": mode, "case": {**OP, "tokens": 9, "rows": 1, "heads": 1, "backend": backend}}
     subjects_op.build(request, DEVICE).step()
     assert seen == [backend]

@@ -119,10 +119,10 @@ def test_a_side_that_fails_in_any_round_has_no_ratio(monkeypatch):
 
 def test_an_op_that_is_wrong_is_not_reported(tmp_path, monkeypatch):
     def wrong(*args, **settings):
-        o, state, surprise = ops._BACKENDS["chunked"](*args, **settings)
+        o, state, surprise = ops.BACKENDS["chunked"](*args, **settings)
         return o * (1.0 + 1e-7), state, surprise
 
-    monkeypatch.setitem(ops._BACKENDS, "auto", wrong)
+    monkeypatch.setitem(ops.BACKENDS, "auto", wrong)
     asked = answers(monkeypatch, [])
     with pytest.raises(ValueError, match=r"the op is wrong: o differs by a share of 1.0e-07 .*nothing is measured"):
         run_bench(OpsSettings(quick=True, out=tmp_path / "out", device="cpu"), print)
@@ -133,19 +133,19 @@ def test_an_op_that_is_wrong_is_not_reported(tmp_path, monkeypatch):
 def test_wrong_gradients_are_found_too(monkeypatch):
     def wrong(q, k, v, theta, *args, **settings):
         theta = tuple(1.001 * x - (0.001 * x).detach() for x in theta)
-        return ops._BACKENDS["chunked"](q, k, v, theta, *args, **settings)
+        return ops.BACKENDS["chunked"](q, k, v, theta, *args, **settings)
 
-    monkeypatch.setitem(ops._BACKENDS, "auto", wrong)
+    monkeypatch.setitem(ops.BACKENDS, "auto", wrong)
     with pytest.raises(ValueError, match="gradient of theta"):
         gate.check_op(torch.device("cpu"))
 
 
 def test_wrong_decoding_is_found_too(monkeypatch):
     def wrong(q, *args, **settings):
-        o, state, surprise = ops._BACKENDS["chunked"](q, *args, **settings)
+        o, state, surprise = ops.BACKENDS["chunked"](q, *args, **settings)
         return o + 1e-6 * (q.shape[1] == 1), state, surprise
 
-    monkeypatch.setitem(ops._BACKENDS, "auto", wrong)
+    monkeypatch.setitem(ops.BACKENDS, "auto", wrong)
     with pytest.raises(ValueError, match="o, token by token, differs"):
         gate.check_op(torch.device("cpu"))
 
