@@ -176,7 +176,7 @@ MISTAKES = {
     "no such command": (["trian"], "got the command 'trian'; did you mean 'train'?"),
     "no such kind": (["evaluate", "mqr"], "got 'mqr' behind titans evaluate; did you mean 'mqar'?"),
     "no kind": (["evaluate"], "Expected one of {perplexity, reread, mqar"),
-    "no command": (["--steps", "3"], "got '--steps' and no command; expected titans COMMAND --steps"),
+    "no command": (["--steps", "3"], "got '--steps' and no command; expected a command first"),
     "another's word": (["train", "x", "--epochs", "3"], "got the unknown option --epochs; perhaps you meant --steps"),
     "another's option": (["generate", "x", "--max-tokens", "3"], "perhaps you meant --max-new-tokens (titans generate"),
     "an inner option": (["compare", "x", "--steps", "3"], "perhaps you meant --train.steps"),

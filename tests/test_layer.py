@@ -67,9 +67,17 @@ def test_a_state_is_detached_moved_saved_and_loaded(tmp_path: Path) -> None:
     torch.save({"other": 1}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match=r"other.pt with a dict; expected a file that LayerState.save wrote"):
         LayerState.load(tmp_path / "other.pt")
-    (tmp_path / "noise.pt").write_bytes(b"noise")
-    with pytest.raises(ValueError, match=r"noise.pt, which holds no state"):
-        LayerState.load(tmp_path / "noise.pt")
+    for noise in (b"noise", b"hello world", b"", b"PK"):
+        (tmp_path / "noise.pt").write_bytes(noise)
+        with pytest.raises(ValueError, match=r"noise.pt, which holds no state"):
+            LayerState.load(tmp_path / "noise.pt")
+
+
+def test_hooks_of_a_layer_are_called_once_with_padding_too() -> None:
+    layer, calls = make(), []
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    layer(tokens(), valid=torch.ones(2, 11, dtype=torch.bool))
+    assert calls == [1]
 
 
 @pytest.mark.usefixtures("unchecked")

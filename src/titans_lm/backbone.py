@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -47,8 +48,9 @@ def _run_block(block: nn.Module, x: Hidden, layer: Any, ctx: ForwardContext) -> 
 
 
 _FROZEN: ContextVar[frozenset[int]] = ContextVar("frozen memories", default=frozenset())
-_SOME_FROZEN: dict[str, bool] = {"anywhere": False}
-"""Whether anything was ever frozen in this process: compilers can read this, and no context variable."""
+_BLOCKS = {"open": 0}
+"""How many `frozen_memory` blocks are open, in all threads: compilers can read this, and no context variable."""
+_COUNTING = Lock()
 
 
 @contextmanager
@@ -57,19 +59,22 @@ def frozen_memory(model: nn.Module) -> Iterator[None]:
 
     All else goes on as before: convolutions, gates of the output, attention. For texts that begin inside of the block:
     what a state from outside still has of past surprise would be written. No module is changed: other threads that use
-    the model go on as they were.
+    the model go on as they were. While a block is open anywhere, no stack can be compiled as one whole graph.
     """
-    _SOME_FROZEN["anywhere"] = True
+    with _COUNTING:
+        _BLOCKS["open"] += 1
     token = _FROZEN.set(_FROZEN.get() | {id(module) for module in model.modules()})
     try:
         yield
     finally:
         _FROZEN.reset(token)
+        with _COUNTING:
+            _BLOCKS["open"] -= 1
 
 
 def is_frozen(module: nn.Module) -> bool:
     """Whether it is inside of a `frozen_memory` block of its model."""
-    return _SOME_FROZEN["anywhere"] and id(module) in _FROZEN.get()
+    return _BLOCKS["open"] > 0 and id(module) in _FROZEN.get()
 
 
 def check_compiler(device: torch.device) -> None:

@@ -41,7 +41,10 @@ def main(args: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as error:
         told = str(error) or "interrupted"
         run = getattr(getattr(error, "checkpoint", None), "parent", None)
-        _fail(f"titans: {told}{f'; go on with: titans train --resume {run.parent}' if run else ''}", INTERRUPTED)
+        goes_on = run is not None and args[0] in ("train", "retrofit")  # others begin again with their own command
+        _fail(
+            f"titans: {told}{f'; go on with: titans {args[0]} --resume {run.parent}' if goes_on else ''}", INTERRUPTED
+        )
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
         sys.exit(FAILED)
@@ -56,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> None:
 def parse(args: Sequence[str]) -> Any:
     """Turn the command line into settings; ValueError for what is wrong with it, SystemExit after a help."""
     args = list(args)
-    if any(arg.startswith("--tyro-") for arg in args):  # completion
+    if any(arg.startswith(("--tyro-print-completion", "--tyro-write-completion")) for arg in args):
         return tyro.cli(one_of({key: (cls, cls()) for key, (cls, _) in COMMANDS.items()}), prog="titans", args=args)
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
@@ -98,7 +101,7 @@ def _show_about(option: str) -> NoReturn:
     if option in ("-V", "--version"):
         _show(f"titans-lm {__version__}")
     if option not in ("-h", "--help", "--help-all"):
-        raise ValueError(f"got {option!r} and no command; expected titans COMMAND {option} (titans --help lists them)")
+        raise ValueError(f"got {option!r} and no command; expected a command first (titans --help lists them)")
     said = {name: (kind.__doc__ or "").splitlines()[0].partition(": ")[0] for name, (kind, _) in COMMANDS.items()}
     _show(overview({name: line.rstrip(".") for name, line in said.items()}, __version__))
 

@@ -29,6 +29,12 @@ from titans_lm.ops.state import detach_state, move_state, state_dtype
 Hidden = Float[Tensor, "B T E"]
 
 
+_NO_STATE = (
+    pickle.UnpicklingError, RuntimeError, EOFError, KeyError, IndexError, ValueError, AttributeError, TypeError,
+)  # fmt: skip
+"""What torch raises for files of something else."""
+
+
 class LayerState(NamedTuple):
     """What a memory layer carries: the memory itself, and the last inputs of its three convolutions."""
 
@@ -45,16 +51,16 @@ class LayerState(NamedTuple):
     @classmethod
     def load(cls, path: str | PathLike, device: torch.device | str = "cpu") -> "LayerState":
         """Read what `save` wrote, running no code; ValueError for a file of something else."""
-        with torch.serialization.safe_globals([LayerState, MemoryState]):
-            try:
-                state = torch.load(path, map_location=device, weights_only=True)
-            except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-                raise ValueError(
-                    f"got {path}, which holds no state: expected a file that LayerState.save wrote"
-                ) from error
+        try:
+            state = torch.load(path, map_location=device, weights_only=True)
+        except _NO_STATE as error:
+            raise ValueError(f"got {path}, which holds no state: expected a file that LayerState.save wrote") from error
         if not isinstance(state, cls):
             raise ValueError(f"got {path} with a {type(state).__name__}; expected a file that LayerState.save wrote")
         return state
+
+
+torch.serialization.add_safe_globals([LayerState, MemoryState])  # once, as the list is that of all threads
 
 
 class GateProjection(nn.Module):
@@ -280,7 +286,7 @@ class NeuralMemory(nn.Module):
             packing = Packing.of(valid)
             packed = packing.pack(x.masked_fill(~valid[..., None], 0.0))
             found = None if diagnostics is None else Diagnostics(diagnostics.surprise)
-            y, state = self(packed, state, packing.lengths, found, frozen)
+            y, state = self.forward(packed, state, packing.lengths, found, frozen)  # hooks of the layer are called once
             if diagnostics is not None and found is not None:
                 diagnostics.surprise_norms.extend(packing.unpack(norms, valid) for norms in found.surprise_norms)
             return packing.unpack(y, valid), state

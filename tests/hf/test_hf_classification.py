@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from hf.hf_cases import EVERY_KIND, SIZES, prompt, small_model
 from model_cases import assert_close, stack_named, wake
@@ -42,6 +42,20 @@ def test_losses_are_those_of_transformers() -> None:
     reward = classifier("mac", 1)
     loss, logits, *_ = reward(ids, labels=torch.ones(4).double(), return_dict=False)
     assert_close(loss, (logits[:, 0] - 1.0).square().mean(), 1e-9)
+
+
+def test_trainer_divides_the_loss_among_the_batches_of_a_step(tmp_path: Path) -> None:
+    rows = [{"input_ids": prompt(9, seed=i)[0], "labels": torch.tensor(i % 3)} for i in range(4)]
+    found = []
+    for batch, steps in ((4, 1), (2, 2)):
+        options = TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=batch, gradient_accumulation_steps=steps, max_steps=1,
+            logging_steps=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Trainer(classifier("lmm").float(), options, train_dataset=rows)
+        trainer.train()
+        found.append([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
 def test_it_trains_and_survives_a_trip_to_disk(tmp_path: Path) -> None:

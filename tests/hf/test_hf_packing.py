@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import DataCollatorWithFlattening
 
 from hf.hf_cases import EVERY_KIND, prompt, small_model
@@ -119,3 +120,24 @@ def test_the_flattening_collator_is_understood() -> None:
 def test_what_says_nothing_of_documents_is_refused(message: str, said: dict[str, Any], unchecked: None) -> None:
     with pytest.raises(ValueError, match=message):
         small_model("mac")(prompt(3), **{name: torch.tensor(value) for name, value in said.items()})
+
+
+@pytest.mark.parametrize("left", [0, 3])
+def test_padding_with_a_number_of_its_own_starts_no_document(left: int) -> None:
+    """Collators that number documents give padding a number too, such as −1."""
+    model, ids = small_model("mag", torch.float64), prompt(18)
+    sides = (left, 8 - left)
+    padded, mask = F.pad(ids, sides), F.pad(torch.ones_like(ids), sides)
+    packed = model(padded, attention_mask=mask, seq_idx=F.pad(numbers([11, 7]), sides, value=-1), return_state=True)
+    alone = model(ids[:, 11:], return_state=True)
+    assert_close(packed.logits[:, left + 11 : left + 18], alone.logits, 1e-9)
+    assert packed.state.position.tolist() == [7]
+
+
+def test_lengths_beside_a_state_are_refused() -> None:
+    """They say where documents start, and not whether the first of them goes on."""
+    model, ids = small_model("lmm"), prompt(6)
+    state = model(ids, return_state=True).state
+    with pytest.raises(ValueError, match="got cu_seq_lens_q beside a state that has read tokens; expected no state"):
+        model(ids, state=state, cu_seq_lens_q=cumulative([2, 4]))
+    assert model(ids, state=model.init_state(1), cu_seq_lens_q=cumulative([2, 4])).logits.shape[1] == 6

@@ -240,6 +240,7 @@ def test_the_optimizer_of_another_model_is_refused(titans, tmp_path):
             load_optimizer(tmp_path / "x", other, torch.optim.AdamW(other.parameters()))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("where", ["list", "values", "tensors"])
 def test_an_optimizer_runs_no_code_even_where_the_sums_are_right(titans, tmp_path, where):
     """In DCP's list, in a value that is no tensor, in the place of a tensor."""

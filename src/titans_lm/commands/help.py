@@ -95,9 +95,10 @@ def unknown_options(args: Iterable[str], known: set[str]) -> list[str]:
 
 def meant(option: str, known: set[str]) -> list[str]:
     """Give the options of the same command that were perhaps meant, none of them the one that was written."""
-    name = option.removeprefix("--")
-    last = name.rpartition(".")[2]
-    others = sorted(other for other in known - {option} if not other.startswith("--no-"))
+    last = option.removeprefix("--").rpartition(".")[2]
+    others = sorted(one for one in known - {option} if option.startswith("--no-") or not one.startswith("--no-"))
     wanted = next((ELSEWHERE[near] for near in difflib.get_close_matches(last, ELSEWHERE, n=1, cutoff=0.8)), last)
     same = [other for other in others if other.removeprefix("--").rpartition(".")[2] in (wanted, last)]
-    return (same or difflib.get_close_matches(option, others, n=2))[:2]
+    plain = {re.sub(r"\W", "", other): other for other in others}
+    near = difflib.get_close_matches(re.sub(r"\W", "", option), plain, n=2)
+    return (same or [plain[name] for name in near])[:2]

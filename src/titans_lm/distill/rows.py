@@ -92,18 +92,19 @@ class ReturningRows:
         again = np.zeros(length, bool)
         if reach is None:
             return self._anywhere(rng, length), again
-        row, passages, filled = np.zeros(length, np.int64), list[tuple[int, int]](), 0
+        row, passages, filled = np.zeros(length, np.int64), dict[int, int](), 0  # the last start of each, and its size
         while filled < length:
-            old = [p for p in passages if window < filled - p[0] <= reach]
+            old = [start for start in passages if window < filled - start <= reach]
             if old and rng.random() < RETURN:
-                start, size = old[int(rng.integers(len(old)))]
-                size = min(size, length - filled)
+                start = old[int(rng.integers(len(old)))]
+                size = min(passages.pop(start), length - filled)
+                passages[filled] = size
                 row[filled : filled + size] = row[start : start + size].copy()
                 again[filled + 1 : filled + size] = True  # that it begins cannot be known
             else:
                 size = min(int(rng.integers(self.settings.passages[0], self.settings.passages[1] + 1)), length - filled)
                 row[filled : filled + size] = self._anywhere(rng, size)
-                passages.append((filled, size))
+                passages[filled] = size
             filled += size
         return row, again
 

@@ -21,7 +21,7 @@ from titans_lm.distill.rows import ReturningRows, as_batch, open_texts
 from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.retrofit.add import adapter_of, add_memory
 from titans_lm.retrofit.attention import FULL, Reach
-from titans_lm.retrofit.file import from_pretrained, load_base, save
+from titans_lm.retrofit.file import FILE, fingerprint, from_pretrained, load_base, read_adapter, save
 from titans_lm.train.checkpoint import quiet_transformers
 from titans_lm.train.device import choose_device
 from titans_lm.train.files import new_folder
@@ -65,6 +65,12 @@ def retrofit(
     trained = sum(x.numel() for x in adapter.parameters())
     folder = RunFolder.open if resume else lambda path: RunFolder.create(path, plain_settings(settings))
     run = folder(settings.out)
+    if (run.path / MODEL / FILE).is_file():
+        header, _ = read_adapter(run.path / MODEL / FILE)
+        if header["fingerprint"] != fingerprint(model):
+            raise ValueError(
+                f"got the run {str(run.path)!r}, begun on other weights than {settings.model!r} has; expected its base"
+            )
     progress.say(f"{trained:,} numbers to train beside {model.num_parameters() - trained:,}; run folder {run.path}")
 
     def evaluate(_: nn.Module) -> dict[str, Any]:

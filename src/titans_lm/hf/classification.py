@@ -25,6 +25,9 @@ class TitansForSequenceClassification(TitansPreTrainedModel):
         self.score = Linear(config.hidden_size, config.num_labels, bias=False)
         self.post_init()
 
+    accepts_loss_kwargs = False
+    """The loss is a mean over rows, which Trainer divides among the batches of a step."""
+
     def forward(
         self,
         input_ids: Int[Tensor, "B T"] | None = None,

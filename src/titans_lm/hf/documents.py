@@ -81,11 +81,18 @@ def starts_by_position(
     return (inside, resets) if bool(inside.any() | resets.any()) else None
 
 
-def starts_by_index(seq_idx: Tensor, x: Hidden) -> Bool[Tensor, "B T"]:
-    """Where the number of a token's document changes."""
+def starts_by_index(seq_idx: Tensor, x: Hidden, valid: Bool[Tensor, "B T"] | None) -> Bool[Tensor, "B T"]:
+    """Where the number of a token's document is another than that of the real token before it; padding starts none."""
     if seq_idx.shape != x.shape[:2]:
         raise ValueError(f"got seq_idx {tuple(seq_idx.shape)}; expected (B, T) = {tuple(x.shape[:2])}")
-    return F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], [1, 0], value=True).to(x.device)
+    seq_idx = seq_idx.to(x.device)
+    if valid is None:
+        return F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], [1, 0], value=True)
+    places = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+    before = F.pad(torch.where(valid, places, -1).cummax(1).values[:, :-1], [1, 0], value=-1)  # −1 for none
+    starts = valid & (before >= 0) & (seq_idx != seq_idx.gather(1, before.clamp(min=0)))
+    starts[:, 0] = True
+    return starts
 
 
 def starts_by_length(cu_seq_lens: Tensor, x: Hidden) -> Bool[Tensor, "B T"]:

@@ -156,9 +156,14 @@ class TitansModel(TitansPreTrainedModel):
             return None
         rows = torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
         if cu_seq_lens is not None:
+            if state is not None and bool((state.position > 0).any()):
+                raise ValueError(
+                    "got cu_seq_lens_q beside a state that has read tokens; expected no state, or seq_idx, by which "
+                    "the first document goes on"
+                )
             return Documents.of(starts_by_length(cu_seq_lens, x), ~rows)
         if packing.get("seq_idx") is not None:
-            return Documents.of(starts_by_index(packing["seq_idx"], x), rows)
+            return Documents.of(starts_by_index(packing["seq_idx"], x, valid), rows)
         found = starts_by_position(position_ids, x, valid, None if state is None else state.position)
         return None if found is None else Documents.of(*found)
 

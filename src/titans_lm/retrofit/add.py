@@ -187,7 +187,7 @@ def _add_lora(model: Any, attention: Any, rank: int) -> None:
     model.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=names))
 
 
-def _save_pretrained(model: Any, folder: Any) -> None:
+def _save_pretrained(model: Any, folder: Any, **_: Any) -> None:
     """Save the adapter; the base is there already."""
     from titans_lm.retrofit.file import save
 

@@ -61,7 +61,9 @@ def save(model: "PreTrainedModel", folder: str | Path) -> Path:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"format": FORMAT, "version": str(VERSION), "header": json.dumps(header, ensure_ascii=False)}
-    safetensors.torch.save_file(tensors, path, metadata)
+    whole = path.with_suffix(".unfinished")
+    safetensors.torch.save_file(tensors, whole, metadata)
+    whole.replace(path)
     RetrofitConfig.from_dict({**header, "architectures": [RetrofitForCausalLM.__name__]}).save_pretrained(path.parent)
     return path
 
@@ -104,6 +106,11 @@ def load_base(base: "str | Path | PreTrainedModel", **settings: Any) -> Any:
 
 def from_pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
     """What transformers loads by that name; ValueError where it cannot."""
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        raise ValueError(
+            f"got the base {str(name)!r}, which is no folder (any more); expected it there, or titans_lm.retrofit.load("
+            "adapter, base) with the folder that it has been moved to"
+        )
     try:
         return kind.from_pretrained(name, **settings)
     except (OSError, ValueError) as error:
