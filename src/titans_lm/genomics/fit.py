@@ -32,7 +32,6 @@ from titans_lm.genomics.settings import (
     GenomicsFit,
     PretrainSettings,
     TrainSettings,
-    as_settings,
     extra,
     small_model,
 )
@@ -41,7 +40,7 @@ from titans_lm.train.device import environment, to_device
 from titans_lm.train.files import write_json
 from titans_lm.train.loop import Interrupted, fit
 from titans_lm.train.match import match_parameters
-from titans_lm.train.options import plain_settings
+from titans_lm.train.options import as_settings, plain_settings
 from titans_lm.train.parallel import Distributed, joined_distributed
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, SETTINGS, RunFolder

@@ -1,10 +1,9 @@
 """Settings of `titans genomics`: how sequences are read, what classifies them, how it learns, how it is compared."""
 
-import dataclasses
 import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import tyro
 
@@ -267,15 +266,6 @@ def _check_words(name: str, size: int) -> None:
     check_at_least(name, size, 1)
     if size > 8:
         raise ValueError(f"got {name}={size}; expected 1 to 8: there are 4^{size} words")
-
-
-Kind = TypeVar("Kind")
-
-
-def as_settings(kind: type[Kind], settings: Any, **changes: Any) -> Kind:
-    """Give settings of another kind with the values of all names that both have, and changes."""
-    names = [item.name for item in dataclasses.fields(kind) if hasattr(settings, item.name)]  # pyrefly: ignore
-    return kind(**{name: getattr(settings, name) for name in names} | changes)
 
 
 def extra(module: str) -> Any:

@@ -51,12 +51,4 @@ class TitansForSequenceClassification(TitansPreTrainedModel):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
-        output = TitansOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=trunk.past_key_values,
-            hidden_states=trunk.hidden_states,
-            state=trunk.state,
-            surprise=trunk.surprise,
-        )
-        return output.to_tuple() if self._returns_tuple(return_dict) else output
+        return self._output(loss, logits, trunk, return_dict)

@@ -67,6 +67,20 @@ class TitansPreTrainedModel(PreTrainedModel):
     def _returns_tuple(self, return_dict: bool | None) -> bool:
         return (self.config.return_dict if return_dict is None else return_dict) is False
 
+    def _output(
+        self, loss: Tensor | None, logits: Tensor, trunk: Any, return_dict: bool | None
+    ) -> "TitansOutput | tuple":
+        """Give what a head makes of its trunk, and what the trunk carries."""
+        output = TitansOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=trunk.past_key_values,
+            hidden_states=trunk.hidden_states,
+            state=trunk.state,
+            surprise=trunk.surprise,
+        )
+        return output.to_tuple() if self._returns_tuple(return_dict) else output
+
 
 class TitansModel(TitansPreTrainedModel):
     """Token embedding and backbone: input ids (B, T) in, hidden states (B, T, E) out."""
@@ -304,12 +318,4 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         logits, loss = self.lm_head(hidden), None
         if labels is not None or loss_settings.get("shift_labels") is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_settings)
-        output = TitansOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=trunk.past_key_values,
-            hidden_states=trunk.hidden_states,
-            state=trunk.state,
-            surprise=trunk.surprise,
-        )
-        return output.to_tuple() if self._returns_tuple(return_dict) else output
+        return self._output(loss, logits, trunk, return_dict)
