@@ -1,5 +1,6 @@
 """What a memory cannot be put beside, and files that are not what they should be: one line each."""
 
+import copy
 import json
 
 import pytest
@@ -18,7 +19,7 @@ from transformers import (
 
 from retrofit.retrofit_cases import FAMILIES, SIZES, base_of, some_ids, with_memory
 from titans_lm.distill.settings import RetrofitSettings
-from titans_lm.retrofit import add_memory, load, save
+from titans_lm.retrofit import FULL, Reach, add_memory, load, save
 from titans_lm.retrofit.settings import AdapterSettings
 
 TINY_EYE = CLIPVisionConfig(
@@ -82,6 +83,9 @@ def test_attention_is_not_exchanged_afterwards():
         ({"window": 4, "layers": [2]}, "got layer 2; expected 0 to 1"),
         ({"window": 4, "layers": "every:3"}, "got layers='every:3'; expected all"),
         ({"window": 4, "layers": ()}, "expected one layer at least"),
+        ({"window": 4, "layers": 1}, "got layers=1; expected all, every:N, or a list"),
+        ({"window": 4, "layers": [0, 0]}, "expected every number once"),
+        ({"window": 4, "memory": 3}, "got memory=3; expected settings by name"),
         ({"window": 4, "rotary": "befor"}, "did you mean 'before'"),
         ({"window": 4, "memory": {"memory_dept": 2}}, "did you mean 'memory_depth'"),
         ({"window": 4, "memory": {"alpha_init": 1.5}}, "got alpha_init=1.5"),
@@ -103,6 +107,34 @@ def test_a_cache_and_a_mask_of_another_kind():
         model(ids, attention_mask=torch.zeros(1, 1, 6, 6, dtype=torch.float64))
     with pytest.raises(ValueError, match="one text per row"):
         model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), use_cache=False)
+
+
+@pytest.mark.parametrize("length", [5, 8, 20])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_cache_is_not_read_at_another_reach(length, padded):
+    model = with_memory(base_of(), window=8, sinks=2)
+    ids = some_ids(2, length)
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0 if padded else 1
+    cache = model(ids, attention_mask=mask, use_cache=True).past_key_values
+    one = torch.ones(2, length + 1, dtype=torch.int64)
+    longer = [Reach(16, 2)] if length > 8 else []  # before a window is full, nothing is lost by a longer one
+    for reach in (Reach(4, 2), Reach(8, 1), Reach(8, 2, memory=False), FULL, *longer):
+        with pytest.raises(ValueError, match="begun with another reach"):
+            model(ids[:, :1], attention_mask=one, past_key_values=copy.deepcopy(cache), reach=reach)
+    model(ids[:, :1], attention_mask=one, past_key_values=cache, reach=Reach(8, 2))
+    state = model(ids, return_state=True).state
+    for reach in (Reach(4, 2), Reach(8, 1), FULL, *longer):
+        with pytest.raises(ValueError, match="begun with another reach"):
+            model(ids[:, :1], state=state, return_state=True, reach=reach)
+
+
+def test_a_base_in_float16_is_refused_with_the_way_out(tmp_path):
+    base = base_of()
+    path = save(with_memory(base), tmp_path)
+    assert load(path, copy.deepcopy(base).bfloat16()).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="in float32 or bfloat16: float16 rounds otherwise"):
+        load(path, copy.deepcopy(base).half())
 
 
 def test_an_adapter_of_another_base_or_none(tmp_path):

@@ -139,7 +139,10 @@ def attend(
         tokens = Tokens(*(_pick(x, order) for x in tokens))
     cache = retrofit.cache
     state, seen, whole = (None, 0, False) if cache is None else (cache.state, cache.seen, cache.whole)
-    state = LayerState.start(tokens, layer, whole=whole) if state is None else state
+    if state is None:
+        state = LayerState.start(tokens, layer, whole=whole)
+    else:
+        _check_goes_on(state, seen, layer)
     o, state = read(tokens, state, seen, lengths, layer)
     if cache is not None:
         cache.store(detach_state(state) if torch.is_grad_enabled() else state, query.shape[2])
@@ -227,6 +230,18 @@ def windowed(
         )  # fmt: skip
         parts.append(part.transpose(1, 2))
     return torch.cat(parts, 1)
+
+
+def _check_goes_on(state: LayerState, seen: int, layer: Layer) -> None:
+    """Refuse to go on with a reach that the state was not made with: tokens would be forgotten or read twice."""
+    window, sinks, _ = layer.reach
+    kept, first = state.k.shape[1], state.sink_k.shape[1]
+    same = kept in (min(window, seen), window) and first in (min(sinks, seen), sinks) if window else kept == seen
+    if not same or (state.memory is None) != (layer.memory is None):
+        raise ValueError(
+            f"got {layer.reach} for a text that was begun with another reach, of which {kept} slots and {first} sinks "
+            "are kept; expected the same from its first token on"
+        )
 
 
 def _fallen(

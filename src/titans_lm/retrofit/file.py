@@ -88,7 +88,8 @@ def load(
     header, tensors = read_adapter(path)
     model: Any = load_base(header["base"] if base is None else base, **settings)
     if fingerprint(model) != header["fingerprint"]:
-        raise ValueError(f"got the adapter {str(path)!r} of other weights; expected its base, {header['base']!r}")
+        half = " in float32 or bfloat16: float16 rounds otherwise" if model.dtype == torch.float16 else ""
+        raise ValueError(f"got the adapter {str(path)!r} of other weights; expected its base, {header['base']!r}{half}")
     kept = AdapterSettings(**header["settings"])
     changed = {"window": kept.window if window is None else window, "sinks": kept.sinks if sinks is None else sinks}
     add_memory(model, **vars(kept) | changed)

@@ -58,5 +58,11 @@ class AdapterSettings:
         if isinstance(self.memory, dict):  # as JSON has it
             check_known(AdapterMemory, self.memory)
             object.__setattr__(self, "memory", AdapterMemory(**self.memory))
-        if not isinstance(self.layers, str):
+        elif not isinstance(self.memory, AdapterMemory):
+            raise ValueError(f"got memory={self.memory!r}; expected settings by name, such as {{'memory_depth': 2}}")
+        if isinstance(self.layers, list | tuple):
             object.__setattr__(self, "layers", tuple(self.layers))
+            if len(set(self.layers)) < len(self.layers):
+                raise ValueError(f"got layers={self.layers}; expected every number once")
+        elif not isinstance(self.layers, str):
+            raise ValueError(f"got layers={self.layers!r}; expected all, every:N, or a list of their numbers")
