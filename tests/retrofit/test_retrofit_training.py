@@ -13,7 +13,8 @@ from titans_lm.cli import main
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer
 from titans_lm.distill.rows import ReturningRows, Text
 from titans_lm.distill.settings import RetrofitSettings
-from titans_lm.distill.train import Distillation, Gap, checkpoint_blocks, retrofit
+from titans_lm.distill.loss import Distillation, HeadLoss
+from titans_lm.distill.train import Gap, checkpoint_blocks, retrofit
 from titans_lm.retrofit import FULL, AdapterSettings, Reach, adapter_of, load
 from titans_lm.retrofit.file import FILE, read_adapter
 
@@ -86,6 +87,22 @@ def test_the_loss_is_what_it_says():
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.9 * losses[0]
     assert all((x.grad is not None) == x.requires_grad for x in model.parameters())
+
+
+@pytest.mark.parametrize("weights", [(2.0, 0.5), (1.0, 0.0), (0.0, 1.0)])
+def test_the_gradient_that_is_made_beside_the_loss_is_that_of_autograd(weights):
+    torch.manual_seed(0)
+    head = torch.nn.Linear(12, 31).double().requires_grad_(False)
+    ours, taught = torch.randn(2, 300, 12, dtype=torch.float64, requires_grad=True), torch.randn(2, 300, 12).double()
+    targets = torch.randint(0, 31, (2, 300))
+    loss, (kl, text) = HeadLoss.apply(ours, taught if weights[0] else None, targets, head, weights)
+    q, p = head(ours).log_softmax(-1), head(taught).log_softmax(-1)
+    terms = (p.exp() * (p - q)).sum(-1).mean(), -q.gather(-1, targets[..., None]).mean()
+    expected = weights[0] * terms[0] + weights[1] * terms[1]
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(torch.stack((kl, text)), torch.stack((terms[0] if weights[0] else kl * 0, terms[1])))
+    found, made = (torch.autograd.grad(3.0 * one, ours)[0] for one in (loss, expected))
+    torch.testing.assert_close(found, made, rtol=1e-10, atol=1e-14)
 
 
 def test_checkpointed_blocks_give_the_same_gradients():

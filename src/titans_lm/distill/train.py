@@ -1,22 +1,18 @@
 """Train an adapter: what `titans retrofit` runs.
 
-    loss = d · KL(full attention ‖ ours) + t · (− log p(text))      over positions beyond the window
-
-Teacher and student are the same weights, read twice: with attention over everything and no memory, and with both.
+The loss is in `loss.py`, the rows in `rows.py`; what it is for, the share of the gap recovered, is here.
 """
 
 import dataclasses
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import nn
 
 from titans_lm.data.batches import Batch
+from titans_lm.distill.loss import PIECE, Distillation, as_base, hidden
 from titans_lm.distill.rows import ReturningRows, as_batch, open_texts
 from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.retrofit.add import adapter_of, add_memory
@@ -29,9 +25,6 @@ from titans_lm.train.loop import fit
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, RunFolder
-
-PIECE = 256
-"""Positions whose logits are made at once: a whole row's would be larger than the model."""
 
 
 def retrofit(
@@ -94,28 +87,6 @@ def retrofit(
     }
 
 
-class Distillation:
-    """The loss of a batch, and its parts: what an adapter is trained by."""
-
-    def __init__(self, model: Any, distill: float, text: float) -> None:
-        self.model, self.weights = model, (distill, text)
-
-    def __call__(self, _: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        window, sinks = int(batch["window"][0]), int(batch["sinks"][0])
-        ids, targets = batch["input_ids"], batch["targets"][:, window:]
-        with torch.no_grad(), as_base(self.model):
-            taught = hidden(self.model, ids, FULL)[:, window:] if self.weights[0] else None
-        ours = hidden(self.model, ids, Reach(window, sinks))[:, window:]
-        head, totals = self.model.get_output_embeddings(), torch.zeros(2, device=ids.device)
-        for start in range(0, targets.shape[1], PIECE):
-            part = slice(start, start + PIECE)
-            teacher = None if taught is None else taught[:, part]
-            totals = totals + checkpoint(_piece, head, ours[:, part], teacher, targets[:, part], use_reentrant=False)
-        kl, text = totals / targets.numel()
-        loss = self.weights[0] * kl + self.weights[1] * text
-        return loss, {"kl": kl.detach(), "nats_per_token": text.detach()}
-
-
 class Gap:
     """How much of what a window costs the memory wins back, on held-out rows: 0 is the windowed base, 1 is the base.
 
@@ -165,24 +136,6 @@ class Gap:
         return total / count
 
 
-def hidden(model: Any, ids: Tensor, reach: Reach) -> Tensor:
-    """The last hidden states of rows that begin a text."""
-    return model.base_model(input_ids=ids, use_cache=False, reach=reach).last_hidden_state
-
-
-@contextmanager
-def as_base(model: Any) -> Iterator[None]:
-    """Leave out LoRA inside the block, where there is one; what is said about memory says the `Reach`."""
-    lora = model.retrofit.lora_rank > 0
-    if lora:
-        model.disable_adapters()
-    try:
-        yield
-    finally:
-        if lora:
-            model.enable_adapters()
-
-
 def checkpoint_blocks(model: Any) -> None:
     """Let blocks keep nothing but what enters them; they do so in training mode, which nothing inside of them takes."""
     renamed = hasattr(model, "activation_checkpointing_enable")  # in the course of transformers 5
@@ -200,13 +153,3 @@ def check_head(model: Any) -> None:
     found = model.get_output_embeddings()(hidden(model, ids, FULL))
     if not torch.allclose(found, logits, rtol=1e-3, atol=1e-3):
         raise ValueError(f"got a {type(model).__name__}, which scales or caps its logits; expected a plain head")
-
-
-def _piece(head: nn.Module, ours: Tensor, taught: Tensor | None, targets: Tensor) -> Tensor:
-    """Sums of KL(taught ‖ ours) and of the text's loss over some positions."""
-    log_p = head(ours).float().log_softmax(-1)
-    text = -log_p.gather(-1, targets[..., None]).sum()
-    if taught is None:
-        return torch.stack((torch.zeros_like(text), text))
-    log_t = head(taught).float().log_softmax(-1)
-    return torch.stack(((log_t.exp() * (log_t - log_p)).sum(), text))

@@ -1,0 +1,96 @@
+"""What an adapter is trained by, over positions beyond the window:
+
+    loss = d · KL(full attention ‖ ours) + t · (− log p(text))
+
+Teacher and student are the same weights, read twice: with attention over everything and no memory, and with both.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from titans_lm.data.batches import Batch
+from titans_lm.retrofit.attention import FULL, Reach
+
+PIECE = 256
+"""Positions whose logits are made at once: a whole row's would be larger than the model."""
+Hidden = Float[Tensor, "B N E"]
+
+
+class Distillation:
+    """The loss of a batch, and its parts."""
+
+    def __init__(self, model: Any, distill: float, text: float) -> None:
+        self.model, self.weights = model, (distill, text)
+
+    def __call__(self, _: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        window, sinks = int(batch["window"][0]), int(batch["sinks"][0])
+        ids, targets = batch["input_ids"], batch["targets"][:, window:]
+        with torch.no_grad(), as_base(self.model):
+            taught = hidden(self.model, ids, FULL)[:, window:] if self.weights[0] else None
+        ours = hidden(self.model, ids, Reach(window, sinks))[:, window:]
+        loss, parts = HeadLoss.apply(ours, taught, targets, self.model.get_output_embeddings(), self.weights)
+        kl, text = parts
+        return loss, {"kl": kl, "nats_per_token": text}
+
+
+class HeadLoss(torch.autograd.Function):
+    """The loss from hidden states, piece by piece, with its gradient made in the same pass: no logits are kept, and
+    none are made a second time.
+
+    With p of ours and q of the teacher, d loss / d logits = d (p − q) + t (p − 1[target]), over the positions' number.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, ours: Hidden, taught: Hidden | None, targets: Int[Tensor, "B N"], head: nn.Linear, weights: Any
+    ) -> tuple[Tensor, Tensor]:
+        (distill, told), grad, parts = weights, torch.empty_like(ours), []
+        wanted, precise = ctx.needs_input_grad[0], torch.promote_types(ours.dtype, torch.float32)
+        for a in range(0, targets.shape[1], PIECE):
+            part = slice(a, a + PIECE)
+            target = targets[:, part, None]
+            log_p = head(ours[:, part]).to(precise).log_softmax(-1)
+            text, kl = -log_p.gather(-1, target).sum(), log_p.new_zeros(())
+            slope = log_p.exp().mul_(distill + told) if wanted else None
+            if taught is not None:
+                log_q = head(taught[:, part]).to(precise).log_softmax(-1)
+                q = log_q.exp()
+                kl = log_q.sub_(log_p).mul_(q).sum()
+                if slope is not None:
+                    slope.sub_(q, alpha=distill)
+            if slope is not None:
+                slope.scatter_add_(-1, target, slope.new_full((), -told).expand(target.shape))
+                grad[:, part] = slope.to(ours.dtype) @ head.weight
+            parts.append(torch.stack((kl, text)))
+        found = torch.stack(parts).sum(0) / targets.numel()
+        ctx.save_for_backward(grad.div_(targets.numel()) if wanted else None)
+        ctx.mark_non_differentiable(found)
+        return distill * found[0] + told * found[1], found
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> Any:
+        (grad,) = ctx.saved_tensors
+        return grad * slope, None, None, None, None
+
+
+def hidden(model: Any, ids: Tensor, reach: Reach) -> Tensor:
+    """The last hidden states of rows that begin a text."""
+    return model.base_model(input_ids=ids, use_cache=False, reach=reach).last_hidden_state
+
+
+@contextmanager
+def as_base(model: Any) -> Iterator[None]:
+    """Leave out LoRA inside the block, where there is one; what is said about memory says the `Reach`."""
+    lora = model.retrofit.lora_rank > 0
+    if lora:
+        model.disable_adapters()
+    try:
+        yield
+    finally:
+        if lora:
+            model.enable_adapters()
