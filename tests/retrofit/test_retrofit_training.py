@@ -11,9 +11,9 @@ import torch
 from retrofit.retrofit_cases import SINKS, WINDOW, base_of, some_ids, with_memory
 from titans_lm.cli import main
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer
+from titans_lm.distill.loss import Distillation, HeadLoss
 from titans_lm.distill.rows import ReturningRows, Text
 from titans_lm.distill.settings import RetrofitSettings
-from titans_lm.distill.loss import Distillation, HeadLoss
 from titans_lm.distill.train import Gap, checkpoint_blocks, retrofit
 from titans_lm.retrofit import FULL, AdapterSettings, Reach, adapter_of, load
 from titans_lm.retrofit.file import FILE, read_adapter
