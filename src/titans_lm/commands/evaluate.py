@@ -9,11 +9,14 @@ from typing import Annotated, Any
 import tyro
 
 from titans_lm.commands.show import say, write_result
-from titans_lm.experiments.reading_settings import PerplexitySettings, QuestionSettings, RereadSettings
+from titans_lm.experiments.reading_settings import GapSettings, PerplexitySettings, QuestionSettings, RereadSettings
 from titans_lm.experiments.settings import TASK_EXPERIMENTS
 from titans_lm.train.options import written_command
 
-KINDS = {"perplexity": PerplexitySettings, "reread": RereadSettings, **TASK_EXPERIMENTS, "lm-eval": QuestionSettings}
+KINDS = {
+    "perplexity": PerplexitySettings, "reread": RereadSettings, **TASK_EXPERIMENTS, "gap": GapSettings,
+    "lm-eval": QuestionSettings,
+}  # fmt: skip
 """Every evaluation by its word behind `titans evaluate`."""
 Evaluated: Any = functools.reduce(
     operator.or_, (Annotated[kind, tyro.conf.subcommand(name, default=kind())] for name, kind in KINDS.items())
@@ -53,6 +56,11 @@ def run_evaluate(command: Evaluate) -> None:
             from titans_lm.report.reread import tables
 
             result, lines, written = run_reread(settings, command_words, tell), [], settings.out / FILE
+        case GapSettings():
+            from titans_lm.experiments.gap import FILE, run_gap
+            from titans_lm.report.gap import tables
+
+            result, lines, written = run_gap(settings, command_words, tell), [], settings.out / FILE
         case QuestionSettings():
             from titans_lm.experiments.lm_eval import run_questions
             from titans_lm.report.lm_eval import tables

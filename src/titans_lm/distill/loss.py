@@ -5,8 +5,6 @@
 Teacher and student are the same weights, read twice: with attention over everything and no memory, and with both.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,9 +13,8 @@ from torch import Tensor, nn
 
 from titans_lm.data.batches import Batch
 from titans_lm.retrofit.attention import FULL, Reach
+from titans_lm.retrofit.reading import PIECE, as_base, hidden
 
-PIECE = 256
-"""Positions whose logits are made at once: a whole row's would be larger than the model."""
 Hidden = Float[Tensor, "B N E"]
 
 
@@ -73,24 +70,6 @@ class HeadLoss(torch.autograd.Function):
         return distill * found[0] + told * found[1], found
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (grad,) = ctx.saved_tensors
-        return grad * slope, None, None, None, None
-
-
-def hidden(model: Any, ids: Tensor, reach: Reach) -> Tensor:
-    """The last hidden states of rows that begin a text."""
-    return model.base_model(input_ids=ids, use_cache=False, reach=reach).last_hidden_state
-
-
-@contextmanager
-def as_base(model: Any) -> Iterator[None]:
-    """Leave out LoRA inside the block, where there is one; what is said about memory says the `Reach`."""
-    lora = model.retrofit.lora_rank > 0
-    if lora:
-        model.disable_adapters()
-    try:
-        yield
-    finally:
-        if lora:
-            model.enable_adapters()
+        return grad * grad_outputs[0], None, None, None, None

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from titans_lm.data.batches import Batch
-from titans_lm.distill.loss import PIECE, Distillation, as_base, hidden
+from titans_lm.distill.loss import Distillation
 from titans_lm.distill.rows import ReturningRows, as_batch, open_texts
 from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.retrofit.add import adapter_of, add_memory
 from titans_lm.retrofit.attention import FULL, Reach
 from titans_lm.retrofit.file import FILE, fingerprint, from_pretrained, load_base, read_adapter, save
+from titans_lm.retrofit.reading import as_base, hidden, nats
 from titans_lm.train.checkpoint import quiet_transformers
 from titans_lm.train.device import choose_device
 from titans_lm.train.files import new_folder
@@ -97,10 +98,16 @@ class Gap:
     def __init__(self, model: Any, rows: ReturningRows) -> None:
         settings = rows.settings
         self.model, self.reach = model, Reach(settings.adapter.window, settings.adapter.sinks)
-        rng = np.random.default_rng([settings.seed, 0])
-        window, sinks, count = settings.adapter.window, settings.adapter.sinks, settings.eval_rows
+        rng, window, sinks = np.random.default_rng([settings.seed, 0]), settings.adapter.window, settings.adapter.sinks
+
+        def drawn(far: int | None) -> Batch:
+            while True:  # settings see to it that a passage can return
+                row = rows.row(rng, window, far)
+                if far is None or row[1].any():
+                    return as_batch([row], window, sinks)
+
         self.batches = {
-            name: [as_batch([rows.row(rng, window, far)], window, sinks) for _ in range(count)]
+            name: [drawn(far) for _ in range(settings.eval_rows)]
             for name, far in (("text", None), ("returns", settings.seq_len))
         }
         self.base: dict[str, dict[str, float]] = {}
@@ -120,20 +127,15 @@ class Gap:
         return found
 
     def _nats(self, reach: Reach) -> dict[str, float]:
-        return {kind: self._mean(batches, reach) for kind, batches in self.batches.items()}
+        return {kind: self._mean(batches, reach, kind) for kind, batches in self.batches.items()}
 
-    def _mean(self, batches: list[Batch], reach: Reach) -> float:
-        device, total, count = next(self.model.parameters()).device, 0.0, 0
+    def _mean(self, batches: list[Batch], reach: Reach, kind: str) -> float:
+        device, found = next(self.model.parameters()).device, []
         for batch in batches:
-            ids, targets = batch["input_ids"].to(device), batch["targets"].to(device)
-            counted = batch["again"].to(device)
-            if not bool(counted.any()):
-                counted = torch.arange(ids.shape[1], device=device)[None] >= (self.reach.window or 0)
-            h, head = hidden(self.model, ids, reach)[counted], self.model.get_output_embeddings()
-            for part, target in zip(h.split(PIECE), targets[counted].split(PIECE), strict=True):
-                total += float(nn.functional.cross_entropy(head(part).float(), target, reduction="sum"))
-            count += int(counted.sum())
-        return total / count
+            ids, targets, counted = (batch[name].to(device) for name in ("input_ids", "targets", "again"))
+            cost = nats(self.model, ids, targets, reach)
+            found.append(cost[counted] if kind == "returns" else cost[:, self.reach.window :].flatten())
+        return float(torch.cat(found).double().mean())
 
 
 def checkpoint_blocks(model: Any) -> None:

@@ -198,6 +198,39 @@ class RereadSettings(ReadingSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GapSettings(ReadingSettings):
+    """Measure how much of what a window costs a pretrained model its memory wins back (titans retrofit).
+
+    Begin with `titans evaluate gap runs/retrofit --text novel.txt`. Stopped, the same command goes on.
+    """
+
+    text: tuple[Path, ...] = ()
+    """Files and folders of documents that no adapter was trained on; rows are cut out of them in turn."""
+    rows: int = 16
+    """Rows, shared out among the documents."""
+    seq_len: int = 2048
+    """Tokens of a row."""
+    windows: tuple[int, ...] = ()
+    """Windows to read with; by default the adapter's own."""
+    out: Path = Path("runs/gap")
+    """Folder of the results; the same command goes on where it was stopped."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("rows", 2), ("seq_len", 2)):
+            check_at_least(name, getattr(self, name), least)
+        for window in self.windows:
+            check_at_least("windows", window, 1)
+        if self.windows:
+            check_once(self, "windows")
+
+    def named(self) -> list[NamedModel]:
+        if not self.models or not self.text:
+            raise ValueError("got no model or no text; expected titans evaluate gap ADAPTER … --text FILE_OR_FOLDER …")
+        return super().named()
+
+
+@dataclass(frozen=True, kw_only=True)
 class QuestionSettings:
     """Ask trained models lm-eval's tasks (--tasks piqa), or files of questions scored as lm-eval does (--local DIR).
 

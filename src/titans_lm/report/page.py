@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from titans_lm.report import books, forecast, genomics, lm_eval, paper, reread, speed, tasks, text
+from titans_lm.report import books, forecast, gap, genomics, lm_eval, paper, reread, speed, tasks, text
 from titans_lm.report.figures import Drawn
 from titans_lm.report.section import Section, status
 from titans_lm.report.sources import FORMAT, Result, without_folders
@@ -19,6 +19,7 @@ SECTIONS: dict[str, Section] = {
     "lm-eval": lm_eval.SECTION,
     "task": tasks.SECTION,
     "reread": reread.SECTION,
+    "gap": gap.SECTION,
     "forecast": forecast.SECTION,
     "genomics": genomics.SECTION,
     "repro": paper.SECTION,

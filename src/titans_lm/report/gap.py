@@ -1,0 +1,50 @@
+"""What a memory wins back of what a window costs a pretrained model."""
+
+from titans_lm.report.section import Section
+from titans_lm.report.sources import Result
+from titans_lm.report.spread import written
+from titans_lm.report.table import Column, Table
+
+Row = tuple[Result, Result]
+"""An adapter, and what was found with one window."""
+
+
+def tables(result: Result) -> list[Table]:
+    """Shares by adapter and window."""
+    rows: list[Row] = [(model, one) for model in result["models"] for one in model["windows"]]
+    trained = [Column("adapter", lambda row: row[0]["name"])]
+    nats = [Column(name, lambda row, name=name: written(row[1][name], ".4f")) for name in ("full", "windowed", "ours")]
+    return [
+        Table(
+            columns=[
+                *trained,
+                Column("trained numbers", lambda row: f"{row[0]['adapter_parameters']:,}"),
+                Column(
+                    "window", lambda row: f"{row[1]['window']}{'' if row[1]['window'] == row[0]['window'] else '*'}"
+                ),
+                *nats,
+                Column("share", lambda row: written(row[1]["share"], ".3f")),
+                Column("95 % interval", lambda row: f"[{row[1]['low']:+.3f}, {row[1]['high']:+.3f}]"),
+            ],
+            rows=rows,
+            said=said(result),
+        )
+    ]
+
+
+def said(result: Result) -> str:
+    """Say what was read and what the columns are."""
+    settings, first = result["settings"], result["models"][0]
+    return (
+        f"Nats per token of {settings['rows']} rows of {settings['seq_len']:,} tokens of held-out books, each read "
+        "from nothing, at positions beyond the window: the base with full attention, with its window and sinks alone, "
+        "and with the adapter. **Share** of the gap between the first two that the adapter recovers, with its interval "
+        f"over rows (bootstrap). The base is {first['base'].rsplit('/', 1)[-1]}; * a window that was not trained with."
+    )
+
+
+SECTION = Section(
+    topic=lambda _: "long-context",
+    heading=lambda _: "A memory beside a pretrained model: share of the gap recovered",
+    tables=tables,
+)
