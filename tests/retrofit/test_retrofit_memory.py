@@ -28,8 +28,9 @@ def test_a_layer_is_its_equations():
     with torch.no_grad():
         tokens = Tokens(q, k, v, memory.gates(x), x)
         found, _ = read(tokens, LayerState.start(tokens, layer, whole=False), 0, None, layer)
-        gates = torch.sigmoid(x @ memory.gate_proj.weight.T + memory.gate_proj.bias)[0]
-        opened = 2.0 * torch.sigmoid(x @ memory.read_proj.weight.T + memory.read_proj.bias)[0]
+        unit = x / x.norm(dim=-1, keepdim=True)
+        gates = torch.sigmoid(unit @ memory.gate_proj.weight.T + memory.gate_proj.bias)[0]
+        opened = 2.0 * torch.sigmoid(unit @ memory.read_proj.weight.T + memory.read_proj.bias)[0]
         for h in range(H):
             queries, keys, values = q[0, :, h], k[0, :, h // 2], v[0, :, h // 2]
             M = torch.zeros(D, D, dtype=torch.float64)
@@ -43,7 +44,6 @@ def test_a_layer_is_its_equations():
                     error = key @ M - values[i]
                     M = (1.0 - alpha) * M - 2.0 * theta * torch.outer(key, error)
                     m = F.normalize(queries[t], dim=0) @ M
-                    m = m / (m.square().mean() + 1e-6).sqrt()
                     y = y + opened[t, h] * (m @ memory.output[h])
                 assert apart(found[0, t, h], y) <= CLOSE
 

@@ -1,8 +1,11 @@
 """The memory that stands beside one attention layer: all that is trained of a retrofitted model.
 
-θ, α [, η] = gates(x_i)                             of the hidden state of the token that is written
-M          ← M − θ ∇‖M(k̂_i) − v_i‖²                 k̂, q̂ are the layer's own k, q with norm 1, v its own v
-m_t        = 2 σ(x_t w) ∘ (RMSNorm(M(q̂_t)) W)       W (H, D, D) starts at zero: at first the base answers alone
+θ, α [, η] = gates(x̂_i)                    x̂ is the hidden state with norm 1, here of the token that is written
+M          ← M − θ ∇‖M(k̂_i) − v_i‖²        k̂, q̂ are the layer's own k, q with norm 1, v its own v
+m_t        = 2 σ(x̂_t w) ∘ (M(q̂_t) W)       W (H, D, D) starts at zero: at first the base answers alone
+
+Hidden states of pretrained models have a few channels that are far larger than the rest: gates that saw them as they are
+would swing with every step of the optimiser. What is read keeps its size, which says how well q̂ fits what was written.
 """
 
 import math
@@ -61,7 +64,7 @@ class LayerMemory(nn.Module):
 
     def gates(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B T G"]:
         """The shares of θ, α and η for tokens with these hidden states, by kind and then by head."""
-        return torch.sigmoid(self.gate_proj(hidden.to(self.gate_proj.weight.dtype)))
+        return self._gate(self.gate_proj, hidden)
 
     def init_state(self, batch_size: int) -> MemoryState:
         """A linear memory starts empty, a deep one at its learned M_init."""
@@ -107,9 +110,12 @@ class LayerMemory(nn.Module):
             q, k, v, thetas, rest[0] if rest else torch.zeros_like(theta), alpha, state,
             network=network, chunk_size=c.chunk_size, valid=valid,
         )  # fmt: skip
-        read = 2.0 * torch.sigmoid(self.read_proj(hidden.to(self.read_proj.weight.dtype)))
-        o = torch.einsum("bthd,hde->bthe", _rms_norm(o).to(self.output.dtype), self.output)
-        return read[..., None] * o, state
+        o = torch.einsum("bthd,hde->bthe", o.to(self.output.dtype), self.output)
+        return 2.0 * self._gate(self.read_proj, hidden)[..., None] * o, state
+
+    @staticmethod
+    def _gate(proj: nn.Linear, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B T G"]:
+        return torch.sigmoid(proj(F.normalize(hidden.to(proj.weight.dtype), dim=-1)))
 
 
 def _rms_norm(x: Tensor) -> Tensor:
