@@ -5,7 +5,7 @@ M          ← M − θ ∇‖M(k̂_i) − v_i‖²        k̂, q̂ are the laye
 m_t        = 2 σ(x̂_t w) ∘ (M(q̂_t) W)       W (H, D, D) starts at zero: at first the base answers alone
 
 Hidden states of pretrained models have a few channels that are far larger than the rest: gates that saw them as they
-are would swing with every step of the optimiser. What is read keeps its size, which says how well q̂ fits what was written.
+are would swing with every step of the optimiser. What is read keeps its size: it says how well q̂ fits what was written.
 """
 
 import math
