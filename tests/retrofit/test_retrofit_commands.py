@@ -1,6 +1,7 @@
 """A folder with an adapter is a model like any other: commands load it, read and write with it, and serve it."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -47,6 +48,22 @@ def test_info(folder, capsys, tmp_path):
     assert (code, found["model"]) == (0, "LlamaForCausalLM")
     assert found["state_bytes"] == sum(found["state_bytes_by_layer"]) + 8
     assert "state bytes" in out
+    adapter = found["adapter"]
+    assert (adapter["base"], adapter["window"]) == (str(folder / "base"), WINDOW)
+    assert adapter["bytes"] == 4 * adapter["parameters"] < found["parameters"]
+
+
+def test_a_base_that_was_moved_is_named_in_the_config(folder, tmp_path):
+    model, base = (
+        shutil.copytree(folder / "model", tmp_path / "model"),
+        shutil.copytree(folder / "base", tmp_path / "b"),
+    )
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base": str(tmp_path / "gone")}))
+    with pytest.raises(ValueError, match=r'as "base" in the adapter.s config\.json'):
+        load_model(model)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base": str(base)}))
+    assert load_model(model).config._name_or_path == str(base)
 
 
 def test_read_then_generate(folder, capsys, tmp_path):

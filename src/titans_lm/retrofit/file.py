@@ -109,8 +109,9 @@ def from_pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
     """What transformers loads by that name; ValueError where it cannot."""
     if Path(name).is_absolute() and not Path(name).is_dir():
         raise ValueError(
-            f"got the base {str(name)!r}, which is no folder (any more); expected it there, or titans_lm.retrofit.load("
-            "adapter, base) with the folder that it has been moved to"
+            f"got the base {str(name)!r}, which is no folder (any more); expected it there. If it has been moved, name "
+            'the folder in titans_lm.retrofit.load(adapter, base), or once and for all as "base" in the adapter\'s '
+            "config.json"
         )
     try:
         return kind.from_pretrained(name, **settings)

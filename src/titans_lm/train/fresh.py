@@ -53,8 +53,8 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     """Count a model's parameters by part, and the state bytes of one row by block (None without a state).
 
     `layer_types` are the blocks of a mixed stack. Parts are modules by name, those of all blocks together:
-    `layers.*.memory`. A tied matrix counts once. The state
-    is that of the start of a document; it keeps this size, except for full attention, whose keys and values grow.
+    `layers.*.memory`. A tied matrix counts once. The state is that of the start of a document; it keeps this size,
+    except for full attention, whose keys and values grow. A pretrained model with a memory names its base too.
     """
     state = model.init_state(1) if hasattr(model, "init_state") else None
     parts, config = count_parts(model), getattr(model, "config", None)
@@ -65,8 +65,22 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         **{name: getattr(config, name, None) for name in SIZES},
         "parameters": sum(parts.values()),
         "parameters_by_part": parts,
+        **({"adapter": describe_adapter(model)} if hasattr(model, "retrofit") else {}),
         "state_bytes": None if state is None else state_bytes(state),
         "state_bytes_by_layer": None if state is None else [state_bytes(layer) for layer in state.layers],
+    }
+
+
+def describe_adapter(model: Any) -> dict[str, Any]:
+    """Say whose weights an adapter belongs to, what it lets attention see, and how large it is."""
+    from titans_lm.retrofit import adapter_of
+
+    kept, parameters = model.retrofit, [x for x in adapter_of(model).parameters()]
+    return {
+        "base": model.config._name_or_path,
+        **{name: getattr(kept, name) for name in ("window", "sinks", "layers", "lora_rank")},
+        "parameters": sum(x.numel() for x in parameters),
+        "bytes": sum(x.numel() * x.element_size() for x in parameters),
     }
 
 
