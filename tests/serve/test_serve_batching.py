@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from serve.serve_cases import Expected, complete, plain_model, serving, small_en
 from streaming.stream_cases import assert_same_memory, reading_model
 from titans_lm.data.tokenizer import EOS, byte_tokenizer
 from titans_lm.generate import Chooser
+from titans_lm.ops.state import map_state
 from titans_lm.serve.batching import Batcher
 from titans_lm.serve.errors import Cancelled
 from titans_lm.streaming import Memory, Reader
@@ -62,8 +64,8 @@ class Writing:
             return also(len(found)) and token != EOS  # a reader ends there by itself
 
         def work() -> tuple[list[int], Memory]:
-            self.batcher.write(memory, choose, take, count)
-            return found, last[0]()
+            with self.batcher.write(memory, choose, take, count):
+                return found, last[0]()
 
         return self.pool.submit(work)
 
@@ -137,6 +139,33 @@ def test_answers_join_and_leave_and_the_first_to_come_is_the_first_to_be_served(
     for name, one in told.items():
         assert one.result(600)[0] == alone(model, memories[name], chooser(), len(one.result()[0]))[0]
     assert "".join(order) == "a" + "ab" * 4 + "ac" * 3 + "ad" * 3 + "a"
+
+
+@pytest.mark.parametrize("architecture", ["lmm", "mac", "sliding"])
+def test_seats_that_were_left_are_taken_by_others(architecture: str, batcher: Any, monkeypatch: Any) -> None:
+    """Many short answers beside a long one: rows are written over, and no answer and no memory is another's."""
+    model = reading_model(architecture)
+    writing, joined, moved = batcher(model, most=3), [], []
+    join, take = Memory.join, Memory.take
+    monkeypatch.setattr(Memory, "join", lambda parts: joined.append(len(parts)) or join(parts))
+    monkeypatch.setattr(Memory, "take", lambda memory, rows: moved.append(len(rows)) or take(memory, rows))
+    memories = [read(model, f"{n} " * (n + 1)) for n in range(9)]
+    before = [map_state(torch.clone, memory.state) for memory in memories]
+    long = writing.start(memories[0], chooser(), 150)
+    wait_for(lambda: writing.batcher.rows == 1)
+    short = []
+    for n, memory in enumerate(memories[1:]):
+        short.append(writing.start(memory, chooser(), 4 + n % 3))
+        if n % 2:
+            short[-1].result(600)
+    for memory, count, told in zip(memories, [150, *(4 + n % 3 for n in range(8))], [long, *short], strict=True):
+        tokens, after = alone(model, memory, chooser(), count)
+        found, kept = told.result(600)
+        assert found == tokens
+        assert_same_memory(kept, after)
+    for memory, state in zip(memories, before, strict=True):
+        assert_same_memory(memory, replace(memory, state=state), tolerance=0.0)
+    assert sum(size > 1 for size in joined) < 8, "most took a row that was there"
 
 
 def test_who_fails_or_goes_disturbs_nobody(batcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:

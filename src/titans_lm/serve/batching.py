@@ -2,13 +2,17 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from titans_lm.generate import Chooser
+from titans_lm.ops.state import map_state
 from titans_lm.serve.errors import Cancelled
 from titans_lm.streaming import Memory, Reader
 
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
 
 Take = Callable[[int, Callable[[], Memory]], bool]
 """Takes a token and what gives the memory that has it; says whether to write on."""
+IDLE = 2
+"""Steps that a batch is computed with all of its seats empty, as it were, before the empty ones are given up: that
+copies the states of all others."""
 
 
 class Answering:
@@ -26,6 +33,8 @@ class Answering:
         self.memory, self.chooser, self.take, self.left = memory, chooser, take, most
         self.error: Exception | None = None
         self.done = threading.Event()
+        self.left_seat = False
+        """Whether its row of the batch may be another's: its memory has been taken, or nobody wants it."""
 
     def choose(self, logits: Tensor) -> int:
         """Choose a token from logits (1, V); what goes wrong is this answer's own affair."""
@@ -58,23 +67,32 @@ class Batcher:
     States are values with a row for each answer, so answers begin and end between any two steps, whatever they have
     read. Every step gives a token to each of them, up to `most`; who comes then waits, and the first to come is the
     first to be served. An answer alone is computed as `Reader.write` computes it.
+
+    A row is a seat. Who has ended leaves it empty, and the next to come is written into it: moving the rows together
+    would copy the states of all others, which takes as long as some steps.
     """
 
     def __init__(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", most: int) -> None:
         self.model, self.tokenizer, self.most = model, tokenizer, most
         self._changed = threading.Condition()
         self._waiting: deque[Answering] = deque()
-        self._rows: list[Answering] = []
+        self._seats: list[Answering] = []
+        self._idle = 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
     @property
     def rows(self) -> int:
         """Answers that are being written."""
-        return len(self._rows)
+        return len(self._active())
 
-    def write(self, memory: Memory, chooser: Chooser, take: Take, most: int) -> None:
-        """Write up to `most` tokens after a memory of one row, and return when the last was taken.
+    def _active(self) -> list[int]:
+        return [i for i, one in enumerate(self._seats) if not one.done.is_set()]
+
+    @contextmanager
+    def write(self, memory: Memory, chooser: Chooser, take: Take, most: int) -> Iterator[None]:
+        """Write up to `most` tokens after a memory of one row; inside the block, memories that `take` got can be asked
+        for.
 
         Whatever `take` raises ends the answer and is raised here; Cancelled where the server stops.
         """
@@ -88,8 +106,12 @@ class Batcher:
             self._waiting.append(mine)
             self._changed.notify()
         mine.done.wait()
-        if mine.error is not None:
-            raise mine.error
+        try:
+            if mine.error is not None:
+                raise mine.error
+            yield
+        finally:
+            mine.left_seat = True
 
     def close(self) -> None:
         """End all that is being written."""
@@ -103,40 +125,83 @@ class Batcher:
         reader: Reader | None = None
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._rows or self._waiting or self._closed)
+                self._changed.wait_for(lambda: self.rows or self._waiting or self._closed)
                 if self._closed:
                     break
-                new = [self._waiting.popleft() for _ in range(min(self.most - len(self._rows), len(self._waiting)))]
-                self._rows += new
+                room = self.most - self.rows
+                new = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
             try:
                 if new:
-                    before = [] if reader is None else [reader.memory]
-                    reader = self._reader(Memory.join([*before, *(one.memory for one in new)]))
+                    reader = self._seat(reader, new)
                 assert reader is not None, "there are rows"
                 reader = self._step(reader)
             except Exception as error:  # noqa: BLE001 - the model failed, and all who took part get to hear it
-                for one in self._rows:
-                    one.fail(error)
-                self._rows, reader = [], None
-        for one in (*self._rows, *self._waiting):
-            one.fail(Cancelled())
+                for one in {*self._seats, *new}:
+                    if not one.done.is_set():
+                        one.fail(error)
+                self._seats, reader = [], None
+        for one in (*self._seats, *self._waiting):
+            if not one.done.is_set():
+                one.fail(Cancelled())
+
+    def _seat(self, reader: Reader | None, new: list[Answering]) -> Reader:
+        """Give everybody who comes an empty row, or one more."""
+        if reader is None:
+            self._seats, self._idle = new, 0
+            return self._reader(Memory.join([one.memory for one in new]))
+        memory, more = reader.memory, list(new)
+        for i, one in enumerate(self._seats):
+            if one.left_seat and more:
+                self._seats[i] = more.pop(0)
+                memory = replaced(memory, i, self._seats[i].memory)
+        self._seats += more
+        return self._reader(Memory.join([memory, *(one.memory for one in more)]))
 
     def _step(self, reader: Reader) -> Reader | None:
         """Write a token in every row; the reader of those that go on."""
-        tokens = reader.decode(self._choose)
-        memory, rows = reader.memory, self._rows
-        going = [i for i, one in enumerate(rows) if one.put(tokens[i], partial(memory.row, i))]
-        if len(going) == len(rows):
+        tokens, active = reader.decode(self._choose), self._active()
+        memory = reader.memory
+        going = [i for i in active if self._seats[i].put(tokens[i], partial(memory.row, i))]
+        if not going:
+            self._seats = []
+            return None
+        empty = len(self._seats) - len(going)
+        self._idle = self._idle + empty if empty else 0
+        if self._idle <= IDLE * len(self._seats):
             return reader
-        self._rows = [rows[i] for i in going]
-        return self._reader(memory.take(going)) if going else None
+        self._seats, self._idle = [self._seats[i] for i in going], 0
+        return self._reader(memory.take(going))
 
     def _reader(self, memory: Memory) -> Reader:
         return Reader(self.model, self.tokenizer, memory=memory)
 
     def _choose(self, logits: Tensor) -> list[int]:
-        likeliest = logits.argmax(dim=-1).tolist()
-        return [
-            token if one.chooser.random is None else one.choose(logits[i : i + 1])
-            for i, (one, token) in enumerate(zip(self._rows, likeliest, strict=True))
-        ]
+        tokens = logits.argmax(dim=-1).tolist()
+        for i in self._active():
+            if self._seats[i].chooser.random is not None:
+                tokens[i] = self._seats[i].choose(logits[i : i + 1])
+        return tokens
+
+
+def replaced(memory: Memory, index: int, new: Memory) -> Memory:
+    """The memory with another row in the place of one, which is written over: nobody may want it any more.
+
+    All other rows are the same tensors as before. Where two tensors of a state are one (a memory at the border of a
+    chunk and its anchor), or a row is not its own, they are parted first.
+    """
+    seen = set[int]()
+
+    def put(old: Tensor, row: Tensor) -> Tensor:
+        if not old.is_contiguous() or old.data_ptr() in seen:
+            old = old.clone(memory_format=torch.contiguous_format)
+        seen.add(old.data_ptr())
+        old[index : index + 1] = row
+        return old
+
+    fields = {name: list(getattr(memory, name)) for name in ("tokens", "open", "sources")}
+    for name, values in fields.items():
+        values[index] = getattr(new, name)[0]
+    pending = memory.pending.clone()
+    pending[index] = new.pending[0]
+    told = {name: tuple(values) for name, values in fields.items()}
+    return replace(memory, state=map_state(put, memory.state, new.state), pending=pending, **told)

@@ -106,9 +106,9 @@ class Engine:
         if reader.tokens == 0:
             raise bad_request("there is nothing to go on from; send a prompt", "prompt")
         prompt_tokens = reader.tokens - before
-        writing, new, ended = self._write(asked, chooser, reader, emit, watch)
+        writing, memory, new, ended = self._write(asked, chooser, reader, emit, watch)
         # The conversation's own turns are not listed as sources: it may have any number of them.
-        memory = replace(writing.memory(), sources=((),) if start is None else start.sources)
+        memory = replace(memory, sources=((),) if start is None else start.sources)
         if asked.conversation is not None:
             if turn is not None:
                 known, instructions = notes.get("messages", []), notes.get("instructions", [])
@@ -122,8 +122,9 @@ class Engine:
 
     def _write(
         self, asked: Chat | Completion, chooser: Chooser, reader: Reader, emit: Emit, watch: Watch
-    ) -> tuple[Writing, int, int | None]:
-        """Write until something ends it: the answer, its number of tokens, and the token that ended it if one did."""
+    ) -> tuple[Writing, Memory, int, int | None]:
+        """Write until something ends it: the answer and the memory after it, its number of tokens, and the token that
+        ended it if one did."""
         stops = asked.stops if not isinstance(asked, Chat) or has_template(self.tokenizer) else [*asked.stops, *TURNS]
         most = asked.max_completion_tokens or asked.max_tokens or min(DEFAULT_NEW_TOKENS, self.settings.max_new_tokens)
         start = reader.memory
@@ -138,9 +139,10 @@ class Engine:
             ended = token if token in self.ends else None
             return not (writing.stopped or ended is not None or watch.late)
 
-        self.batcher.write(start, chooser, take, most)
-        writing.finish()
-        return writing, new, ended
+        with self.batcher.write(start, chooser, take, most):
+            writing.finish()
+            memory = writing.memory()
+        return writing, memory, new, ended
 
     def _chooser(self, asked: Asked) -> Chooser:
         temperature = 1.0 if asked.temperature is None else asked.temperature
