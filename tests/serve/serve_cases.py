@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,3 +101,45 @@ def complete(client: httpx.Client, prompt: str, tokens: int = 8, **fields: Any) 
 
 def text_of(answer: Any) -> str:
     return answer["choices"][0]["text"]
+
+
+def crowd(url: str, *, turns: int = 0, seconds: float = 0.0) -> list[dict[int, tuple[str, str]]]:
+    """Let 32 clients talk in 8 conversations, some streaming and breaking off, so many turns each or so long.
+
+    Gives by conversation what was asked and said, by the tokens in its memory after it. Every ten turns of a client
+    the conversations are new ones: a model with random weights is chaotic, and within some 1,500 tokens lifts the last
+    bit in which a product of many rows differs from that of one to another letter.
+    """
+    said: dict[str, dict[int, tuple[str, str]]] = {}
+    end = time.monotonic() + seconds
+
+    def one(number: int) -> None:
+        with httpx.Client(base_url=url, timeout=120.0) as mine:
+            turn = 0
+            while turn < turns or time.monotonic() < end:
+                body = {"prompt": f"{number} leaves", "max_tokens": 300, "temperature": 0, "stream": True}
+                if number % 8 == 0 and (turn == 0 or not turns):
+                    with mine.stream("POST", "/v1/completions", json=body) as response:
+                        next(response.iter_lines())
+                text = f"{number} asks {turn}: "
+                name = f"c{number % 8}-{turn // 10}"
+                answer = complete(mine, text, 5 + number % 3, conversation=name)
+                mine_said = said.setdefault(name, {})
+                assert answer["memory_tokens"] not in mine_said, "two answers came out of one state"
+                mine_said[answer["memory_tokens"]] = text, text_of(answer)
+                turn += 1
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(one, range(32)))
+    return list(said.values())
+
+
+def check_said(said: list[dict[int, tuple[str, str]]], model: Any) -> None:
+    """Hold what conversations heard against the library alone, in the order in which the server took the turns."""
+    for turns in said:
+        expected = Expected(model)
+        for tokens in sorted(turns):
+            text, answer = turns[tokens]
+            assert answer == expected.says(text, len(answer))
+            assert expected.memory is not None
+            assert expected.memory.tokens[0] == tokens

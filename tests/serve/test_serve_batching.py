@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 
 from model_cases import MEMORIES
-from serve.serve_cases import Expected, complete, plain_model, serving, small_engine, text_of
+from serve.serve_cases import check_said, complete, crowd, plain_model, serving, small_engine
 from streaming.stream_cases import assert_same_memory, reading_model
 from titans_lm.data.tokenizer import EOS, byte_tokenizer
 from titans_lm.generate import Chooser
@@ -203,32 +202,12 @@ def test_who_fails_or_goes_disturbs_nobody(batcher: Any, monkeypatch: pytest.Mon
 def test_many_clients_at_once_each_hear_their_own(tmp_path: Path) -> None:
     """32 clients on 8 conversations, some streaming, some breaking off: what is heard is what the memory alone says."""
     engine = small_engine(tmp_path, plain_model("lmm"), in_memory=3)
-    said: list[dict[int, tuple[str, str]]] = [{} for _ in range(8)]
-    with serving(engine) as client, ThreadPoolExecutor(32) as pool:
-        url = str(client.base_url)
-
-        def one(number: int) -> None:
-            with httpx.Client(base_url=url, timeout=120.0) as mine:
-                body = {"prompt": f"{number} leaves", "max_tokens": 300, "temperature": 0, "stream": True}
-                if number % 8 == 0:
-                    with mine.stream("POST", "/v1/completions", json=body) as response:
-                        next(response.iter_lines())
-                for turn in range(2):
-                    text = f"{number} asks {turn}: "
-                    answer = complete(mine, text, 5 + number % 3, conversation=f"c{number % 8}")
-                    said[number % 8][answer["memory_tokens"]] = text, text_of(answer)
-
-        list(pool.map(one, range(32)))
-        assert engine.batcher.most == 16
+    assert engine.batcher.most == 16
+    with serving(engine) as client:
+        said = crowd(str(client.base_url), turns=2)
         metrics = client.get("/metrics").text
-    for turns in said:
-        assert len(turns) == 8, "two answers came out of one state of a conversation"
-        expected = Expected(engine.model)
-        for tokens in sorted(turns):  # the order in which the server took them
-            text, answer = turns[tokens]
-            assert answer == expected.says(text, len(answer))
-            assert expected.memory is not None
-            assert expected.memory.tokens[0] == tokens
+    assert all(len(turns) == 8 for turns in said), "two answers came out of one state of a conversation"
+    check_said(said, engine.model)
     written = sum(len(answer) for turns in said for _, answer in turns.values())
     [counted] = re.findall(r'titans_tokens_total\{kind="completion"\} (\d+)', metrics)
     assert int(counted) == written

@@ -1,6 +1,6 @@
 """Tokens a second that a server writes for 1, 4 and 16 clients, one answer at a time and as a batch.
 
-python tests/serve/throughput.py [seconds]
+python tests/serve/throughput.py [seconds] [architecture]
 """
 
 import sys
@@ -8,6 +8,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import torch
@@ -17,6 +18,7 @@ from titans_lm.config import BackboneConfig
 from titans_lm.train.fresh import byte_model
 
 SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
+ARCHITECTURE: Any = sys.argv[2] if len(sys.argv) > 2 else "mac"
 TOKENS = 64
 
 
@@ -41,10 +43,10 @@ def written(url: str, clients: int) -> float:
 
 def main() -> None:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
-    model = byte_model(BackboneConfig(architecture="mac", **sizes)).eval()
+    sizes: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+    model = byte_model(BackboneConfig(architecture=ARCHITECTURE, **sizes)).eval()
     count = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{count / 1e6:.1f}M parameters, {SECONDS:g} s each")  # noqa: T201 - what it is for
+    print(f"{ARCHITECTURE}, {count / 1e6:.1f}M parameters, {SECONDS:g} s each")  # noqa: T201 - what it is for
     for batch in (1, 16):
         for clients in (1, 4, 16):
             with tempfile.TemporaryDirectory() as folder:
