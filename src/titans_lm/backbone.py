@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -102,6 +103,8 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(BLOCKS[kind.architecture](kind) for kind in self._kinds)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
+        self.checkpoint_every = 1
+        self._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
         self._layout: list[tuple[int, ...]] | None = None
         self._compiled: Callable[..., Any] | None = None
         self._mark_outputs()
@@ -210,10 +213,10 @@ class Backbone(nn.Module):
         }
         run = self._compiled if decodes else _run_block
         layers, passed = [], []
-        for block, kind, layer in zip(self.layers, self._kinds, state.layers, strict=True):
+        for place, (block, kind, layer) in enumerate(zip(self.layers, self._kinds, state.layers, strict=True)):
             ctx = contexts[kind.has_segments]
-            if checkpointed:
-                x, layer = checkpoint(block, x, layer, ctx, use_reentrant=False)
+            if checkpointed and place % self.checkpoint_every == 0:
+                x, layer = self._gradient_checkpointing_func(block, x, layer, ctx)
             else:
                 x, layer = run(block, x, layer, ctx)
             layers.append(layer)

@@ -58,6 +58,17 @@ def test_trainer_divides_the_loss_among_the_batches_of_a_step(tmp_path: Path) ->
     assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
+def test_trainer_keeps_positions_and_embeddings(tmp_path: Path) -> None:
+    rows = [{"inputs_embeds": torch.zeros(5, 16), "position_ids": torch.tensor([0, 1, 2, 0, 1]), "labels": 0}] * 2
+    options = TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True, dataloader_pin_memory=False)
+    trainer = Trainer(classifier("lmm"), options, train_dataset=rows)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert set(batch) == {"inputs_embeds", "position_ids", "labels"}
+    model, ids, places = classifier("lmm"), prompt(5, 2), torch.tensor([[0, 1, 2, 0, 1]] * 2)
+    embedded = model.model.embed_tokens(ids)
+    assert torch.equal(model(inputs_embeds=embedded, position_ids=places).logits, model(ids[:, 3:]).logits)
+
+
 def test_it_trains_and_survives_a_trip_to_disk(tmp_path: Path) -> None:
     model, ids = classifier("mac").train(), prompt(9, 4)
     model(ids, labels=torch.tensor([0, 2, 1, 1])).loss.backward()

@@ -176,6 +176,34 @@ def test_gradient_checkpointing_changes_nothing_and_is_used(architecture: str) -
         assert_close(a, c, 0.0)
 
 
+def test_gradient_checkpointing_takes_the_settings_of_transformers() -> None:
+    model, ids = small_model("mac", torch.float64).train(), prompt(26, 2)
+    calls: list[int] = []
+    for block in model.model.backbone.layers:
+        block.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        calls.clear()
+        first = model(ids[:, :13], return_state=True)
+        model(ids[:, 13:], labels=ids[:, 13:], state=first.state).loss.backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    plain = gradients()
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    for a, b in zip(plain, gradients(), strict=True):
+        assert_close(a, b)
+    assert len(calls) == 8, "gradients of the state between both calls are there, for reentry was not used"
+    model.activation_checkpointing_enable(every_n_layers=2)
+    for a, b in zip(plain, gradients(), strict=True):
+        assert_close(a, b)
+    assert len(calls) == 6, "one block of two was computed again, in both calls"
+    used: list[dict[str, Any]] = []
+    model._set_gradient_checkpointing(True, lambda block, *args, **kwargs: used.append(kwargs) or block(*args))
+    gradients()
+    assert used == [{"use_reentrant": False}] * 4, "transformers' own function, with which it offloads, is called"
+
+
 def assert_same_model(loaded: Any, model: Any, ids: Tensor) -> None:
     """The same weights to the bit, and the same function.
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from titans_lm.hf.configuration import TitansConfig
@@ -33,15 +33,27 @@ class TitansForSequenceClassification(TitansPreTrainedModel):
         input_ids: Int[Tensor, "B T"] | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        inputs_embeds: Float[Tensor, "B T E"] | None = None,
+        position_ids: Tensor | None = None,
         return_dict: bool | None = None,
         **others: Any,
     ) -> TitansOutput | tuple:
-        """Score every row; raises ValueError for a row without a token."""
+        """Score every row; raises ValueError for a row without a token.
+
+        What a data set may have as columns stands here by name: Trainer drops all others.
+        """
         others.pop("num_items_in_batch", None)
         pad = self.config.pad_token_id
         if attention_mask is None and input_ids is not None and pad is not None:
             attention_mask = input_ids != pad
-        trunk = self.model(input_ids, attention_mask, return_dict=True, **others)
+        trunk = self.model(
+            input_ids,
+            attention_mask,
+            inputs_embeds=inputs_embeds,
+            position_ids=position_ids,
+            return_dict=True,
+            **others,
+        )
         hidden = trunk.last_hidden_state
         if hidden.shape[1] == 0 or (attention_mask is not None and not bool((attention_mask != 0).any(1).all())):
             raise ValueError("got a row without a real token; expected at least one, whose output is scored")

@@ -1,11 +1,14 @@
 """Titans as Hugging Face models: embedding, backbone, head, and the contract of `generate()`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import ModelOutput
@@ -63,6 +66,13 @@ class TitansPreTrainedModel(PreTrainedModel):
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
         """Do nothing: `save_pretrained` writes a stub and an auto_map as it is."""
+
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: Callable[..., Any] = checkpoint, every_n_layers: int = 1
+    ) -> None:
+        """Tell the stack which blocks to compute again and how; reentry is never used: it cuts gradients of states."""
+        super()._set_gradient_checkpointing(enable, partial(gradient_checkpointing_func, use_reentrant=False))
+        self.base_model.backbone.checkpoint_every = every_n_layers
 
     def _returns_tuple(self, return_dict: bool | None) -> bool:
         return (self.config.return_dict if return_dict is None else return_dict) is False
