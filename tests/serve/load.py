@@ -24,8 +24,6 @@ def main() -> None:
     turns = sum(map(len, said))
     found = f"{turns} turns of {len(said)} conversations in {took:.0f} s, all as the library alone"
     print(f"{found}; answers of 5xx: {errors or 'none'}")  # noqa: T201 - what it is for
-        f"{turns} turns of {len(said)} conversations in {took:.0f} s, all as the library alone; answers of 5xx: {errors or 'none'}"
-    )  # noqa: T201
 
 
 if __name__ == "__main__":
