@@ -20,9 +20,9 @@ class RetrofitSettings(FitSettings):
     """Folder of the run; its model/ is the adapter."""
     steps: int = 300
     """Steps of the optimiser."""
-    lr: float = 2e-3
+    lr: float = 3e-3
     """Peak learning rate."""
-    warmup_steps: int = 20
+    warmup_steps: int = 10
     """Steps over which the learning rate rises to its peak."""
     weight_decay: float = 0.0
     """Weight decay of the weight matrices; nothing else decays."""
@@ -44,7 +44,7 @@ class RetrofitSettings(FitSettings):
     """Share of the rows in which passages return that have left the window."""
     passages: tuple[int, int] = (32, 256)
     """Shortest and longest passage of these rows, in tokens."""
-    grow_steps: int = 100
+    grow_steps: int = 50
     """Steps over which the distance of a return grows, from twice the window to the row."""
     held_out: float = 0.05
     """Share of the documents to test on, never trained on; of a single file, its end."""
