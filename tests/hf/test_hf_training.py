@@ -96,7 +96,8 @@ def test_lora_trains_generates_and_survives_a_trip_to_disk(architecture: str, tm
     model.eval()
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(small_model(architecture), tmp_path).eval()
-    assert_close(loaded(input_ids=ids).logits, model(input_ids=ids).logits, 1e-5)
+    with torch.no_grad():  # one of them has gradients and the other none: two orders of the same sums
+        assert_close(loaded(input_ids=ids).logits, model(input_ids=ids).logits, 1e-7)
     written = model.generate(input_ids=ids, max_new_tokens=5, **GREEDY)
     assert torch.equal(written, loaded.generate(input_ids=ids, max_new_tokens=5, **GREEDY))
     assert torch.equal(written, model.generate(input_ids=ids, max_new_tokens=5, use_cache=False, **GREEDY))
