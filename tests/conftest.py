@@ -43,7 +43,12 @@ hypothesis.settings.load_profile("titans")
 collect_ignore = [] if torch.cuda.is_available() else ["ops/test_triton_gpu.py"]
 
 
+# Nothing shares a fixture with these: begun last, a test of half a minute would keep one process while others idle.
+LONGEST = ("test_compiled.py", "test_stability.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         if "data_dir" in getattr(item, "fixturenames", ()):
             item.add_marker("data")

@@ -5,7 +5,10 @@ import os
 import beartype.roar
 import pytest
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
+import typecheck
 from titans_lm.config import check_at_least
 from titans_lm.ops.fused import rms_norm
 
@@ -25,6 +28,29 @@ def test_sizes_of_one_call_have_to_agree_and_those_of_two_need_not() -> None:
 def test_types_are_checked_where_no_size_is_named() -> None:
     with pytest.raises(VIOLATION, match="least"):
         check_at_least("size", 3, "2")
+
+
+def test_what_passed_once_is_no_pass_for_another_shape_or_type_or_result() -> None:
+    given = [torch.ones(2, 3), (torch.ones(2), torch.ones(2)), torch.ones(3)]
+
+    @typecheck.checked
+    def product(x: Float[Tensor, "B T"], rows: tuple[Float[Tensor, " B"], ...], by: str = "x") -> Float[Tensor, " T"]:
+        return given[2]
+
+    for _ in range(2 * typecheck.MANY):
+        assert product(*given[:2]) is given[2]
+    for wrong in (torch.ones(2, 4), torch.ones(2, 3).long(), "x"):
+        with pytest.raises(VIOLATION):
+            product(wrong, given[1])
+    for rows in ((torch.ones(3), torch.ones(3)), [torch.ones(2)]):
+        with pytest.raises(VIOLATION, match="rows"):
+            product(given[0], rows)
+    with pytest.raises(VIOLATION, match="by"):
+        product(*given[:2], by=3)
+    for given[2] in (torch.ones(4), None):
+        for _ in range(2):
+            with pytest.raises(VIOLATION, match="return"):
+                product(*given[:2])
 
 
 def test_they_can_be_put_aside(unchecked: None) -> None:

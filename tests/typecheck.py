@@ -2,19 +2,25 @@
 
 jaxtyping's import hook puts its decorator there. The one it would take checks every argument twice and binds the
 arguments of every call in Python, which was more than half of the time of tests of small models; this one asks
-beartype once, and opens a scope for the sizes of dimensions only where an annotation has some.
+beartype once, and opens a scope for the sizes of dimensions only where an annotation has some. Of what it has
+asked about it remembers the shapes, dtypes and types: the same again can only have the same answer.
 """
 
 import functools
 import inspect
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, get_args, get_type_hints
+from collections.abc import Callable, Sequence
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import beartype
 import jaxtyping
+import numpy as np
+import torch
 
 _CHECK: Callable[[Any], Any] = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
+MANY = 10
+"""How often a form is asked about before it is trusted, where every time is about another item."""
+_ARRAYS = (torch.Tensor, np.ndarray)
 _SCOPE = jaxtyping.jaxtyped
 """jaxtyping's own, which `install` puts something else in the place of."""
 
@@ -35,8 +41,12 @@ def checked(target: Any) -> Any:
     if not inspect.isfunction(target) or target.__name__ == "__init__":
         return target
     written, target.__annotations__ = target.__annotations__, _hints(target)
-    checking, scoped = _CHECK(target), any(map(_names_dimensions, target.__annotations__.values()))
+    hints, checking = target.__annotations__, _CHECK(target)
     target.__annotations__ = written
+    scoped = any(map(_names_dimensions, hints.values()))
+    remembers = scoped and all(map(_is_told_by_form, hints.values()))
+    enough = MANY if any(map(_is_of_any_length, hints.values())) else 1
+    passed: dict[Any, list[Any]] = {}
 
     @functools.wraps(target)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -44,10 +54,55 @@ def checked(target: Any) -> Any:
             return target(*args, **kwargs)
         if not scoped:
             return checking(*args, **kwargs)
-        with _SCOPE("context"):
-            return checking(*args, **kwargs)
+        if not remembers:
+            with _SCOPE("context"):
+                return checking(*args, **kwargs)
+        given = (tuple(map(_form, args)), *[(name, _form(value)) for name, value in kwargs.items()])
+        results = passed.setdefault(given, [])
+        if len(results) < enough:
+            with _SCOPE("context"):
+                result = checking(*args, **kwargs)
+            results.append(_form(result))
+            return result
+        result = target(*args, **kwargs)
+        if (told := _form(result)) not in results:
+            answer = functools.wraps(target)(lambda *_, **__: result)
+            answer.__annotations__ = hints
+            with _SCOPE("context"):
+                _CHECK(answer)(*args, **kwargs)
+            results.append(told)
+        return result
 
     return called
+
+
+def _form(value: Any) -> Any:
+    """What an annotation that is told by form can ask of a value."""
+    kind = type(value)
+    if kind in (str, bool):
+        return value
+    if isinstance(value, _ARRAYS):
+        return kind, value.shape, value.dtype
+    return (kind, *map(_form, value)) if isinstance(value, tuple | list) else kind
+
+
+def _is_told_by_form(hint: Any) -> bool:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType, tuple, list, Sequence):
+        return all(part is ... or _is_told_by_form(part) for part in parts)
+    if origin is Literal:
+        return all(isinstance(part, str | bool) for part in parts)
+    if origin is not None:
+        return origin is Callable
+    if isinstance(hint, TypeVar):
+        return hint.__bound__ is None and not hint.__constraints__
+    return hint in (Any, None, NoneType) or (inspect.isclass(hint) and not getattr(hint, "_is_protocol", False))
+
+
+def _is_of_any_length(hint: Any) -> bool:
+    """Whether it names many items by one annotation, of which beartype looks at one, drawn anew in every call."""
+    parts = get_args(hint)
+    return ... in parts or get_origin(hint) in (list, Sequence) or any(map(_is_of_any_length, parts))
 
 
 def _hints(function: Any) -> dict[str, Any]:
