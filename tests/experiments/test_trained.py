@@ -103,8 +103,8 @@ def test_models_of_others_are_tested_as_they_are(tmp_path: Path, capsys: pytest.
     before = sums(tmp_path)
     code, out, err = titans(
         capsys, "evaluate", "mqar", "--models", f"g={first}", f"l={other}",
-        "--train.steps", 0, "--task.symbols", 16, "--task.pairs", 2,
-        "--sizes", "16:2", "32:3", "--examples", 8, "--train.batch-size", 8, "--seeds", 5, 6, "--out", tmp_path / "out",
+        "--steps", 0, "--task.symbols", 16, "--task.pairs", 2,
+        "--sizes", "16:2", "32:3", "--examples", 8, "--batch-size", 8, "--seeds", 5, 6, "--out", tmp_path / "out",
     )  # fmt: skip
     assert (code, err) == (0, "")
     result = json.loads((tmp_path / "out" / FILE).read_text())

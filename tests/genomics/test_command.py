@@ -96,7 +96,7 @@ def test_pre_train_train_and_go_on(dna: Path, capsys: pytest.CaptureFixture[str]
 def test_evaluate(dna: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "genomics", "evaluate", dna, "--out", "out", "--models", "cnn", "kmer-nb:k=2", "--folds", 2, "--seeds", 0,
-        "--json", "numbers.json", "--train.steps", 2, "--train.cnn-channels", 4, "--train.device", "cpu",
+        "--json", "numbers.json", "--steps", 2, "--cnn-channels", 4, "--device", "cpu",
     ]  # fmt: skip
     code, out, err = titans(capsys, *words)
     assert code == 0, err

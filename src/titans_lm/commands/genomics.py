@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from titans_lm.commands.show import say, write_result
+from titans_lm.commands.show import Chosen, say, write_result
 from titans_lm.genomics.settings import EvaluateSettings, PredictSettings, PretrainSettings, TrainSettings
 from titans_lm.train.options import written_command
 
@@ -18,7 +18,7 @@ Commands = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Genomics:
+class Genomics(Chosen):
     """Classify DNA: train, compare by cross-validation, predict, and pre-train on sequences without classes."""
 
     what: Annotated[tyro.conf.OmitSubcommandPrefixes[Commands], tyro.conf.arg(name="")] = tyro.MISSING
@@ -26,9 +26,7 @@ class Genomics:
 
 def command_line(settings: EvaluateSettings) -> str:
     """Write the command that the settings came from."""
-    return written_command(
-        "genomics", "evaluate", str(settings.data), settings=settings, data=None, json=None, quiet=False
-    )
+    return written_command("genomics", "evaluate", str(settings.data), settings=settings, data=None)
 
 
 def run_genomics(command: Genomics) -> None:

@@ -5,13 +5,14 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from titans_lm.train.options import RENAMED
+
 OFTEN = {
     "batch-size", "config", "data", "device", "epochs", "horizon", "horizons", "jobs", "json", "lookback", "lr",
     "max-new-tokens", "max-tokens", "memory", "model", "model.architecture", "models", "out", "parameters", "port",
     "prompt", "prompt-file", "quick", "quiet", "rates", "resume", "save-memory", "scale", "seed", "seeds", "seq-len",
     "sizes", "steps", "temperature", "test", "test-sizes", "text", "between", "train-bpe", "folds",
-    "train.batch-size", "train.device", "train.epochs", "train.lr", "train.model.architecture", "train.parameters",
-    "train.seq-len", "train.steps", "dry-run", "host", "tasks", "limit",
+    "dry-run", "host", "tasks", "limit",
 }  # fmt: skip
 """Options that a short help shows, in whichever command they are."""
 FEW = 14
@@ -20,8 +21,11 @@ ELSEWHERE = {
     "epochs": "steps", "learning-rate": "lr", "max-steps": "steps", "num-steps": "steps", "output": "out",
     "output-dir": "out", "save-dir": "out", "run": "out", "num-train-epochs": "steps", "max-length": "seq-len",
     "block-size": "seq-len", "max-tokens": "max-new-tokens", "weights": "model", "checkpoint": "model",
+    "lr": "rates", "seed": "seeds", "baseline": "models", "steps": "epochs", "seq-len": "lookback",
 }  # fmt: skip
-"""Options of other libraries, and what they are called here."""
+"""Options of other libraries and of other commands, and what they are called here; the first that a command has."""
+FORMER = {"train.": "", "net.backbone.": "model.", "net.": ""}
+"""How options began, and what they begin with now; RENAMED has those that are called otherwise altogether."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*")
 ENTRY = re.compile(r"  -[\w-]")
 """How the lines of a help begin that name an option."""
@@ -93,11 +97,26 @@ def unknown_options(args: Iterable[str], known: set[str]) -> list[str]:
     return [option for option in written if OPTION.fullmatch(option) and option.replace("_", "-") not in known]
 
 
+def _called_here(name: str, known: set[str]) -> str:
+    """Give the name that a command has for what other libraries, other commands or earlier versions call otherwise."""
+    names = {**ELSEWHERE, **{before.replace("_", "-"): now.replace("_", "-") for before, now in RENAMED.items()}}
+    seen: list[str] = []
+    while f"--{name}" not in known and name not in seen:
+        seen.append(name)
+        name = next((names[near] for near in difflib.get_close_matches(name, names, n=1, cutoff=0.8)), name)
+    return name if f"--{name}" in known else seen[0]
+
+
 def meant(option: str, known: set[str]) -> list[str]:
     """Give the options of the same command that were perhaps meant, none of them the one that was written."""
-    last = option.removeprefix("--").rpartition(".")[2]
+    written = option.removeprefix("--").replace("_", "-")
+    start = next((start for start in FORMER if written.startswith(start)), "")
+    written = FORMER.get(start, "") + written.removeprefix(start)
+    last = written.rpartition(".")[2]
     others = sorted(one for one in known - {option} if option.startswith("--no-") or not one.startswith("--no-"))
-    wanted = next((ELSEWHERE[near] for near in difflib.get_close_matches(last, ELSEWHERE, n=1, cutoff=0.8)), last)
+    if f"--{written}" in others:
+        return [f"--{written}"]
+    wanted = _called_here(last, known)
     same = [other for other in others if other.removeprefix("--").rpartition(".")[2] in (wanted, last)]
     plain = {re.sub(r"\W", "", other): other for other in others}
     near = difflib.get_close_matches(re.sub(r"\W", "", option), plain, n=2)

@@ -209,7 +209,7 @@ def evaluate_command(settings: EvaluateForecasters) -> str:
 
 
 def _command(word: str, paths: Sequence[Path], settings: Any, none: Any) -> str:
-    return written_command("forecast", word, *map(str, paths), settings=settings, data=none, json=None, quiet=False)
+    return written_command("forecast", word, *map(str, paths), settings=settings, data=none)
 
 
 def _jobs(settings: EvaluateForecasters, specs: list[ModelSpec], say: Say) -> list[ForecastJob]:

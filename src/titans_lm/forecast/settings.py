@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 import tyro
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive
-from titans_lm.experiments.settings import check_runs, check_shared
+from titans_lm.experiments.settings import check_runs, check_shared, inside
 from titans_lm.train.settings import FitSettings, Precision
 
 Split = Literal["auto", "etth", "ettm", "shares"]
@@ -87,7 +87,7 @@ class NetSettings:
     """Dropout of tokens and of what the head reads."""
     shortcut: Shortcut = "ridge"
     """A linear map of the window beside the stack: none, trained from zero, or trained from its closed form."""
-    backbone: BackboneConfig = field(default_factory=small_stack)
+    backbone: Annotated[BackboneConfig, tyro.conf.arg(name="model")] = field(default_factory=small_stack)
     """The stack of blocks; its architecture is that of the model's name."""
 
     def __post_init__(self) -> None:
@@ -161,9 +161,9 @@ class ForecastSettings:
     """Rows L that a forecast is made from."""
     table: TableSettings = field(default_factory=TableSettings)
     """How the table is read and divided."""
-    net: NetSettings = field(default_factory=NetSettings)
+    net: Annotated[NetSettings, inside()] = field(default_factory=NetSettings)
     """The model, where it is a stack of blocks (or PatchTST, as far as it has such settings)."""
-    train: TrainSettings = field(default_factory=TrainSettings)
+    train: Annotated[TrainSettings, inside()] = field(default_factory=TrainSettings)
     """How it is trained."""
     json: Path | None = None
     """Write the numbers to this file too."""
@@ -212,7 +212,7 @@ class EvaluateForecasters(ForecastSettings):
     """Seeds of trained models."""
     rates: tuple[float, ...] = ()
     """Learning rates that the first seed is trained with, but for models whose names say their own; the best on
-    validation counts, and is that of the other seeds. Only what counts is tested. Without any, train.lr is taken."""
+    validation counts, and is that of the other seeds. Only what counts is tested. Without any, --lr is taken."""
     streaming: bool = False
     """Measure models with a memory by streaming too: the memory carried from window to window over the whole test
     part, and frozen."""
