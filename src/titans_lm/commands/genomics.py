@@ -30,21 +30,22 @@ def command_line(settings: EvaluateSettings) -> str:
 
 
 def run_genomics(command: Genomics) -> None:
+    from titans_lm.train.progress import Outlook, ProgressReport
+
     settings = command.what
+    shown = ProgressReport(quiet=settings.quiet, outlook=Outlook("--steps N"))
     tell = (lambda _: None) if settings.quiet else say
     match settings:
         case TrainSettings():
             from titans_lm.genomics.fit import train_on_file
-            from titans_lm.train.progress import ProgressReport
 
-            result = train_on_file(settings, progress=ProgressReport(quiet=settings.quiet))
+            result = train_on_file(settings, progress=shown)
             right = 100 * result["validation"]["accuracy"]
             told = f"{right:.1f} % of the part held out are right; model in {result['model']}"
         case PretrainSettings():
             from titans_lm.genomics.fit import pretrain_on_file
-            from titans_lm.train.progress import ProgressReport
 
-            result = pretrain_on_file(settings, progress=ProgressReport(quiet=settings.quiet))
+            result = pretrain_on_file(settings, progress=shown)
             bits = result["held_out_bits_per_nucleotide"]
             told = f"{bits:.4f} bits per nucleotide held out; model in {result['model']}"
         case EvaluateSettings():

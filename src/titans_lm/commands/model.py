@@ -136,13 +136,12 @@ def run_train(command: Train) -> None:
         return
 
     from titans_lm.train.language import train_language_model
-    from titans_lm.train.progress import ProgressReport
+    from titans_lm.train.progress import Outlook, ProgressReport
 
     if command.resume is not None:
         settings = dataclasses.replace(settings, out=command.resume)
-    result = train_language_model(
-        settings, resume=command.resume is not None, progress=ProgressReport(quiet=command.quiet)
-    )
+    progress = ProgressReport(quiet=command.quiet, outlook=Outlook("--steps N"))
+    result = train_language_model(settings, resume=command.resume is not None, progress=progress)
     if os.environ.get("RANK", "0") != "0":  # under torchrun, one process speaks
         return
     command.write(result)

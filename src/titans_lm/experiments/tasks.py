@@ -21,7 +21,7 @@ from titans_lm.train.loop import fit
 from titans_lm.train.losses import TaskLoss
 from titans_lm.train.match import MATCHED_BY, count_parameters
 from titans_lm.train.options import plain_settings
-from titans_lm.train.progress import ProgressReport, TokenReport
+from titans_lm.train.progress import Outlook, ProgressReport, TokenReport
 from titans_lm.train.run import RunFolder, begun_with
 from titans_lm.train.sized import Sized, sized_for
 from titans_lm.train.trainer import FitResult
@@ -130,6 +130,10 @@ class TaskJob:
     def rate(self) -> float:
         return self.settings.lr
 
+    @property
+    def work(self) -> int:
+        return self.settings.steps
+
     def spec(self) -> Result:
         """Give what the result depends on: all but where it is kept."""
         began = {} if self.start is None else {"start": plain_settings(self.start)}
@@ -152,11 +156,11 @@ class TaskJob:
         """Give the spec that a run which is not done was begun with."""
         return begun_with(self.folder)
 
-    def train(self) -> Result:
+    def train(self, outlook: Outlook | None = None) -> Result:
         """Train it, from where it stopped if it did, and test it."""
         torch.manual_seed(self.settings.seed)
         sized = self._begin()
-        ended = self._learn(sized.model)
+        ended = self._learn(sized.model, outlook)
         found = self._test(sized.model, self.examples, quiet=not self.shown)
         longest = max(1, *(task.length for task in self.eval_tasks.values()))
         return {
@@ -178,7 +182,7 @@ class TaskJob:
         model = self.start.model(self.settings.device)
         return Sized.given(model.float() if self.settings.steps else model)
 
-    def _learn(self, model: "PreTrainedModel") -> FitResult:
+    def _learn(self, model: "PreTrainedModel", outlook: Outlook | None) -> FitResult:
         """Train a model in the folder of the run, from where that stopped; without steps it stays as it is."""
         own = None if self.start is None else self.start.tokenizer()
         begun = self.saved_spec() is not None
@@ -191,7 +195,7 @@ class TaskJob:
         )  # fmt: skip
         while_training = (lambda model: self._test(model, 128, quiet=True)) if self.settings.eval_every else None
         loss = TaskLoss(self.settings.lm_loss_weight, self.settings.gate_l1)
-        progress = ProgressReport(quiet=not self.shown, title=self.folder.name)
+        progress = ProgressReport(quiet=not self.shown, title=self.folder.name, outlook=outlook)
         return fit(model, batches, loss, self.settings, run=run, eval_fn=while_training, progress=progress)
 
     def _test(self, model: "PreTrainedModel", examples: int, *, quiet: bool) -> Result:
