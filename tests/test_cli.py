@@ -205,7 +205,7 @@ def test_a_run_is_taken_up_with_its_own_settings(tmp_path, text, capsys):
 MISTAKES = {
     "no such command": (["trian"], "got the command 'trian'; did you mean 'train'?"),
     "no such kind": (["evaluate", "mqr"], "got 'mqr' behind titans evaluate; did you mean 'mqar'?"),
-    "no kind": (["evaluate"], "Expected one of {perplexity, reread, mqar"),
+    "no kind": (["evaluate"], "got no word for what to do; expected one of perplexity, reread, mqar"),
     "no command": (["--steps", "3"], "got '--steps' and no command; expected a command first"),
     "another's word": (["train", "x", "--epochs", "3"], "got the unknown option --epochs; perhaps you meant --steps"),
     "another's option": (["generate", "x", "--max-tokens", "3"], "perhaps you meant --max-new-tokens (titans generate"),
@@ -227,9 +227,12 @@ MISTAKES = {
         "got the unknown option --learning-rat; perhaps you meant --lr",
     ),
     "almost an option": (["train", "x", "--warmup-step", "1"], "perhaps you meant --warmup-steps"),
-    "no number": (["train", "x", "--lr", "fast"], "could not convert string to float: 'fast'"),
+    "no number": (["train", "x", "--lr", "fast"], "got --lr fast; expected a number"),
     "wrong number": (["train", "x", "--lr", "-1"], "got lr=-1.0; expected a number from 0.0"),
-    "wrong choice": (["train", "x", "--model.architecture", "mad"], "'mad'"),
+    "wrong choice": (
+        ["train", "x", "--model.architecture", "mad"],
+        "got --model.architecture mad; did you mean 'mal'?",
+    ),
     "wrong block": (["train", "x", "--model.layer-types", "lmm", "slidng"], "slidng"),
     "wrong pair": (["train", "x", "--model.hidden-size", "3"], "got hidden_size=3 and num_attention_heads="),
     "missing file": (["train", "x", "--config", "/nowhere.json"], "'/nowhere.json', which does not exist"),
@@ -248,6 +251,24 @@ MISTAKES = {
     "two prompts": (["generate", "{tmp}", "--prompt-file", "a", "--prompt", "b"], "expected one of them"),
     "empty text": (["train", "{tmp}/empty"], "got no text"),
     "short text": (["train", "{tmp}/short"], "give more text or a smaller seq_len"),
+    "steps of another place": (
+        ["forecast", "train", "x", "--train.steps", "3"],
+        "got the unknown option --train.steps; perhaps you meant --epochs (titans forecast train",
+    ),
+    "another library's folder": (["train", "x", "--output-dir", "y"], "perhaps you meant --out (titans train"),
+    "a seed of many": (["compare", "x", "--seed", "1"], "perhaps you meant --seeds (titans compare"),
+    "nothing like an old option": (["generate", "x", "--epochs", "3"], "titans generate has none that is like it"),
+    "no whole number": (["train", "x", "--steps", "1K"], "got --steps 1K; expected a whole number (titans train"),
+    "no size": (["evaluate", "reread", "x", "--distances", "0", "1X"], "got --distances 0 1X; expected values"),
+    "no value": (["train", "x", "--steps"], "got --steps with no value, or too few; expected 1 behind it"),
+    "wrong precision": (["read", "x", "--precision", "half"], "got --precision half; expected one of bfloat16, exact"),
+    "a word too many": (["info", "a", "b"], "got b, for which there is no place; expected an option before"),
+    "a file to show": (["memory", "show"], "got no FILE; expected one (titans memory show"),
+    "no kind of measurement": (["bench"], "got no word for what to do; expected one of ops, model"),
+    "two separators": (
+        ["forecast", "predict", "x", "y", "--table.decimal", ";"],
+        "got decimal=';' with separator=','; expected . or , and not the separator",
+    ),
     "no device": (["train", "{tmp}/short", "--device", "tpu9"], "got device='tpu9'"),
 }
 

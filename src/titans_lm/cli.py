@@ -20,7 +20,7 @@ import tyro
 
 from titans_lm import __version__
 from titans_lm.commands import COMMANDS
-from titans_lm.commands.help import kinds_in, meant, options_in, overview, shortened, tidied, unknown_options
+from titans_lm.commands.help import kinds_in, meant, options_in, overview, plainly, shortened, tidied, unknown_options
 from titans_lm.commands.show import one_of
 from titans_lm.config import nearest
 from titans_lm.recipes.find import OPTION, read_recipe, recipe_as_option
@@ -192,8 +192,7 @@ def _message(box: str, words: str, unknown: list[str], known: set[str]) -> str:
     parts = [re.sub(r"\s+", " ", part).strip(" .") for part in re.split("[─-]{10,}", " ".join(lines))]
     if "╭" not in box:  # drawn without a frame where the screen takes ASCII only: the title is a part of its own
         parts = parts[1:]
-    text = re.sub(r"^Error parsing (?!-)\S+: ", "", parts[0])
-    return f"{text} {where}"
+    return f"{plainly(parts[0])} {where}"
 
 
 def _one_line(error: Exception) -> str:

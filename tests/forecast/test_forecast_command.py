@@ -121,6 +121,11 @@ def test_a_forecast_behind_the_last_row(fitted, capsys, tmp_path):
     assert (told["origin"], told["rows"]) == (120, 4)
     assert "mse" not in told
     assert f"plot: {tmp_path / 'out' / 'forecast.png'}" in out
+    assert "plot shows" not in out
+    assert (
+        "plot shows: 1 of 2 channels, the last ones; --plot-channels 2 shows all"
+        in titans(capsys, *args, "--plot-channels", 1)[1]
+    )
     assert told["notes"] == []
     assert "notes" not in out
 

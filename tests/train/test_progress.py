@@ -44,7 +44,7 @@ def test_a_terminal_shows_a_bar_with_loss_and_speed():
         progress.update(RECORD)
         progress.say("a line [not markup]")
     text = screen.getvalue()
-    for part in ("training", "3/10", "loss 1.250", "bits_per_token 1.800", "1,234 tokens/s", "a line [not markup]"):
+    for part in ("training", "3/10", "loss 1.250", "1.800 bits/token", "1,234 tokens/s", "a line [not markup]"):
         assert part in text
 
 
@@ -53,7 +53,7 @@ def test_a_file_gets_lines_and_the_last_one_surely():
     with progress.start(3):
         progress.update(RECORD | {"step": 1})
         progress.update(RECORD)
-    assert screen.getvalue() == "training 3/3  loss 1.250  bits_per_token 1.800  1,234 tokens/s\n"
+    assert screen.getvalue() == "training 3/3  loss 1.250  1.800 bits/token  1,234 tokens/s\n"
 
 
 def test_tokens_are_counted_up_to_what_is_known(monkeypatch):

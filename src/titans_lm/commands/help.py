@@ -2,9 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
+from titans_lm.config import nearest
 from titans_lm.train.options import RENAMED
 
 OFTEN = {
@@ -89,6 +90,48 @@ def kinds_in(text: str) -> list[str]:
     """List the words that a command takes in its second place, by its help."""
     found = re.search(r"\{([\w,-]+)\}", text.splitlines()[0])
     return found[1].split(",") if found else []
+
+
+def plainly(error: str) -> str:
+    """Say an error of tyro's as all others are said: what was got, and what was expected."""
+    error = re.sub(r"^Error parsing (?!-)\S+: ", "", error)
+    for pattern, said in ERRORS.items():
+        found = re.match(pattern, error)
+        if found is not None:
+            return said(*found.groups())
+    return error
+
+
+def _words(listed: str) -> list[str]:
+    """Read the words of a list or tuple in Python."""
+    return re.findall(r"'(.*?)'", listed)
+
+
+NUMBERS = {"INT": "a whole number", "FLOAT": "a number"}
+ERRORS: dict[str, Callable[..., str]] = {
+    r"invalid choice '(.*)' for argument '(--\S+)'\. Expected one of \((.*?),?\)": lambda got, option, known: (
+        f"got {option} {got}; {nearest(got, _words(known))}"
+    ),
+    r"Error parsing (--\S+): invalid literal for int\(\) with base 10: '(.*)'": lambda option, got: (
+        f"got {option} {got}; expected a whole number"
+    ),
+    r"Error parsing (--\S+): could not convert string to float: '(.*)'": lambda option, got: (
+        f"got {option} {got}; expected a number"
+    ),
+    r"Error parsing (--\S+): no type matching (\S+) could be instantiated from \[(.*?)\]": lambda option, kind, got: (
+        f"got {option} {' '.join(_words(got))}; expected {NUMBERS.get(kind.removeprefix('{None}|'), kind)}"
+    ),
+    r"Error parsing (--\S+): Could not (?:find valid parse for|parse) arguments:? \[(.*?)\]": lambda option, got: (
+        f"got {option} {' '.join(_words(got))}; expected values as its help shows them"
+    ),
+    r"Missing value for argument '(--\S+)'\. Expected (\d+) values": lambda option, count: (
+        f"got {option} with no value, or too few; expected {count} behind it"
+    ),
+    r"Expected one of \{(.*)\}": lambda kinds: f"got no word for what to do; expected one of {kinds}",
+    r"Missing from titans [^:]*: (\S+) .*\(required\)": lambda name: f"got no {name}; expected one",
+    r"Unrecognized options: (.*)": lambda words: f"got {words}, for which there is no place; expected an option before",
+}
+"""How tyro's errors are written, and what is said in their place."""
 
 
 def unknown_options(args: Iterable[str], known: set[str]) -> list[str]:

@@ -117,6 +117,13 @@ def run_prepare(command: Prepare) -> None:
         f"{result['train_tokens']:,} tokens of {result['train_documents']:,} documents to train on, "
         f"{result['held_out_tokens']:,} of {result['held_out_documents']:,} held out; {result['tokenizer']}"
     )
+    if settings.valid is None:
+        share = result["held_out_tokens"] / max(1, result["held_out_tokens"] + result["train_tokens"])
+        if not settings.held_out / 2 <= share <= settings.held_out * 2:
+            command.say(
+                f"{share:.1%} of the tokens are held out, and not the {settings.held_out:.1%} asked for: whole "
+                "documents are, and these are few or of very different lengths; --valid SOURCE names others to test on"
+            )
     if "was_there" in result:
         command.say(f"{result['folder']} was there already and is whole: nothing was done")
     else:

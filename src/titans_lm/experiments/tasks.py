@@ -10,6 +10,7 @@ import torch
 
 from titans_lm.data.contents import contents_of
 from titans_lm.data.tasks.batches import TaskBatches
+from titans_lm.data.tasks.haystack import BYTES, WORDS, tokenizer_in
 from titans_lm.data.tasks.task import AT, Task
 from titans_lm.evaluate.accuracy import bytes_of_state, task_score
 from titans_lm.experiments.models import TrainedModel, model_settings
@@ -27,7 +28,7 @@ from titans_lm.train.sized import Sized, sized_for
 from titans_lm.train.trainer import FitResult
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FILE = "results.json"
 RIGHT = "right"
@@ -184,7 +185,7 @@ class TaskJob:
 
     def _learn(self, model: "PreTrainedModel", outlook: Outlook | None) -> FitResult:
         """Train a model in the folder of the run, from where that stopped; without steps it stays as it is."""
-        own = None if self.start is None else self.start.tokenizer()
+        own = task_tokenizer(self.train_tasks[0]) if self.start is None else self.start.tokenizer()
         begun = self.saved_spec() is not None
         run = RunFolder.open(self.folder, own) if begun else RunFolder.create(self.folder, self.spec(), own)
         if not self.settings.steps:
@@ -220,6 +221,12 @@ class TaskJob:
         """Phrase what came out."""
         tests = ", ".join(f"{size} {100 * test['exact']:.1f} %" for size, test in result["tests"].items())
         return f"{tests}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
+
+
+def task_tokenizer(task: Task) -> "PreTrainedTokenizerBase | None":
+    """Load the tokenizer whose tokens a task is of; None where its ids are of its own (bytes without marks, words)."""
+    name = getattr(task, "tokenizer", BYTES)
+    return None if name in (BYTES, WORDS) else tokenizer_in(name)
 
 
 def task_job(settings: Any, parameters: int | None, run: Run, start: TrainedModel | None) -> TaskJob:

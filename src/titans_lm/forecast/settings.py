@@ -26,6 +26,8 @@ class TableSettings:
 
     separator: str = ","
     """What stands between two cells."""
+    decimal: str = "."
+    """What stands before the fraction of a number; a comma in tables whose cells are parted by something else."""
     date: str | None = None
     """Column of dates; by default the first one, where it holds no numbers."""
     channels: tuple[str, ...] = ()
@@ -50,6 +52,10 @@ class TableSettings:
     def __post_init__(self) -> None:
         if len(self.separator) != 1:
             raise ValueError(f"got separator={self.separator!r}; expected one character")
+        if self.decimal not in (".", ",") or self.decimal == self.separator:
+            raise ValueError(
+                f"got decimal={self.decimal!r} with separator={self.separator!r}; expected . or , and not the separator"
+            )
         check_choice("missing", self.missing, get_args(Missing))
         check_choice("sentinel", self.sentinel, get_args(Sentinel))
         check_choice("split", self.split, get_args(Split))

@@ -249,14 +249,15 @@ class EvaluateSettings(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictSettings(Source):
-    """Write classes and probabilities: titans genomics predict RUN DATA --out classes.tsv."""
+    """Write classes and probabilities: titans genomics predict RUN DATA."""
 
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
     """Run folder, or the folder of a saved classifier."""
     data: Data = None
     """FASTA, a table, or a folder with a folder for each class."""
-    out: Path | None = None
-    """Table to write: a line for each sequence with its class and the probability of every class."""
+    out: Path = Path("runs/classes.tsv")
+    """Table to write: a line for each sequence with its class and the probability of every class; one that is there is
+    replaced."""
     plot: Path | None = None
     """Picture to write where the file has classes: how often each is taken for each."""
     both_strands: bool | None = None

@@ -21,6 +21,10 @@ RENAMED = {
 """Names that settings had in files of saved runs, and those that they have now."""
 
 
+LATER = {"decimal": "."}
+"""Settings that came after runs had been saved: files say nothing of these values, so that such runs go on."""
+
+
 def read_settings_file(path: Path) -> dict[str, Any]:
     """Read settings from a .json or .toml file; ValueError for a file that is neither."""
     if not path.is_file():
@@ -117,6 +121,7 @@ def plain_settings(settings: Any) -> dict[str, Any]:
         else value
         for item in dataclasses.fields(settings)
         for value in [getattr(settings, item.name)]
+        if LATER.get(item.name, dataclasses.MISSING) != value
     }
 
 

@@ -13,8 +13,10 @@ QUIET_SECONDS = 10.0
 """Seconds between two lines of progress where the screen is a file."""
 LONG_SECONDS, MEASURED_SECONDS, MEASURED_STEPS = 120.0, 5.0, 3
 """Time from which on a run is long, and what must have gone by before that is told: the first step does not count."""
-SHOWN = ("bits_per_token", "accuracy")
+BITS, ACCURACY = "bits_per_token", "accuracy"
 """Metrics of a loss that the progress shows beside it."""
+NARROW, NARROW_BAR, BAR = 110, 8, 40
+"""Columns of a terminal from which on a bar has its full width, and what that is, else and then."""
 
 
 class Report:
@@ -31,7 +33,8 @@ class Report:
         self.last_line = time.monotonic()
         if self.console.is_terminal and not self.quiet:
             named, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
-            self.bar = Progress(named, BarColumn(), *columns, note, TimeRemainingColumn(), console=self.console)
+            bar = BarColumn(BAR if self.console.width >= NARROW else NARROW_BAR)
+            self.bar = Progress(named, bar, *columns, note, TimeRemainingColumn(), console=self.console)
             self.bar.start()
             self.task = self.bar.add_task(self.title, total=total, completed=done, note="")
 
@@ -152,6 +155,8 @@ class ProgressReport(Report):
     ) -> None:
         super().__init__(quiet=quiet, title=title, console=console)
         self.total, self.rate, self.outlook = 0, 0.0, outlook
+        self.bytes_per_token: float | None = None
+        """With it bits are told per byte, as evaluations tell them."""
         if outlook is not None and outlook.say is None:
             outlook.say = self.say
 
@@ -166,7 +171,15 @@ class ProgressReport(Report):
         if self.outlook is not None:
             self.outlook.step(record["step"], self.total)
         self.rate = 0.9 * self.rate + 0.1 * record["tokens_per_second"] if self.rate else record["tokens_per_second"]
-        extra = "".join(f"  {name} {value:.3f}" for name, value in record.items() if name in SHOWN)
-        note = f"loss {record['loss']:.3f}{extra}  {self.rate:,.0f} tokens/s"
-        line = f"{self.title} {record['step']}/{self.total}  {note}"
+        found = [f"loss {record['loss']:.3f}", *self._beside(record), f"{self.rate:,.0f} tokens/s"]
+        note = "  ".join(found[self.console.width < NARROW and len(found) > 2 :])  # the loss has no room beside a bar
+        line = f"{self.title} {record['step']}/{self.total}  {'  '.join(found)}"
         self.show(record["step"], note, line, last=record["step"] == self.total)
+
+    def _beside(self, record: dict[str, Any]) -> list[str]:
+        """Phrase what a step found beside its loss."""
+        said = []
+        if BITS in record:
+            of = "token" if self.bytes_per_token is None else "byte"
+            said.append(f"{record[BITS] / (self.bytes_per_token or 1.0):.3f} bits/{of}")
+        return [*said, f"{ACCURACY} {record[ACCURACY]:.3f}"] if ACCURACY in record else said
