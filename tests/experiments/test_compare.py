@@ -423,8 +423,8 @@ def test_models_of_ones_own_do_not_share_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"lr": 1e-2}, "got train.lr=0.01, which every run has its own of; expected --rates 0.01"),
-        ({"seed": 5}, "got train.seed=5, which every run has its own of; expected --seeds 5"),
+        ({"lr": 1e-2}, "got lr=0.01, which every run has its own of; expected --rates 0.01"),
+        ({"seed": 5}, "got seed=5, which every run has its own of; expected --seeds 5"),
         ({"baseline": "llama"}, "expected --models llama"),
         ({"out": Path("a")}, "expected --out a"),
         ({"data": "a"}, "expected DATA: a"),
