@@ -265,6 +265,10 @@ MISTAKES = {
     "a word too many": (["info", "a", "b"], "got b, for which there is no place; expected an option before"),
     "a file to show": (["memory", "show"], "got no FILE; expected one (titans memory show"),
     "no kind of measurement": (["bench"], "got no word for what to do; expected one of ops, model"),
+    "a file before the kind": (
+        ["evaluate", "--config", "{tmp}/bad.json", "mqar"],
+        "got --config before what to do; expected the word for that first",
+    ),
     "two separators": (
         ["forecast", "predict", "x", "y", "--table.decimal", ";"],
         "got decimal=';' with separator=','; expected . or , and not the separator",

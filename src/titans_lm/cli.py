@@ -166,6 +166,8 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
             raise ValueError(f"got the run folder {resume!r}, which holds no settings.json; expected a run to resume")
         layers.append(read_settings_file(path))
     if hasattr(default, "what"):
+        if values and default.what is tyro.MISSING:
+            raise ValueError("got --config before what to do; expected the word for that first, and options behind it")
         return default if not values else replace(default, what=merge_settings(default.what, values))
     return reduce(merge_settings, filter(None, [*layers, values]), default)
 
