@@ -82,6 +82,8 @@ def test_settings_inside_others_go_by_their_own_names_in_files_and_options():
     options = as_options(settings, EvaluateForecasters())
     assert options == ["--dropout", "0.2", "--model.hidden-size", "16", "--epochs", "3", "--lr", "0.5"]
     assert merge_settings(CompareSettings(), {"train": {"lr_floor": 0.0}, "steps": 3}).train.steps == 3
+    with pytest.raises(ValueError, match="unknown setting 'step' for CompareSettings; did you mean 'steps'"):
+        merge_settings(CompareSettings(), {"step": 3})
     for wrong in ({"train": 3, "epochs": 3}, {"epochs": 3, "train": 3}):
         with pytest.raises(ValueError, match="got train=3; expected names and values below train"):
             merge_settings(EvaluateForecasters(), wrong)

@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from titans_lm.config import check_choice, check_known
+from titans_lm.config import check_choice, nearest
 
 Settings = TypeVar("Settings")
 RENAMED = {
@@ -48,7 +48,11 @@ def merge_settings(default: Settings, values: dict[str, Any]) -> Settings:
     hints = get_type_hints(type(default))
     values = {name if name in hints else RENAMED.get(name, name): value for name, value in values.items()}
     values = _nested(default, values)
-    check_known(type(default), values)
+    for name in values:
+        if name not in hints:
+            raise ValueError(
+                f"unknown setting {name!r} for {type(default).__name__}; {nearest(name, _known(default) - {''})}"
+            )
     changes = {}
     for name, value in values.items():
         before = getattr(default, name)
