@@ -125,7 +125,7 @@ def test_the_command_line_of_settings_is_the_command() -> None:
         (["train", "none.tsv", "--out", "r"], "got 'none.tsv', which does not exist"),
         (["evaluate"], "got no data; expected titans genomics evaluate DATA"),
         (["evaluate", "dna.tsv", "--models", "lnm"], "did you mean 'lmm'?"),
-        (["predict", "r", "dna.tsv"], "got no model, no data or no out"),
+        (["predict", "r"], "got no model or no data"),
         (["predict", "r", "dna.tsv", "--out", "o.tsv"], "got the model 'r', which is no folder"),
         (["train", "dna.tsv", "--out", "r", "--k", "12"], "got k=12; expected 1 to 8"),
         (["train", "bad.tsv", "--out", "r"], "got 'X' at position 2 of the sequence 'line 3'"),
