@@ -31,7 +31,7 @@ from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.text import verdict
 from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.fresh import byte_model
-from titans_lm.train.options import plain_settings
+from titans_lm.train.options import as_settings, plain_settings
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import LanguageSettings
 
@@ -270,7 +270,8 @@ def test_the_command_line_gives_the_same_settings(done, texts: Path) -> None:
 
     settings, _ = done
     command = parse(shlex.split(command_line(settings))[1:])
-    assert {f.name: getattr(command, f.name) for f in dataclasses.fields(CompareSettings)} == vars(settings)
+    found = {f.name: getattr(command, f.name) for f in dataclasses.fields(CompareSettings)}
+    assert {**found, "train": as_settings(LanguageSettings, command.train)} == vars(settings)
 
 
 @pytest.mark.slow
