@@ -10,8 +10,8 @@ import pytest
 
 import titans_lm
 from cli_cases import titans
-from titans_lm.cli import COMMANDS, is_mistake, main, parse
-from titans_lm.commands.help import options_in
+from titans_lm.cli import COMMANDS, _help_of, is_mistake, main, parse
+from titans_lm.commands.help import kinds_in, options_in
 from titans_lm.train.run import load_model, resolve_model
 from titans_lm.train.settings import LanguageSettings
 
@@ -154,6 +154,36 @@ def test_settings_come_from_defaults_then_a_file_then_the_command_line(tmp_path)
     assert not parse(["train", "there", f"--config={path}", "--no-stateful"]).stateful
 
 
+KINDS = [
+    f"{name} {kind}".strip()
+    for name in COMMANDS
+    for kind in ([""] if "what" not in COMMANDS[name][0].__dataclass_fields__ else kinds_in(_help_of(name)))
+]
+
+
+@pytest.mark.parametrize("words", KINDS)
+def test_one_thing_has_one_name_in_every_command(words):
+    options = options_in(_help_of(words))
+    assert not [one for one in options if one.startswith(("--train.", "--net.", "--store", "--run", "--fast"))]
+    assert "--config" in options or words.startswith("memory ")
+    trains = words in ("train", "compare", "forecast train", "genomics evaluate", "evaluate mqar")
+    assert not trains or {"--model.hidden-size", "--batch-size", "--device", "--out", "--json"} <= options
+
+
+def test_a_file_sets_the_defaults_of_a_kind_by_the_names_of_the_command_line(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text("steps = 5\nrates = [0.1]\n[model]\nhidden_size = 32\n[train]\nbatch_size = 3\n")
+    found = parse(["evaluate", "mqar", "--config", str(path), "--gate-l1", "0.5"]).what
+    assert (found.rates, found.train.steps, found.train.batch_size, found.train.gate_l1) == ((0.1,), 5, 3, 0.5)
+    assert found.train.model.hidden_size == 32
+    assert parse(["evaluate", "mqar", f"--config={path}", "--steps", "7"]).what.train.steps == 7
+    path.write_text('model = "mac"\nepochs = 3\n[net.backbone]\nhidden_size = 16\n')
+    found = parse(["forecast", "train", "x.csv", "--config", str(path)]).what
+    assert (found.model, found.train.epochs, found.net.backbone.hidden_size) == ("mac", 3, 16)
+    found = parse(["forecast", "train", "x.csv", "--model", "mac", "--model.hidden-size", "16", "--epochs", "3"]).what
+    assert (found.model, found.train.epochs, found.net.backbone.hidden_size) == ("mac", 3, 16)
+
+
 def test_blocks_of_a_stack_come_from_the_command_line(capsys):
     command = parse(["train", "x", "--model.layer-types", "sliding", "lmm", "sliding", "--stateful"])
     assert command.model.blocks == ("sliding", "lmm", "sliding")
@@ -175,11 +205,19 @@ def test_a_run_is_taken_up_with_its_own_settings(tmp_path, text, capsys):
 MISTAKES = {
     "no such command": (["trian"], "got the command 'trian'; did you mean 'train'?"),
     "no such kind": (["evaluate", "mqr"], "got 'mqr' behind titans evaluate; did you mean 'mqar'?"),
-    "no kind": (["evaluate"], "Expected one of {perplexity, reread, mqar"),
+    "no kind": (["evaluate"], "got no word for what to do; expected one of perplexity, reread, mqar"),
     "no command": (["--steps", "3"], "got '--steps' and no command; expected a command first"),
     "another's word": (["train", "x", "--epochs", "3"], "got the unknown option --epochs; perhaps you meant --steps"),
     "another's option": (["generate", "x", "--max-tokens", "3"], "perhaps you meant --max-new-tokens (titans generate"),
-    "an inner option": (["compare", "x", "--steps", "3"], "perhaps you meant --train.steps"),
+    "an option's former place": (["compare", "x", "--train.steps", "3"], "perhaps you meant --steps (titans compare"),
+    "a former place, and a choice": (["compare", "x", "--train.lr", "3"], "perhaps you meant --rates (titans compare"),
+    "a former name of sizes": (
+        ["forecast", "train", "x", "--net.backbone.hidden-size", "3"],
+        "perhaps you meant --model.hidden-size (titans forecast train",
+    ),
+    "a former name of a folder": (["serve", "x", "--store", "y"], "perhaps you meant --out (titans serve"),
+    "a former name of a look": (["demo", "--fast"], "perhaps you meant --quick (titans demo"),
+    "steps of what has epochs": (["forecast", "train", "x", "--steps", "3"], "perhaps you meant --epochs"),
     "nothing like it": (["info", "--zzz", "3"], "titans info has none that is like it (titans info --help"),
     "unknown command": (["trian"], "did you mean 'train'?"),
     "no data": (["train"], "got no data"),
@@ -189,9 +227,12 @@ MISTAKES = {
         "got the unknown option --learning-rat; perhaps you meant --lr",
     ),
     "almost an option": (["train", "x", "--warmup-step", "1"], "perhaps you meant --warmup-steps"),
-    "no number": (["train", "x", "--lr", "fast"], "could not convert string to float: 'fast'"),
+    "no number": (["train", "x", "--lr", "fast"], "got --lr fast; expected a number"),
     "wrong number": (["train", "x", "--lr", "-1"], "got lr=-1.0; expected a number from 0.0"),
-    "wrong choice": (["train", "x", "--model.architecture", "mad"], "'mad'"),
+    "wrong choice": (
+        ["train", "x", "--model.architecture", "mad"],
+        "got --model.architecture mad; did you mean 'mal'?",
+    ),
     "wrong block": (["train", "x", "--model.layer-types", "lmm", "slidng"], "slidng"),
     "wrong pair": (["train", "x", "--model.hidden-size", "3"], "got hidden_size=3 and num_attention_heads="),
     "missing file": (["train", "x", "--config", "/nowhere.json"], "'/nowhere.json', which does not exist"),
@@ -210,6 +251,28 @@ MISTAKES = {
     "two prompts": (["generate", "{tmp}", "--prompt-file", "a", "--prompt", "b"], "expected one of them"),
     "empty text": (["train", "{tmp}/empty"], "got no text"),
     "short text": (["train", "{tmp}/short"], "give more text or a smaller seq_len"),
+    "steps of another place": (
+        ["forecast", "train", "x", "--train.steps", "3"],
+        "got the unknown option --train.steps; perhaps you meant --epochs (titans forecast train",
+    ),
+    "another library's folder": (["train", "x", "--output-dir", "y"], "perhaps you meant --out (titans train"),
+    "a seed of many": (["compare", "x", "--seed", "1"], "perhaps you meant --seeds (titans compare"),
+    "nothing like an old option": (["generate", "x", "--epochs", "3"], "titans generate has none that is like it"),
+    "no whole number": (["train", "x", "--steps", "1K"], "got --steps 1K; expected a whole number (titans train"),
+    "no size": (["evaluate", "reread", "x", "--distances", "0", "1X"], "got --distances 0 1X; expected values"),
+    "no value": (["train", "x", "--steps"], "got --steps with no value, or too few; expected 1 behind it"),
+    "wrong precision": (["read", "x", "--precision", "half"], "got --precision half; expected one of bfloat16, exact"),
+    "a word too many": (["info", "a", "b"], "got b, for which there is no place; expected an option before"),
+    "a file to show": (["memory", "show"], "got no FILE; expected one (titans memory show"),
+    "no kind of measurement": (["bench"], "got no word for what to do; expected one of ops, model"),
+    "a file before the kind": (
+        ["evaluate", "--config", "{tmp}/bad.json", "mqar"],
+        "got --config before what to do; expected the word for that first",
+    ),
+    "two separators": (
+        ["forecast", "predict", "x", "y", "--table.decimal", ";"],
+        "got decimal=';' with separator=','; expected . or , and not the separator",
+    ),
     "no device": (["train", "{tmp}/short", "--device", "tpu9"], "got device='tpu9'"),
 }
 

@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from titans_lm.cli import main
 from titans_lm.demo.run import one_thread
-from titans_lm.demo.settings import DemoSettings, fast_plan, full_plan
+from titans_lm.demo.settings import DemoSettings, full_plan, quick_plan
 from titans_lm.evaluate.accuracy import sliding_reach
 
 SCRIPT = '<script src="http://example.org/x.js">alert("&")</script>'
@@ -57,7 +57,7 @@ def demo(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a demo, with a copy of its numbers beside it."""
     out = tmp_path_factory.mktemp("demo") / "out"
     main(
-        ["demo", "--fast", "--data", str(texts), "--out", str(out), "--json", str(out.parent / "copy.json"), "--quiet"]
+        ["demo", "--quick", "--data", str(texts), "--out", str(out), "--json", str(out.parent / "copy.json"), "--quiet"]
     )
     return out
 
@@ -139,7 +139,7 @@ def test_the_comparison_is_fair(results: dict[str, Any]) -> None:
 def test_a_slow_machine_trains_less_and_says_so(
     texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = ["demo", "--fast", "--data", str(texts), "--out", str(tmp_path / "out"), "--minutes", "0.1"]
+    args = ["demo", "--quick", "--data", str(texts), "--out", str(tmp_path / "out"), "--minutes", "0.1"]
     main(args)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     language = results["language"]
@@ -162,7 +162,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest
     for out, message in ((tmp_path, "holds other files"), (tmp_path / "file", "is a file")):
         (tmp_path / "file").write_text("mine")
         with pytest.raises(SystemExit) as stop:
-            main(["demo", "--fast", "--out", str(out)])
+            main(["demo", "--quick", "--out", str(out)])
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
     assert (tmp_path / "model").is_dir()
@@ -173,7 +173,7 @@ def test_the_model_writes_on(demo: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("plan", [full_plan(0), fast_plan(0)], ids=["full", "fast"])
+@pytest.mark.parametrize("plan", [full_plan(0), quick_plan(0)], ids=["full", "quick"])
 def test_the_windows_cannot_bridge_the_gap(plan: Any) -> None:
     """And the models of a comparison differ in their memory alone."""
     recall, language = plan.recall, plan.language

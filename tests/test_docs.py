@@ -142,6 +142,15 @@ def test_decisions_are_complete() -> None:
         assert parts == ["paper", "chosen", "why", "where", "backed by"], section.splitlines()[0]
 
 
+def test_the_front_page_counts_the_decisions_and_begins_with_commands() -> None:
+    page, decisions = text_of(ROOT / "docs" / "index.md"), text_of(ROOT / "docs" / "decisions.md")
+    last = re.findall(r"^## (D\d+) ", decisions, flags=re.MULTILINE)[-1]
+    assert f"D1 to {last} |" in page
+    assert any(line.startswith("titans train ") for line in commands(ROOT / "docs" / "index.md", "titans"))
+    listed = set(re.findall(r"\((guides/[\w-]+\.md|findings\.md)\)", page))
+    assert listed == {f"guides/{path.name}" for path in (ROOT / "docs" / "guides").iterdir()} | {"findings.md"}
+
+
 def test_decisions_that_pages_cite_are_written_down() -> None:
     written = set(re.findall(r"^## (D\d+) ", text_of(ROOT / "docs" / "decisions.md"), flags=re.MULTILINE))
     for page in PAGES:

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
 from functools import reduce
 from io import StringIO, TextIOWrapper
 from pathlib import Path
@@ -19,12 +20,14 @@ import tyro
 
 from titans_lm import __version__
 from titans_lm.commands import COMMANDS
-from titans_lm.commands.help import kinds_in, meant, options_in, overview, shortened, tidied, unknown_options
+from titans_lm.commands.help import kinds_in, meant, options_in, overview, plainly, shortened, tidied, unknown_options
 from titans_lm.commands.show import one_of
 from titans_lm.config import nearest
 from titans_lm.recipes.find import OPTION, read_recipe, recipe_as_option
 from titans_lm.train.options import merge_settings, read_settings_file
 
+EACH = (tyro.conf.CascadeSubcommandArgs,)
+"""Of commands of several kinds: what all of them take stands behind the word of each."""
 MISTAKE, INTERRUPTED, FAILED = 2, 130, 1
 """Exit codes: a user's mistake, Ctrl-C, and a run that could not go on."""
 
@@ -60,7 +63,8 @@ def parse(args: Sequence[str]) -> Any:
     """Turn the command line into settings; ValueError for what is wrong with it, SystemExit after a help."""
     args = list(args)
     if any(arg.startswith(("--tyro-print-completion", "--tyro-write-completion")) for arg in args):
-        return tyro.cli(one_of({key: (cls, cls()) for key, (cls, _) in COMMANDS.items()}), prog="titans", args=args)
+        kinds = one_of({key: (cls, cls()) for key, (cls, _) in COMMANDS.items()})
+        return tyro.cli(kinds, prog="titans", args=args, config=EACH)
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
     name = args[0] if args else "--help"
@@ -77,7 +81,8 @@ def parse(args: Sequence[str]) -> Any:
     out, errors = StringIO(), StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(errors):
-            return tyro.cli(kind, default=_with_files(kind(), args), prog=f"titans {name}", args=args[1:])
+            default = _with_files(_default(name, words), args)
+            return tyro.cli(kind, default=default, prog=f"titans {name}", args=args[1:], config=EACH)
     except SystemExit:
         known = options_in(_help_of(words))
         raise ValueError(_message(errors.getvalue(), words, unknown_options(args, known), known)) from None
@@ -106,13 +111,21 @@ def _show_about(option: str) -> NoReturn:
     _show(overview({name: line.rstrip(".") for name, line in said.items()}, __version__))
 
 
+def _default(name: str, words: str) -> Any:
+    """Give the defaults of a command; those of its kind too, where that has some."""
+    kind = COMMANDS[name][0]
+    if words == name or not hasattr(kind(), "config"):
+        return kind()
+    return tyro.cli(kind, default=kind(), args=words.split()[1:], config=EACH)
+
+
 def _help_of(words: str) -> str:
     """Give everything that tyro says of a command."""
     name, *rest = words.split()
     kind = COMMANDS[name][0]
     written = StringIO()
     with redirect_stdout(written), redirect_stderr(written), suppress(SystemExit):
-        tyro.cli(kind, default=kind(), prog=f"titans {name}", args=[*rest, "--help"])
+        tyro.cli(kind, default=kind(), prog=f"titans {name}", args=[*rest, "--help"], config=EACH)
     return tidied(written.getvalue())
 
 
@@ -152,6 +165,10 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
         if not path.is_file():
             raise ValueError(f"got the run folder {resume!r}, which holds no settings.json; expected a run to resume")
         layers.append(read_settings_file(path))
+    if hasattr(default, "what"):
+        if values and default.what is tyro.MISSING:
+            raise ValueError("got --config before what to do; expected the word for that first, and options behind it")
+        return default if not values else replace(default, what=merge_settings(default.what, values))
     return reduce(merge_settings, filter(None, [*layers, values]), default)
 
 
@@ -177,8 +194,7 @@ def _message(box: str, words: str, unknown: list[str], known: set[str]) -> str:
     parts = [re.sub(r"\s+", " ", part).strip(" .") for part in re.split("[─-]{10,}", " ".join(lines))]
     if "╭" not in box:  # drawn without a frame where the screen takes ASCII only: the title is a part of its own
         parts = parts[1:]
-    text = re.sub(r"^Error parsing (?!-)\S+: ", "", parts[0])
-    return f"{text} {where}"
+    return f"{plainly(parts[0])} {where}"
 
 
 def _one_line(error: Exception) -> str:

@@ -12,10 +12,15 @@ This module needs lm-eval (pip install 'titans-lm[eval]'); nothing of the packag
 import difflib
 import logging
 import math
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
+import datasets
+import huggingface_hub
 import lm_eval
 import numpy as np
 import torch
@@ -155,18 +160,19 @@ def run_tasks(
         if not manager.match_tasks([name]):
             raise ValueError(f"got the task {name!r}, which lm-eval does not know; {_near(name, manager.all_tasks)}")
     try:
-        found = lm_eval.simple_evaluate(
-            model=model,
-            tasks=list(dict.fromkeys(manager.match_tasks(list(tasks)))),
-            task_manager=manager,
-            limit=limit,
-            num_fewshot=num_fewshot,
-            metadata=metadata,
-            bootstrap_iters=BOOTSTRAPS,
-            numpy_random_seed=seed,
-            torch_random_seed=seed,
-            fewshot_random_seed=seed,
-        )
+        with _kept_alone_without_a_network():
+            found = lm_eval.simple_evaluate(
+                model=model,
+                tasks=list(dict.fromkeys(manager.match_tasks(list(tasks)))),
+                task_manager=manager,
+                limit=limit,
+                num_fewshot=num_fewshot,
+                metadata=metadata,
+                bootstrap_iters=BOOTSTRAPS,
+                numpy_random_seed=seed,
+                torch_random_seed=seed,
+                fewshot_random_seed=seed,
+            )
     except (ConnectionError, FileNotFoundError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
@@ -174,6 +180,33 @@ def run_tasks(
         ) from error
     assert found is not None, "this is the only process"
     return dict(found)
+
+
+@contextmanager
+def _kept_alone_without_a_network() -> Iterator[None]:
+    """Read what is kept here at once where the hub does not answer: every file is asked for six times otherwise."""
+    modules = huggingface_hub.constants, datasets.config
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    if not any(before) and not hub_answers():
+        for module in modules:
+            module.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for module, was in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = was
+
+
+def hub_answers(seconds: float = 3.0) -> bool:
+    """Tell whether the Hugging Face hub, or what HF_ENDPOINT names in its place, can be connected to."""
+    place = urlsplit(huggingface_hub.constants.ENDPOINT)
+    if getproxies():  # a proxy knows names that this machine does not
+        return True
+    try:
+        socket.create_connection((place.hostname or "", place.port or 443), timeout=seconds).close()
+    except OSError:
+        return False
+    return True
 
 
 def _near(name: str, known: Sequence[str]) -> str:

@@ -50,7 +50,7 @@ def test_ctrl_c_ends_with_a_line(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "Expected one of {ops, model, peers, scaling, kernels, all, render}"),
+        ([], "expected one of ops, model, peers, scaling, kernels, all, render"),
         (["opps"], "opps"),
         (["ops", "--chunk", "4"], "perhaps you meant --chunks"),
         (["ops", "--chunks", "0"], "got chunks=0; expected an integer of at least 1"),
@@ -58,7 +58,7 @@ def test_ctrl_c_ends_with_a_line(tmp_path, capsys, monkeypatch):
         (["ops", "--device", "tpu9"], "got device='tpu9'"),
         (["model", "--models", "lama"], "did you mean 'llama'?"),
         (["render", "--results", "/nowhere"], "which is no folder"),
-        (["ops", "--config", "x.toml"], "--config"),
+        (["ops", "--config", "x.toml"], "got the settings file 'x.toml', which does not exist"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, monkeypatch, args, message):

@@ -31,7 +31,7 @@ from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.text import verdict
 from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.fresh import byte_model
-from titans_lm.train.options import plain_settings
+from titans_lm.train.options import as_settings, plain_settings
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import LanguageSettings
 
@@ -270,7 +270,8 @@ def test_the_command_line_gives_the_same_settings(done, texts: Path) -> None:
 
     settings, _ = done
     command = parse(shlex.split(command_line(settings))[1:])
-    assert {f.name: getattr(command, f.name) for f in dataclasses.fields(CompareSettings)} == vars(settings)
+    found = {f.name: getattr(command, f.name) for f in dataclasses.fields(CompareSettings)}
+    assert {**found, "train": as_settings(LanguageSettings, command.train)} == vars(settings)
 
 
 @pytest.mark.slow
@@ -423,8 +424,8 @@ def test_models_of_ones_own_do_not_share_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"lr": 1e-2}, "got train.lr=0.01, which every run has its own of; expected --rates 0.01"),
-        ({"seed": 5}, "got train.seed=5, which every run has its own of; expected --seeds 5"),
+        ({"lr": 1e-2}, "got lr=0.01, which every run has its own of; expected --rates 0.01"),
+        ({"seed": 5}, "got seed=5, which every run has its own of; expected --seeds 5"),
         ({"baseline": "llama"}, "expected --models llama"),
         ({"out": Path("a")}, "expected --out a"),
         ({"data": "a"}, "expected DATA: a"),

@@ -30,6 +30,7 @@ class Endless:
     name: str = "endless"
     rate: float = 0.0
     counts: bool = True
+    work: int = 1
 
     def spec(self):
         return {}
@@ -37,7 +38,7 @@ class Endless:
     def saved_spec(self):
         return None
 
-    def train(self):
+    def train(self, outlook=None):
         with (self.folder / "held").open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             (self.folder / "begun").touch()
@@ -95,6 +96,7 @@ class Training:
     name: str = "slow"
     rate: float = 0.0
     counts: bool = False
+    work: int = 1
 
     def spec(self) -> dict:
         return {"name": self.name}
@@ -102,7 +104,7 @@ class Training:
     def saved_spec(self) -> dict | None:
         return begun_with(self.folder)
 
-    def train(self) -> dict:
+    def train(self, outlook=None) -> dict:
         run = RunFolder.open(self.folder) if self.saved_spec() else RunFolder.create(self.folder, self.spec())
         for step in range(len(run.metrics.read()) + 1, 4):
             run.metrics.append({"step": step, "seconds": 100.0 * step})

@@ -103,8 +103,8 @@ def test_models_of_others_are_tested_as_they_are(tmp_path: Path, capsys: pytest.
     before = sums(tmp_path)
     code, out, err = titans(
         capsys, "evaluate", "mqar", "--models", f"g={first}", f"l={other}",
-        "--train.steps", 0, "--task.symbols", 16, "--task.pairs", 2,
-        "--sizes", "16:2", "32:3", "--examples", 8, "--train.batch-size", 8, "--seeds", 5, 6, "--out", tmp_path / "out",
+        "--steps", 0, "--task.symbols", 16, "--task.pairs", 2,
+        "--sizes", "16:2", "32:3", "--examples", 8, "--batch-size", 8, "--seeds", 5, 6, "--out", tmp_path / "out",
     )  # fmt: skip
     assert (code, err) == (0, "")
     result = json.loads((tmp_path / "out" / FILE).read_text())
@@ -288,7 +288,7 @@ def refused(said: str, settings: Any) -> None:
 def test_mistakes_are_told_before_anything_is_trained(ours: Any, tmp_path: Path) -> None:
     out, folder = tmp_path / "out", ours[0]
     refused(
-        "got train.steps=0 with lmm, mac:chunk_size=4, which would be tested with fresh weights; expected trained "
+        "got steps=0 with lmm, mac:chunk_size=4, which would be tested with fresh weights; expected trained "
         "models, written as NAME=PATH, or steps to train for",
         lambda: recall(out, ("lmm", f"a={folder}", "mac:chunk_size=4"), steps=0),
     )
@@ -297,7 +297,7 @@ def test_mistakes_are_told_before_anything_is_trained(ours: Any, tmp_path: Path)
         lambda: recall(out, (f"a={folder}", "a=other")),
     )
     refused(
-        "got train.parameters=9000 with trained models alone, which keep their sizes; expected none",
+        "got parameters=9000 with trained models alone, which keep their sizes; expected none",
         lambda: recall(out, (f"a={folder}",), parameters=9000),
     )
     refused("got the model 'a='; expected PATH or NAME=PATH", lambda: recall(out, ("a=",)))

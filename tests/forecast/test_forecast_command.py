@@ -16,10 +16,10 @@ from titans_lm.forecast.table import read_table
 from titans_lm.report.forecast import heading, plots
 from titans_lm.report.page import render_results
 
-SIZES = [f"--net.backbone.{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+SIZES = [f"--model.{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
 QUICK = [
-    *("--lookback", 12, "--train.epochs", 1, "--train.batch-size", 32, "--train.device", "cpu", "--net.patch-len", 4),
-    *("--net.stride", 4, *SIZES),
+    *("--lookback", 12, "--epochs", 1, "--batch-size", 32, "--device", "cpu", "--patch-len", 4),
+    *("--stride", 4, *SIZES),
 ]
 
 
@@ -121,6 +121,11 @@ def test_a_forecast_behind_the_last_row(fitted, capsys, tmp_path):
     assert (told["origin"], told["rows"]) == (120, 4)
     assert "mse" not in told
     assert f"plot: {tmp_path / 'out' / 'forecast.png'}" in out
+    assert "plot shows" not in out
+    assert (
+        "plot shows: 1 of 2 channels, the last ones; --plot-channels 2 shows all"
+        in titans(capsys, *args, "--plot-channels", 1)[1]
+    )
     assert told["notes"] == []
     assert "notes" not in out
 
@@ -271,7 +276,7 @@ def test_a_rate_that_diverges_is_not_taken(fitted, capsys, tmp_path):
     """Of 1e30 a loss is infinite; again, from what the trials have left, and where no other rate is left."""
     _, table = fitted
     args = ["forecast", "evaluate", table, "--models", "dlinear", "--horizons", 3, "--out", tmp_path, *QUICK]
-    args += ["--train.epochs", 40, "--train.patience", 99, "--train.warmup-share", 0, "--quiet"]
+    args += ["--epochs", 40, "--patience", 99, "--warmup-share", 0, "--quiet"]
     for _ in range(2):
         assert titans(capsys, *args, "--rates", 1e30, 0.01) == (0, "", "")
         runs = json.loads((tmp_path / "results.json").read_text())["tables"][0]["contenders"][0]["runs"]
@@ -307,7 +312,7 @@ def test_test_rows_change_nothing_but_the_test(fitted, capsys, tmp_path):
 
 MISTAKES = {
     "windows for a model without a memory": (
-        ["evaluate", "TABLE", "--models", "nlinear", "dlinear", "--train.windows", "2", "--horizons", "4", *QUICK],
+        ["evaluate", "TABLE", "--models", "nlinear", "dlinear", "--windows", "2", "--horizons", "4", *QUICK],
         "got windows=2 for 'dlinear', which has no memory to carry between windows",
     ),
     "windows for one model without a memory": (

@@ -4,6 +4,7 @@ import pytest
 from forecast.forecast_cases import write_csv
 from titans_lm.forecast.settings import TableSettings
 from titans_lm.forecast.table import Table, read_table
+from titans_lm.train.options import plain_settings
 
 
 def read(path, text=None, **settings):
@@ -148,7 +149,23 @@ def test_another_separator_is_named(path, text, found, separator):
         ValueError, match=rf"with no '{separator}' in its first row, but '{found}'; expected --table.sep"
     ):
         read(path, text, separator=separator)
+    comma = "expected --table.separator ';' --table.decimal ','"
+    with pytest.raises(ValueError, match=comma if "1,5" in text else "expected --table.separator '.*'$"):
+        read(path, text, separator=separator)
     assert read(path, "a;b\n1\n2\n").channels == ("a;b",), "a name may hold one"
+
+
+def test_fractions_behind_a_comma(path):
+    text = "date;load;oil\n2020-01-01;1,5;2\n2020-01-02;-3,25;4\n"
+    found = read(path, text, separator=";", decimal=",")
+    np.testing.assert_array_equal(found.values, [[1.5, 2], [-3.25, 4]])
+    np.testing.assert_array_equal(read(path, "1,5;2\n3;4,5\n", separator=";", decimal=",").values, [[1.5, 2], [3, 4.5]])
+    with pytest.raises(ValueError, match=r"got '1,5' in row 0 of .*; expected a number, or --table.decimal ','"):
+        read(path, text, separator=";")
+    for wrong in ({"decimal": ","}, {"decimal": "_"}):
+        with pytest.raises(ValueError, match="got decimal="):
+            read(path, text, **wrong)
+    assert "decimal" not in plain_settings(TableSettings()), "runs that were saved before it go on"
 
 
 MISTAKES = {

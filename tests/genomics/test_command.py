@@ -96,7 +96,7 @@ def test_pre_train_train_and_go_on(dna: Path, capsys: pytest.CaptureFixture[str]
 def test_evaluate(dna: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "genomics", "evaluate", dna, "--out", "out", "--models", "cnn", "kmer-nb:k=2", "--folds", 2, "--seeds", 0,
-        "--json", "numbers.json", "--train.steps", 2, "--train.cnn-channels", 4, "--train.device", "cpu",
+        "--json", "numbers.json", "--steps", 2, "--cnn-channels", 4, "--device", "cpu",
     ]  # fmt: skip
     code, out, err = titans(capsys, *words)
     assert code == 0, err
@@ -125,7 +125,7 @@ def test_the_command_line_of_settings_is_the_command() -> None:
         (["train", "none.tsv", "--out", "r"], "got 'none.tsv', which does not exist"),
         (["evaluate"], "got no data; expected titans genomics evaluate DATA"),
         (["evaluate", "dna.tsv", "--models", "lnm"], "did you mean 'lmm'?"),
-        (["predict", "r", "dna.tsv"], "got no model, no data or no out"),
+        (["predict", "r"], "got no model or no data"),
         (["predict", "r", "dna.tsv", "--out", "o.tsv"], "got the model 'r', which is no folder"),
         (["train", "dna.tsv", "--out", "r", "--k", "12"], "got k=12; expected 1 to 8"),
         (["train", "bad.tsv", "--out", "r"], "got 'X' at position 2 of the sequence 'line 3'"),

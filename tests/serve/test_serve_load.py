@@ -82,7 +82,7 @@ def test_many_clients_on_a_few_conversations(tmp_path: Path) -> None:
 
 def start_server(folder: Path, store: Path, **variables: str) -> tuple[subprocess.Popen[str], str]:
     """A server as a user starts it, and its address."""
-    command = [sys.executable, "-m", "titans_lm.cli", "serve", str(folder), "--port", "0", "--store", str(store)]
+    command = [sys.executable, "-m", "titans_lm.cli", "serve", str(folder), "--port", "0", "--out", str(store)]
     process = subprocess.Popen(
         [*command, "--device", "cpu"], env=environment() | variables, stdout=subprocess.PIPE, text=True
     )
@@ -152,7 +152,7 @@ def test_it_stops_when_it_is_asked_to_and_says_what_is_wrong_with_an_address(fol
     assert httpx.post(f"{url}/v1/completions", json=body, headers=headers).status_code == 200
     port = url.rsplit(":", 1)[1]
     second = subprocess.run(
-        [sys.executable, "-m", "titans_lm.cli", "serve", str(folder), "--port", port, "--store", str(tmp_path / "two")],
+        [sys.executable, "-m", "titans_lm.cli", "serve", str(folder), "--port", port, "--out", str(tmp_path / "two")],
         capture_output=True,
         text=True,
         check=False,

@@ -268,7 +268,7 @@ def test_every_address_of_this_machine_for_itself_checks_the_host(host: str, loc
     b'{"a": "\\"]", "b": [' + b"{}," * 100_001 + b"1]}",
 ])  # fmt: skip
 def test_bodies_of_too_many_parts_are_not_parsed(tmp_path: Path, body: bytes) -> None:
-    auth = Auth(None, ServeSettings(store=tmp_path, max_prompt_tokens=5_000), None)
+    auth = Auth(None, ServeSettings(out=tmp_path, max_prompt_tokens=5_000), None)
     with pytest.raises(ClientError, match="too many parts"):
         auth._check_parts(body)
     auth._check_parts(json.dumps({"prompt": body.decode() + "\\", "metadata": [[1]]}).encode())
@@ -296,7 +296,7 @@ def test_there_is_room_for_some_large_bodies_at_once(tmp_path: Path) -> None:
         return sent[0]["status"] if sent else 0
 
     async def run() -> None:
-        auth, left = Auth(None, ServeSettings(store=tmp_path, max_body_bytes=most), None), asyncio.Event()
+        auth, left = Auth(None, ServeSettings(out=tmp_path, max_body_bytes=most), None), asyncio.Event()
         tasks = [asyncio.create_task(opened(auth, most - 1, left)) for _ in range(8)]
         await asyncio.sleep(0)
         assert await opened(auth, most - 1, left) == 429

@@ -116,7 +116,7 @@ def test_settings_are_said_and_read_again(texts: Path) -> None:
     assert said.reread == RereadCurriculum(first_steps=3, share=0.5, first_passages=(2, 3), max_gap=9)
     read = merge_settings(LanguageSettings(), json.loads(json.dumps(plain_settings(settings(texts)))))
     assert read.reread == REREAD
-    compared = parse(["compare", "text", "--train.reread.share", "0.25"])
+    compared = parse(["compare", "text", "--reread.share", "0.25"])
     assert compared.train.reread.share == 0.25
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from titans_lm.config import BackboneConfig
+from titans_lm.experiments.settings import CompareSettings
+from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.train.options import as_options, merge_settings, plain_settings, read_settings_file
 from titans_lm.train.settings import FitSettings, LanguageSettings
 
@@ -69,6 +71,22 @@ def test_settings_of_saved_runs_are_found_by_the_names_that_they_had():
     assert merge_settings(Now(), plain_settings(Now(0.5, 0.1))) == Now(0.5, 0.1)
     with pytest.raises(ValueError, match="unknown setting 'text_weigt' for Now"):
         merge_settings(Now(), {"text_weigt": 0.5})
+
+
+def test_settings_inside_others_go_by_their_own_names_in_files_and_options():
+    nested = {"train": {"epochs": 3, "lr": 0.5}, "net": {"backbone": {"hidden_size": 16}, "dropout": 0.2}}
+    flat = {"epochs": 3, "lr": 0.5, "model": {"hidden_size": 16}, "dropout": 0.2}
+    settings = merge_settings(EvaluateForecasters(), nested)
+    assert merge_settings(EvaluateForecasters(), flat) == settings
+    assert merge_settings(EvaluateForecasters(), json.loads(json.dumps(plain_settings(settings)))) == settings
+    options = as_options(settings, EvaluateForecasters())
+    assert options == ["--dropout", "0.2", "--model.hidden-size", "16", "--epochs", "3", "--lr", "0.5"]
+    assert merge_settings(CompareSettings(), {"train": {"lr_floor": 0.0}, "steps": 3}).train.steps == 3
+    with pytest.raises(ValueError, match="unknown setting 'step' for CompareSettings; did you mean 'steps'"):
+        merge_settings(CompareSettings(), {"step": 3})
+    for wrong in ({"train": 3, "epochs": 3}, {"epochs": 3, "train": 3}):
+        with pytest.raises(ValueError, match="got train=3; expected names and values below train"):
+            merge_settings(EvaluateForecasters(), wrong)
 
 
 @pytest.mark.parametrize(

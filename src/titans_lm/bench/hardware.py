@@ -43,6 +43,12 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def asked_threads() -> int | None:
+    """Give the threads that OMP_NUM_THREADS asks for, where it is set to a number."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else None
+
+
 def machine_memory() -> int:
     """Bytes of memory that the machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

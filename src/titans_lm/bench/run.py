@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from titans_lm.bench.hardware import hardware, machine_memory, usable_cores
+from titans_lm.bench.hardware import asked_threads, hardware, machine_memory, usable_cores
 from titans_lm.bench.registry import Benchmark, Case, Comparison, Place, Repeated
 from titans_lm.bench.settings import ALLOCATORS, BenchSettings
 from titans_lm.report.sources import FORMAT
@@ -31,7 +31,7 @@ class Bench:
 
     def __init__(self, settings: BenchSettings, device: str, say: Say, *, alone: bool = True) -> None:
         self.settings, self.device, self.say, self.alone = settings, device, say, alone
-        self.threads = settings.threads or usable_cores()
+        self.threads = settings.threads or asked_threads() or usable_cores()
         self.started = time.perf_counter()
 
     def measure(self, case: Case, where: str = "") -> dict[str, Any]:

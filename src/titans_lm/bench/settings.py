@@ -34,7 +34,7 @@ class BenchSettings:
     dtype: Precision = "float32"
     """Precision of the op's inputs, of the matrix product beside it, and of autocast around models."""
     threads: int | None = None
-    """Threads of a worker; by default as many as there are cores."""
+    """Threads of a worker; by default OMP_NUM_THREADS, or as many as there are cores."""
     repeats: int = 5
     """Times a case is run after its warm-up, in each of its workers."""
     rounds: int = 3

@@ -1,30 +1,23 @@
 """titans compare: models of equal size on the same text."""
 
-import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from titans_lm.commands.show import say, write_result
+from titans_lm.commands.show import Configured, say
 from titans_lm.experiments.settings import CompareSettings
+from titans_lm.train.options import as_settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(CompareSettings):
+class Compare(Configured, CompareSettings):
     """Train models of equal size on the same tokens, from several seeds, and say which predicts a test text best.
 
     Begin with `titans compare data/books --test book.txt`; stopped, the same command goes on.
     """
 
     data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-    config: Path | None = None
-    """A .json or .toml file of these settings, which become the defaults."""
-    json: Path | None = None
-    """Write the numbers to this file too."""
-    quiet: bool = False
-    """Show nothing."""
 
 
 def run_compare_command(command: Compare) -> None:
@@ -32,10 +25,9 @@ def run_compare_command(command: Compare) -> None:
     from titans_lm.report.models import title
     from titans_lm.report.spread import written
 
-    names = [field.name for field in dataclasses.fields(CompareSettings)]
-    settings = CompareSettings(**{name: getattr(command, name) for name in names})
+    settings = as_settings(CompareSettings, command)
     result = run_compare(settings, (lambda _: None) if command.quiet else say)
-    write_result(command.json, result)
+    command.write(result)
     if command.quiet:
         return
     for one in sorted(result["contenders"], key=lambda one: one["test_bits_per_byte"]["mean"]):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from titans_lm.commands.show import say, write_result
+from titans_lm.commands.show import Chosen, say, write_result
 from titans_lm.experiments.reading_settings import GapSettings, PerplexitySettings, QuestionSettings, RereadSettings
 from titans_lm.experiments.settings import TASK_EXPERIMENTS
 from titans_lm.train.options import written_command
@@ -24,7 +24,7 @@ Evaluated: Any = functools.reduce(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(Chosen):
     """Measure what models can do: books by position, passages read twice, recall, needles, lm-eval's tasks."""
 
     what: Annotated[tyro.conf.OmitSubcommandPrefixes[Evaluated], tyro.conf.arg(name="")] = tyro.MISSING
@@ -34,8 +34,8 @@ def command_line(settings: Any) -> str:
     """Write the command that the settings came from."""
     word = next(name for name, kind in KINDS.items() if type(settings) is kind)
     if word in TASK_EXPERIMENTS:
-        return written_command("evaluate", word, settings=settings, json=None, quiet=False)
-    unsaid = {"models": (), "json": None, "quiet": False, **({"samples": None} if word == "lm-eval" else {})}
+        return written_command("evaluate", word, settings=settings)
+    unsaid = {"models": (), **({"samples": None} if word == "lm-eval" else {})}
     return written_command("evaluate", word, *settings.models, settings=settings, **unsaid)
 
 

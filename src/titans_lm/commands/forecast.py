@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from titans_lm.commands.show import lines_of, say, write_result
+from titans_lm.commands.show import Chosen, lines_of, say, write_result
 from titans_lm.forecast.settings import EvaluateForecasters, PredictSettings, TrainForecaster
 
 Forecasting = (
@@ -16,7 +16,7 @@ Forecasting = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(Chosen):
     """Forecast time series: fit models to CSV files, compare their errors, and write forecasts with a plot."""
 
     what: Annotated[tyro.conf.OmitSubcommandPrefixes[Forecasting], tyro.conf.arg(name="")] = tyro.MISSING

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from titans_lm.commands.show import say, write_result
+from titans_lm.commands.show import Chosen, say, write_result
 from titans_lm.genomics.settings import EvaluateSettings, PredictSettings, PretrainSettings, TrainSettings
 from titans_lm.train.options import written_command
 
@@ -18,7 +18,7 @@ Commands = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Genomics:
+class Genomics(Chosen):
     """Classify DNA: train, compare by cross-validation, predict, and pre-train on sequences without classes."""
 
     what: Annotated[tyro.conf.OmitSubcommandPrefixes[Commands], tyro.conf.arg(name="")] = tyro.MISSING
@@ -26,27 +26,26 @@ class Genomics:
 
 def command_line(settings: EvaluateSettings) -> str:
     """Write the command that the settings came from."""
-    return written_command(
-        "genomics", "evaluate", str(settings.data), settings=settings, data=None, json=None, quiet=False
-    )
+    return written_command("genomics", "evaluate", str(settings.data), settings=settings, data=None)
 
 
 def run_genomics(command: Genomics) -> None:
+    from titans_lm.train.progress import Outlook, ProgressReport
+
     settings = command.what
+    shown = ProgressReport(quiet=settings.quiet, outlook=Outlook("--steps N"))
     tell = (lambda _: None) if settings.quiet else say
     match settings:
         case TrainSettings():
             from titans_lm.genomics.fit import train_on_file
-            from titans_lm.train.progress import ProgressReport
 
-            result = train_on_file(settings, progress=ProgressReport(quiet=settings.quiet))
+            result = train_on_file(settings, progress=shown)
             right = 100 * result["validation"]["accuracy"]
             told = f"{right:.1f} % of the part held out are right; model in {result['model']}"
         case PretrainSettings():
             from titans_lm.genomics.fit import pretrain_on_file
-            from titans_lm.train.progress import ProgressReport
 
-            result = pretrain_on_file(settings, progress=ProgressReport(quiet=settings.quiet))
+            result = pretrain_on_file(settings, progress=shown)
             bits = result["held_out_bits_per_nucleotide"]
             told = f"{bits:.4f} bits per nucleotide held out; model in {result['model']}"
         case EvaluateSettings():

@@ -2,16 +2,18 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+
+from titans_lm.config import nearest
+from titans_lm.train.options import RENAMED
 
 OFTEN = {
     "batch-size", "config", "data", "device", "epochs", "horizon", "horizons", "jobs", "json", "lookback", "lr",
     "max-new-tokens", "max-tokens", "memory", "model", "model.architecture", "models", "out", "parameters", "port",
     "prompt", "prompt-file", "quick", "quiet", "rates", "resume", "save-memory", "scale", "seed", "seeds", "seq-len",
     "sizes", "steps", "temperature", "test", "test-sizes", "text", "between", "train-bpe", "folds",
-    "train.batch-size", "train.device", "train.epochs", "train.lr", "train.model.architecture", "train.parameters",
-    "train.seq-len", "train.steps", "dry-run", "host", "tasks", "limit",
+    "dry-run", "host", "tasks", "limit",
 }  # fmt: skip
 """Options that a short help shows, in whichever command they are."""
 FEW = 14
@@ -20,8 +22,11 @@ ELSEWHERE = {
     "epochs": "steps", "learning-rate": "lr", "max-steps": "steps", "num-steps": "steps", "output": "out",
     "output-dir": "out", "save-dir": "out", "run": "out", "num-train-epochs": "steps", "max-length": "seq-len",
     "block-size": "seq-len", "max-tokens": "max-new-tokens", "weights": "model", "checkpoint": "model",
+    "lr": "rates", "seed": "seeds", "baseline": "models", "steps": "epochs", "seq-len": "lookback",
 }  # fmt: skip
-"""Options of other libraries, and what they are called here."""
+"""Options of other libraries and of other commands, and what they are called here; the first that a command has."""
+FORMER = {"train.": "", "net.backbone.": "model.", "net.": ""}
+"""How options began, and what they begin with now; RENAMED has those that are called otherwise altogether."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*")
 ENTRY = re.compile(r"  -[\w-]")
 """How the lines of a help begin that name an option."""
@@ -87,17 +92,74 @@ def kinds_in(text: str) -> list[str]:
     return found[1].split(",") if found else []
 
 
+def plainly(error: str) -> str:
+    """Say an error of tyro's as all others are said: what was got, and what was expected."""
+    error = re.sub(r"^Error parsing (?!-)\S+: ", "", error)
+    for pattern, said in ERRORS.items():
+        found = re.match(pattern, error)
+        if found is not None:
+            return said(*found.groups())
+    return error
+
+
+def _words(listed: str) -> list[str]:
+    """Read the words of a list or tuple in Python."""
+    return re.findall(r"'(.*?)'", listed)
+
+
+NUMBERS = {"INT": "a whole number", "FLOAT": "a number"}
+ERRORS: dict[str, Callable[..., str]] = {
+    r"invalid choice '(.*)' for argument '(--\S+)'\. Expected one of \((.*?),?\)": lambda got, option, known: (
+        f"got {option} {got}; {nearest(got, _words(known))}"
+    ),
+    r"Error parsing (--\S+): invalid literal for int\(\) with base 10: '(.*)'": lambda option, got: (
+        f"got {option} {got}; expected a whole number"
+    ),
+    r"Error parsing (--\S+): could not convert string to float: '(.*)'": lambda option, got: (
+        f"got {option} {got}; expected a number"
+    ),
+    r"Error parsing (--\S+): no type matching (\S+) could be instantiated from \[(.*?)\]": lambda option, kind, got: (
+        f"got {option} {' '.join(_words(got))}; expected {NUMBERS.get(kind.removeprefix('{None}|'), kind)}"
+    ),
+    r"Error parsing (--\S+): Could not (?:find valid parse for|parse) arguments:? \[(.*?)\]": lambda option, got: (
+        f"got {option} {' '.join(_words(got))}; expected values as its help shows them"
+    ),
+    r"Missing value for argument '(--\S+)'\. Expected (\d+) values": lambda option, count: (
+        f"got {option} with no value, or too few; expected {count} behind it"
+    ),
+    r"Expected one of \{(.*)\}": lambda kinds: f"got no word for what to do; expected one of {kinds}",
+    r"Missing from titans [^:]*: (\S+) .*\(required\)": lambda name: f"got no {name}; expected one",
+    r"Unrecognized options: (.*)": lambda words: f"got {words}, for which there is no place; expected an option before",
+}
+"""How tyro's errors are written, and what is said in their place."""
+
+
 def unknown_options(args: Iterable[str], known: set[str]) -> list[str]:
     """List the options of a command line that a command does not have."""
     written = (arg.partition("=")[0] for arg in args)
     return [option for option in written if OPTION.fullmatch(option) and option.replace("_", "-") not in known]
 
 
+def _called_here(name: str, known: set[str]) -> str:
+    """Give the name that a command has for what other libraries, other commands or earlier versions call otherwise."""
+    names = {**ELSEWHERE, **{before.replace("_", "-"): now.replace("_", "-") for before, now in RENAMED.items()}}
+    seen: list[str] = []
+    while f"--{name}" not in known and name not in seen:
+        seen.append(name)
+        name = next((names[near] for near in difflib.get_close_matches(name, names, n=1, cutoff=0.8)), name)
+    return name if f"--{name}" in known else seen[0]
+
+
 def meant(option: str, known: set[str]) -> list[str]:
     """Give the options of the same command that were perhaps meant, none of them the one that was written."""
-    last = option.removeprefix("--").rpartition(".")[2]
+    written = option.removeprefix("--").replace("_", "-")
+    start = next((start for start in FORMER if written.startswith(start)), "")
+    written = FORMER.get(start, "") + written.removeprefix(start)
+    last = written.rpartition(".")[2]
     others = sorted(one for one in known - {option} if option.startswith("--no-") or not one.startswith("--no-"))
-    wanted = next((ELSEWHERE[near] for near in difflib.get_close_matches(last, ELSEWHERE, n=1, cutoff=0.8)), last)
+    if f"--{written}" in others:
+        return [f"--{written}"]
+    wanted = _called_here(last, known)
     same = [other for other in others if other.removeprefix("--").rpartition(".")[2] in (wanted, last)]
     plain = {re.sub(r"\W", "", other): other for other in others}
     near = difflib.get_close_matches(re.sub(r"\W", "", option), plain, n=2)

@@ -7,7 +7,7 @@ import tyro
 
 from titans_lm.bench.registry import benchmarks
 from titans_lm.bench.settings import AllSettings, BenchSettings, RenderSettings
-from titans_lm.commands.show import Configured, one_of, say, write_result
+from titans_lm.commands.show import Chosen, Configured, one_of, say, write_result
 from titans_lm.demo.settings import DemoSettings
 from titans_lm.train.options import as_settings
 
@@ -25,7 +25,7 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class Bench(Chosen):
     """Measure time and memory of the op and of models, beside peers and beside the machine's own limit."""
 
     what: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Measured]] = tyro.MISSING

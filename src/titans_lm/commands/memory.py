@@ -85,7 +85,7 @@ class SurpriseOf(Configured):
     """Run folder, checkpoint, or folder of a saved model."""
     memory: Path | None = None
     """Memory file to go on from (titans read makes one)."""
-    out: Path = Path("surprise")
+    out: Path = Path("runs/surprise")
     """Folder for surprise.html, surprise.png and surprise.jsonl; files of these names are replaced."""
     max_tokens: int = 20_000
     """Tokens that the page shows, from the start; the other two have all."""

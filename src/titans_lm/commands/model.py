@@ -117,6 +117,13 @@ def run_prepare(command: Prepare) -> None:
         f"{result['train_tokens']:,} tokens of {result['train_documents']:,} documents to train on, "
         f"{result['held_out_tokens']:,} of {result['held_out_documents']:,} held out; {result['tokenizer']}"
     )
+    if settings.valid is None:
+        share = result["held_out_tokens"] / max(1, result["held_out_tokens"] + result["train_tokens"])
+        if not settings.held_out / 2 <= share <= settings.held_out * 2:
+            command.say(
+                f"{share:.1%} of the tokens are held out, and not the {settings.held_out:.1%} asked for: whole "
+                "documents are, and these are few or of very different lengths; --valid SOURCE names others to test on"
+            )
     if "was_there" in result:
         command.say(f"{result['folder']} was there already and is whole: nothing was done")
     else:
@@ -136,13 +143,12 @@ def run_train(command: Train) -> None:
         return
 
     from titans_lm.train.language import train_language_model
-    from titans_lm.train.progress import ProgressReport
+    from titans_lm.train.progress import Outlook, ProgressReport
 
     if command.resume is not None:
         settings = dataclasses.replace(settings, out=command.resume)
-    result = train_language_model(
-        settings, resume=command.resume is not None, progress=ProgressReport(quiet=command.quiet)
-    )
+    progress = ProgressReport(quiet=command.quiet, outlook=Outlook("--steps N"))
+    result = train_language_model(settings, resume=command.resume is not None, progress=progress)
     if os.environ.get("RANK", "0") != "0":  # under torchrun, one process speaks
         return
     command.write(result)

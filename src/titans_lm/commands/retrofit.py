@@ -24,12 +24,13 @@ class Retrofit(Configured, RetrofitSettings):
 
 def run_retrofit(command: Retrofit) -> None:
     from titans_lm.distill.train import retrofit
-    from titans_lm.train.progress import ProgressReport
+    from titans_lm.train.progress import Outlook, ProgressReport
 
     settings = as_settings(RetrofitSettings, command)
     if command.resume is not None:
         settings = dataclasses.replace(settings, out=command.resume)
-    result = retrofit(settings, resume=command.resume is not None, progress=ProgressReport(quiet=command.quiet))
+    progress = ProgressReport(quiet=command.quiet, outlook=Outlook("--steps N"))
+    result = retrofit(settings, resume=command.resume is not None, progress=progress)
     command.write(result)
     shares = ", ".join(f"{result[f'{kind}_share']:.1%} on {kind}" for kind in ("text", "returns"))
     command.say(f"share of the gap recovered: {shares}; model in {result['model']}")

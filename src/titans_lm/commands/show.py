@@ -41,6 +41,14 @@ class Configured(Output):
     """A .json or .toml file of these settings, which become the defaults; the settings.json of a run is one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """One of several kinds, whose settings a file may hold."""
+
+    config: Path | None = None
+    """A .json or .toml file of these settings, which become the defaults."""
+
+
 def one_of(kinds: dict[str, tuple[type, Any]]) -> Any:
     """Let a command line choose one of several settings by its name; each comes with its defaults."""
     parts = (Annotated[kind, tyro.conf.subcommand(name, default=default)] for name, (kind, default) in kinds.items())

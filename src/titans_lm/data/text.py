@@ -168,11 +168,16 @@ def files_below(folder: Path, left_out: frozenset[str] = frozenset()) -> list[Pa
     return sorted(_files(folder, left_out), key=lambda path: path.relative_to(folder).as_posix())
 
 
+def looks_binary(data: bytes) -> bool:
+    """Tell by its start whether something is no text."""
+    return b"\0" in data[:SNIFFED]
+
+
 def _read_text(path: Path) -> bytes | None:
     """Read a file, or return None where its start shows that it is no text: then the rest is not read."""
     with path.open("rb") as file:
         start = file.read(SNIFFED)
-        return None if b"\0" in start else start + file.read()
+        return None if looks_binary(start) else start + file.read()
 
 
 def _files(folder: Path, left_out: frozenset[str]) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from titans_lm.demo.findings import language_findings, reading_findings, recall_
 from titans_lm.demo.language import LanguageOutcome, run_language
 from titans_lm.demo.reading import Reading, read_and_continue
 from titans_lm.demo.recall import RecallOutcome, run_recall
-from titans_lm.demo.settings import DemoPlan, DemoSettings, fast_plan, full_plan
+from titans_lm.demo.settings import DemoPlan, DemoSettings, full_plan, quick_plan
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.device import environment
 from titans_lm.train.files import new_folder, write_atomically, write_json
@@ -76,7 +76,7 @@ def run_demo(settings: DemoSettings, *, quiet: bool = False) -> dict[str, Any]:
 
 
 def _run(settings: DemoSettings, quiet: bool, console: Console) -> dict[str, Any]:
-    plan = fast_plan(settings.seed) if settings.fast else full_plan(settings.seed)
+    plan = quick_plan(settings.seed) if settings.quick else full_plan(settings.seed)
     stages = Stages()
 
     def say(title: str, text: str) -> None:
@@ -133,7 +133,7 @@ def write_outcome(
     plain = {part: plain_settings(getattr(plan, part)) for part in PARTS}
     facts = Facts(
         text_name=text_name(settings.data),
-        command=" ".join(["titans demo", *(["--fast"] if settings.fast else [])]),
+        command=" ".join(["titans demo", *(["--quick"] if settings.quick else [])]),
         date=f"{datetime.now():%Y-%m-%d %H:%M}",
         wall_seconds=stages.total,
         stages=dict(stages.seconds),

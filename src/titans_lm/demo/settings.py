@@ -16,7 +16,7 @@ class DemoSettings:
     """Folder of the report, the plots, the numbers and the trained byte model."""
     data: str = "stdlib"
     """Text to train the byte models on: a file, a folder, or the word stdlib, the Python library's own source."""
-    fast: bool = False
+    quick: bool = False
     """Run everything in seconds with models too small to learn anything: a test of the machinery."""
     minutes: float = 5.5
     """Minutes that the demo may take: on a slow machine the byte models get fewer steps."""
@@ -115,7 +115,7 @@ def full_plan(seed: int) -> DemoPlan:
     )
 
 
-def fast_plan(seed: int) -> DemoPlan:
+def quick_plan(seed: int) -> DemoPlan:
     """The same in seconds."""
     tiny: dict[str, Any] = {
         "hidden_size": 16, "num_attention_heads": 1, "num_hidden_layers": 1, "num_persistent": 2,

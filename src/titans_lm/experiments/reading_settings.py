@@ -9,12 +9,29 @@ from typing import Annotated, Any, Literal, NamedTuple
 import tyro
 
 from titans_lm.config import check_at_least
+from titans_lm.data.tasks.task import read_size
 from titans_lm.experiments.models import NamedModel, named_models
 from titans_lm.experiments.settings import check_once
 
 MemoryKind = Literal["on", "reset", "off"]
 RANGES = 64
 """Positions are gathered between 0, 64 and its doubles."""
+
+
+def _count(text: str) -> int:
+    [count] = read_size(text, r"(\d+[KM]?)", "a whole number, or one such as 4K (4,096) or 1M")
+    assert count is not None
+    return count
+
+
+Count = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1, metavar="INT", instance_from_str=lambda words: _count(words[0]),
+        is_instance=lambda value: isinstance(value, int), str_from_instance=lambda value: [str(value)],
+    ),
+]  # fmt: skip
+"""Tokens, as the sizes of tasks are written: 4096 or 4K."""
 Models = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")]
 
 
@@ -39,7 +56,7 @@ class ReadingSettings:
     seeds of one model."""
     text: tuple[Path, ...] = ()
     """Files and folders of documents that no model was trained on."""
-    skip_tokens: int = 0
+    skip_tokens: Count = 0
     """Tokens at the start of each document that are left out: title pages, contents, prefaces."""
     piece_len: int = 256
     """Tokens that are read at once; changes speed and nothing else."""
@@ -76,19 +93,19 @@ class PerplexitySettings(ReadingSettings):
     memory: tuple[MemoryKind, ...] = ("on", "reset", "off")
     """What models with a state may remember: all of a stretch, what came after the last reset, or, for models with a
     neural memory, what a memory holds that never learns. Others read windows in place of on."""
-    reset_every: tuple[int, ...] = (1024,)
+    reset_every: tuple[Count, ...] = (1024,)
     """Tokens between two resets; several are several readings."""
-    stretch: int | None = None
+    stretch: Count | None = None
     """Tokens of the stretches that books are cut into, each read from nothing; by default books are read whole."""
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
     """Tokens that are read of each book; by default all."""
-    near: tuple[int, int] = (4096, 16_384)
+    near: tuple[Count, Count] = (4096, 16_384)
     """Positions that far ones are compared with: 0, 64 or its doubles."""
-    far: tuple[int, int] = (16_384, 65_536)
+    far: tuple[Count, Count] = (16_384, 65_536)
     """Far positions; stretches that reach their end are compared."""
-    window: int = 1024
+    window: Count = 1024
     """Tokens of a window, for models without a state of constant size."""
-    window_step: int = 512
+    window_step: Count = 512
     """Tokens of a window that are new; those before them have been predicted already."""
     batch_size: int = 8
     """Stretches that are read side by side."""
@@ -154,18 +171,18 @@ class RereadSettings(ReadingSettings):
     """Files and folders of documents that no model was trained on; passages are drawn from them in turn."""
     between: tuple[Path, ...] = ()
     """Files and folders of other documents, which are read between the two readings of a passage."""
-    lengths: tuple[int, ...] = (64, 256)
+    lengths: tuple[Count, ...] = (64, 256)
     """Tokens of a passage; several are several measurements."""
-    distances: tuple[int, ...] = (0, 256, 1024, 4096, 16_384, 65_536)
+    distances: tuple[Count, ...] = (0, 256, 1024, 4096, 16_384, 65_536)
     """Tokens of other documents between the two readings, rising."""
     passages: int = 32
     """Passages of each length, shared out among the documents."""
     rows: int = 8
     """Passages of one document that are read side by side, before the same tokens of other documents; each is read in
     another one's place for comparison."""
-    context: int = 0
+    context: Count = 0
     """Tokens from the start of the document that are read before each of its passages."""
-    max_len: int = 1024
+    max_len: Count = 1024
     """Tokens of the longest row for models whose state grows with the text (full attention), as long as those that they
     were trained on; distances that do not fit are left out."""
     seed: int = 0

@@ -17,9 +17,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from titans_lm.data.contents import check_contents
 from titans_lm.experiments.models import folder_name
-from titans_lm.experiments.result import Clock, Result, kept
+from titans_lm.experiments.result import WALL, Clock, Result, kept
 from titans_lm.experiments.settings import Experiment
 from titans_lm.train.files import write_json
+from titans_lm.train.progress import Outlook
 from titans_lm.train.settings import FitSettings
 from titans_lm.train.trainer import Diverged
 
@@ -56,6 +57,11 @@ class Job(Protocol):
         """Say whether it is no trial; one that diverges is a result as well."""
         ...
 
+    @property
+    def work(self) -> int:
+        """Say what it takes beside others of its kind: its steps, or 1; 0 is next to nothing."""
+        ...
+
     def spec(self) -> Result:
         """Give all that the result depends on, as JSON holds it."""
         ...
@@ -64,8 +70,8 @@ class Job(Protocol):
         """Give the spec that a run in the folder that is not done was begun with, if there is one."""
         ...
 
-    def train(self) -> Result:
-        """Train, from where it stopped if it did, and test."""
+    def train(self, outlook: Outlook | None = None) -> Result:
+        """Train, from where it stopped if it did, and test; `outlook` says how long all takes."""
         ...
 
     def describe(self, result: Result) -> str:
@@ -128,25 +134,33 @@ def run_experiment(
     Gives learning rates, trials and results by model.
     """
     jobs = [job_of(run) for run in lr_trials(experiment)]
-    trials = run_trials(jobs, experiment.jobs, say, key)
+    runs = len(experiment.models) * len(experiment.seeds)
+    outlook = Outlook("fewer --steps, --models or --seeds", say=say, later=runs * experiment.train.steps)
+    trials = run_trials(jobs, experiment.jobs, say, key, outlook=outlook)
+    outlook.later = 0.0
     rates = dict.fromkeys(experiment.models, experiment.rates[0])
     rates |= {name: best_rate(name, found, key, most=most) for name, found in trials.items()}
     if experiment.train.steps:
         say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
-    results = run_jobs([job_of(run) for run in final_runs(experiment, rates)], experiment.jobs, say)
+    results = run_jobs([job_of(run) for run in final_runs(experiment, rates)], experiment.jobs, say, outlook)
     by_model = {name: [result for result in results if result["name"] == name] for name in experiment.models}
     return rates, {name: trials.get(name, []) for name in experiment.models}, by_model
 
 
 def run_trials(
-    jobs: Sequence[Any], at_once: int, say: Say, key: str, group: Callable[[Any], str] = lambda job: job.name
+    jobs: Sequence[Any],
+    at_once: int,
+    say: Say,
+    key: str,
+    group: Callable[[Any], str] = lambda job: job.name,
+    outlook: Outlook | None = None,
 ) -> dict[str, list[Result]]:
     """Run trials; give what each learning rate came to by `key`, by model, or by what `group` calls each trial's.
 
     A trial that diverged came to None.
     """
     trials: dict[str, list[Result]] = {}
-    for job, result in zip(jobs, run_jobs(jobs, at_once, say), strict=True):
+    for job, result in zip(jobs, run_jobs(jobs, at_once, say, outlook), strict=True):
         trials.setdefault(group(job), []).append({"rate": job.rate, key: result.get(key), **kept(result)})
     return trials
 
@@ -161,13 +175,24 @@ def best_rate(name: str, trials: Iterable[Result], key: str, *, most: bool = Fal
     return (max if most else min)(ended, key=lambda trial: trial[key])["rate"]
 
 
-def run_jobs(jobs: Sequence[Job], at_once: int, say: Say) -> list[Result]:
+def run_jobs(jobs: Sequence[Job], at_once: int, say: Say, outlook: Outlook | None = None) -> list[Result]:
     """Run all jobs and return their results in order; those that were done before are read."""
+    outlook = outlook or Outlook("")
+    ahead = [0 if (job.folder / RESULT).is_file() else job.work for job in jobs]
+    running = _in_turn(jobs, ahead, outlook) if at_once == 1 else _side_by_side(jobs, at_once)
     results = []
-    for job, result in zip(jobs, map(run_job, jobs) if at_once == 1 else _side_by_side(jobs, at_once), strict=True):
+    for place, (job, result) in enumerate(zip(jobs, running, strict=True)):
         say(f"{job.folder.name}: {result.get('diverged') or job.describe(result)}")
+        if ahead[place]:
+            outlook.ended(result[WALL], ahead[place:], at_once)
         results.append(result)
     return results
+
+
+def _in_turn(jobs: Sequence[Job], ahead: Sequence[int], outlook: Outlook) -> Iterator[Result]:
+    for place, job in enumerate(jobs):
+        outlook.begin(ahead[place:])
+        yield run_job(job, outlook)
 
 
 def _side_by_side(jobs: Sequence[Job], at_once: int) -> Iterator[Result]:
@@ -213,7 +238,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def run_job(job: Job) -> Result:
+def run_job(job: Job, outlook: Outlook | None = None) -> Result:
     """Do a run, from where it stopped if it did; a trial that diverges says so, and that is all.
 
     Raises ValueError for a folder of other settings, or of texts that held something else; KeyboardInterrupt where it
@@ -229,7 +254,7 @@ def run_job(job: Job) -> Result:
         _check_same(job, saved, spec)
     clock = Clock(getattr(job, "run", job.folder))  # the result of a trial may lie beside its run
     try:
-        found = job.train()
+        found = job.train(outlook)
     except Diverged as error:
         if job.counts:
             raise

@@ -2,12 +2,22 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import tyro
 
 from titans_lm.config import BackboneConfig, check_at_least, check_positive
 from titans_lm.data.tasks import TASKS
 from titans_lm.experiments.models import trained_model
 from titans_lm.train.settings import LanguageSettings, ModelSettings, tiny_model
+
+Hidden = tyro.conf.Suppress
+"""A setting that no command line has: every run of an experiment has its own, or the experiment has it."""
+
+
+def inside(kind: type | None = None) -> Any:
+    """Mark settings inside others whose options have no prefix, those of another kind if one is given."""
+    return tyro.conf.arg(name="", constructor=kind)
 
 
 def check_once(settings: Any, *names: str, empty: tuple[str, ...] = ()) -> None:
@@ -33,7 +43,7 @@ def check_shared(train: Any, **options: str) -> None:
     for name, option in options.items():
         value = getattr(train, name)
         if value != getattr(usual, name):
-            raise ValueError(f"got train.{name}={value!r}, which every run has its own of; expected {option} {value}")
+            raise ValueError(f"got {name}={value!r}, which every run has its own of; expected {option} {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +65,7 @@ class Experiment:
     """Runs at once, each in a process with its share of the cores."""
     out: Path = Path("runs/experiment")
     """Folder of the runs and of the results; the same command goes on where it was stopped."""
-    train: ModelSettings = field(default_factory=ModelSettings)
+    train: Annotated[ModelSettings, inside()] = field(default_factory=ModelSettings)
     """What all share: sizes of the model, steps, batches."""
 
     def __post_init__(self) -> None:
@@ -65,13 +75,24 @@ class Experiment:
         check_shared(self.train, lr="--rates", seed="--seeds", baseline="--models")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedTraining(LanguageSettings):
+    """Settings of training a language model, as a command line lists those that several runs share."""
+
+    data: Hidden[str | None] = None
+    out: Hidden[Path | None] = None
+    lr: Hidden[float] = 3e-3
+    seed: Hidden[int] = 0
+    baseline: Hidden[str | None] = None
+
+
 def small_training() -> LanguageSettings:
     """Settings that all language models share unless told otherwise: some minutes each on a CPU core."""
     model = BackboneConfig(
         hidden_size=128, num_attention_heads=4, num_hidden_layers=3, memory_expansion=2, segment_len=128, window=128,
         num_persistent=4,
     )  # fmt: skip
-    return LanguageSettings(
+    return SharedTraining(
         model=model, steps=600, warmup_steps=60, seq_len=512, batch_size=4, eval_every=120, save_every=200,
         log_every=10, verify_data=False, keep=1,
     )  # fmt: skip
@@ -101,7 +122,7 @@ class CompareSettings(Experiment):
     """Tokens of a stretch of the test text; everybody starts each stretch anew."""
     test_bytes: int = 2**20
     """Bytes of the test text that are read."""
-    train: LanguageSettings = field(default_factory=small_training)
+    train: Annotated[LanguageSettings, inside(SharedTraining)] = field(default_factory=small_training)
     """What all share: sizes of the model, steps, batches."""
 
     def __post_init__(self) -> None:
@@ -117,6 +138,9 @@ class TaskFit(ModelSettings):
 
     least_steps: ClassVar[int] = 0
     """Steps that there must be."""
+    lr: Hidden[float] = 3e-3
+    seed: Hidden[int] = 0
+    baseline: Hidden[str | None] = None
     steps: int = 1000
     """Steps of the optimizer; 0 tests trained models as they are."""
     eval_every: int = 0
@@ -151,7 +175,7 @@ class TaskFit(ModelSettings):
 class TaskExperiment(Experiment):
     """Settings of an experiment on a synthetic task; the task's own file says what is drawn (`data/tasks/`)."""
 
-    train: TaskFit = field(default_factory=TaskFit)
+    train: Annotated[TaskFit, inside()] = field(default_factory=TaskFit)
     """What all share: sizes of the model, steps, batches."""
     json: Path | None = None
     """Write the numbers to this file too."""
@@ -168,12 +192,12 @@ class TaskExperiment(Experiment):
         fresh = [name for name in self.models if trained_model(name) is None]
         if not self.train.steps and fresh:
             raise ValueError(
-                f"got train.steps=0 with {', '.join(fresh)}, which would be tested with fresh weights; expected "
+                f"got steps=0 with {', '.join(fresh)}, which would be tested with fresh weights; expected "
                 "trained models, written as NAME=PATH, or steps to train for"
             )
         if self.train.parameters is not None and not fresh:
             raise ValueError(
-                f"got train.parameters={self.train.parameters} with trained models alone, which keep their sizes; "
+                f"got parameters={self.train.parameters} with trained models alone, which keep their sizes; "
                 "expected none"
             )
 

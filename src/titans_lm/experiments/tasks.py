@@ -10,6 +10,7 @@ import torch
 
 from titans_lm.data.contents import contents_of
 from titans_lm.data.tasks.batches import TaskBatches
+from titans_lm.data.tasks.haystack import BYTES, WORDS, tokenizer_in
 from titans_lm.data.tasks.task import AT, Task
 from titans_lm.evaluate.accuracy import bytes_of_state, task_score
 from titans_lm.experiments.models import TrainedModel, model_settings
@@ -21,13 +22,13 @@ from titans_lm.train.loop import fit
 from titans_lm.train.losses import TaskLoss
 from titans_lm.train.match import MATCHED_BY, count_parameters
 from titans_lm.train.options import plain_settings
-from titans_lm.train.progress import ProgressReport, TokenReport
+from titans_lm.train.progress import Outlook, ProgressReport, TokenReport
 from titans_lm.train.run import RunFolder, begun_with
 from titans_lm.train.sized import Sized, sized_for
 from titans_lm.train.trainer import FitResult
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FILE = "results.json"
 RIGHT = "right"
@@ -130,6 +131,10 @@ class TaskJob:
     def rate(self) -> float:
         return self.settings.lr
 
+    @property
+    def work(self) -> int:
+        return self.settings.steps
+
     def spec(self) -> Result:
         """Give what the result depends on: all but where it is kept."""
         began = {} if self.start is None else {"start": plain_settings(self.start)}
@@ -152,11 +157,11 @@ class TaskJob:
         """Give the spec that a run which is not done was begun with."""
         return begun_with(self.folder)
 
-    def train(self) -> Result:
+    def train(self, outlook: Outlook | None = None) -> Result:
         """Train it, from where it stopped if it did, and test it."""
         torch.manual_seed(self.settings.seed)
         sized = self._begin()
-        ended = self._learn(sized.model)
+        ended = self._learn(sized.model, outlook)
         found = self._test(sized.model, self.examples, quiet=not self.shown)
         longest = max(1, *(task.length for task in self.eval_tasks.values()))
         return {
@@ -178,9 +183,9 @@ class TaskJob:
         model = self.start.model(self.settings.device)
         return Sized.given(model.float() if self.settings.steps else model)
 
-    def _learn(self, model: "PreTrainedModel") -> FitResult:
+    def _learn(self, model: "PreTrainedModel", outlook: Outlook | None) -> FitResult:
         """Train a model in the folder of the run, from where that stopped; without steps it stays as it is."""
-        own = None if self.start is None else self.start.tokenizer()
+        own = task_tokenizer(self.train_tasks[0]) if self.start is None else self.start.tokenizer()
         begun = self.saved_spec() is not None
         run = RunFolder.open(self.folder, own) if begun else RunFolder.create(self.folder, self.spec(), own)
         if not self.settings.steps:
@@ -191,7 +196,7 @@ class TaskJob:
         )  # fmt: skip
         while_training = (lambda model: self._test(model, 128, quiet=True)) if self.settings.eval_every else None
         loss = TaskLoss(self.settings.lm_loss_weight, self.settings.gate_l1)
-        progress = ProgressReport(quiet=not self.shown, title=self.folder.name)
+        progress = ProgressReport(quiet=not self.shown, title=self.folder.name, outlook=outlook)
         return fit(model, batches, loss, self.settings, run=run, eval_fn=while_training, progress=progress)
 
     def _test(self, model: "PreTrainedModel", examples: int, *, quiet: bool) -> Result:
@@ -216,6 +221,12 @@ class TaskJob:
         """Phrase what came out."""
         tests = ", ".join(f"{size} {100 * test['exact']:.1f} %" for size, test in result["tests"].items())
         return f"{tests}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
+
+
+def task_tokenizer(task: Task) -> "PreTrainedTokenizerBase | None":
+    """Load the tokenizer whose tokens a task is of; None where its ids are of its own (bytes without marks, words)."""
+    name = getattr(task, "tokenizer", BYTES)
+    return None if name in (BYTES, WORDS) else tokenizer_in(name)
 
 
 def task_job(settings: Any, parameters: int | None, run: Run, start: TrainedModel | None) -> TaskJob:

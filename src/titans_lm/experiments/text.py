@@ -26,6 +26,7 @@ from titans_lm.train.files import JsonLines, write_json
 from titans_lm.train.language import language_data, train_language_model
 from titans_lm.train.match import MATCHED_BY, count_parameters
 from titans_lm.train.options import plain_settings, written_command
+from titans_lm.train.progress import Outlook, ProgressReport
 from titans_lm.train.run import CONTENTS as CONTENTS_FILE
 from titans_lm.train.run import METRICS, SETTINGS, begun_with, load_model, load_tokenizer
 from titans_lm.train.settings import LanguageSettings
@@ -111,6 +112,10 @@ class TextJob:
         return self.settings.lr
 
     @property
+    def work(self) -> int:
+        return self.settings.steps
+
+    @property
     def counts(self) -> bool:
         return self.test is not None
 
@@ -137,12 +142,13 @@ class TextJob:
             return None
         return {**self._spec(settings), CONTENTS: json.loads(noted.read_bytes()) if noted.is_file() else {}}
 
-    def train(self) -> Result:
+    def train(self, outlook: Outlook | None = None) -> Result:
         """Train it, from where it stopped if it did, and score it."""
         begun = (self.folder / SETTINGS).is_file()
         if not begun:
             write_json(self.folder / CONTENTS_FILE, self.contents())
-        result = train_language_model(self.settings, resume=begun)
+        progress = ProgressReport(quiet=True, outlook=outlook)
+        result = train_language_model(self.settings, resume=begun, progress=progress)
         kept = {name: value for name, value in result.items() if name not in ("run", "model", "settings")}
         records = [record for record in JsonLines(self.folder / METRICS).read() if HELD_OUT in record]
         kept["curve"] = [{name: record[name] for name in ("step", "seconds", HELD_OUT)} for record in records]

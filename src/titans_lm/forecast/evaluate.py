@@ -29,10 +29,11 @@ from titans_lm.report.spread import mean_with_spread
 from titans_lm.report.table import aligned
 from titans_lm.train.device import choose_device
 from titans_lm.train.options import plain_settings, written_command
-from titans_lm.train.progress import ProgressReport
+from titans_lm.train.progress import Outlook, ProgressReport
 from titans_lm.train.run import RunFolder, begun_with
 
 FILE = "results.json"
+SHORTER = "fewer --epochs, --models, --horizons or --seeds"
 CHOSEN = "validation_mse"
 """What learning rates are chosen by."""
 KEPT = ("parameters", "validation", "test", "streaming", "steps", "best_step", "seconds", "skipped_steps", "ridge")
@@ -68,6 +69,10 @@ class ForecastJob:
     def rate(self) -> float:
         return self.model.train.lr
 
+    @property
+    def work(self) -> int:
+        return int(self.model.trained)
+
     def spec(self) -> Result:
         """Give what the result depends on: all but where it is kept."""
         return {
@@ -92,11 +97,11 @@ class ForecastJob:
         data = prepare(read_table(self.data, self.shared.table), self.shared.table, self.shared.lookback, self.horizon)
         return data, fresh_model(self.model, data, self.seed)
 
-    def train(self) -> Result:
+    def train(self, outlook: Outlook | None = None) -> Result:
         """Fit it, from where it stopped if it did; what counts is tested once then, and saved."""
         data, model = self.prepare()
         run = RunFolder.open(self.run) if self.saved_spec() else RunFolder.create(self.run, self.spec())
-        progress = ProgressReport(title=self.name) if self.progress else None
+        progress = ProgressReport(quiet=not self.progress, title=self.name, outlook=outlook)
         fitted = fit_model(model, data, self.model.train, seed=self.seed, run=run, progress=progress)
         found: Result = {
             **fitted._asdict(),
@@ -175,7 +180,7 @@ def train_forecaster(settings: TrainForecaster, say: Say) -> dict[str, Any]:
     counts = ", ".join(f"{count:,} {part}" for part, count in data.counts.items())
     say(f"{data.table.name}: {len(data.table.values):,} rows of {len(data.table.channels)} channels; windows: {counts}")
     say(f"{job.name}: {_parameters(model):,} parameters; run folder {job.folder}")
-    result = run_job(job)
+    result = run_job(job, Outlook("--epochs N", say=say))
     say(job.describe(result))
     return {"command": _command("train", tables, settings, None), "model": str(job.folder / MODEL), **result}
 
@@ -195,7 +200,7 @@ def evaluate_forecasters(settings: EvaluateForecasters, say: Say) -> dict[str, A
             for spec in specs:
                 fresh_model(spec, data, 0)
     jobs = _jobs(settings, specs, say)
-    runs = run_jobs(jobs, settings.jobs, say)
+    runs = run_jobs(jobs, settings.jobs, say, Outlook(SHORTER, say=say))
     tables = [[run for job, run in zip(jobs, runs, strict=True) if job.data == path] for path in settings.data]
     return write_record(
         settings.out / FILE, "forecast", evaluate_command(settings), settings, runs,
@@ -209,7 +214,7 @@ def evaluate_command(settings: EvaluateForecasters) -> str:
 
 
 def _command(word: str, paths: Sequence[Path], settings: Any, none: Any) -> str:
-    return written_command("forecast", word, *map(str, paths), settings=settings, data=none, json=None, quiet=False)
+    return written_command("forecast", word, *map(str, paths), settings=settings, data=none)
 
 
 def _jobs(settings: EvaluateForecasters, specs: list[ModelSpec], say: Say) -> list[ForecastJob]:
@@ -222,7 +227,11 @@ def _jobs(settings: EvaluateForecasters, specs: list[ModelSpec], say: Say) -> li
     best, first = dict.fromkeys(rated, *settings.rates[:1]), settings.seeds[0]
     if len(settings.rates) > 1:
         jobs = [_job(settings, *place, first, rate, counts=False) for place in rated for rate in settings.rates]
-        trials = run_trials(jobs, settings.jobs, say, CHOSEN, lambda job: _place(job.data, job.horizon, job.model))
+        runs = sum(spec.trained for _, _, spec in places) * len(settings.seeds)
+        outlook = Outlook(SHORTER, say=say, later=runs)
+        trials = run_trials(
+            jobs, settings.jobs, say, CHOSEN, lambda job: _place(job.data, job.horizon, job.model), outlook
+        )
         best = {place: best_rate(_place(*place), trials[_place(*place)], CHOSEN) for place in rated}
     return [
         _job(settings, *place, seed, best.get(place))

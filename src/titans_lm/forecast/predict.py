@@ -132,6 +132,9 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     start = max(0, origin - SHOWN * fitted.shape.lookback)
     panels = _panels(table, index, start, origin, forecast, settings.plot_channels)
     title = f"{table.name}: {len(forecast)} rows ahead of row {origin:,}, {fitted.name}"
+    channels = len(table.channels)
+    shown = f"{len(panels)} of {channels} channels" if len(panels) < channels else None
+    title += f"; {shown}" if shown else ""
     save_png(draw(Panels(title=title, panels=panels)), settings.out / PNG)
     errors: dict[str, Any] = {}
     if len(truth):
@@ -148,6 +151,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         **errors,
         "csv": str(settings.out / CSV),
         "plot": str(settings.out / PNG),
+        "plot_shows": shown and f"{shown}, the last ones; --plot-channels {channels} shows all",
     }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 import tyro
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive
-from titans_lm.experiments.settings import check_runs, check_shared
+from titans_lm.experiments.settings import check_runs, check_shared, inside
 from titans_lm.train.settings import FitSettings, Precision
 
 Split = Literal["auto", "etth", "ettm", "shares"]
@@ -26,6 +26,8 @@ class TableSettings:
 
     separator: str = ","
     """What stands between two cells."""
+    decimal: str = "."
+    """What stands before the fraction of a number; a comma in tables whose cells are parted by something else."""
     date: str | None = None
     """Column of dates; by default the first one, where it holds no numbers."""
     channels: tuple[str, ...] = ()
@@ -50,6 +52,10 @@ class TableSettings:
     def __post_init__(self) -> None:
         if len(self.separator) != 1:
             raise ValueError(f"got separator={self.separator!r}; expected one character")
+        if self.decimal not in (".", ",") or self.decimal == self.separator:
+            raise ValueError(
+                f"got decimal={self.decimal!r} with separator={self.separator!r}; expected . or , and not the separator"
+            )
         check_choice("missing", self.missing, get_args(Missing))
         check_choice("sentinel", self.sentinel, get_args(Sentinel))
         check_choice("split", self.split, get_args(Split))
@@ -87,7 +93,7 @@ class NetSettings:
     """Dropout of tokens and of what the head reads."""
     shortcut: Shortcut = "ridge"
     """A linear map of the window beside the stack: none, trained from zero, or trained from its closed form."""
-    backbone: BackboneConfig = field(default_factory=small_stack)
+    backbone: Annotated[BackboneConfig, tyro.conf.arg(name="model")] = field(default_factory=small_stack)
     """The stack of blocks; its architecture is that of the model's name."""
 
     def __post_init__(self) -> None:
@@ -161,9 +167,9 @@ class ForecastSettings:
     """Rows L that a forecast is made from."""
     table: TableSettings = field(default_factory=TableSettings)
     """How the table is read and divided."""
-    net: NetSettings = field(default_factory=NetSettings)
+    net: Annotated[NetSettings, inside()] = field(default_factory=NetSettings)
     """The model, where it is a stack of blocks (or PatchTST, as far as it has such settings)."""
-    train: TrainSettings = field(default_factory=TrainSettings)
+    train: Annotated[TrainSettings, inside()] = field(default_factory=TrainSettings)
     """How it is trained."""
     json: Path | None = None
     """Write the numbers to this file too."""
@@ -212,7 +218,7 @@ class EvaluateForecasters(ForecastSettings):
     """Seeds of trained models."""
     rates: tuple[float, ...] = ()
     """Learning rates that the first seed is trained with, but for models whose names say their own; the best on
-    validation counts, and is that of the other seeds. Only what counts is tested. Without any, train.lr is taken."""
+    validation counts, and is that of the other seeds. Only what counts is tested. Without any, --lr is taken."""
     streaming: bool = False
     """Measure models with a memory by streaming too: the memory carried from window to window over the whole test
     part, and frozen."""

@@ -1,5 +1,6 @@
 """Tables of numbers over time, from CSV files: what is in them, what is missing, and what is refused."""
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 DAY = 86_400
 """Seconds."""
+
+
+DECIMAL_COMMA = re.compile(r"(?<![\d,])-?\d+,\d+(?![\d,])")
+"""A number with a comma before its fraction."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +117,14 @@ def _read(path: Path, settings: TableSettings) -> "pandas.DataFrame":
         _check_separator(path, settings.separator)
         first = pd.read_csv(path, sep=settings.separator, header=None, nrows=1, dtype=str, keep_default_na=False)
         cells = [str(cell).strip() for cell in first.iloc[0]]
-        header = 0 if _is_header(cells) else None
+        header = 0 if _is_header([cell.replace(settings.decimal, ".") for cell in cells]) else None
         with warnings.catch_warnings():
             # pandas would take the first column of a header one name short for the names of the rows
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = pd.read_csv(path, sep=settings.separator, header=header, skipinitialspace=True, index_col=False)
+            frame = pd.read_csv(
+                path, sep=settings.separator, decimal=settings.decimal, header=header, skipinitialspace=True,
+                index_col=False,
+            )  # fmt: skip
     except pd.errors.ParserWarning as error:
         raise ValueError(
             f"got {str(path)!r} with fewer names than cells in a row; expected a name for each column"
@@ -140,9 +148,10 @@ def _check_separator(path: Path, separator: str) -> None:
         head, row = file.readline(), file.readline()
     other = next((mark for mark in ",;\t|" if mark in head and mark in row and separator not in head), None)
     if other is not None:
+        comma = " --table.decimal ','" if other != "," and DECIMAL_COMMA.search(row) else ""
         raise ValueError(
             f"got {str(path)!r} with no {separator!r} in its first row, but {other!r}; "
-            f"expected --table.separator {other!r}"
+            f"expected --table.separator {other!r}{comma}"
         )
 
 
@@ -213,9 +222,10 @@ def _numbers(path: Path, frame: "pandas.DataFrame") -> np.ndarray:
     if wrong.any():
         column = int(wrong.any(0).argmax())
         row = int(wrong[:, column].argmax())
+        comma = ", or --table.decimal ','" if DECIMAL_COMMA.fullmatch(str(frame.iloc[row, column])) else ""
         raise ValueError(
             f"got {frame.iloc[row, column]!r} in row {row} of {str(path)!r}, in column {frame.columns[column]!r}; "
-            "expected a number"
+            f"expected a number{comma}"
         )
     values = np.ascontiguousarray(found.to_numpy(np.float64))  # by rows: sums over another layout round otherwise
     return np.where(np.isinf(values), np.nan, values)

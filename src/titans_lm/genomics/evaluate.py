@@ -27,9 +27,11 @@ from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_atomically
 from titans_lm.train.match import count_parameters, match_parameters
 from titans_lm.train.options import merge_settings, plain_settings
+from titans_lm.train.progress import Outlook, ProgressReport
 from titans_lm.train.run import RunFolder, begun_with
 
 FILE, PREDICTIONS = "results.json", "predictions.tsv"
+SHORTER = "fewer --steps, --models, --folds or --seeds"
 CHOSEN = "validation_accuracy"
 SCORES = ("accuracy", "mcc", "f1")
 KEPT = ("steps", "best_step", CHOSEN, "seconds", "skipped_steps", "strength", *SCORES)
@@ -106,6 +108,10 @@ class FoldJob:
     def rate(self) -> float:
         return self.settings.lr
 
+    @property
+    def work(self) -> int:
+        return self.settings.steps if is_network(self.name) else 0
+
     def cropped(self) -> Sequences:
         return self.data.cropped(self.settings.max_length, self.settings.crop)
 
@@ -125,14 +131,16 @@ class FoldJob:
         """Give the spec that a run which is not done was begun with."""
         return begun_with(self.folder)
 
-    def train(self) -> Result:
+    def train(self, outlook: Outlook | None = None) -> Result:
         """Train it, from where it stopped if it did, and test it on sequences that it has not seen."""
         if not self.saved_spec():
             RunFolder.create(self.folder, self.spec())
         started, data, settings = time.perf_counter(), self.cropped(), self.settings
         others = data.take(np.flatnonzero(self.parts != self.fold))
         parts = held_out(others, settings.held_out, settings.seed, settings.overlap)
-        classifier, fitted = train_classifier(settings, *parts, self.folder)
+        classifier, fitted = train_classifier(
+            settings, *parts, self.folder, ProgressReport(quiet=True, outlook=outlook)
+        )
         result = {"seconds": time.perf_counter() - started, **fitted, "parameters": classifier.parameters()}
         if not self.counts:
             return result
@@ -174,7 +182,7 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> Result
     say(f"{len(data):,} sequences: {describe_data(data, cut, settings.train)}")
     settings.out.mkdir(parents=True, exist_ok=True)
     tuning, rates = _tune(settings, fits, data, parts, say)
-    ran = run_jobs(final_jobs(settings, fits, data, parts, rates), settings.jobs, say)
+    ran = run_jobs(final_jobs(settings, fits, data, parts, rates), settings.jobs, say, Outlook(SHORTER, say=say))
     predicted = {name: _predicted(ran, name, len(data)) for name in settings.models}
     models = [_summary(name, tuning[name], ran, data, predicted[name]) for name in settings.models]
     result = write_record(
@@ -228,7 +236,9 @@ def _tune(
         )
         for name, fold, rate in product(tuned, every, settings.rates)
     ]  # fmt: skip
-    trials = run_trials(jobs, settings.jobs, say, CHOSEN, lambda job: f"{job.name} in fold {job.fold}")
+    networks = [fit.steps for name, fit in fits.items() if is_network(name)]
+    outlook = Outlook(SHORTER, say=say, later=sum(networks) * len(settings.seeds) * settings.folds)
+    trials = run_trials(jobs, settings.jobs, say, CHOSEN, lambda job: f"{job.name} in fold {job.fold}", outlook)
     for name, fold in product(tuned, every):
         found = trials[f"{name} in fold {fold}"]
         rates[name, fold] = best_rate(f"{name} in fold {fold}", found, CHOSEN, most=True)

@@ -153,8 +153,8 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     Where the file has classes the result has scores; with `plot` a picture shows the confusion. Raises ValueError for a
     file, a model or a class that will not do; nothing is written then.
     """
-    if settings.model is None or settings.data is None or settings.out is None:
-        raise ValueError("got no model, no data or no out; expected titans genomics predict MODEL DATA --out FILE.tsv")
+    if settings.model is None or settings.data is None:
+        raise ValueError("got no model or no data; expected titans genomics predict MODEL DATA")
     classifier = load_classifier(settings.model, settings.device)
     data = read_sequences(settings.data, settings.read)
     if settings.plot is not None and data.labels is None:

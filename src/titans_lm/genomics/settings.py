@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import tyro
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_switch
-from titans_lm.experiments.settings import check_runs, check_shared
+from titans_lm.experiments.settings import Hidden, check_runs, check_shared, inside
 from titans_lm.train.settings import FitSettings
 
 Unknown = Literal["iupac", "error", "n"]
@@ -156,6 +156,14 @@ class GenomicsFit(SequenceFit):
             raise ValueError(f"got pretrain_steps with baseline={self.baseline!r}; expected a backbone to pre-train")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedFit(GenomicsFit):
+    """Settings of a classifier, as a command line lists those that several runs share."""
+
+    seed: Hidden[int] = 0
+    baseline: Hidden[Baseline | None] = None
+
+
 Data = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
 
 
@@ -220,13 +228,13 @@ class EvaluateSettings(Source):
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the weights, the order of the data and the validation part."""
     rates: tuple[float, ...] = ()
-    """Learning rates in place of train.lr, but for variants that name their own; with several each network is tried
+    """Learning rates in place of --lr, but for variants that name their own; with several each network is tried
     with all of them, fold by fold, on the fold's training part."""
     tune_steps: int = 300
     """Steps of each trial; there is one for each network, fold and learning rate."""
     jobs: int = 1
     """Runs at once, each in a process with its share of the cores."""
-    train: GenomicsFit = field(default_factory=GenomicsFit)
+    train: Annotated[GenomicsFit, inside(SharedFit)] = field(default_factory=SharedFit)
     """What all share: sizes of the model, steps, batches."""
 
     def __post_init__(self) -> None:
@@ -241,14 +249,15 @@ class EvaluateSettings(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictSettings(Source):
-    """Write classes and probabilities: titans genomics predict RUN DATA --out classes.tsv."""
+    """Write classes and probabilities: titans genomics predict RUN DATA."""
 
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
     """Run folder, or the folder of a saved classifier."""
     data: Data = None
     """FASTA, a table, or a folder with a folder for each class."""
-    out: Path | None = None
-    """Table to write: a line for each sequence with its class and the probability of every class."""
+    out: Path = Path("runs/classes.tsv")
+    """Table to write: a line for each sequence with its class and the probability of every class; one that is there is
+    replaced."""
     plot: Path | None = None
     """Picture to write where the file has classes: how often each is taken for each."""
     both_strands: bool | None = None

@@ -98,7 +98,7 @@ def serve_model(
     try:
         if torch.device(model.device).type == "cpu":  # threads of one request would wait for those of another
             torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
-        store = Store(settings.store, model, in_memory=settings.in_memory, most=settings.max_stored)
+        store = Store(settings.out, model, in_memory=settings.in_memory, most=settings.max_stored)
         app = create_app(Engine(model, tokenizer, store, settings), name, key)
         if say is not None:
             host, port = listening.getsockname()[:2]

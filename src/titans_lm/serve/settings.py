@@ -16,7 +16,7 @@ class ServeSettings:
     """Port to listen on; 0 takes a free one."""
     name: str | None = None
     """Name of the model for clients; by default its folder's."""
-    store: Path = Path("runs/serve")
+    out: Path = Path("runs/serve")
     """Folder of the memories; what is there is served again after a restart."""
     api_key: str | None = None
     """Key that clients must send (Authorization: Bearer KEY); by default TITANS_API_KEY, else none is asked for."""

@@ -16,7 +16,7 @@ from titans_lm.streaming.memory import Memory
 from titans_lm.streaming.reader import Reader
 from titans_lm.streaming.tokens import TokenStream
 from titans_lm.train.files import remove_unfinished
-from titans_lm.train.progress import Report
+from titans_lm.train.progress import Report, in_words
 from titans_lm.train.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -29,17 +29,27 @@ class ReadingReport(Report):
     """How far reading is: tokens, tokens a second, and the bytes of the memory, which stay the same."""
 
     def start(self, total: int | None, before: int) -> "ReadingReport":
-        """Begin to count: `total` tokens lie ahead, if that is known, and `before` behind."""
-        self.before, self.began = before, time.monotonic()
+        """Begin to count: `total` bytes are to be read, if that is known, and `before` tokens lie behind."""
+        self.before, self.began, self.total = before, time.monotonic(), total
+        self.first: tuple[int, float] | None = None
         self.begin(total=total)
         return self
 
-    def update(self, tokens: int, state_bytes: int) -> None:
-        """Show how far it is."""
-        read = tokens - self.before
-        rate = read / max(time.monotonic() - self.began, 1e-9)
+    def update(self, tokens: int, state_bytes: int, done: int) -> None:
+        """Show how far it is; `done` bytes have been read."""
+        now = time.monotonic()
+        rate = (tokens - self.before) / max(now - self.began, 1e-9)
         note = f"{tokens:,} tokens  {rate:,.0f} tokens/s  memory {state_bytes / 2**20:,.1f} MiB"
-        self.show(read, note, f"reading: {note}")
+        self.show(done, note, f"reading: {note}{self._share(done, now)}")
+
+    def _share(self, done: int, now: float) -> str:
+        """Say how much of the files that is, and how long the rest takes."""
+        if not self.total:
+            return ""
+        began, since = self.first = self.first or (done, now)
+        left = (now - since) / max(done - began, 1) * max(self.total - done, 0)
+        when = f", {in_words(left)} left" if done > began else ""
+        return f"  {min(done / self.total, 1.0):.0%} of the files{when}"
 
 
 class StoppedReading(KeyboardInterrupt):
@@ -76,7 +86,7 @@ def read_files(
     reader = Reader(model, tokenizer, piece_len=piece_len, memory=memory)
     first = reader.tokens
     job = _Job(model, out, save_every, reader)
-    report = ReadingReport(quiet=quiet, title="reading").start(_total(paths[done:], tokenizer), first)
+    report = ReadingReport(quiet=quiet, title="reading").start(_total(paths[done:]), first)
     with report as job.report, StopRequest() as job.stop:
         for index, path in enumerate(paths[done:]):
             job.read(_stream(reader, path, unfinished and index == 0))
@@ -103,17 +113,21 @@ class _Job:
         self.model, self.out, self.save_every, self.reader = model, out, save_every, reader
         self.saved, self.saved_tokens = reader.memory.sources, reader.tokens
         self.rounding: float | None = None
+        self.bytes, self.reads_bytes = 0, is_byte_tokenizer(reader.tokenizer)
+        """Of the files that have been read to their end; a byte is a token, or some of a token's."""
         self.report: ReadingReport
         self.stop: StopRequest
 
     def read(self, stream: TokenStream) -> None:
         try:
-            self.reader.read(stream, on_piece=self._after_piece)
+            self.reader.read(stream, on_piece=lambda reader: self._after_piece(reader, stream))
         finally:
             stream.close()
+        self.bytes += stream.bytes
 
-    def _after_piece(self, reader: Reader) -> None:
-        self.report.update(reader.tokens, reader.memory.bytes)
+    def _after_piece(self, reader: Reader, stream: TokenStream) -> None:
+        done = stream.tokens if self.reads_bytes else stream.bytes
+        self.report.update(reader.tokens, reader.memory.bytes, self.bytes + done)
         if reader.tokens - self.saved_tokens >= self.save_every or self.stop:
             self.save()
         if self.stop:
@@ -183,8 +197,8 @@ def _stream(reader: Reader, path: Path, unfinished: bool) -> TokenStream:
     return (reader.resume if unfinished else reader.stream)(source, _name(path))
 
 
-def _total(paths: list[Path], tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """How many tokens there are to read, where that is known beforehand: bytes are tokens."""
-    if not is_byte_tokenizer(tokenizer) or any(str(path) == STDIN for path in paths):
+def _total(paths: list[Path]) -> int | None:
+    """How many bytes there are to read, where that is known beforehand."""
+    if any(str(path) == STDIN for path in paths):
         return None
     return sum(path.stat().st_size for path in paths)

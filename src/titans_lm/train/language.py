@@ -13,7 +13,7 @@ from titans_lm.data.batches import Batch, DocumentLanes, RandomCrops
 from titans_lm.data.packing import DocumentRows, PackedRows
 from titans_lm.data.prepared import TokenFolder, is_token_folder
 from titans_lm.data.reread import RereadRows
-from titans_lm.data.text import load_corpus
+from titans_lm.data.text import load_corpus, looks_binary
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer, encode_document
 from titans_lm.evaluate.bits_per_byte import HeldOut
 from titans_lm.evaluate.documents import held_out_bytes, held_out_tokens
@@ -42,6 +42,12 @@ class LanguageData:
     counts: dict[str, Any]
     split: str
     skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that a token to train on stands for on average, the marks of documents counted; of text, 1."""
+        return self.counts["train_bytes"] / max(1, self.counts.get("train_tokens", self.counts["train_bytes"]))
 
     def lines(self) -> list[str]:
         """Say how much there is, and what was left out."""
@@ -49,6 +55,7 @@ class LanguageData:
         return [
             f"{self.counts['train_bytes']:,} bytes in {self.counts['train_documents']:,} documents to train on, "
             f"{self.counts['held_out_bytes']:,} held out ({self.split})",
+            *self.notes,
             *(f"skipped {name}" for name in [*self.skipped[:3], *more]),
         ]
 
@@ -76,7 +83,12 @@ def _text(settings: LanguageSettings) -> LanguageData:
         crops = RandomCrops(documents, **_rows(settings))
         batches = _with_rereading(crops, crops.take, len(crops.tokens), settings)
     held_out = _held_out(settings, *held_out_bytes(corpus.held_out, settings.eval_bytes))
-    return LanguageData(batches, held_out, byte_tokenizer(), corpus.describe(), corpus.split, corpus.skipped)
+    notes = tuple(
+        f"note: {document.name} holds zero bytes, so it may be no text; it is read byte by byte, as it was named"
+        for document in corpus.train
+        if looks_binary(document.data)
+    )
+    return LanguageData(batches, held_out, byte_tokenizer(), corpus.describe(), corpus.split, corpus.skipped, notes)
 
 
 def _prepared(settings: LanguageSettings) -> LanguageData:
@@ -169,6 +181,7 @@ def _train(
     sized = Sized.given(model) if model is not None else sized_model(settings, data.tokenizer)
     path = world.first(lambda: _run_folder(settings, data.tokenizer, resume=resume).path)
     run = RunFolder.open(path, data.tokenizer)
+    progress.bytes_per_token = data.bytes_per_token
     for line in (*data.lines(), f"{sized.describe()}; run folder {run.path}"):
         progress.say(line)
     result = fit(

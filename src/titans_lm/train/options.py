@@ -12,11 +12,17 @@ import types
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from titans_lm.config import check_choice, check_known
+from titans_lm.config import check_choice, nearest
 
 Settings = TypeVar("Settings")
-RENAMED = {"gate_price": "gate_l1", "text_weight": "lm_loss_weight", "run": "out"}
+RENAMED = {
+    "gate_price": "gate_l1", "text_weight": "lm_loss_weight", "run": "out", "store": "out", "fast": "quick",
+}  # fmt: skip
 """Names that settings had in files of saved runs, and those that they have now."""
+
+
+LATER = {"decimal": "."}
+"""Settings that came after runs had been saved: files say nothing of these values, so that such runs go on."""
 
 
 def read_settings_file(path: Path) -> dict[str, Any]:
@@ -36,12 +42,17 @@ def read_settings_file(path: Path) -> dict[str, Any]:
 def merge_settings(default: Settings, values: dict[str, Any]) -> Settings:
     """Replace settings by values that came from a file; dataclasses inside go by nested names.
 
-    A setting is found by the name that it had before, too. ValueError for an unknown name, with the nearest known one,
-    and for a value of the wrong kind.
+    A setting is found by the name that it had before, too, and by that of a command line. ValueError for an unknown
+    name, with the nearest known one, and for a value of the wrong kind.
     """
     hints = get_type_hints(type(default))
     values = {name if name in hints else RENAMED.get(name, name): value for name, value in values.items()}
-    check_known(type(default), values)
+    values = _nested(default, values)
+    for name in values:
+        if name not in hints:
+            raise ValueError(
+                f"unknown setting {name!r} for {type(default).__name__}; {nearest(name, _known(default) - {''})}"
+            )
     changes = {}
     for name, value in values.items():
         before = getattr(default, name)
@@ -52,6 +63,54 @@ def merge_settings(default: Settings, values: dict[str, Any]) -> Settings:
         else:
             changes[name] = _convert(name, value, hints[name])
     return dataclasses.replace(default, **changes)
+
+
+def option_names(kind: type) -> dict[str, str]:
+    """Name the settings of a dataclass as a command line does; "" where those inside go by their own names alone.
+
+    `Annotated[…, tyro.conf.arg(name=…)]` says where that is not the name of the field.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    said = {item.name: getattr(hints[item.name], "__metadata__", ()) for item in dataclasses.fields(kind)}
+    names = {name: [getattr(mark, "name", None) for mark in marks] for name, marks in said.items()}
+    return {name: next((one for one in given if one is not None), name) for name, given in names.items()}
+
+
+def _nested(default: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Put what a command line calls by its own name alone into the settings that it belongs to."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        field, inside = _place(default, name, value)
+        if inside:
+            before = found.get(field, {})
+            if not isinstance(before, dict):
+                raise ValueError(f"got {field}={before!r}; expected names and values below {field}")
+            found[field] = {**before, name: value}
+        elif isinstance(value, dict) and isinstance(found.get(field), dict):
+            found[field] = {**value, **found[field]}
+        else:
+            found[field] = value
+    return found
+
+
+def _place(default: Any, name: str, value: Any) -> tuple[str, bool]:
+    """Find the field that a value belongs to, and whether it is one of those inside that field."""
+    names = option_names(type(default))
+    fits = name in names and (not isinstance(value, dict) or dataclasses.is_dataclass(getattr(default, name)))
+    if fits:
+        return name, False
+    called = next((field for field, option in names.items() if option == name and field != name), None)
+    if called is not None:
+        return called, False
+    around = [field for field, option in names.items() if not option and name in _known(getattr(default, field))]
+    return (around[0], True) if around else (name, False)
+
+
+def _known(settings: Any) -> set[str]:
+    """List the names that settings are called by, those that stand for others inside among them."""
+    names = option_names(type(settings))
+    inner = [_known(getattr(settings, field)) for field, option in names.items() if not option]
+    return set(names.values()).union(*inner)
 
 
 def plain_settings(settings: Any) -> dict[str, Any]:
@@ -66,35 +125,40 @@ def plain_settings(settings: Any) -> dict[str, Any]:
         else value
         for item in dataclasses.fields(settings)
         for value in [getattr(settings, item.name)]
+        if LATER.get(item.name, dataclasses.MISSING) != value
     }
 
 
 def as_options(settings: Any, default: Any) -> list[str]:
     """Write settings as the options of a command line that turn the default into them; those inside go by dots."""
-    return _options("--", plain_settings(settings), plain_settings(default))
+    return _options("--", settings, default)
 
 
 def written_command(*words: str, settings: Any, **left_out: Any) -> str:
     """Write the command that settings came from: `titans`, words, and the options that are not the defaults.
 
-    `left_out` are settings that the words say already, or that are no part of what was asked, with their defaults.
+    `left_out` are settings that the words say already, or that are no part of what was asked, with their defaults;
+    where numbers go beside their folder, and whether anything is shown, is none either.
     """
-    told = dataclasses.replace(settings, **left_out)
+    usual = {"json": None, "quiet": False}
+    aside = {name: value for name, value in usual.items() if hasattr(settings, name)}
+    told = dataclasses.replace(settings, **aside | left_out)
     return shlex.join(["titans", *words, *as_options(told, type(settings)())])
 
 
-def _options(prefix: str, plain: dict[str, Any], default: dict[str, Any]) -> list[str]:
+def _options(prefix: str, settings: Any, default: Any) -> list[str]:
     parts = []
-    for name, value in plain.items():
-        option = f"{prefix}{name.replace('_', '-')}"
-        if isinstance(value, dict):
-            parts += _options(f"{option}.", value, default[name])
-        elif value == default[name]:
+    for name, option in option_names(type(settings)).items():
+        value, usual = getattr(settings, name), getattr(default, name)
+        option = option.replace("_", "-")
+        if dataclasses.is_dataclass(value):
+            parts += _options(f"{prefix}{option}." if option else prefix, value, usual)
+        elif value == usual:
             continue
         elif isinstance(value, bool):
-            parts.append(option if value else f"{prefix}no-{name.replace('_', '-')}")
+            parts.append(f"{prefix}{option}" if value else f"{prefix}no-{option}")
         else:
-            parts += [option, *map(str, value if isinstance(value, list) else [value])]
+            parts += [f"{prefix}{option}", *map(str, value if isinstance(value, list | tuple) else [value])]
     return parts
 
 

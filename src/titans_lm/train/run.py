@@ -224,7 +224,15 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     """Load the tokenizer that was saved beside a model; ValueError where there is none."""
     from transformers import AutoTokenizer
 
-    return _load(AutoTokenizer, resolve_model(path), "tokenizer")
+    folder = resolve_model(path)
+    run = folder.parent.parent if folder.parent.name == CHECKPOINTS else folder.parent
+    of_run = folder.name == MODEL or run != folder.parent
+    if of_run and "taught" in (begun_with(run) or {}) and not any(folder.glob("tokenizer*")):
+        raise ValueError(
+            f"got {folder}, a model of a task's own ids, which are no text; expected one that titans train made, or "
+            f"test it as it is: titans evaluate TASK --models again={run} --steps 0"
+        )
+    return _load(AutoTokenizer, folder, "tokenizer")
 
 
 def _load(auto_class: Any, folder: Path, what: str) -> Any:

@@ -144,7 +144,7 @@ class BabiLongTask(HiddenTask):
     """Train and test models on questions about facts that are scattered over books (BABILong).
 
     Begin with `titans evaluate babilong --task.books books/ --task.tokenizer words --models lmm sliding
-    --train.model.conv-size 8`: a place is named up to five tokens behind its person. Sizes are tokens of a row, 0 the
+    --model.conv-size 8`: a place is named up to five tokens behind its person. Sizes are tokens of a row, 0 the
     facts alone; --test-sizes may be of any length, as 1M, as long rows are read in pieces.
     """
 
