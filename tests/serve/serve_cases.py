@@ -40,7 +40,7 @@ def plain_model(architecture: str = "mac") -> Any:
 def small_engine(folder: Path, model: Any = None, **settings: Any) -> Engine:
     model = plain_model() if model is None else model
     given = ServeSettings(out=folder, **{"in_memory": 4, "max_stored": 20, **settings})
-    store = Store(given.store, model, in_memory=given.in_memory, most=given.max_stored)
+    store = Store(given.out, model, in_memory=given.in_memory, most=given.max_stored)
     return Engine(model, byte_tokenizer(), store, given)
 
 
