@@ -5,6 +5,7 @@ import pytest
 from bench.bench_cases import check_once, measured
 from cli_cases import titans
 from titans_lm.bench import run
+from titans_lm.bench.registry import benchmarks
 from titans_lm.bench.settings import AllSettings, OpsSettings, PeersSettings
 from titans_lm.cli import parse
 
@@ -50,7 +51,7 @@ def test_ctrl_c_ends_with_a_line(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "expected one of ops, model, peers, scaling, kernels, all, render"),
+        ([], f"expected one of {', '.join([*benchmarks(), 'all', 'render'])}"),
         (["opps"], "opps"),
         (["ops", "--chunk", "4"], "perhaps you meant --chunks"),
         (["ops", "--chunks", "0"], "got chunks=0; expected an integer of at least 1"),

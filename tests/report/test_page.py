@@ -196,6 +196,7 @@ def test_rendering_writes_the_page_and_the_plots(tmp_path):
         ("{", "which is not JSON"),
         ("[]", "no result of a benchmark"),
         ('{"format": "titans-lm demo 1"}', "no result of a benchmark"),
+        ('{"format": "titans-lm bench 1", "what": "heads"}', "of kind 'heads', which no page shows"),
     ],
 )
 def test_files_of_others_are_refused(tmp_path, content, message):

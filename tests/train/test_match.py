@@ -7,7 +7,7 @@ import pytest
 from model_cases import ARCHITECTURES, STACKS, small_config
 from titans_lm.config import BackboneConfig
 from titans_lm.train.fresh import byte_model
-from titans_lm.train.match import check_near, count_parameters, match_parameters
+from titans_lm.train.match import check_near, count_parameters, fit_shape, match_parameters
 
 SHARED = BackboneConfig(architecture="lmm", hidden_size=128, num_attention_heads=4, num_hidden_layers=3)
 
@@ -53,6 +53,18 @@ def test_an_mlp_has_twice_the_width_at_least() -> None:
         for architecture in ("lmm", "mag", "sliding"):
             matched = match_parameters(dataclasses.replace(given, architecture=architecture), 259, 200_000)
             assert 2.0 <= matched.mlp_width / matched.hidden_size < 2.8
+
+
+def test_an_mlp_need_not_be_gated() -> None:
+    """What a channel costs is counted: two maps with a bias where SwiGLU has three without."""
+
+    def count(size: int, mlp: int) -> int:
+        return 259 * size + 3 * (4 * size**2 + size + (2 * size + 1) * mlp)
+
+    size, mlp = fit_shape(count, SHARED, 200_000)
+    assert abs(count(size, mlp) - 200_000) <= 3 * (2 * size + 1) / 2
+    assert size % 8 == 0
+    assert abs(mlp / size - SHARED.mlp_width / SHARED.hidden_size) <= 0.5
 
 
 def test_an_mlp_cannot_be_less_than_nothing() -> None:

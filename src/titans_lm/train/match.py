@@ -43,7 +43,7 @@ def fit_shape(count: Callable[[int, int], int], like: BackboneConfig, target: in
     """Choose the width E and the MLP's width F of a stack, by what `count(E, F)` says of their parameters.
 
     Widths go in steps of two channels a head, which rotary pairs need. Each has one F that brings it to the target, as
-    a channel more costs 3 E per block (SwiGLU): that E is taken whose F / E is nearest to that of `like`, or to 2
+    every channel more costs the same: that E is taken whose F / E is nearest to that of `like`, or to 2
     where that is less, and none whose F is below 2 E.
     """
     step, ratio = 2 * like.num_attention_heads, max(like.mlp_width / like.hidden_size, LEAST_RATIO)
@@ -52,8 +52,9 @@ def fit_shape(count: Callable[[int, int], int], like: BackboneConfig, target: in
     def mlp(size: int) -> int:
         grain = 8 if size >= 512 else 1  # what the matrix units of a GPU like
         least = int(LEAST_RATIO) * size
-        per_grain = 3 * size * like.num_hidden_layers * grain
-        return least + grain * round((target - count(size, least)) / per_grain)
+        narrow = count(size, least)
+        per_grain = count(size, least + grain) - narrow  # SwiGLU has three maps, other libraries' MLPs may have two
+        return least + grain * round((target - narrow) / per_grain)
 
     low = like.hidden_size % step or step
     if mlp(low) < LEAST_RATIO * low:
