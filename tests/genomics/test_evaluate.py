@@ -130,9 +130,9 @@ def test_neither_a_trial_nor_a_run_is_given_the_fold_that_it_is_for(
     told, given = settings(tmp_path, models=("cnn", "kmer-nb"), seeds=(0,)), []
     really = module.train_classifier
 
-    def recorded(fit: Any, train: Sequences, valid: Sequences, path: Path) -> Any:
+    def recorded(fit: Any, train: Sequences, valid: Sequences, path: Path, *progress: Any) -> Any:
         given.append((path, {*train.names, *valid.names}))
-        return really(fit, train, valid, path)
+        return really(fit, train, valid, path, *progress)
 
     monkeypatch.setattr(module, "train_classifier", recorded)
     run_evaluation(told, "", lambda _: None)
