@@ -9,7 +9,7 @@ import pytest
 
 from prepare.prepare_cases import prepared, settings, text, write_rows, write_texts
 from titans_lm.data.prepared import TokenFolder, is_token_folder, tokenizer_fingerprint
-from titans_lm.data.text import Document, chance
+from titans_lm.data.text import Document, chance, split_documents
 from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer, decode_bytes, encode_document
 from titans_lm.prepare import tokenise
 from titans_lm.prepare.run import prepare
@@ -97,6 +97,16 @@ def test_one_document_is_cut_near_its_end(tmp_path: Path) -> None:
     (train,), (held,) = texts_of(folder)
     assert train + held == b"a line\n" * 100
     assert len(held) == 133, "at a line's end"
+
+
+@pytest.mark.parametrize(("count", "share"), [(2, 1e-6), (3, 0.05), (3, 0.999999)])
+def test_few_documents_give_each_split_one(tmp_path: Path, count: int, share: float) -> None:
+    texts = write_texts(tmp_path / "texts", count)
+    folder = prepared(tmp_path / "texts", tmp_path / "out", held_out=share, train_bpe=260)
+    train, held, _ = split_documents([Document(*item) for item in texts.items()], share)
+    assert texts_of(folder) == [
+        [data for data in texts.values() if data in {document.data for document in part}] for part in (train, held)
+    ]
 
 
 def test_a_limit_and_other_text_to_test_on(tmp_path: Path) -> None:
