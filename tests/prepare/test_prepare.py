@@ -1,6 +1,7 @@
 """Text comes back from its tokens, byte for byte, whatever it came from and however it was cut into shards."""
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,14 @@ def test_a_long_text_has_the_tokens_of_the_whole(
     found = Encoder(tokenizer)(documents)
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
     assert len(list(pieces(documents[0].data.decode(), whole.cut))) > 20
+
+
+def test_a_bare_tokenizer_is_told_what_it_lacks(words: TokenFolder, tmp_path: Path) -> None:
+    shutil.copy(words.path / "tokenizer" / "tokenizer.json", tmp_path)
+    with pytest.raises(ValueError, match=r"name its token in a tokenizer_config\.json beside its"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    assert load_tokenizer(str(tmp_path)).eos_token_id == words.tokenizer().eos_token_id
 
 
 def test_a_tokenizer_of_another_form_is_given_whole_texts(words: TokenFolder) -> None:
