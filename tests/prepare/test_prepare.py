@@ -1,6 +1,7 @@
 """Text comes back from its tokens, byte for byte, whatever it came from and however it was cut into shards."""
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from prepare.prepare_cases import prepared, settings, text, write_rows, write_texts
 from titans_lm.data.prepared import TokenFolder, is_token_folder, tokenizer_fingerprint
-from titans_lm.data.text import Document, chance
+from titans_lm.data.text import Document, chance, split_documents
 from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer, decode_bytes, encode_document
 from titans_lm.prepare import tokenise
 from titans_lm.prepare.run import prepare
@@ -97,6 +98,16 @@ def test_one_document_is_cut_near_its_end(tmp_path: Path) -> None:
     (train,), (held,) = texts_of(folder)
     assert train + held == b"a line\n" * 100
     assert len(held) == 133, "at a line's end"
+
+
+@pytest.mark.parametrize(("count", "share"), [(2, 1e-6), (3, 0.05), (3, 0.999999)])
+def test_few_documents_give_each_split_one(tmp_path: Path, count: int, share: float) -> None:
+    texts = write_texts(tmp_path / "texts", count)
+    folder = prepared(tmp_path / "texts", tmp_path / "out", held_out=share, train_bpe=260)
+    train, held, _ = split_documents([Document(*item) for item in texts.items()], share)
+    assert texts_of(folder) == [
+        [data for data in texts.values() if data in {document.data for document in part}] for part in (train, held)
+    ]
 
 
 def test_a_limit_and_other_text_to_test_on(tmp_path: Path) -> None:
@@ -209,6 +220,14 @@ def test_a_long_text_has_the_tokens_of_the_whole(
     found = Encoder(tokenizer)(documents)
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
     assert len(list(pieces(documents[0].data.decode(), whole.cut))) > 20
+
+
+def test_a_bare_tokenizer_is_told_what_it_lacks(words: TokenFolder, tmp_path: Path) -> None:
+    shutil.copy(words.path / "tokenizer" / "tokenizer.json", tmp_path)
+    with pytest.raises(ValueError, match=r"name its token in a tokenizer_config\.json beside its"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    assert load_tokenizer(str(tmp_path)).eos_token_id == words.tokenizer().eos_token_id
 
 
 def test_a_tokenizer_of_another_form_is_given_whole_texts(words: TokenFolder) -> None:

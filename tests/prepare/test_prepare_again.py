@@ -20,6 +20,8 @@ from titans_lm.data.prepared import TokenFolder
 from titans_lm.prepare import run as running
 from titans_lm.prepare.run import prepare
 from titans_lm.prepare.tokenise import Encoder
+from titans_lm.train.language import language_data
+from titans_lm.train.settings import LanguageSettings
 
 SMALL_SHARDS = {"shard_tokens": 600}
 
@@ -121,6 +123,8 @@ def test_nothing_is_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finis
         with pytest.raises(KeyboardInterrupt):
             prepare(settings(texts, out, shard_tokens=2**26))
         monkeypatch.undo()
+        with pytest.raises(ValueError, match="which titans prepare has not finished; give that command again"):
+            language_data(LanguageSettings(data=str(out)))
     before = contents(out)
     for more, told in (
         ({"train_bpe": 270}, "tokens of two tokenizers do not mix"),
@@ -186,6 +190,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     write_texts(tmp_path / "texts", 4)
     write_rows(tmp_path / "rows", 2)
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": \n')
+    (tmp_path / "one.jsonl").write_text('{"text": "fine"}\n')
     (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 1000)[:40])
@@ -195,6 +200,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["nowhere"], "which does not exist; expected a file, a folder, hf:NAME"),
         ([tmp_path / "empty"], "got no files in"),
         ([tmp_path / "bad.jsonl"], "line 2 of .*bad.jsonl is not JSON"),
+        ([tmp_path / "one.jsonl"], "got no document to train on; remove .*, and give more documents, or --valid"),
         ([tmp_path / "deep.jsonl"], "line 1 of .*deep.jsonl is not JSON"),
         ([tmp_path / "torn.jsonl.gz"], "torn.jsonl.gz cannot be unpacked"),
         ([tmp_path / "texts", "--held-out", "1"], "got held_out=1 without valid, which leaves nothing to train on"),

@@ -157,11 +157,15 @@ def test_a_model_is_found_wherever_it_is(run, titans):
 
 def test_where_there_is_no_model_it_says_what_there_is(run, tmp_path):
     (tmp_path / "file").write_text("x")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
     for path, message in (
         (tmp_path / "nothing", "which does not exist; expected a run folder or a saved model"),
         (tmp_path / "file", "which is a file; expected the folder that holds it"),
         (tmp_path, "which is neither a run nor a saved model"),
         (run.path, "which is a run without a checkpoint yet"),
+        (adapter, r"which is an adapter of PEFT alone: save what its merge_and_unload\(\) gives"),
     ):
         with pytest.raises(ValueError, match=message):
             resolve_model(path)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 FORMAT = "titans-lm tokens 1"
 INDEX, TOKENIZER = "tokens.json", "tokenizer"
+STARTED = "preparing.json"
+"""Stands in the place of the index until a folder is finished."""
 TRAIN, VALID = "train", "valid"
 ENDS, BYTES = 0, 1
 """Columns of a shard's .npy file."""
@@ -48,8 +50,15 @@ class Shard:
 
 
 def is_token_folder(path: str | Path) -> bool:
-    """Whether a path is a folder that `titans prepare` has finished."""
-    return (Path(path) / INDEX).is_file()
+    """Whether a path is a folder that `titans prepare` has finished; ValueError for one that it has only begun.
+
+    What such a folder holds so far, its tokenizer too, would be taken for text.
+    """
+    if (Path(path) / INDEX).is_file():
+        return True
+    if (Path(path) / STARTED).is_file():
+        raise ValueError(f"got {path}, which titans prepare has not finished; give that command again")
+    return False
 
 
 def file_sum(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Text into a token folder: read, split, encode, write; and go on where it was stopped."""
 
 import json
+import math
 import resource
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from titans_lm.data.prepared import (
     FORMAT,
     INDEX,
+    STARTED,
     TOKENIZER,
     TRAIN,
     VALID,
@@ -35,8 +37,6 @@ from titans_lm.train.progress import ByteReport
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-STARTED = "preparing.json"
-"""What there is of a folder that is not finished."""
 AT_ONCE, MOST_AT_ONCE = 1 << 20, 1024
 """Bytes of text, and documents, that are encoded together."""
 
@@ -153,8 +153,8 @@ class _Folder:
         for name, writer in self.writers.items():
             if not writer.closed:
                 raise ValueError(
-                    f"no document fell into the {name} split; remove {self.out}, and give more documents, another "
-                    "--held-out, or --valid SOURCE"
+                    f"got no document {'to train on' if name == TRAIN else 'to test on'}; remove {self.out}, and give "
+                    "more documents, or --valid SOURCE"
                 )
         index = {
             **{name: self.begun[name] for name in ("format", "asked", "tokenizer")},
@@ -169,17 +169,34 @@ class _Folder:
 
 def _placed(settings: PrepareSettings, source: Source, valid: Source | None) -> Iterator[Placed]:
     """Say of every document which split it belongs to: by a hash of its name, or by the source that it comes from."""
-    documents = iter(source) if settings.max_documents == 0 else islice(source, settings.max_documents)
-    for position, document in enumerate(documents, 1):
+    border = 0.0 if valid is not None or source.single else _border(source, settings)
+    for position, document in enumerate(_documents(source, settings), 1):
         if valid is None and source.single:
             (train,), (held,), _ = split_position(document, settings.held_out)
             yield Placed(TRAIN, train, position)
             yield Placed(VALID, held, position)
         else:
-            held_out = valid is None and chance(document.name) < settings.held_out
-            yield Placed(VALID if held_out else TRAIN, document, position)
+            yield Placed(VALID if chance(document.name) < border else TRAIN, document, position)
     for position, document in enumerate(valid or (), 1):
         yield Placed(VALID, document, position)
+
+
+def _documents(source: Source, settings: PrepareSettings) -> Iterator[Document]:
+    return islice(source, settings.max_documents or None)
+
+
+def _border(source: Source, settings: PrepareSettings) -> float:
+    """Below which chance a document is held out: `held_out`, moved so far that few documents give each split one.
+
+    A large source is read only until both splits have something, which is some 1 / held_out documents.
+    """
+    lowest, highest = 1.0, 0.0
+    for document in _documents(source, settings):
+        found = chance(document.name)
+        lowest, highest = min(lowest, found), max(highest, found)
+        if lowest < settings.held_out <= highest:
+            return settings.held_out
+    return math.nextafter(lowest, 1.0) if settings.held_out <= lowest else highest
 
 
 def _tokenizer(

@@ -48,7 +48,8 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
         ) from error
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise ValueError(
-            f"the tokenizer {name!r} has neither a <bos> nor an <eos>; expected one that can show where a document ends"
+            f"the tokenizer {name!r} has neither a <bos> nor an <eos>; expected one that can show where a document "
+            'ends: name its token in a tokenizer_config.json beside its tokenizer.json, as {"eos_token": "<eos>"}'
         )
     return tokenizer
 

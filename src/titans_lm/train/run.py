@@ -202,6 +202,8 @@ def resolve_model(path: str | Path) -> Path:
     candidates = [folder for folder in (finished, checkpoint) if folder and (folder / "config.json").is_file()]
     if not candidates:
         found = "a run without a checkpoint yet" if (path / SETTINGS).is_file() else "neither a run nor a saved model"
+        if (path / "adapter_config.json").is_file():
+            found = "an adapter of PEFT alone: save what its merge_and_unload() gives, and the tokenizer beside it"
         raise ValueError(f"got the model {str(path)!r}, which is {found}; expected config.json and weights in it")
     # Of equal steps the finished model is taken; a run that was resumed and stopped has a newer checkpoint.
     return max(candidates, key=_step)
