@@ -90,6 +90,7 @@ def test_hooks_of_a_layer_are_called_once_with_padding_too() -> None:
         ),
         (r"got x torch.float64 \(11, 8\); expected", {"x": torch.ones(11, 8).double()}),
         (r"got x torch.int64", {"x": torch.ones(2, 11, 8).long()}),
+        (r"got x of type LayerState; expected a tensor, and a state after it", {"x": make().init_state(2)}),
         (r"got a state of type Tensor; expected LayerState", {"state": torch.zeros(2)}),
         (r"got a state with tails .*; expected 3 of 2 rows", {"state": make().init_state(3)}),
         (r"got valid torch.int64 \(2, 11\); expected bool", {"valid": torch.ones(2, 11).long()}),

@@ -300,6 +300,8 @@ class NeuralMemory(nn.Module):
     def _check(self, x: Tensor, state: Any, lengths: Tensor | None, valid: Tensor | None) -> None:
         """Refuse what `forward` cannot mean; the op looks at the rest of the state."""
         E = self.config.hidden_size
+        if not isinstance(x, Tensor):
+            raise ValueError(f"got x of type {type(x).__name__}; expected a tensor, and a state after it")
         if x.dim() != 3 or x.shape[-1] != E or not x.dtype.is_floating_point:
             raise ValueError(f"got x {x.dtype} {tuple(x.shape)}; expected floating point (B, T, E) with E = {E}")
         B, T, _ = x.shape

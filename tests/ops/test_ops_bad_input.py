@@ -118,7 +118,7 @@ REFUSED = {
     ),
     "other initial memory": (
         {"network": network_with(initial=(torch.zeros(H, D, D),))},
-        "got network.initial of shapes [(2, 4, 4)]; expected [(2, 4, 6), (2, 6, 4)]",
+        "got network.initial of shapes [(2, 4, 4)]; expected [(2, 4, 6), (2, 6, 4)], as the state has",
     ),
     "gate without heads": (
         {"theta": torch.zeros(B, T)},

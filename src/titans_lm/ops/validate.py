@@ -94,7 +94,9 @@ def check_network(network: MemoryNetwork, weights: tuple[Tensor, ...], q: Tensor
         got = [tuple(w.shape) for w in network.initial or ()]
         expected = [tuple(w.shape[1:]) for w in weights]
         if got != expected:
-            raise ValueError(f"got network.initial of shapes {got}; expected {expected}")
+            raise ValueError(
+                f"got network.initial of shapes {got}; expected {expected}, as the state has: both are of one model"
+            )
 
 
 def check_read(M: tuple[Tensor, ...], q: Tensor, network: MemoryNetwork) -> None:
