@@ -39,8 +39,8 @@ def said(result: Result) -> str:
         f"Nats per token of {settings['rows']} rows of {settings['seq_len']:,} tokens of held-out books, each read "
         "from nothing, at positions beyond the window: the base with full attention, with its window and sinks alone, "
         "and with the adapter. **Share** of the gap between the first two that the adapter recovers, with its interval "
-        f"over rows (bootstrap). The base is {'/'.join(first['base'].split('/')[-2:])}; * a window that was not trained "
-        "with."
+        f"over rows (bootstrap). The base is {'/'.join(first['base'].split('/')[-2:])}; * a window that was not "
+        "trained with."
     )
 
 
