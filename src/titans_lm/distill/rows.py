@@ -11,8 +11,6 @@ from titans_lm.data.prepared import TokenFolder, is_token_folder, tokenizer_fing
 from titans_lm.data.text import Document, load_corpus
 from titans_lm.distill.settings import RetrofitSettings
 
-HELD_OUT = 0x48454C44
-"""Set beside the seed of held-out rows, so that they are other ones than those of training."""
 RETURN = 0.5
 """Chance that the next passage of a row with returns is one that was there, where one has left the window."""
 
@@ -69,9 +67,8 @@ class ReturningRows:
     A pure function of seed and step. The distance of a return is more than the window and at most `reach(step)`.
     """
 
-    def __init__(self, text: Text, settings: RetrofitSettings, *, held_out: bool = False) -> None:
+    def __init__(self, text: Text, settings: RetrofitSettings) -> None:
         self.text, self.settings = text, settings
-        self.seed = [settings.seed, HELD_OUT] if held_out else [settings.seed]
         self.windows = settings.windows or (settings.adapter.window,)
         self.sinks = settings.sink_counts or (settings.adapter.sinks,)
         shape = settings.seq_len, settings.batch_size, settings.seed
@@ -79,7 +76,7 @@ class ReturningRows:
         self.fingerprint = f"{text.name} {shape} {drawn}"
 
     def __call__(self, step: int) -> Batch:
-        rng, s = np.random.default_rng([*self.seed, step]), self.settings
+        rng, s = np.random.default_rng([self.settings.seed, step]), self.settings
         window, sinks = int(rng.choice(self.windows)), int(rng.choice(self.sinks))
         grown = min(1.0, step / s.grow_steps) if s.grow_steps else 1.0
         reach = int(2 * window + grown * max(0, s.seq_len - 2 * window))

@@ -55,7 +55,7 @@ def retrofit(
     check_head(model)
     if settings.activation_checkpointing:
         checkpoint_blocks(model)
-    adapter, gap = adapter_of(model), Gap(model, ReturningRows(held_out, settings, held_out=True))
+    adapter, gap = adapter_of(model), Gap(model, ReturningRows(held_out, settings))
     trained = sum(x.numel() for x in adapter.parameters())
     folder = RunFolder.open if resume else lambda path: RunFolder.create(path, plain_settings(settings))
     run = folder(settings.out)
