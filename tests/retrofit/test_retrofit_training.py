@@ -129,6 +129,13 @@ def test_the_share_of_the_gap_is_zero_for_the_windowed_base():
         assert found[f"{kind}_windowed"] != found[f"{kind}_full"]
 
 
+def test_of_rows_in_which_nothing_can_return_the_text_alone_is_measured():
+    settings = dataclasses.replace(SETTINGS, seq_len=WINDOW + 1, returning=0.0)
+    found = Gap(with_memory(base_of()), ReturningRows(text_of(some_ids(1, 900)[0].numpy()), settings))()
+    assert "text_share" in found
+    assert "returns_share" not in found
+
+
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(folder, tmp_path):
     asked = dataclasses.replace(
         SETTINGS, model=str(folder), data=str(folder / "text.txt"), held_out=0.2, out=tmp_path, save_every=2

@@ -32,5 +32,7 @@ def run_retrofit(command: Retrofit) -> None:
     progress = ProgressReport(quiet=command.quiet, outlook=Outlook("--steps N"))
     result = retrofit(settings, resume=command.resume is not None, progress=progress)
     command.write(result)
-    shares = ", ".join(f"{result[f'{kind}_share']:.1%} on {kind}" for kind in ("text", "returns"))
+    shares = ", ".join(
+        f"{result[f'{kind}_share']:.1%} on {kind}" for kind in ("text", "returns") if f"{kind}_share" in result
+    )
     command.say(f"share of the gap recovered: {shares}; model in {result['model']}")

@@ -92,7 +92,8 @@ class Gap:
     """How much of what a window costs the memory wins back, on held-out rows: 0 is the windowed base, 1 is the base.
 
     share = (windowed − ours) / (windowed − full), in nats per token: on text beyond the window, and on passages that
-    return from there. What the base needs, with its window and without, is measured once.
+    return from there, where rows are long enough for these. What the base needs, with its window and without, is
+    measured once.
     """
 
     def __init__(self, model: Any, rows: ReturningRows) -> None:
@@ -101,15 +102,15 @@ class Gap:
         rng, window, sinks = np.random.default_rng([settings.seed, 0]), settings.adapter.window, settings.adapter.sinks
 
         def drawn(far: int | None) -> Batch:
-            while True:  # settings see to it that a passage can return
+            while True:  # of rows this long, most have a passage that returns
                 row = rows.row(rng, window, far)
                 if far is None or row[1].any():
                     return as_batch([row], window, sinks)
 
-        self.batches = {
-            name: [drawn(far) for _ in range(settings.eval_rows)]
-            for name, far in (("text", None), ("returns", settings.seq_len))
-        }
+        kinds: dict[str, int | None] = {"text": None}
+        if settings.seq_len > window + settings.passages[1]:
+            kinds["returns"] = settings.seq_len
+        self.batches = {name: [drawn(far) for _ in range(settings.eval_rows)] for name, far in kinds.items()}
         self.base: dict[str, dict[str, float]] = {}
 
     @torch.no_grad()

@@ -75,7 +75,7 @@ def describe_adapter(model: Any) -> dict[str, Any]:
     """Say whose weights an adapter belongs to, what it lets attention see, and how large it is."""
     from titans_lm.retrofit import adapter_of
 
-    kept, parameters = model.retrofit, [x for x in adapter_of(model).parameters()]
+    kept, parameters = model.retrofit, list(adapter_of(model).parameters())
     return {
         "base": model.config._name_or_path,
         **{name: getattr(kept, name) for name in ("window", "sinks", "layers", "lora_rank")},
