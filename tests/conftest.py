@@ -1,5 +1,6 @@
 """What every test stands on: one thread, no network, no screen, a fixed seed, and shapes checked."""
 
+import gc
 import os
 import random
 import shutil
@@ -45,6 +46,12 @@ collect_ignore = [] if torch.cuda.is_available() else ["ops/test_triton_gpu.py"]
 
 # Nothing shares a fixture with these: begun last, a test of half a minute would keep one process while others idle.
 LONGEST = ("test_compiled.py", "test_stability.py")
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

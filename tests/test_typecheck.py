@@ -53,6 +53,22 @@ def test_what_passed_once_is_no_pass_for_another_shape_or_type_or_result() -> No
                 product(*given[:2])
 
 
+def test_what_is_made_anew_in_every_call_is_checked_in_every_one() -> None:
+    def outer(x: object, result: object) -> object:
+        @typecheck.checked
+        def inner(x: Tensor) -> Tensor:
+            return result
+
+        return inner(x)
+
+    for _ in range(2):
+        assert outer(torch.ones(2), torch.ones(3)).shape == (3,)
+        with pytest.raises(VIOLATION, match="x"):
+            outer(2.0, torch.ones(3))
+        with pytest.raises(VIOLATION, match="return"):
+            outer(torch.ones(2), 3.0)
+
+
 def test_they_can_be_put_aside(unchecked: None) -> None:
     with pytest.raises(RuntimeError):  # torch's own
         rms_norm(torch.ones(2, 8), torch.ones(7), 1e-6)

@@ -9,7 +9,8 @@ asked about it remembers the shapes, dtypes and types: the same again can only h
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from types import NoneType, SimpleNamespace, UnionType
+from contextlib import nullcontext
+from types import CodeType, NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import beartype
@@ -20,6 +21,8 @@ import torch
 _CHECK: Callable[[Any], Any] = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 MANY = 10
 """How often a form is asked about before it is trusted, where every time is about another item."""
+_CONFIG = jaxtyping.config
+_PLAIN = nullcontext()
 _ARRAYS = (torch.Tensor, np.ndarray)
 _SCOPE = jaxtyping.jaxtyped
 """jaxtyping's own, which `install` puts something else in the place of."""
@@ -36,44 +39,72 @@ def checked(target: Any) -> Any:
     """Check arguments and result of a function against its annotations; an int passes as a float.
 
     Constructors are left alone: settings arrive there, and a test of a wrong one wants the package's own
-    ValueError. So are classes, of which only the constructor would be checked.
+    ValueError. So are classes, of which only the constructor would be checked. Functions that are made anew in every
+    call of another one share what is known of their code. Nothing is made before it is needed: of most functions a
+    process calls none.
     """
     if not inspect.isfunction(target) or target.__name__ == "__init__":
         return target
-    written, target.__annotations__ = target.__annotations__, _hints(target)
-    hints, checking = target.__annotations__, _CHECK(target)
-    target.__annotations__ = written
-    scoped = any(map(_names_dimensions, hints.values()))
-    remembers = scoped and all(map(_is_told_by_form, hints.values()))
-    enough = MANY if any(map(_is_of_any_length, hints.values())) else 1
-    passed: dict[Any, list[Any]] = {}
+    known = _KNOWN.setdefault((target.__module__, target.__qualname__, target.__code__), _Annotated())
+    checking: Any = None
 
     @functools.wraps(target)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if jaxtyping.config.jaxtyping_disable:
+        nonlocal checking
+        if _CONFIG.jaxtyping_disable:
             return target(*args, **kwargs)
-        if not scoped:
+        if not known.read:
+            known.look_at(target)
+        if known.remembers:
+            given = (tuple(map(_form, args)), *[(name, _form(value)) for name, value in kwargs.items()])
+            results = known.passed.get(given)
+            if results is not None and len(results) >= known.enough:
+                result = target(*args, **kwargs)
+                if (told := _form(result)) not in results:
+                    answer = functools.wraps(target)(lambda *_, **__: result)
+                    answer.__annotations__ = known.hints
+                    with _SCOPE("context"):
+                        _CHECK(answer)(*args, **kwargs)
+                    results.append(told)
+                return result
+        if checking is None:
+            checking = known.checker(target)
+        if not known.costly:
             return checking(*args, **kwargs)
-        if not remembers:
-            with _SCOPE("context"):
-                return checking(*args, **kwargs)
-        given = (tuple(map(_form, args)), *[(name, _form(value)) for name, value in kwargs.items()])
-        results = passed.setdefault(given, [])
-        if len(results) < enough:
-            with _SCOPE("context"):
-                result = checking(*args, **kwargs)
-            results.append(_form(result))
-            return result
-        result = target(*args, **kwargs)
-        if (told := _form(result)) not in results:
-            answer = functools.wraps(target)(lambda *_, **__: result)
-            answer.__annotations__ = hints
-            with _SCOPE("context"):
-                _CHECK(answer)(*args, **kwargs)
-            results.append(told)
+        with _SCOPE("context") if known.scoped else _PLAIN:
+            result = checking(*args, **kwargs)
+        if known.remembers:
+            known.passed.setdefault(given, []).append(_form(result))
         return result
 
     return called
+
+
+class _Annotated:
+    """What is known of a function's code: what its annotations ask, and what has passed."""
+
+    def __init__(self) -> None:
+        self.read, self.hints, self.enough = False, {}, 1
+        self.scoped = self.costly = self.remembers = False
+        self.passed: dict[Any, list[Any]] = {}
+
+    def look_at(self, function: Any) -> None:
+        self.read, self.hints = True, _hints(function)
+        self.scoped = any(map(_names_dimensions, self.hints.values()))
+        # One that is made anew in every call has a checker that would be made anew too, for far more than a look.
+        self.costly = self.scoped or "<locals>" in function.__qualname__
+        self.remembers = self.costly and all(map(_is_told_by_form, self.hints.values()))
+        self.enough = MANY if any(map(_is_of_any_length, self.hints.values())) else 1
+
+    def checker(self, function: Any) -> Any:
+        """The function with beartype's check of these hints around it."""
+        written, function.__annotations__ = function.__annotations__, self.hints
+        checking = _CHECK(function)
+        function.__annotations__ = written
+        return checking
+
+
+_KNOWN: dict[tuple[str, str, CodeType], _Annotated] = {}
 
 
 def _form(value: Any) -> Any:
