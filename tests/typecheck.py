@@ -55,25 +55,21 @@ def checked(target: Any) -> Any:
             return target(*args, **kwargs)
         if not known.read:
             known.look_at(target)
+        given = None
         if known.remembers:
             given = (tuple(map(_form, args)), *[(name, _form(value)) for name, value in kwargs.items()])
             results = known.passed.get(given)
             if results is not None and len(results) >= known.enough:
                 result = target(*args, **kwargs)
                 if (told := _form(result)) not in results:
-                    answer = functools.wraps(target)(lambda *_, **__: result)
-                    answer.__annotations__ = known.hints
-                    with _SCOPE("context"):
-                        _CHECK(answer)(*args, **kwargs)
+                    known.check_result(target, result, args, kwargs)
                     results.append(told)
                 return result
         if checking is None:
             checking = known.checker(target)
-        if not known.costly:
-            return checking(*args, **kwargs)
         with _SCOPE("context") if known.scoped else _PLAIN:
             result = checking(*args, **kwargs)
-        if known.remembers:
+        if given is not None:
             known.passed.setdefault(given, []).append(_form(result))
         return result
 
@@ -85,15 +81,15 @@ class _Annotated:
 
     def __init__(self) -> None:
         self.read, self.hints, self.enough = False, {}, 1
-        self.scoped = self.costly = self.remembers = False
+        self.scoped = self.remembers = False
         self.passed: dict[Any, list[Any]] = {}
 
     def look_at(self, function: Any) -> None:
         self.read, self.hints = True, _hints(function)
         self.scoped = any(map(_names_dimensions, self.hints.values()))
         # One that is made anew in every call has a checker that would be made anew too, for far more than a look.
-        self.costly = self.scoped or "<locals>" in function.__qualname__
-        self.remembers = self.costly and all(map(_is_told_by_form, self.hints.values()))
+        costly = self.scoped or "<locals>" in function.__qualname__
+        self.remembers = costly and all(map(_is_told_by_form, self.hints.values()))
         self.enough = MANY if any(map(_is_of_any_length, self.hints.values())) else 1
 
     def checker(self, function: Any) -> Any:
@@ -102,6 +98,13 @@ class _Annotated:
         checking = _CHECK(function)
         function.__annotations__ = written
         return checking
+
+    def check_result(self, function: Any, result: Any, args: Any, kwargs: Any) -> None:
+        """Check another result of arguments that have passed."""
+        answer = functools.wraps(function)(lambda *_, **__: result)
+        answer.__annotations__ = self.hints
+        with _SCOPE("context"):
+            _CHECK(answer)(*args, **kwargs)
 
 
 _KNOWN: dict[tuple[str, str, CodeType], _Annotated] = {}
