@@ -4,6 +4,7 @@ Nothing of layers.py, attention.py or memory.py computes here; of the package on
 memory does, which tests/ops checks on its own. x is (T, E), one row of a batch from the start of its document.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -15,7 +16,8 @@ from titans_lm.attention import QKVProjection
 from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.layers import RMSNorm, ShortConvolution
 from titans_lm.memory import GateProjection, NeuralMemory
-from titans_lm.ops import MemoryState, neural_memory
+from titans_lm.ops import MemoryState, PerToken, neural_memory
+from titans_lm.ops.state import PLAIN
 
 Pair = tuple[Tensor, Tensor]
 
@@ -166,9 +168,18 @@ class MemoryByHand:
             return self.finish(o, x), state
         o, state = neural_memory(
             q, k, v, theta, eta, alpha, self.start(), network=self.layer.network, chunk_size=c.chunk_size,
-            backend="reference",
+            backend="reference", extra=self.extra(x, k),
         )  # fmt: skip
         return self.finish(o[0], x), state
+
+    def extra(self, x: Tensor, k: Tensor) -> PerToken:
+        """Thresholds: 2 √D σ(x W + b) by norm, 4 σ(x W + b) by channel."""
+        c = self.config
+        if c.memory_objective not in ("huber", "huber_coordinate"):
+            return PLAIN
+        most = 2 * math.sqrt(c.head_dim) if c.memory_objective == "huber" else 4.0
+        one = dataclasses.replace(c, gates="head", memory_depth=1)
+        return PerToken(gate_by_hand(x, k, self.layer.threshold_proj, one, [most]).squeeze(-1))
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         share = torch.sigmoid(x @ self.layer.gate_proj.weight.T)

@@ -44,6 +44,7 @@ WRONG = [
     ("theta_stretch", -0.1, "from 0.0 to 1.0"),
     ("theta_init", 1.0, "above 0 and below 1"),
     ("theta_later_init", 0.0, "above 0 and below 1"),
+    ("threshold_init", 0.0, "threshold_init=0.0; expected a number above 0 and below 1"),
     ("alpha_stretch", 1.1, "from 0.0 to 1.0"),
     ("eta_max", 1.0, "from 0.0 to 0.999"),
     ("alpha_init", 2.0, "above 0 and below 1"),

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "titans_lm"
 # A room may import from its own row and from rows above it; a new room needs a place here. "" is the package
 # itself, which is made of the core and nothing later.
 ROOMS = (
+    ("checks",),
     ("config", "ops"),
     ("layers", "attention", "memory"),
     ("blocks",),

@@ -1,5 +1,6 @@
 """The neural long-term memory as a layer: projections and gates, the op, and a gated output."""
 
+import dataclasses
 import math
 import pickle
 from itertools import pairwise
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from titans_lm.config import MemoryConfig, Start, SurpriseSizes, check_known, log_spaced
+from titans_lm.config import THRESHOLDS, MemoryConfig, Start, SurpriseSizes, check_known, log_spaced
 from titans_lm.layers import (
     Diagnostics,
     Linear,
@@ -22,9 +23,9 @@ from titans_lm.layers import (
     make_short_convs,
     project_and_convolve,
 )
-from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
+from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory, read
 from titans_lm.ops.fused import clipped_sigmoid, gated_linear, rms_norm, unit_norm
-from titans_lm.ops.state import detach_state, move_state, state_dtype
+from titans_lm.ops.state import PLAIN, detach_state, move_state, state_dtype
 
 Hidden = Float[Tensor, "B T E"]
 
@@ -198,6 +199,10 @@ class NeuralMemory(nn.Module):
         if config.decay:
             limits, starts = [config.alpha_max] * L, [config.alpha_start] * L
             self.alpha_proj = GateProjection(config, limits, starts, config.alpha_stretch)
+        self.threshold_proj = None
+        if config.memory_objective in THRESHOLDS:  # of the loss, which all layers of a memory share
+            per_head = dataclasses.replace(config, gates="head")
+            self.threshold_proj = GateProjection(per_head, [config.threshold_max], [config.threshold_init])
         self.initial = InitialWeights(H, config.memory_widths, self.starts_empty)
         self.init_scales = [1.0 / D if self.starts_empty else 1.0]
         self.init_scales += [width**-0.5 for width in config.memory_widths[1:-1]]
@@ -214,7 +219,7 @@ class NeuralMemory(nn.Module):
 
     def spread(self, place: int, of: int) -> None:
         """Take the `place`-th of `of` time scales that a head's share of a pair is cut into (D2)."""
-        for gate in (self.theta_proj, self.eta_proj, self.alpha_proj):
+        for gate in (self.theta_proj, self.eta_proj, self.alpha_proj, self.threshold_proj):
             if gate is not None:
                 gate.spread(place, of)
 
@@ -337,6 +342,7 @@ class NeuralMemory(nn.Module):
             q.new_zeros(q.shape[:3]) if gate is None or (frozen and gate is not self.eta_proj) else gate(x, k)
             for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
         )
+        extra = PLAIN if self.threshold_proj is None else self.per_token(x, k)
         kept = None
         if self.config.decay_first and not frozen:
             # ∇ at (1 − α) M: (1 − α) M + 2 θ kᵀ (v − k (1 − α) M) is the write of θ (1 − α) and v / (1 − α) at M.
@@ -345,12 +351,20 @@ class NeuralMemory(nn.Module):
         o, memory, *norms = neural_memory(
             q, k, v, theta, eta, alpha, state.memory, network=self.network, chunk_size=self.config.chunk_size,
             valid=length_mask(lengths, x.shape[1]), backend=self.config.memory_backend, return_surprise=surprise,
+            extra=extra,
         )  # fmt: skip
         found = norms[0] if norms else None
         if kept is not None and found is not None:  # the op was given v / (1 − α): ∇ℓ is as many times too large
             first, others = (found[..., :1], found[..., 1:]) if surprise == "parts" else (found, None)
             found = first * kept if others is None else torch.cat([first * kept[..., None], others], dim=-1)
         return o, LayerState(memory, tails), found
+
+    def per_token(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> PerToken:
+        """What the op asks of tokens besides their gates; rounding makes no threshold 0."""
+        if self.threshold_proj is None:
+            return PLAIN
+        threshold = self.threshold_proj(x, k).squeeze(-1)
+        return PerToken(threshold.clamp(min=torch.finfo(threshold.dtype).tiny))
 
     def project_query(
         self,

@@ -32,7 +32,7 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
         num_persistent=2, memory_reads_residual=False, gating="memory", rope_theta=500.0,
         rotary_fraction=1.0, attention_conv_size=3,
         gates_see_keys=True, theta_init=0.4, theta_later_init=0.2, eta_init=(0.2, 0.6), time_scales="shifted",
-        shared_qkv=True,
+        shared_qkv=True, threshold_init=0.3,
     )  # fmt: skip
     values = dataclasses.asdict(changed)
     linear = {"memory_depth": 1, "chunk_size": 1, "forget_to": "zero"}

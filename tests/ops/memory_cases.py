@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ops.memory_oracle import oracle
-from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
+from titans_lm.config import THRESHOLDS
+from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory
 
 EDGES = {"theta": 0.0, "eta": 0.0, "alpha": 1.0}
 
@@ -182,7 +183,11 @@ def make_call(case: Case) -> Call:
         case.activation, case.residual, **norm, objective=case.objective, forget_to=case.forget_to, initial=initial
     )
     valid = padding_mask(case.padding, case.rows, case.tokens, draw.generator)
-    settings = {"network": network, "chunk_size": case.chunk, "valid": valid}
+    threshold = None
+    if case.objective in THRESHOLDS:  # errors have norms of about 1 to 3, and are on both sides of it
+        most = 3.0 if case.objective == "huber" else 1.5
+        threshold = draw.leaf("threshold", 0.1 + most * draw.uniform(case.rows, case.tokens, case.heads))
+    settings = {"network": network, "chunk_size": case.chunk, "valid": valid, "extra": PerToken(threshold)}
     return Call(draw.leaves, (q, k, v, *gates, MemoryState(M, S, anchor, offset)), settings)
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from titans_lm.ops import MemoryNetwork, MemoryState
+from titans_lm.ops import MemoryNetwork, MemoryState, PerToken
+from titans_lm.ops.state import PLAIN
 
 PHI = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
 
@@ -24,9 +25,35 @@ def predict(M: list[Tensor], x: Tensor, network: MemoryNetwork) -> Tensor:
     return x + z if network.residual else z
 
 
-def inner_loss(M: list[Tensor], k: Tensor, v: Tensor, network: MemoryNetwork) -> Tensor:
+def inner_loss(
+    M: list[Tensor], k: Tensor, v: Tensor, network: MemoryNetwork, threshold: Tensor | None = None
+) -> Tensor:
+    """The loss of one token of every head; of huber with thresholds (H,)."""
     prediction = predict(M, k, network)
-    return -(prediction * v).sum() if network.objective == "dot" else ((prediction - v) ** 2).sum()
+    e = prediction - v
+    match network.objective:
+        case "dot":
+            return -(prediction * v).sum()
+        case "l2":
+            return (e**2).sum()
+        case "huber":
+            size = e.norm(dim=-1)
+            return torch.where(size <= threshold, size**2, 2 * threshold * size - threshold**2).sum()
+        case "huber_coordinate":
+            limit = threshold[:, None]
+            return torch.where(e.abs() <= limit, e**2, 2 * limit * e.abs() - limit**2).sum()
+    raise ValueError(network.objective)
+
+
+def inner_gradient(
+    M: list[Tensor], k: Tensor, v: Tensor, network: MemoryNetwork, threshold: Tensor | None
+) -> tuple[Tensor, ...]:
+    """∇ℓ by the weights; lp is known by the error that it leads back, p tanh(a e) |e|^(p − 1), smoothed."""
+    if network.objective != "lp":
+        return torch.autograd.grad(inner_loss(M, k, v, network, threshold), M, create_graph=True)
+    prediction = predict(M, k, network)
+    e = prediction - v
+    return torch.autograd.grad(prediction, M, 3 * torch.tanh(10 * e) * (e**2 + 1e-6), create_graph=True)
 
 
 def gate_of(gate: Tensor | tuple[Tensor, ...], row: int, t: int, layer: int) -> Tensor:
@@ -48,6 +75,7 @@ def oracle(
     network: MemoryNetwork,
     chunk_size: int,
     valid: Tensor | None = None,
+    extra: PerToken = PLAIN,
 ) -> tuple[Tensor, MemoryState, Tensor]:
     """The same call as `neural_memory`, one row after another; outputs of padding are zero."""
     layers = range(len(state.M))
@@ -62,8 +90,8 @@ def oracle(
                 surprise.append(q.new_zeros(q.shape[2], len(M)))
                 continue
             anchor = [w if w.requires_grad else w.clone().requires_grad_() for w in anchor]
-            error = inner_loss(anchor, k[row, t], v[row, t], network)
-            u = torch.autograd.grad(error, anchor, create_graph=True)
+            limit = None if extra.threshold is None else extra.threshold[row, t]
+            u = inner_gradient(anchor, k[row, t], v[row, t], network, limit)
             for i in layers:
                 S[i] = gate_of(eta, row, t, i) * S[i] - gate_of(theta, row, t, i) * u[i]
                 forget = gate_of(alpha, row, t, i)

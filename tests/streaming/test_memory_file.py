@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 
 from streaming.stream_cases import CONSTANT, assert_same_memory, reading_model, text
+from titans_lm.config import LATER
 from titans_lm.streaming import Memory, Reader, file, load_memory, save_memory
 from titans_lm.streaming.compare import compare_memories, describe_memory, verify_memory
 from titans_lm.streaming.file import named_state, read_memory_file
@@ -251,3 +252,10 @@ def test_numbers_that_are_not_finite_are_named(tmp_path: Path) -> None:
     save_memory(memory, tmp_path / "x", model)
     with pytest.raises(ValueError, match="not finite"):
         verify_memory(tmp_path / "x")
+
+
+def test_settings_that_came_later_change_no_fingerprint_at_their_defaults() -> None:
+    """Files from before they were there are still of the same model."""
+    assert not set(LATER) & file._settings(reading_model("lmm")).keys()
+    other = reading_model("lmm", memory_objective="huber", threshold_init=0.4)
+    assert file._settings(other)["threshold_init"] == 0.4

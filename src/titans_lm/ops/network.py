@@ -1,4 +1,4 @@
-"""The memory's small network: its forward pass, and the errors of its inner loss.
+"""The memory's small network: its forward pass, and reading it with gradients by hand.
 
 The weights M = (W_1 … W_L) are the memory; everything here is a function of them. Row vectors, weights from the right:
 
@@ -129,16 +129,6 @@ def forward(
         h = x if layer == 0 else activate(z, network.activation)
         z = h @ W
     return output(x, z, network, weight, bias)
-
-
-def loss(
-    M: tuple[Tensor, ...], k: Tensor, v: Tensor, network: MemoryNetwork, weight: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    """The inner objective of one token: ℓ = ‖M(k) − v‖² (eq. 12), or −⟨M(k), v⟩ for the dot product."""
-    prediction = forward(M, k, network, weight, bias)
-    if network.objective == "dot":
-        return -(prediction * v).sum()
-    return ((prediction - v) ** 2).sum()
 
 
 def layer_norm_backward(

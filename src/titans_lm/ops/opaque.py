@@ -14,7 +14,7 @@ from torch import Tensor
 from titans_lm.config import SurpriseSizes
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.run import run
-from titans_lm.ops.state import MemoryState
+from titans_lm.ops.state import MemoryState, PerToken
 
 SURPRISE: tuple[SurpriseSizes, ...] = (False, True, "parts")
 
@@ -26,8 +26,9 @@ def memory_operator(
 ) -> list[Tensor]:  # fmt: skip
     """o, then M, S and anchor by layers, the offset, and the norms of surprise if they are asked for.
 
-    `sizes` are L, whether an anchor is given, whether the LayerNorm has a weight and a bias, whether there is a
-    residual, the chunk size, and which surprise; `words` activation, objective, where forgetting leads, backend.
+    `tokens` are q, k, v and the threshold if there is one. `sizes` are L, whether an anchor is given, whether the
+    LayerNorm has a weight and a bias, whether there is a residual, the chunk size, and which surprise; `words`
+    activation, objective, where forgetting leads, backend.
     """
     with torch.no_grad():
         return _apart(_outputs(tokens, gates, weights, constants, offset, valid, sizes, words), (*tokens, *weights))
@@ -65,7 +66,9 @@ def _outputs(
     network = MemoryNetwork(activation, bool(residual), norm_weight, norm_bias, objective, forget_to, initial)  # pyrefly: ignore
     state = MemoryState(M, S, parts[2] if anchored else M, offset)
     by_name = tuple(tuple(gates[i : i + L]) for i in range(0, 3 * L, L))
-    o, state, surprise = run(tuple(tokens), by_name, state, network, chunk_size, valid, SURPRISE[which], backend)
+    q, k, v, *others = tokens
+    extra = PerToken(*others)
+    o, state, surprise = run((q, k, v), by_name, state, network, chunk_size, valid, SURPRISE[which], backend, extra)
     return [o, *state.M, *state.S, *state.anchor, state.offset, *(() if surprise is None else (surprise,))]
 
 
@@ -124,6 +127,7 @@ def run_opaque(
     valid: Tensor | None,
     return_surprise: SurpriseSizes,
     backend: str,
+    extra: PerToken,
 ) -> tuple[Tensor, MemoryState, Tensor | None]:
     """`run`, by the operator."""
     L, norm = len(state.M), (network.norm_weight, network.norm_bias)
@@ -131,7 +135,7 @@ def run_opaque(
     initial = network.initial if network.forget_to == "init" and network.initial is not None else ()
     sizes = [L, anchored, *(x is not None for x in norm), network.residual, chunk_size, SURPRISE.index(return_surprise)]
     o, *others = torch.ops.titans_lm.neural_memory(
-        list(tokens),
+        [*tokens, *extra.given()],
         [x for gate in gates for x in gate],
         [*state.M, *state.S, *(state.anchor if anchored else ())],
         [*(x for x in norm if x is not None), *initial],

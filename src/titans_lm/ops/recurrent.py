@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from titans_lm.config import Activation, SurpriseSizes
+from titans_lm.ops.errors import pull
 from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, layer_norm_backward, norm_parameters
-from titans_lm.ops.state import MemoryState, Weights, select_rows
+from titans_lm.ops.state import PLAIN, MemoryState, PerToken, Weights, select_rows
 
 
 def can_step(q: Tensor, valid: Tensor | None, tensors: tuple[Tensor, ...]) -> bool:
@@ -33,6 +34,7 @@ def step(
     network: MemoryNetwork,
     chunk_size: int,
     return_surprise: SurpriseSizes = False,
+    extra: PerToken = PLAIN,
 ) -> tuple[Tensor, MemoryState, Tensor | None]:
     """Write one token, (B, 1, H, D), then read with its query; no gradients.
 
@@ -40,7 +42,8 @@ def step(
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, 1, D)
     weight, bias = norm_parameters(network, q.dtype)
-    inputs, deltas = _errors(state.anchor, k, v, network, weight, bias)
+    threshold = None if extra.threshold is None else extra.threshold.transpose(1, 2).unsqueeze(-1)
+    inputs, deltas = _errors(state.anchor, k, v, network, weight, bias, threshold)
     M, S, others = [], [], []
     for layer, (W, past) in enumerate(zip(state.M, state.S, strict=True)):
         th, et, al = (_spread(gate[layer]) for gate in (theta, eta, alpha))
@@ -134,7 +137,13 @@ def close(state: MemoryState, chunk_size: int) -> MemoryState:
 
 
 def _errors(
-    M: Weights, k: Tensor, v: Tensor, network: MemoryNetwork, weight: Tensor | None, bias: Tensor | None
+    M: Weights,
+    k: Tensor,
+    v: Tensor,
+    network: MemoryNetwork,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    threshold: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Inputs h_{l−1} and errors δ_l of every layer; the gradient is ∇_{W_l} ℓ = h_{l−1} ⊗ δ_l with h_0 = k."""
     inputs, slopes = [k], []
@@ -144,12 +153,15 @@ def _errors(
         inputs.append(h)
         slopes.append(slope)
         z = times(h, W)
-    dot = network.objective == "dot"
     unit = rstd = None
     if weight is not None:
         unit, _, rstd = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)
         z = unit * weight if bias is None else torch.addcmul(bias, unit, weight)
-    delta = -v if dot else (z + k if network.residual else z).sub(v).mul_(2.0)
+    if network.objective == "dot":
+        delta = -v
+    else:
+        e = (z + k if network.residual else z).sub(v)
+        delta = e.mul_(2.0) if network.objective == "l2" else pull(e, network.objective, threshold)
     if weight is not None:
         delta = layer_norm_backward(delta * weight, unit, rstd)
     deltas = [delta]

@@ -1,19 +1,36 @@
 """The definition: one token at a time, straight from the paper. Everything faster is tested against this file."""
 
+from functools import partial
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vjp, vmap
 
 from titans_lm.config import SurpriseSizes
-from titans_lm.ops.network import MemoryNetwork, forward, loss, norm_parameters
-from titans_lm.ops.state import MemoryState, select_rows
+from titans_lm.ops.errors import loss_error
+from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters
+from titans_lm.ops.state import PLAIN, MemoryState, PerToken, select_rows
 
 
 def _spread(gate: Tensor, t: int) -> Tensor:
     """One token's gate, (B, H) or (B, H, D_in), shaped to scale the rows of a weight (B, H, D_in, D_out)."""
     gate = gate[:, t]
     return gate[..., None] if gate.dim() == 3 else gate[..., None, None]
+
+
+def _gradient(
+    network: MemoryNetwork,
+    M: tuple[Tensor, ...],
+    k: Tensor,
+    v: Tensor,
+    threshold: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """∇ℓ(M; k, v) of one token and head: the error of the loss at M(k), led back to the weights."""
+    prediction, back = vjp(lambda M: forward(M, k, network, weight, bias), M)
+    return back(loss_error(prediction, v, network.objective, threshold))[0]
 
 
 def _sizes(weights: tuple[Tensor, ...]) -> Tensor:
@@ -34,6 +51,7 @@ def reference(
     chunk_size: int,
     valid: Bool[Tensor, "B T"] | None = None,
     return_surprise: SurpriseSizes = False,
+    extra: PerToken = PLAIN,
 ) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L *parts"] | None]:
     """Write each token into the memory, then read with its query.
 
@@ -53,15 +71,16 @@ def reference(
     weight, bias = norm_parameters(network, q.dtype)
     per_head = None if weight is None else weight.squeeze(-2)  # (H, D): vmap hands each head its own row
     per_head_bias = None if bias is None else bias.squeeze(-2)
-    gradient = grad(lambda M, k, v, w, b: loss(M, k, v, network, w, b))
-    head_dims = (0, 0, 0, None if per_head is None else 0, None if per_head_bias is None else 0)
-    gradient = vmap(vmap(gradient, in_dims=head_dims), in_dims=(0, 0, 0, None, None))
+    over_heads = [None if x is None else 0 for x in (extra.threshold, per_head, per_head_bias)]
+    gradient = vmap(partial(_gradient, network), in_dims=(0, 0, 0, *over_heads))
+    gradient = vmap(gradient, in_dims=(0, 0, 0, over_heads[0], None, None))
     decay_target = (0.0,) * L if network.forget_to == "zero" else tuple(w.to(q.dtype) for w in network.initial or ())
 
     outputs, surprise = [], []
     for t in range(q.shape[1]):
         M, S, anchor, offset = state
-        u = gradient(anchor, k[:, t], v[:, t], per_head, per_head_bias)
+        limit = None if extra.threshold is None else extra.threshold[:, t, :, None]
+        u = gradient(anchor, k[:, t], v[:, t], limit, per_head, per_head_bias)
         past = tuple(_spread(eta[i], t) * S[i] for i in range(L))
         if return_surprise == "parts":
             forgotten = tuple(_spread(alpha[i], t) * (M[i] - decay_target[i]) for i in range(L))

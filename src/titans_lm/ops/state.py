@@ -55,6 +55,23 @@ class MemoryState(NamedTuple):
         return cls(M, S, M, offset)
 
 
+class PerToken(NamedTuple):
+    """What a token brings besides q, k, v and θ, η, α; None where the memory does not ask for it.
+
+    threshold (B, T, H): where its error stops to pull harder.
+    """
+
+    threshold: Float[Tensor, "B T H"] | None = None
+
+    def given(self) -> list[Tensor]:
+        """What there is of it."""
+        return [x for x in self if x is not None]
+
+
+PLAIN = PerToken()
+"""Of Titans' own memory nothing is asked."""
+
+
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """Precision of a state: at least float32, float64 in a float64 model."""
     return torch.float64 if dtype == torch.float64 else torch.float32

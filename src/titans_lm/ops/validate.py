@@ -3,8 +3,11 @@
 import torch
 from torch import Tensor
 
+from titans_lm.config import THRESHOLDS
 from titans_lm.ops.network import MemoryNetwork
-from titans_lm.ops.state import MemoryState, state_dtype
+from titans_lm.ops.state import MemoryState, PerToken, state_dtype
+
+THRESHOLDS_OF = " or ".join(THRESHOLDS)
 
 
 def _shape(x: Tensor) -> str:
@@ -105,6 +108,23 @@ def check_read(M: tuple[Tensor, ...], q: Tensor, network: MemoryNetwork) -> None
         raise ValueError(f"got q {_shape(q)}; expected a floating point tensor (B, T, H, D)")
     check_weights("M", M, q)
     check_network(network, M, q)
+
+
+def check_extra(extra: PerToken, q: Tensor, network: MemoryNetwork, valid: Tensor | None) -> None:
+    """Refuse a threshold of another form, or none above 0, and one where the objective has none or lacks one."""
+    threshold, wants = extra.threshold, network.objective in THRESHOLDS
+    if threshold is None and not wants:
+        return
+    if threshold is None or not wants:
+        got, expected = ("no threshold", "one, (B, T, H)") if wants else ("a threshold", f"it with {THRESHOLDS_OF}")
+        raise ValueError(f"got {got} with objective={network.objective!r}; expected {expected}")
+    if threshold.shape != q.shape[:3] or not threshold.dtype.is_floating_point:
+        raise ValueError(f"got threshold {_shape(threshold)}; expected floating point (B, T, H) = {tuple(q.shape[:3])}")
+    if threshold.is_cpu and not torch.compiler.is_compiling():
+        real = threshold if valid is None else threshold[valid]
+        wrong = real[~(real > 0)].tolist()
+        if wrong:
+            raise ValueError(f"got a threshold of {wrong[0]:g}; expected all above 0; what writes nothing is θ = 0")
 
 
 def layer_gates(name: str, gate: Tensor | tuple[Tensor, ...], q: Tensor, state: MemoryState) -> tuple[Tensor, ...]:

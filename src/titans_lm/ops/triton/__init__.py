@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from titans_lm.config import SurpriseSizes
+from titans_lm.config import Objective, SurpriseSizes
 from titans_lm.ops.network import MemoryNetwork
-from titans_lm.ops.state import MemoryState
+from titans_lm.ops.state import PLAIN, MemoryState, PerToken
 
 __all__ = ["fused"]
 
@@ -41,18 +41,22 @@ def check_supported(
     state: MemoryState,
     chunk_size: int,
     return_surprise: SurpriseSizes,
+    objective: Objective,
 ) -> None:
     """Refuse what no kernel does."""
     got = unsupported([tuple(w.shape[2:]) for w in state.M], chunk_size)
     if got is None and any(gate.dim() > 3 for layers in gates for gate in layers):
         got = "channel-wise gates"
+    if got is None and objective not in ("l2", "dot"):
+        got = f"objective={objective!r}"
     if got is None and return_surprise == "parts":
         got = 'return_surprise="parts"'
     if got is not None:
         raise ValueError(
             f'got backend="triton" with {got}; expected a linear memory or one of two layers, heads of at most '
             f"{LARGEST_HEAD} channels, chunks of at most {LARGEST_CHUNK} tokens ({LARGEST_TILE:,} numbers of a chunk "
-            f"together), gates per head or per head and layer, return_surprise False or True; {ELSEWHERE}"
+            f"together), gates per head or per head and layer, objective l2 or dot, return_surprise False or True; "
+            f"{ELSEWHERE}"
         )
     check_device(q.device, q.dtype)
 
@@ -112,6 +116,7 @@ def fused(
     chunk_size: int,
     valid: Bool[Tensor, "B T"] | None = None,
     return_surprise: SurpriseSizes = False,
+    extra: PerToken = PLAIN,
     precision: str = "ieee",
 ) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L"] | None]:
     """Write and read by kernels; the same values and gradients as `chunked`.
@@ -120,10 +125,11 @@ def fused(
     is that of products: "ieee" for float32 throughout, "tf32" where tokens came in 16 bits.
 
     Raises ValueError where triton is not installed, where there is neither a GPU nor Triton's interpreter, and for what
-    the kernels do not do: channel-wise gates, more than two layers, large heads or chunks, the parts of the surprise.
+    the kernels do not do: channel-wise gates, more than two layers, large heads or chunks, objectives other than l2 and
+    dot, the parts of the surprise.
     """
     import_triton()
-    check_supported(q, (theta, eta, alpha), state, chunk_size, return_surprise)
+    check_supported(q, (theta, eta, alpha), state, chunk_size, return_surprise, network.objective)
     from titans_lm.ops.triton.operators import run
 
     return run(
