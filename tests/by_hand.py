@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from titans_lm.attention import QKVProjection
 from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.layers import RMSNorm, ShortConvolution
-from titans_lm.memory import GateProjection, NeuralMemory
+from titans_lm.memory import NeuralMemory
+from titans_lm.memory_gates import GateProjection
 from titans_lm.ops import MemoryState, PerToken, neural_memory
 from titans_lm.ops.state import PLAIN
 
@@ -152,7 +153,12 @@ class MemoryByHand:
         return y / (y.pow(2).mean(-1, keepdim=True) + c.norm_eps).sqrt()
 
     def start(self) -> MemoryState:
-        return MemoryState.initial(self.layer.initial_weights, 1)
+        c = self.config
+        state = MemoryState.initial(self.layer.initial_weights, 1)
+        if c.omega_window == 1:
+            return state
+        nothing = torch.zeros(1, c.omega_window - 1, c.num_attention_heads, c.head_dim, dtype=state.M[0].dtype)
+        return state._replace(tail=(nothing, nothing))
 
     def write(self, x: Tensor) -> tuple[Tensor, MemoryState]:
         """o (T, E) and the state after the last token."""
@@ -173,8 +179,12 @@ class MemoryByHand:
         return self.finish(o[0], x), state
 
     def extra(self, x: Tensor, k: Tensor) -> PerToken:
-        """Thresholds: 2 √D σ(x W + b) by norm, 4 σ(x W + b) by channel."""
+        """Thresholds, 2 √D σ(x W + b) by norm and 4 σ(x W + b) by channel, or the shares of a window."""
         c = self.config
+        if c.omega_window > 1:
+            proj = self.layer.window_proj.proj
+            shares = (x @ proj.weight.T + proj.bias).view(1, len(x), c.num_attention_heads, c.omega_window).exp()
+            return PerToken(None, shares / shares.sum(-1, keepdim=True))
         if c.memory_objective not in ("huber", "huber_coordinate"):
             return PLAIN
         most = 2 * math.sqrt(c.head_dim) if c.memory_objective == "huber" else 4.0

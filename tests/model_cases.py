@@ -48,6 +48,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "huber": {"memory_objective": "huber"},
     "huber by channel": {"memory_objective": "huber_coordinate", "memory_depth": 1},
     "third power": {"memory_objective": "lp"},
+    "window": {"omega_window": 3},
+    "window, linear": {"omega_window": 6, "memory_depth": 1, "gates": "head"},
     "other starts": {"theta_init": 0.9, "theta_later_init": 0.5},
     "spread starts": {"alpha_init": (0.01, 0.3), "eta_init": (0.1, 0.9), "time_scales": "shifted"},
     "silu": {"memory_activation": "silu"},

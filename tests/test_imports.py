@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "titans_lm"
 ROOMS = (
     ("checks",),
     ("config", "ops"),
-    ("layers", "attention", "memory"),
+    ("layers", "attention", "memory_gates", "memory"),
     ("blocks",),
     ("backbone",),
     ("",),

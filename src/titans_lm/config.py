@@ -44,7 +44,7 @@ SHARING_BLOCKS = ("mac", "mag")
 """Blocks whose attention and memory can have one q, k, v (D41)."""
 
 
-LATER = ("threshold_init",)
+LATER = ("threshold_init", "omega_window")
 """Settings that earlier versions did not have: at its default, one changes nothing about a model."""
 FORMER: dict[str, tuple[Any, str]] = {
     "memory_targets": ("rms", "norm 1 learned worse, and no norm no better (D15)"),
@@ -74,6 +74,12 @@ def drop_former(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in former}
 
 
+_COUNTS = (
+    "hidden_size", "num_attention_heads", "memory_depth", "memory_expansion", "chunk_size", "gate_rank", "conv_size",
+    "omega_window",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
     """Settings of one neural long-term memory layer."""
@@ -97,6 +103,8 @@ class MemoryConfig:
     each token has, by the norm of its error or by huber_coordinate, and linear beyond; lp has p = 3 (D48)."""
     threshold_init: Start = 0.5
     """Share of its largest value at which the threshold of huber starts (D48)."""
+    omega_window: int = 1
+    """Last tokens c whose errors a token writes, each by a share (ATLAS' Omega rule); 1 is Titans (D49)."""
     forget_to: ForgetTo = "init"
     """Where forgetting leads: to the learned initial memory, or to zero as in eq. 13 (D13)."""
     chunk_size: int = 16
@@ -144,9 +152,8 @@ class MemoryConfig:
         for name in ("theta_init", "theta_later_init", "eta_init", "alpha_init", "threshold_init"):
             if isinstance(getattr(self, name), list):  # as JSON has a pair
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("hidden_size", "num_attention_heads", "memory_expansion", "chunk_size", "gate_rank", "conv_size"):
+        for name in _COUNTS:
             check_at_least(name, getattr(self, name), 1)
-        check_at_least("memory_depth", self.memory_depth, 1)
         if self.memory_depth > 4:
             raise ValueError(f"got memory_depth={self.memory_depth}; expected 1 to 4 layers")
         if self.hidden_size % self.num_attention_heads:
@@ -173,6 +180,18 @@ class MemoryConfig:
         check_between("alpha_stretch", self.alpha_stretch, 0.0, 1.0)
         check_between("eta_max", self.eta_max, 0.0, 0.999)
         self._check_alpha_init()
+        self._check_window()
+
+    def _check_window(self) -> None:
+        """Refuse what a window of several tokens does not go with."""
+        others = {"gates": "channel", "decay_first": True, "memory_backend": "triton"}
+        clash = [name for name, value in others.items() if getattr(self, name) == value]
+        clash += ["memory_objective"] if self.memory_objective in THRESHOLDS else []
+        if self.omega_window > 1 and clash:
+            raise ValueError(
+                f"got omega_window={self.omega_window} with {clash[0]}={getattr(self, clash[0])!r}; expected a window "
+                "of 1, or gates per head or layer, decay_first=False, an objective without a threshold, and no kernels"
+            )
 
     def _check_alpha_init(self) -> None:
         if self.decay:

@@ -39,10 +39,11 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
     also = dataclasses.asdict(
         BackboneConfig(architecture="lmm", decay_first=True, **linear)
     )  # which the first excludes
-    default = dataclasses.asdict(BackboneConfig())
-    same = [name for name, value in default.items() if values[name] == value and also[name] == value]
+    windows = dataclasses.asdict(BackboneConfig(architecture="lmm", omega_window=3))  # which both exclude
+    default, made = dataclasses.asdict(BackboneConfig()), (values, also, windows)
+    same = [name for name, value in default.items() if all(given[name] == value for given in made)]
     assert not same, "this test must change every setting"
-    for given in (values, also):
+    for given in made:
         config, stack = TitansConfig(**given), BackboneConfig(**given)
         written = list(stack.blocks) if stack.is_mixed else None  # a short list at its length, as transformers has it
         assert config.backbone_config() == dataclasses.replace(stack, layer_types=written and tuple(written))

@@ -21,7 +21,7 @@ class Case:
 
     `gates` names the kind of θ, η and α in this order. `offsets` says where in its chunk each row starts, with S and
     an anchor unlike M; empty is a fresh chunk. `edges` names the gates of which the share `edge_share` is exactly at
-    its edge (θ = 0, η = 0, α = 1).
+    its edge (θ = 0, η = 0, α = 1). `window` is how many tokens one writes, 0 for a call that has no window.
     """
 
     tokens: int = 9
@@ -41,6 +41,7 @@ class Case:
     padding: str = "none"
     edges: tuple[str, ...] = ()
     edge_share: float = 0.3
+    window: int = 0
     seed: int = 0
 
     def __str__(self) -> str:
@@ -108,7 +109,7 @@ class Call:
 
 
 def named_parts(state: MemoryState) -> dict[str, Tensor]:
-    return {f"{name}[{i}]": w for name in ("M", "S", "anchor") for i, w in enumerate(getattr(state, name))}
+    return {f"{name}[{i}]": w for name in ("M", "S", "anchor", "tail") for i, w in enumerate(getattr(state, name))}
 
 
 class Draw:
@@ -187,8 +188,16 @@ def make_call(case: Case) -> Call:
     if case.objective in THRESHOLDS:  # errors have norms of about 1 to 3, and are on both sides of it
         most = 3.0 if case.objective == "huber" else 1.5
         threshold = draw.leaf("threshold", 0.1 + most * draw.uniform(case.rows, case.tokens, case.heads))
-    settings = {"network": network, "chunk_size": case.chunk, "valid": valid, "extra": PerToken(threshold)}
-    return Call(draw.leaves, (q, k, v, *gates, MemoryState(M, S, anchor, offset)), settings)
+    window, tail = None, ()
+    if case.window:
+        shares = draw.uniform(case.rows, case.tokens, case.heads, case.window)
+        window = draw.leaf("window", shares / shares.sum(-1, keepdim=True))
+    if case.window > 1:  # a document that goes on, or one that begins
+        size = case.rows, case.window - 1, case.heads, case.width
+        old = [F.normalize(draw.normal(*size), dim=-1) * bool(case.offsets) for _ in range(2)]
+        tail = tuple(draw.leaf(f"tail {name}", x) for name, x in zip("kv", old, strict=True))
+    settings = {"network": network, "chunk_size": case.chunk, "valid": valid, "extra": PerToken(threshold, window)}
+    return Call(draw.leaves, (q, k, v, *gates, MemoryState(M, S, anchor, offset, tail)), settings)
 
 
 def disagreement(expected: dict[str, Tensor], got: dict[str, Tensor]) -> dict[str, float]:

@@ -82,6 +82,8 @@ def oracle(
     rows = []
     for row in range(q.shape[0]):
         M, S, anchor = ([w[row] for w in part] for part in state[:3])
+        old = [list(x[row]) for x in state.tail] or [[], []]
+        read = [(k_i, v_i) for k_i, v_i in zip(*old, strict=True)]
         offset = int(state.offset[row])
         outputs, surprise = [], []
         for t in range(q.shape[1]):
@@ -91,9 +93,15 @@ def oracle(
                 continue
             anchor = [w if w.requires_grad else w.clone().requires_grad_() for w in anchor]
             limit = None if extra.threshold is None else extra.threshold[row, t]
-            u = inner_gradient(anchor, k[row, t], v[row, t], network, limit)
+            u = pulls = inner_gradient(anchor, k[row, t], v[row, t], network, limit)
+            if extra.window is not None:
+                read.append((k[row, t], v[row, t]))
+                pulls = [0.0 * g for g in u]
+                for i, share in enumerate(extra.window[row, t].unbind(-1)):
+                    again = inner_gradient(anchor, *read[-1 - i], network, limit)
+                    pulls = [total + share[:, None, None] * g for total, g in zip(pulls, again, strict=True)]
             for i in layers:
-                S[i] = gate_of(eta, row, t, i) * S[i] - gate_of(theta, row, t, i) * u[i]
+                S[i] = gate_of(eta, row, t, i) * S[i] - gate_of(theta, row, t, i) * pulls[i]
                 forget = gate_of(alpha, row, t, i)
                 M[i] = (1 - forget) * M[i] + S[i]
                 if network.forget_to == "init":
@@ -103,7 +111,11 @@ def oracle(
                 anchor, offset = list(M), 0
             outputs.append(predict(M, q[row, t], network))
             surprise.append(torch.stack([(g * g).sum((1, 2)).sqrt() for g in u], dim=-1))
-        rows.append((torch.stack(outputs), torch.stack(surprise), M, S, anchor, torch.tensor(offset)))
+        kept = [torch.stack(x) for x in list(zip(*read, strict=True))] if state.tail else []
+        W = state.tail[0].shape[1] if state.tail else 0
+        tail = tuple(x[len(x) - W :] for x in kept)
+        rows.append((torch.stack(outputs), torch.stack(surprise), M, S, anchor, torch.tensor(offset), tail))
     o, surprise = (torch.stack([r[i] for r in rows]) for i in (0, 1))
     parts = [tuple(torch.stack([r[i][layer] for r in rows]) for layer in layers) for i in (2, 3, 4)]
-    return o, MemoryState(*parts, torch.stack([r[5] for r in rows])), surprise.detach()
+    tail = tuple(torch.stack(x) for x in zip(*(r[6] for r in rows), strict=True))
+    return o, MemoryState(*parts, torch.stack([r[5] for r in rows]), tail), surprise.detach()

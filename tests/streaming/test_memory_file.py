@@ -259,3 +259,17 @@ def test_settings_that_came_later_change_no_fingerprint_at_their_defaults() -> N
     assert not set(LATER) & file._settings(reading_model("lmm")).keys()
     other = reading_model("lmm", memory_objective="huber", threshold_init=0.4)
     assert file._settings(other)["threshold_init"] == 0.4
+
+
+@pytest.mark.parametrize("length", [1, 21, 24])
+def test_a_file_holds_what_a_window_reaches_back_to(length: int, tmp_path: Path) -> None:
+    model = reading_model("mac", omega_window=4)
+    memory = read(model, text(length))
+    save_memory(memory, tmp_path / "x.memory", model)
+    loaded = load_memory(tmp_path / "x.memory", model)
+    assert_same_memory(loaded, memory, 0.0)
+    assert [name for name, _ in named_state(loaded.state, "state") if ".tail." in name]
+    a, b = Reader(model, memory=memory), Reader(model, memory=loaded)
+    for reader in (a, b):
+        reader.read(b"and more", new_document=False)
+    assert_same_memory(a.memory, b.memory, 0.0)

@@ -64,8 +64,8 @@ def neural_memory(
     check_surprise("return_surprise", return_surprise)
     check_call(q, k, v, state, network, chunk_size, valid)
     gates = [layer_gates(name, gate, q, state) for name, gate in (("theta", theta), ("eta", eta), ("alpha", alpha))]
-    if extra is not PLAIN or network.objective in THRESHOLDS:
-        check_extra(extra, q, network, valid)
+    if extra is not PLAIN or state.tail or network.objective in THRESHOLDS:
+        check_extra(extra, q, v, gates, state, network, valid)
     if 0 in q.shape[:2]:  # no token to read, or no row to read it
         parts = (3,) if return_surprise == "parts" else ()
         surprise = q.new_zeros(*q.shape[:3], len(state.M), *parts, dtype=state.M[0].dtype)

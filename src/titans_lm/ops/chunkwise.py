@@ -199,9 +199,10 @@ class ChunkedCall:
         if self.spec.surprise == "parts":
             present = None if self.spec.present is None else self.spec.present[where]
             given = list(zip(*by_gate(tuple([x[where] for x in self.inputs.gates])), strict=True))
-            found = surprise_norms(self.rows, self.states, written, gates, given, present)
+            window = self.inputs.gates[1][where] if len(self.inputs.gates) == 2 else None
+            found = surprise_norms(self.rows, self.states, written, gates, given, present, window)
         else:
-            found = momentary_norms(written)
+            found = momentary_norms(written, tokens.q.shape[2])
         norms[where] = split_heads(found, self.rows.batch)
 
     def backward(self, saved: Saved, d_out: Tensor | None, d_state: Sequence[Tensor | None]) -> Inputs:
@@ -265,8 +266,8 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spec: CallSpec, L: int, gates: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs = Inputs.of(tensors, L, gates)
-        N, B, C, H, D = inputs.q.shape
-        saved = Saved([], *[inputs.q.new_empty(N, B * H, C, D) for _ in range(2)])
+        N, B, _, H, D = inputs.q.shape
+        saved = Saved([], *[x.new_empty(N, B * H, x.shape[2], D) for x in (inputs.k, inputs.q)])
         out, norms, (M, S, anchor) = ChunkedCall(spec, inputs).forward(saved)
         ctx.spec, ctx.layers, ctx.gates, ctx.anchored = spec, L, gates, [start[2] is not None for start in saved.starts]
         states = [x for start in saved.starts for part in start for x in part or ()]
@@ -310,9 +311,19 @@ def _run_call(
     """Run a call that is laid out on a grid, with gradients if any are asked for."""
     q, L, dtype = tokens[0], len(state.M), tokens[0].dtype
     used = network.forget_to == "init"
+    gates, tail = stack_gates(*tokens[3:]), state.tail
+    if extra.window is None:
+        k, v = (layout.place(x) for x in tokens[1:3])
+    else:
+        gates = *gates, extra.window
+        windows = zip(tokens[1:3], state.earlier(*tokens[1:3]), strict=True)
+        (k, last_k), (v, last_v) = (layout.place_windows(x, before) for x, before in windows)
+        tail = (last_k, last_v) if tail else ()
     inputs = Inputs(
-        *(layout.place(x) for x in tokens[:3]),
-        tuple(layout.place(x) for x in stack_gates(*tokens[3:])),
+        layout.place(q),
+        k,
+        v,
+        tuple(layout.place(x) for x in gates),
         state.M,
         state.S,
         state.anchor,
@@ -331,7 +342,7 @@ def _run_call(
     M, S, anchor = tuple(tensors[:L]), tuple(tensors[L : 2 * L]), tuple(tensors[2 * L :])
     return (
         layout.restore(o),
-        MemoryState(M, S, anchor or M, layout.offset),
+        MemoryState(M, S, anchor or M, layout.offset, tail),
         None if sizes is None else layout.restore(sizes),
     )
 
@@ -399,9 +410,10 @@ def chunked(
             network=network, chunk_size=chunk_size, return_surprise=return_surprise, extra=extra,
         )  # fmt: skip
     tokens = q, k, v, theta, eta, alpha
-    tile = tile_size(network, state, (theta, eta, alpha), chunk_size, q.shape[1])
+    windows = extra.window is not None
+    tile = chunk_size if windows else tile_size(network, state, (theta, eta, alpha), chunk_size, q.shape[1])
     if tile == chunk_size:
-        layout = make_layout(state.offset, q.shape[1], tile, valid)
+        layout = make_layout(state.offset, q.shape[1], tile, valid, windows)
         return _run_call(tokens, state, layout, network, return_surprise, extra=extra)
     cut, several = pieces(state, q.shape[1], chunk_size, valid), []
     for piece in cut:

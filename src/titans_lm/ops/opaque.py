@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from titans_lm.config import SurpriseSizes
+from titans_lm.config import THRESHOLDS, SurpriseSizes
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.run import run
 from titans_lm.ops.state import MemoryState, PerToken
@@ -24,11 +24,11 @@ def memory_operator(
     tokens: Sequence[Tensor], gates: Sequence[Tensor], weights: Sequence[Tensor], constants: Sequence[Tensor],
     offset: Tensor, valid: Tensor | None, sizes: Sequence[int], words: str,
 ) -> list[Tensor]:  # fmt: skip
-    """o, then M, S and anchor by layers, the offset, and the norms of surprise if they are asked for.
+    """o, then M, S and anchor by layers, the offset, the tail, and the norms of surprise if they are asked for.
 
-    `tokens` are q, k, v and the threshold if there is one. `sizes` are L, whether an anchor is given, whether the
-    LayerNorm has a weight and a bias, whether there is a residual, the chunk size, and which surprise; `words`
-    activation, objective, where forgetting leads, backend.
+    `tokens` are q, k, v and the threshold or the window, if there is one; `weights` end in the tail. `sizes` are L,
+    whether an anchor is given, whether the LayerNorm has a weight and a bias, whether there is a residual, the chunk
+    size, and which surprise; `words` activation, objective, where forgetting leads, backend.
     """
     with torch.no_grad():
         return _apart(_outputs(tokens, gates, weights, constants, offset, valid, sizes, words), (*tokens, *weights))
@@ -64,12 +64,13 @@ def _outputs(
     norm_weight, norm_bias = (next(rest) if there else None for there in (has_weight, has_bias))
     initial = tuple(rest) or None
     network = MemoryNetwork(activation, bool(residual), norm_weight, norm_bias, objective, forget_to, initial)  # pyrefly: ignore
-    state = MemoryState(M, S, parts[2] if anchored else M, offset)
+    tail = tuple(weights[(2 + anchored) * L :])
+    state = MemoryState(M, S, parts[2] if anchored else M, offset, tail)
     by_name = tuple(tuple(gates[i : i + L]) for i in range(0, 3 * L, L))
     q, k, v, *others = tokens
-    extra = PerToken(*others)
+    extra = PerToken(*others) if objective in THRESHOLDS else PerToken(None, *others)
     o, state, surprise = run((q, k, v), by_name, state, network, chunk_size, valid, SURPRISE[which], backend, extra)
-    return [o, *state.M, *state.S, *state.anchor, state.offset, *(() if surprise is None else (surprise,))]
+    return [o, *state.M, *state.S, *state.anchor, state.offset, *state.tail, *(() if surprise is None else (surprise,))]
 
 
 def _apart(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -87,11 +88,12 @@ def _apart(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
 
 @memory_operator.register_fake
 def _(tokens: Any, gates: Any, weights: Any, constants: Any, offset: Any, valid: Any, sizes: Any, words: Any) -> Any:
-    L, which, q = sizes[0], sizes[-1], tokens[0]
+    L, anchored, which, q = sizes[0], sizes[1], sizes[-1], tokens[0]
     M = [x.new_empty(x.shape) for _ in range(3) for x in weights[:L]]
     after = torch.empty(offset.shape, dtype=torch.int64, device=offset.device)
     norms = [weights[0].new_empty(*q.shape[:3], L, *([3] if which == 2 else []))] if which else []
-    return [q.new_empty(q.shape), *M, after, *norms]
+    tail = [x.new_empty(x.shape) for x in weights[(2 + anchored) * L :]]
+    return [q.new_empty(q.shape), *M, after, *tail, *norms]
 
 
 @memory_gradients.register_fake
@@ -137,7 +139,7 @@ def run_opaque(
     o, *others = torch.ops.titans_lm.neural_memory(
         [*tokens, *extra.given()],
         [x for gate in gates for x in gate],
-        [*state.M, *state.S, *(state.anchor if anchored else ())],
+        [*state.M, *state.S, *(state.anchor if anchored else ()), *state.tail],
         [*(x for x in norm if x is not None), *initial],
         state.offset,
         valid,
@@ -145,5 +147,6 @@ def run_opaque(
         " ".join((network.activation, network.objective, network.forget_to, backend)),
     )
     M, S, anchor = (tuple(others[i : i + L]) for i in range(0, 3 * L, L))
-    surprise = others[3 * L + 1].detach() if return_surprise else None
-    return o, MemoryState(M, S, anchor, others[3 * L]), surprise
+    tail = tuple(others[3 * L + 1 : 3 * L + 1 + len(state.tail)])
+    surprise = others[-1].detach() if return_surprise else None
+    return o, MemoryState(M, S, anchor, others[3 * L], tail), surprise

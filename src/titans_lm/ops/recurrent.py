@@ -40,6 +40,10 @@ def step(
 
     S ← η S − θ h ⊗ δ,   M ← (1 − α) M [+ α M_init] + S,   o = M(q)                               (eq. 13–15)
     """
+    tail = state.tail
+    if extra.window is not None:  # c tokens in place of one, the last of which is new
+        k, v = (torch.cat(pair, dim=1) for pair in zip(state.earlier(k, v), (k, v), strict=True))
+        tail = (k[:, 1:], v[:, 1:]) if tail else ()
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, 1, D)
     weight, bias = norm_parameters(network, q.dtype)
     threshold = None if extra.threshold is None else extra.threshold.transpose(1, 2).unsqueeze(-1)
@@ -48,6 +52,8 @@ def step(
     for layer, (W, past) in enumerate(zip(state.M, state.S, strict=True)):
         th, et, al = (_spread(gate[layer]) for gate in (theta, eta, alpha))
         written = inputs[layer] * th.transpose(-1, -2)
+        if extra.window is not None:
+            written = written * extra.window[:, 0].flip(-1).unsqueeze(-1)
         base = _leads_to(network, layer, W)
         new = past * et
         if return_surprise == "parts":
@@ -59,10 +65,10 @@ def step(
             memory.addcmul_(base, al)
         M.append(memory)
     o = recall_one(tuple(M), q, network, weight, bias).transpose(1, 2)
-    after = close(MemoryState(tuple(M), tuple(S), state.anchor, state.offset + 1), chunk_size)
+    after = close(MemoryState(tuple(M), tuple(S), state.anchor, state.offset + 1, tail), chunk_size)
     if not return_surprise:
         return o, after, None
-    sizes = [h.norm(dim=-1) * d.norm(dim=-1) for h, d in zip(inputs, deltas, strict=True)]
+    sizes = [h[..., -1:, :].norm(dim=-1) * d[..., -1:, :].norm(dim=-1) for h, d in zip(inputs, deltas, strict=True)]
     surprise = torch.stack(sizes, dim=-1).transpose(1, 2)  # (B, 1, H, L)
     if return_surprise == "parts":
         surprise = torch.cat((surprise.unsqueeze(-1), torch.stack(others, dim=-2).unsqueeze(1)), dim=-1)

@@ -65,6 +65,8 @@ def reference(
 
         ‖∇_{W_l} ℓ‖      ‖η_t S_{t−1}‖      ‖α_t (M_{t−1} − B)‖ with B = 0, or M_init
 
+    With a window Σ_i ω_ti ∇ℓ(M_a; k_{t−i}, v_{t−i}) of the last c tokens, at the anchor of t, is in the place of ∇ℓ.
+
     Gradients come from torch.func, which torch cannot run inside a non-reentrant checkpoint (a RuntimeError).
     """
     L = len(state.M)
@@ -78,23 +80,31 @@ def reference(
 
     outputs, surprise = [], []
     for t in range(q.shape[1]):
-        M, S, anchor, offset = state
+        M, S, anchor, offset, tail = state
         limit = None if extra.threshold is None else extra.threshold[:, t, :, None]
-        u = gradient(anchor, k[:, t], v[:, t], limit, per_head, per_head_bias)
+        u = pulls = gradient(anchor, k[:, t], v[:, t], limit, per_head, per_head_bias)
+        if extra.window is not None:
+            old_k, old_v = state.earlier(k, v)
+            near_k, near_v = torch.cat((old_k, k[:, t : t + 1]), dim=1), torch.cat((old_v, v[:, t : t + 1]), dim=1)
+            shares = extra.window[:, t, ..., None, None].unbind(2)
+            lags = [(near_k[:, -1 - i], near_v[:, -1 - i]) for i in range(len(shares))]
+            several = [gradient(anchor, *lag, limit, per_head, per_head_bias) for lag in lags]
+            pulls = tuple(sum(share * g[i] for share, g in zip(shares, several, strict=True)) for i in range(L))
+            tail = (near_k[:, 1:], near_v[:, 1:]) if tail else ()
         past = tuple(_spread(eta[i], t) * S[i] for i in range(L))
         if return_surprise == "parts":
             forgotten = tuple(_spread(alpha[i], t) * (M[i] - decay_target[i]) for i in range(L))
             surprise.append(torch.stack([_sizes(part) for part in (u, past, forgotten)], dim=-1))
         elif return_surprise:
             surprise.append(_sizes(u))
-        S = tuple(past[i] - _spread(theta[i], t) * u[i] for i in range(L))
+        S = tuple(past[i] - _spread(theta[i], t) * pulls[i] for i in range(L))
         keep = tuple(1.0 - _spread(alpha[i], t) for i in range(L))
         M = tuple(keep[i] * M[i] + (1.0 - keep[i]) * decay_target[i] + S[i] for i in range(L))
         offset = offset + 1
         complete = offset == chunk_size
         anchor = select_rows(complete, M, anchor)
         offset = torch.where(complete, 0, offset)
-        new = MemoryState(M, S, anchor, offset)
+        new = MemoryState(M, S, anchor, offset, tail)
         state = new if valid is None else select_rows(valid[:, t], new, state)
         outputs.append(forward(M, q[:, t].unsqueeze(-2), network, weight, bias).squeeze(-2))
     return torch.stack(outputs, dim=1), state, torch.stack(surprise, dim=1) if return_surprise else None

@@ -39,8 +39,9 @@ def run(
         gates = [
             tuple(g.masked_fill(~valid.view(*valid.shape, *[1] * (g.dim() - 2)), 0.0) for g in gate) for gate in gates
         ]
-    if extra.threshold is not None:  # padding has none: any above 0 will do
-        extra = PerToken(_filled(extra.threshold.to(dtype), valid, 1.0))
+    if extra is not PLAIN:  # padding has no threshold: any above 0 will do
+        filled = zip(extra, (1.0, 0.0), strict=True)
+        extra = PerToken(*[None if x is None else _filled(x.to(dtype), valid, value) for x, value in filled])
     with full_precision(q.device.type):
         o, state, surprise = BACKENDS[backend](
             *tensors,

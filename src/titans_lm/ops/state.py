@@ -20,13 +20,20 @@ class MemoryState(NamedTuple):
 
     M holds the weights of the memory network and S the surprise with its past, each a tuple of L tensors
     (B, H, D_{l-1}, D_l). `anchor` is M at the end of the previous chunk, where the gradients of this chunk are taken,
-    and `offset` (B,) counts the tokens since then, from 0 to chunk_size − 1.
+    and `offset` (B,) counts the tokens since then, from 0 to chunk_size − 1. `tail` holds keys and values of the last W
+    tokens, (B, W, H, D_0) and (B, W, H, D_L), where a window reaches back to them: zero, which writes nothing, before a
+    document.
     """
 
     M: Weights
     S: Weights
     anchor: Weights
     offset: Int[Tensor, " B"]
+    tail: tuple[Float[Tensor, "B W H _"], ...] = ()
+
+    def earlier(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the tokens before a call with these, none where no window reaches back."""
+        return (self.tail[0], self.tail[1]) if self.tail else (k[:, :0], v[:, :0])
 
     def detach(self) -> "MemoryState":
         """The same values, without the history that gradients would follow."""
@@ -58,10 +65,12 @@ class MemoryState(NamedTuple):
 class PerToken(NamedTuple):
     """What a token brings besides q, k, v and θ, η, α; None where the memory does not ask for it.
 
-    threshold (B, T, H): where its error stops to pull harder.
+    threshold (B, T, H): where its error stops to pull harder. window (B, T, H, c): the shares of the last c tokens'
+    errors in what it writes, its own first; state.tail then holds the last c − 1 tokens.
     """
 
     threshold: Float[Tensor, "B T H"] | None = None
+    window: Float[Tensor, "B T H c"] | None = None
 
     def given(self) -> list[Tensor]:
         """What there is of it."""

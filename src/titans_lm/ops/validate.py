@@ -7,6 +7,8 @@ from titans_lm.config import THRESHOLDS
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.state import MemoryState, PerToken, state_dtype
 
+Gates = list[tuple[Tensor, ...]]
+"""θ, η and α, each by layers."""
 THRESHOLDS_OF = " or ".join(THRESHOLDS)
 
 
@@ -110,8 +112,18 @@ def check_read(M: tuple[Tensor, ...], q: Tensor, network: MemoryNetwork) -> None
     check_network(network, M, q)
 
 
-def check_extra(extra: PerToken, q: Tensor, network: MemoryNetwork, valid: Tensor | None) -> None:
-    """Refuse a threshold of another form, or none above 0, and one where the objective has none or lacks one."""
+def check_extra(
+    extra: PerToken,
+    q: Tensor,
+    v: Tensor,
+    gates: Gates,
+    state: MemoryState,
+    network: MemoryNetwork,
+    valid: Tensor | None,
+) -> None:
+    """Refuse a window, a tail or a threshold of another form, and what does not go together."""
+    if extra.window is not None or state.tail:
+        _check_window(extra, q, v, gates, state, network)
     threshold, wants = extra.threshold, network.objective in THRESHOLDS
     if threshold is None and not wants:
         return
@@ -125,6 +137,29 @@ def check_extra(extra: PerToken, q: Tensor, network: MemoryNetwork, valid: Tenso
         wrong = real[~(real > 0)].tolist()
         if wrong:
             raise ValueError(f"got a threshold of {wrong[0]:g}; expected all above 0; what writes nothing is θ = 0")
+
+
+def _check_window(
+    extra: PerToken, q: Tensor, v: Tensor, gates: Gates, state: MemoryState, network: MemoryNetwork
+) -> None:
+    window, (B, T, H, D), kept = extra.window, q.shape, [tuple(x.shape) for x in state.tail]
+    if window is None:
+        raise ValueError(f"got a state with a tail of {kept[0][1]} tokens; expected extra.window (B, T, H, c) with it")
+    if window.shape[:-1] != q.shape[:3] or window.shape[-1] < 1 or not window.dtype.is_floating_point:
+        raise ValueError(f"got window {_shape(window)}; expected floating point (B, T, H, c), with {(B, T, H)} first")
+    W = window.shape[-1] - 1
+    expected = [(B, W, H, D), (B, W, H, v.shape[-1])] if W else []
+    if kept != expected:
+        raise ValueError(
+            f"got state.tail of shapes {kept} with a window of {W + 1}; expected {expected}, the keys and values "
+            "before the call: zero at the start of a document"
+        )
+    if any(x.dtype != state.M[0].dtype for x in state.tail):
+        raise ValueError(f"got state.tail in {state.tail[0].dtype}; expected {state.M[0].dtype}, as the memory has")
+    if any(x.dim() > 3 for gate in gates for x in gate):
+        raise ValueError("got a window with channel-wise gates; expected gates per head, or per head and layer")
+    if network.objective in THRESHOLDS:
+        raise ValueError(f"got a window with objective={network.objective!r}; expected l2, dot or lp: no threshold")
 
 
 def layer_gates(name: str, gate: Tensor | tuple[Tensor, ...], q: Tensor, state: MemoryState) -> tuple[Tensor, ...]:

@@ -42,6 +42,7 @@ def check_supported(
     chunk_size: int,
     return_surprise: SurpriseSizes,
     objective: Objective,
+    extra: PerToken,
 ) -> None:
     """Refuse what no kernel does."""
     got = unsupported([tuple(w.shape[2:]) for w in state.M], chunk_size)
@@ -49,14 +50,16 @@ def check_supported(
         got = "channel-wise gates"
     if got is None and objective not in ("l2", "dot"):
         got = f"objective={objective!r}"
+    if got is None and extra.window is not None:
+        got = "a window"
     if got is None and return_surprise == "parts":
         got = 'return_surprise="parts"'
     if got is not None:
         raise ValueError(
             f'got backend="triton" with {got}; expected a linear memory or one of two layers, heads of at most '
             f"{LARGEST_HEAD} channels, chunks of at most {LARGEST_CHUNK} tokens ({LARGEST_TILE:,} numbers of a chunk "
-            f"together), gates per head or per head and layer, objective l2 or dot, return_surprise False or True; "
-            f"{ELSEWHERE}"
+            f"together), gates per head or per head and layer, objective l2 or dot, no window, return_surprise False "
+            f"or True; {ELSEWHERE}"
         )
     check_device(q.device, q.dtype)
 
@@ -126,10 +129,10 @@ def fused(
 
     Raises ValueError where triton is not installed, where there is neither a GPU nor Triton's interpreter, and for what
     the kernels do not do: channel-wise gates, more than two layers, large heads or chunks, objectives other than l2 and
-    dot, the parts of the surprise.
+    dot, windows, the parts of the surprise.
     """
     import_triton()
-    check_supported(q, (theta, eta, alpha), state, chunk_size, return_surprise, network.objective)
+    check_supported(q, (theta, eta, alpha), state, chunk_size, return_surprise, network.objective, extra)
     from titans_lm.ops.triton.operators import run
 
     return run(
