@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unchecked")]
 BARE = {"memory_norm": False, "memory_residual": False}
 """A deep memory without what keeps its answers in bounds: it has the bound on θ by fan-in (D14)."""
 OTHERS = [{"memory_objective": loss, **form} for loss in ("huber", "lp") for form in ({}, {"memory_depth": 1}, BARE)]
-OTHERS += [{"omega_window": 4}, {"omega_window": 4, "memory_depth": 1}]
-"""Settings beyond the paper (D48, D49)."""
+OTHERS += [{"omega_window": 4}, {"omega_window": 4, "memory_depth": 1}, {"key_degree": 2, "memory_depth": 1}]
+"""Settings beyond the paper (D48 to D50)."""
 
 
 def byte_model(architecture: str, **own: Any) -> TitansForCausalLM:

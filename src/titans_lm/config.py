@@ -6,6 +6,7 @@ One flat set of names serves the library, the Hugging Face config and the comman
 """
 
 import dataclasses
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -34,8 +35,8 @@ Backend = Literal["auto", "reference", "chunked", "triton"]
 SurpriseSizes = bool | Literal["parts"]
 TimeScales = Literal["shared", "shifted"]
 
-THRESHOLDS: dict[Objective, str] = {"huber": "norm", "huber_coordinate": "channel"}
-"""Objectives with a threshold for every token, and of what of its error it is one."""
+THRESHOLDS: tuple[Objective, ...] = ("huber", "huber_coordinate")
+"""Objectives with a threshold for every token."""
 MEMORY_BLOCKS = ("lmm", "mac", "mag", "mal")
 MEMORY_ARCHITECTURES = (*MEMORY_BLOCKS, "hybrid")
 HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
@@ -43,8 +44,7 @@ HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
 SHARING_BLOCKS = ("mac", "mag")
 """Blocks whose attention and memory can have one q, k, v (D41)."""
 
-
-LATER = ("threshold_init", "omega_window")
+LATER = ("threshold_init", "omega_window", "key_degree")
 """Settings that earlier versions did not have: at its default, one changes nothing about a model."""
 FORMER: dict[str, tuple[Any, str]] = {
     "memory_targets": ("rms", "norm 1 learned worse, and no norm no better (D15)"),
@@ -76,8 +76,10 @@ def drop_former(settings: dict[str, Any]) -> dict[str, Any]:
 
 _COUNTS = (
     "hidden_size", "num_attention_heads", "memory_depth", "memory_expansion", "chunk_size", "gate_rank", "conv_size",
-    "omega_window",
+    "omega_window", "key_degree",
 )  # fmt: skip
+LARGEST_POLYNOMIAL = 2**21
+"""Numbers of one head's memory, at most, where keys are polynomials: 8 MiB in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +101,12 @@ class MemoryConfig:
     memory_norm: bool | None = None
     """Whether the memory network ends in a LayerNorm; by default for depth 2 and more."""
     memory_objective: Objective = "l2"
-    """Inner loss: l2 is ‖M(k) − v‖² (eq. 12), dot is −⟨M(k), v⟩ (linear attention); huber is l2 up to a threshold that
-    each token has, by the norm of its error or by huber_coordinate, and linear beyond; lp has p = 3 (D48)."""
+    """Inner loss: l2 is ‖M(k) − v‖² (eq. 12), dot is −⟨M(k), v⟩ (linear attention); huber is l2 up to a threshold of
+    each token, by norm or by coordinate, and linear beyond; lp has p = 3 (D48)."""
     threshold_init: Start = 0.5
     """Share of its largest value at which the threshold of huber starts (D48)."""
+    key_degree: int = 1
+    """Degree p of the polynomial that a linear memory is given in a key's place (ATLAS); 1 is the key itself (D50)."""
     omega_window: int = 1
     """Last tokens c whose errors a token writes, each by a share (ATLAS' Omega rule); 1 is Titans (D49)."""
     forget_to: ForgetTo = "init"
@@ -181,6 +185,24 @@ class MemoryConfig:
         check_between("eta_max", self.eta_max, 0.0, 0.999)
         self._check_alpha_init()
         self._check_window()
+        self._check_degree()
+
+    def _check_degree(self) -> None:
+        """Refuse polynomial keys where a memory is not linear in them, and where it would be too large."""
+        if self.key_degree == 1:
+            return
+        linear = self.memory_depth == 1 and not self.use_residual and self.gates != "channel"
+        if not linear or self.memory_backend == "triton":
+            raise ValueError(
+                f"got key_degree={self.key_degree}; expected with it memory_depth=1 without residual, gates per head "
+                "or layer, and no kernels"
+            )
+        size = self.memory_widths[0] * self.head_dim
+        if size > LARGEST_POLYNOMIAL:
+            raise ValueError(
+                f"got key_degree={self.key_degree} with heads of {self.head_dim} channels, a memory of {size:,} "
+                f"numbers a head; expected at most {LARGEST_POLYNOMIAL:,}: a lower degree, or more heads"
+            )
 
     def _check_window(self) -> None:
         """Refuse what a window of several tokens does not go with."""
@@ -223,8 +245,10 @@ class MemoryConfig:
     @property
     def memory_widths(self) -> tuple[int, ...]:
         """Widths D_0 … D_L of the memory network."""
-        hidden = self.memory_expansion * self.head_dim
-        return (self.head_dim, *[hidden] * (self.memory_depth - 1), self.head_dim)
+        hidden, first = self.memory_expansion * self.head_dim, self.head_dim
+        if self.key_degree > 1:
+            first = math.comb(first + self.key_degree, self.key_degree)
+        return (first, *[hidden] * (self.memory_depth - 1), self.head_dim)
 
     @property
     def gates_per_head(self) -> int:
@@ -271,8 +295,7 @@ class MemoryConfig:
 
     @property
     def largest_pull(self) -> float:
-        """How many times as hard as ℓ2 an objective can pull: lp's 3 e² where ℓ2 has 2 e, for channels of M(k) and v of
-        at most √D, as unit RMS has them (D48)."""
+        """How many times as hard as ℓ2 an objective can pull: 3 e² to 2 e, where e is up to 2 √D (D48)."""
         return 3.0 * self.head_dim**0.5 if self.memory_objective == "lp" else 1.0
 
     @property

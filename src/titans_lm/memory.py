@@ -21,7 +21,7 @@ from titans_lm.layers import (
     make_short_convs,
     project_and_convolve,
 )
-from titans_lm.memory_gates import GateProjection, WindowProjection
+from titans_lm.memory_gates import GateProjection, PolynomialKeys, WindowProjection
 from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory, read
 from titans_lm.ops.fused import gated_linear, rms_norm, unit_norm
 from titans_lm.ops.state import PLAIN, detach_state, move_state, state_dtype
@@ -137,6 +137,7 @@ class NeuralMemory(nn.Module):
         if config.memory_objective in THRESHOLDS:  # of the loss, which all layers of a memory share
             per_head = dataclasses.replace(config, gates="head")
             self.threshold_proj = GateProjection(per_head, [config.threshold_max], [config.threshold_init])
+        self.key_map = PolynomialKeys(config) if config.key_degree > 1 else None
         self.window_proj = WindowProjection(config) if config.omega_window > 1 else None
         self.initial = InitialWeights(H, config.memory_widths, self.starts_empty)
         self.init_scales = [1.0 / D if self.starts_empty else 1.0]
@@ -282,6 +283,8 @@ class NeuralMemory(nn.Module):
         )
         asks = self.threshold_proj is not None or self.window_proj is not None
         extra = self.per_token(x, k) if asks else PLAIN
+        if self.key_map is not None:  # gates see the key itself
+            q, k = self.key_map(q), self.key_map(k)
         kept = None
         if self.config.decay_first and not frozen:
             # ∇ at (1 − α) M: (1 − α) M + 2 θ kᵀ (v − k (1 − α) M) is the write of θ (1 − α) and v / (1 − α) at M.
@@ -324,7 +327,8 @@ class NeuralMemory(nn.Module):
             (q,), tails = project_and_convolve(x, (self.q_proj,), self.convs[:1], tails, lengths)
         else:
             q, tails = streams.q, streams.tails
-        return self.normed(0, q), gate, tails
+        q = self.normed(0, q)
+        return q if self.key_map is None else self.key_map(q), gate, tails
 
     def retrieve(self, M: tuple[Tensor, ...], q: Float[Tensor, "B T H D"], gate: Hidden) -> Hidden:
         """Only read: h = M*(q), finished as an output is (eq. 21)."""

@@ -1,4 +1,4 @@
-"""What a memory layer makes of each token besides q, k and v: its gates, its threshold, the shares of its window."""
+"""What a memory layer makes of each token besides q, k and v: gates, threshold, shares of a window; and of its keys."""
 
 import math
 
@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from titans_lm.config import MemoryConfig, Start, log_spaced
-from titans_lm.layers import Linear, init_linear
+from titans_lm.layers import Linear, init_from, init_linear
 from titans_lm.ops.fused import clipped_sigmoid
+from titans_lm.ops.polynomial import polynomial
 from titans_lm.ops.state import state_dtype
 
 Hidden = Float[Tensor, "B T E"]
@@ -95,3 +96,23 @@ class WindowProjection(nn.Module):
 
     def forward(self, x: Hidden) -> Float[Tensor, "B T H c"]:
         return self.proj(x).unflatten(-1, (self.heads, -1)).to(state_dtype(x.dtype)).softmax(-1)
+
+
+class PolynomialKeys(nn.Module):
+    """q and k as polynomials: φ(q) · φ(k) = Σ_i a_i (q · k)^i with a_i learned per head, which start as 1 / i! (D50).
+
+    The a_i are shares of one, so that φ of a key of norm 1 has norm 1; a factor of all is one of θ.
+    """
+
+    def __init__(self, config: MemoryConfig) -> None:
+        super().__init__()
+        self.degree = config.key_degree
+        self.log_shares = nn.Parameter(torch.empty(config.num_attention_heads, self.degree + 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        start = torch.tensor([-math.lgamma(i + 1) for i in range(self.degree + 1)])
+        init_from(self.log_shares, start.expand_as(self.log_shares))
+
+    def forward(self, x: Float[Tensor, "B T H D"]) -> Float[Tensor, "B T H K"]:
+        return polynomial(x, self.log_shares.to(x.dtype).softmax(-1))

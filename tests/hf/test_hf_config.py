@@ -39,7 +39,7 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
     also = dataclasses.asdict(
         BackboneConfig(architecture="lmm", decay_first=True, **linear)
     )  # which the first excludes
-    windows = dataclasses.asdict(BackboneConfig(architecture="lmm", omega_window=3))  # which both exclude
+    windows = dataclasses.asdict(BackboneConfig(architecture="lmm", memory_depth=1, omega_window=3, key_degree=2))
     default, made = dataclasses.asdict(BackboneConfig()), (values, also, windows)
     same = [name for name, value in default.items() if all(given[name] == value for given in made)]
     assert not same, "this test must change every setting"

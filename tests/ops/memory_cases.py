@@ -22,6 +22,7 @@ class Case:
     `gates` names the kind of θ, η and α in this order. `offsets` says where in its chunk each row starts, with S and
     an anchor unlike M; empty is a fresh chunk. `edges` names the gates of which the share `edge_share` is exactly at
     its edge (θ = 0, η = 0, α = 1). `window` is how many tokens one writes, 0 for a call that has no window.
+    `keys` is the width of q and k where it is not that of v.
     """
 
     tokens: int = 9
@@ -42,6 +43,7 @@ class Case:
     edges: tuple[str, ...] = ()
     edge_share: float = 0.3
     window: int = 0
+    keys: int = 0
     seed: int = 0
 
     def __str__(self) -> str:
@@ -51,7 +53,7 @@ class Case:
 
     @property
     def widths(self) -> list[int]:
-        return [self.width, *[self.expansion * self.width] * (self.depth - 1), self.width]
+        return [self.keys or self.width, *[self.expansion * self.width] * (self.depth - 1), self.width]
 
 
 def padding_mask(kind: str, rows: int, tokens: int, generator: torch.Generator) -> Tensor | None:
@@ -132,7 +134,8 @@ class Draw:
 
     def unit(self, name: str) -> Tensor:
         case = self.case
-        return self.leaf(name, F.normalize(self.normal(case.rows, case.tokens, case.heads, case.width), dim=-1))
+        width = case.width if name == "v" else case.widths[0]
+        return self.leaf(name, F.normalize(self.normal(case.rows, case.tokens, case.heads, width), dim=-1))
 
     def gate(self, name: str, kind: str, largest: float) -> Tensor | tuple[Tensor, ...]:
         case = self.case
@@ -193,8 +196,8 @@ def make_call(case: Case) -> Call:
         shares = draw.uniform(case.rows, case.tokens, case.heads, case.window)
         window = draw.leaf("window", shares / shares.sum(-1, keepdim=True))
     if case.window > 1:  # a document that goes on, or one that begins
-        size = case.rows, case.window - 1, case.heads, case.width
-        old = [F.normalize(draw.normal(*size), dim=-1) * bool(case.offsets) for _ in range(2)]
+        size = case.rows, case.window - 1, case.heads
+        old = [F.normalize(draw.normal(*size, w), dim=-1) * bool(case.offsets) for w in (case.widths[0], case.width)]
         tail = tuple(draw.leaf(f"tail {name}", x) for name, x in zip("kv", old, strict=True))
     settings = {"network": network, "chunk_size": case.chunk, "valid": valid, "extra": PerToken(threshold, window)}
     return Call(draw.leaves, (q, k, v, *gates, MemoryState(M, S, anchor, offset, tail)), settings)

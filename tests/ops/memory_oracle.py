@@ -88,7 +88,7 @@ def oracle(
         outputs, surprise = [], []
         for t in range(q.shape[1]):
             if valid is not None and not valid[row, t]:
-                outputs.append(torch.zeros_like(q[row, t]))
+                outputs.append(torch.zeros_like(v[row, t]))
                 surprise.append(q.new_zeros(q.shape[2], len(M)))
                 continue
             anchor = [w if w.requires_grad else w.clone().requires_grad_() for w in anchor]

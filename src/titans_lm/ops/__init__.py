@@ -23,8 +23,8 @@ Gate = Tensor | tuple[Tensor, ...]
 
 
 def neural_memory(
-    q: Float[Tensor, "B T H D"],
-    k: Float[Tensor, "B T H D"],
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H D"],
     theta: Gate,
     eta: Gate,
@@ -46,7 +46,7 @@ def neural_memory(
 
     ℓ = ‖M(k) − v‖² (eq. 12) or the network's other objective; M_a is the memory at the end of the previous chunk of
     `chunk_size` tokens, which is part of the model: 1 is the exact recurrence, more is a cheaper, different model.
-    `extra` is what other than Titans' own memories ask of a token.
+    `extra` is what other than Titans' own memories ask of a token. Keys have K = D channels, or without a residual any.
 
     Gates are per head (B, T, H), per head and memory layer (B, T, H, L), or channel-wise on the input rows of each
     weight: a tuple of L tensors (B, T, H, D_{l−1}). `valid` marks real tokens: the others change neither M, S, anchor
@@ -69,7 +69,7 @@ def neural_memory(
     if 0 in q.shape[:2]:  # no token to read, or no row to read it
         parts = (3,) if return_surprise == "parts" else ()
         surprise = q.new_zeros(*q.shape[:3], len(state.M), *parts, dtype=state.M[0].dtype)
-        return (torch.zeros_like(q), state, surprise) if return_surprise else (torch.zeros_like(q), state)
+        return (torch.zeros_like(v), state, surprise) if return_surprise else (torch.zeros_like(v), state)
     tokens = q, k, v
     traced = not torch.compiler.is_compiling() or _is_traced(tokens, gates, state, valid, backend, extra)
     way = run if traced else run_opaque
@@ -91,7 +91,7 @@ def _is_traced(
 
 
 def read(
-    M: tuple[Float[Tensor, "B H _ _"], ...], q: Float[Tensor, "B T H D"], network: MemoryNetwork
+    M: tuple[Float[Tensor, "B H _ _"], ...], q: Float[Tensor, "B T H K"], network: MemoryNetwork
 ) -> Float[Tensor, "B T H D"]:
     """Recall M*(q) without writing: every query meets the same memory (the recall of eq. 15 and 21).
 

@@ -59,8 +59,9 @@ class Saved(NamedTuple):
 class Inputs(NamedTuple):
     """Everything a gradient may reach.
 
-    Tokens are laid out in chunks, (N, B, C, H, D), and so are the gates (ops/gates.py) and thresholds (N, B, C, H, 1).
-    Weights are (B, H, D_{l−1}, D_l), `initial` is (H, D_{l−1}, D_l) or empty.
+    Tokens are laid out in chunks, (N, B, C, H, D), k and v of windows with those before each chunk; so are the gates
+    (ops/gates.py) and thresholds (N, B, C, H, 1). Weights are (B, H, D_{l−1}, D_l), `initial` is (H, D_{l−1}, D_l) or
+    empty.
     """
 
     q: Tensor
@@ -168,11 +169,11 @@ class ChunkedCall:
     def forward(self, saved: Saved | None) -> tuple[Tensor, Tensor | None, State]:
         """Write and read all groups: outputs (N, B, C, H, D), norms of surprise, the last state; `saved` is filled."""
         q, state = self.inputs.q, self.first_state()
-        N, B, C, H, D = q.shape
+        N, B, C, H, _ = q.shape
         # What outlives the call comes first: behind and between what does not, it would leave holes that an allocator
         # cannot fill with tensors of the same size.
         last = [torch.empty_like(x) for part in state[:2] for x in part]
-        out = q.new_empty(B, N, C, H, D).transpose(0, 1)
+        out = q.new_empty(B, N, C, H, self.inputs.v.shape[-1]).transpose(0, 1)
         parts = (3,) if self.spec.surprise == "parts" else ()
         norms = q.new_empty(N, B, C, H, self.L, *parts) if self.spec.surprise else None
         self.states = states = ChunkStates(self.groups[0].stop, state[0], self.rows)
@@ -266,7 +267,7 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spec: CallSpec, L: int, gates: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs = Inputs.of(tensors, L, gates)
-        N, B, _, H, D = inputs.q.shape
+        N, B, _, H, D = inputs.v.shape
         saved = Saved([], *[x.new_empty(N, B * H, x.shape[2], D) for x in (inputs.k, inputs.q)])
         out, norms, (M, S, anchor) = ChunkedCall(spec, inputs).forward(saved)
         ctx.spec, ctx.layers, ctx.gates, ctx.anchored = spec, L, gates, [start[2] is not None for start in saved.starts]
@@ -381,8 +382,8 @@ def _joined(parts: tuple[Tensor, ...], apart: bool) -> Tensor:
 
 
 def chunked(
-    q: Float[Tensor, "B T H D"],
-    k: Float[Tensor, "B T H D"],
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H D"],
     theta: tuple[Tensor, ...],
     eta: tuple[Tensor, ...],

@@ -106,7 +106,7 @@ def standardise(z: Float[Tensor, "*s D"]) -> tuple[Float[Tensor, "*s D"], Float[
 
 
 def output(
-    x: Float[Tensor, "*s D"],
+    x: Float[Tensor, "*s K"],
     z: Float[Tensor, "*s D"],
     network: MemoryNetwork,
     weight: Tensor | None,
@@ -170,9 +170,10 @@ class _Recall(torch.autograd.Function):
         *_, o = _layers(q, M, network)
         if weight is not None:
             unit = torch.native_layer_norm(o, (o.shape[-1],), None, None, LAYER_NORM_EPS)[0]
-            o = unit.view(q.shape).mul_(weight)
+            o = unit.view(*q.shape[:3], -1).mul_(weight)
             o = o if bias is None else o.add_(bias)
-        return o.view(q.shape).add_(q) if network.residual else o.view(q.shape)
+        o = o.view(*q.shape[:3], -1)
+        return o.add_(q) if network.residual else o
 
     @staticmethod
     @once_differentiable
@@ -184,8 +185,8 @@ class _Recall(torch.autograd.Function):
         grad, d_weight, d_bias = grads[0].flatten(0, 1), None, None
         dz = grad
         if weight is not None:
-            unit, _, rstd = torch.native_layer_norm(pre[-1], (q.shape[-1],), None, None, LAYER_NORM_EPS)
-            d_weight = (grad * unit).view(q.shape).sum((0, 2)).unsqueeze(1)
+            unit, _, rstd = torch.native_layer_norm(pre[-1], (grad.shape[-1],), None, None, LAYER_NORM_EPS)
+            d_weight = (grad * unit).view(grads[0].shape).sum((0, 2)).unsqueeze(1)
             d_bias = None if bias is None else grads[0].sum((0, 2)).unsqueeze(1)
             dz = layer_norm_backward((grads[0] * weight).flatten(0, 1), unit, rstd)
         d_M: list[Tensor | None] = []

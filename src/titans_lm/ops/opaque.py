@@ -88,12 +88,12 @@ def _apart(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
 
 @memory_operator.register_fake
 def _(tokens: Any, gates: Any, weights: Any, constants: Any, offset: Any, valid: Any, sizes: Any, words: Any) -> Any:
-    L, anchored, which, q = sizes[0], sizes[1], sizes[-1], tokens[0]
+    L, anchored, which, q, v = sizes[0], sizes[1], sizes[-1], tokens[0], tokens[2]
     M = [x.new_empty(x.shape) for _ in range(3) for x in weights[:L]]
     after = torch.empty(offset.shape, dtype=torch.int64, device=offset.device)
     norms = [weights[0].new_empty(*q.shape[:3], L, *([3] if which == 2 else []))] if which else []
     tail = [x.new_empty(x.shape) for x in weights[(2 + anchored) * L :]]
-    return [q.new_empty(q.shape), *M, after, *tail, *norms]
+    return [v.new_empty(v.shape), *M, after, *tail, *norms]
 
 
 @memory_gradients.register_fake

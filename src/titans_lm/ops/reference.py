@@ -39,8 +39,8 @@ def _sizes(weights: tuple[Tensor, ...]) -> Tensor:
 
 
 def reference(
-    q: Float[Tensor, "B T H D"],
-    k: Float[Tensor, "B T H D"],
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H D"],
     theta: tuple[Tensor, ...],
     eta: tuple[Tensor, ...],

@@ -135,7 +135,7 @@ def write_tiles(
     right = inner_residual(rows, tokens) if kept is None else None
     if right is not None and rows.decay_target is not None:
         right += times_shared(k - system.before[..., :D], rows.decay_target[0], rows)
-    delta = torch.empty_like(k) if kept is None else kept
+    delta = torch.empty_like(tokens.v) if kept is None else kept
     ends, scaled_t, deltas = chunk_ends(rows, g), scaled.mT.unbind(), delta.unbind()
     for i in range(len(k)):
         if right is not None:

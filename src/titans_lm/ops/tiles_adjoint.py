@@ -30,7 +30,7 @@ class TileBackward(ChunkBackward):
     def _tiles(self, found: ReadCache, carried: StateGrads, system: System) -> Tensor:
         """Last tile first through states and errors; returns B̄ of all."""
         self._prepare(found)
-        right = torch.empty_like(self.tokens.k)
+        right = torch.empty_like(self.tokens.v)
         both, (inverse_t, before_t) = carried.both[0], by_chunk([system.inverse, system.before], True)
         for i, right_i in reversed(list(enumerate(right.unbind()))):
             self._advance(0, i, carried)

@@ -69,6 +69,8 @@ def unsupported(shapes: list[tuple[int, ...]], chunk_size: int) -> str | None:
     width = shapes[0][0]
     if len(shapes) > 2:
         return f"a memory of {len(shapes)} layers"
+    if shapes[-1][1] != width:
+        return f"keys of {width} channels and values of {shapes[-1][1]}"
     if width > LARGEST_HEAD:
         return f"heads of {width} channels"
     if chunk_size > LARGEST_CHUNK:
@@ -107,8 +109,8 @@ def interpreted() -> bool:
 
 
 def fused(
-    q: Float[Tensor, "B T H D"],
-    k: Float[Tensor, "B T H D"],
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H D"],
     theta: tuple[Tensor, ...],
     eta: tuple[Tensor, ...],
