@@ -4,6 +4,8 @@ Nothing of layers.py, attention.py or memory.py computes here; of the package on
 memory does, which tests/ops checks on its own. x is (T, E), one row of a batch from the start of its document.
 """
 
+import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -14,8 +16,10 @@ from torch.nn import functional as F
 from titans_lm.attention import QKVProjection
 from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.layers import RMSNorm, ShortConvolution
-from titans_lm.memory import GateProjection, NeuralMemory
-from titans_lm.ops import MemoryState, neural_memory
+from titans_lm.memory import NeuralMemory
+from titans_lm.memory_gates import GateProjection
+from titans_lm.ops import MemoryState, PerToken, neural_memory
+from titans_lm.ops.state import PLAIN
 
 Pair = tuple[Tensor, Tensor]
 
@@ -150,7 +154,13 @@ class MemoryByHand:
         return y / (y.pow(2).mean(-1, keepdim=True) + c.norm_eps).sqrt()
 
     def start(self) -> MemoryState:
-        return MemoryState.initial(self.layer.initial_weights, 1)
+        c = self.config
+        state = MemoryState.initial(self.layer.initial_weights, 1)
+        if c.omega_window == 1:
+            return state
+        lead = 1, c.omega_window - 1, c.num_attention_heads
+        tail = (torch.zeros(*lead, width, dtype=state.M[0].dtype) for width in (state.M[0].shape[2], c.head_dim))
+        return state._replace(tail=tuple(tail))
 
     def write(self, x: Tensor) -> tuple[Tensor, MemoryState]:
         """o (T, E) and the state after the last token."""
@@ -164,11 +174,43 @@ class MemoryByHand:
         if c.decay_first:
             o, state = gated_delta_rule(q[0], k[0], v[0], theta[0], eta[0], alpha[0], self.start())
             return self.finish(o, x), state
+        extra = self.extra(x, k)
+        q, k = (self.powers(y) for y in (q, k))
         o, state = neural_memory(
             q, k, v, theta, eta, alpha, self.start(), network=self.layer.network, chunk_size=c.chunk_size,
-            backend="reference",
+            backend="reference", extra=extra,
         )  # fmt: skip
         return self.finish(o[0], x), state
+
+    def powers(self, y: Tensor) -> Tensor:
+        """Every product of up to p channels, in the order of the channels, weighed by hand."""
+        p, D = self.config.key_degree, self.config.head_dim
+        if p == 1:
+            return y
+        a = self.layer.key_map.log_shares.exp()
+        a = a / a.sum(-1, keepdim=True)
+        found = []
+        for i in range(p + 1):
+            for one in itertools.combinations_with_replacement(range(D), i):
+                times = math.factorial(i) / math.prod(math.factorial(one.count(d)) for d in set(one))
+                product = (a[:, i] * times).sqrt().expand(y.shape[:-1])
+                for d in one:
+                    product = product * y[..., d]
+                found.append(product)
+        return torch.stack(found, dim=-1)
+
+    def extra(self, x: Tensor, k: Tensor) -> PerToken:
+        """Thresholds, 2 √D σ(x W + b) by norm and 4 σ(x W + b) by channel, or the shares of a window."""
+        c = self.config
+        if c.omega_window > 1:
+            proj = self.layer.window_proj.proj
+            shares = (x @ proj.weight.T + proj.bias).view(1, len(x), c.num_attention_heads, c.omega_window).exp()
+            return PerToken(None, shares / shares.sum(-1, keepdim=True))
+        if c.memory_objective not in ("huber", "huber_coordinate"):
+            return PLAIN
+        most = 2 * math.sqrt(c.head_dim) if c.memory_objective == "huber" else 4.0
+        one = dataclasses.replace(c, gates="head", memory_depth=1)
+        return PerToken(gate_by_hand(x, k, self.layer.threshold_proj, one, [most]).squeeze(-1))
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         share = torch.sigmoid(x @ self.layer.gate_proj.weight.T)
@@ -176,7 +218,7 @@ class MemoryByHand:
 
     def recall(self, x: Tensor, M: tuple[Tensor, ...]) -> Tensor:
         """Only read, every token from the same weights (1, H, D_in, D_out); tokens (T, E) from the document's start."""
-        q, network = self.stream(0, x)[0], self.layer.network
+        q, network = self.powers(self.stream(0, x))[0], self.layer.network
         phi = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}[network.activation]
         z = torch.einsum("thd,hde->the", q, M[0][0])
         for W in M[1:]:

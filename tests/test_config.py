@@ -38,12 +38,14 @@ WRONG = [
     ("gate_rank", 0, "at least 1"),
     ("chunk_size", 0, "at least 1"),
     ("chunk_size", "16", "chunk_size='16'"),
+    ("omega_window", 0, "omega_window=0; expected an integer of at least 1"),
     ("conv_size", 0, "at least 1"),
     ("theta_bound", 1.5, "from 0.0 to 1.0"),
     ("theta_bound", math.nan, "theta_bound=nan"),
     ("theta_stretch", -0.1, "from 0.0 to 1.0"),
     ("theta_init", 1.0, "above 0 and below 1"),
     ("theta_later_init", 0.0, "above 0 and below 1"),
+    ("threshold_init", 0.0, "threshold_init=0.0; expected a number above 0 and below 1"),
     ("alpha_stretch", 1.1, "from 0.0 to 1.0"),
     ("eta_max", 1.0, "from 0.0 to 0.999"),
     ("alpha_init", 2.0, "above 0 and below 1"),
@@ -276,3 +278,14 @@ def test_the_mlp_is_as_wide_as_llamas(width: int, expected: int) -> None:
 def test_turned_channels_come_in_pairs(fraction: float, expected: int) -> None:
     config = BackboneConfig(hidden_size=20, num_attention_heads=2, rotary_fraction=fraction)
     assert config.rotary_dim == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gates", "channel"), ("memory_objective", "huber"), ("memory_backend", "triton"), ("decay_first", True)],
+)
+def test_what_no_window_goes_with_is_refused(name: str, value: object) -> None:
+    more = {"memory_depth": 1, "chunk_size": 1, "forget_to": "zero"} if name == "decay_first" else {}
+    assert MemoryConfig(**{name: value}, **more).omega_window == 1
+    with pytest.raises(ValueError, match=f"got omega_window=4 with {name}={value!r}; expected a window of 1, or"):
+        MemoryConfig(omega_window=4, **{name: value}, **more)

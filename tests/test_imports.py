@@ -15,8 +15,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "titans_lm"
 # A room may import from its own row and from rows above it; a new room needs a place here. "" is the package
 # itself, which is made of the core and nothing later.
 ROOMS = (
+    ("checks",),
     ("config", "ops"),
-    ("layers", "attention", "memory"),
+    ("layers", "attention", "memory_gates", "memory"),
     ("blocks",),
     ("backbone",),
     ("",),

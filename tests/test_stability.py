@@ -26,6 +26,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unchecked")]
 
 BARE = {"memory_norm": False, "memory_residual": False}
 """A deep memory without what keeps its answers in bounds: it has the bound on θ by fan-in (D14)."""
+OTHERS = [{"memory_objective": loss, **form} for loss in ("huber", "lp") for form in ({}, {"memory_depth": 1}, BARE)]
+OTHERS += [{"omega_window": 4}, {"omega_window": 4, "memory_depth": 1}, {"key_degree": 2, "memory_depth": 1}]
+"""Settings beyond the paper (D48 to D50)."""
 
 
 def byte_model(architecture: str, **own: Any) -> TitansForCausalLM:
@@ -70,7 +73,12 @@ def test_a_hundred_thousand_hostile_tokens_leave_a_memory_finite(architecture: s
 
 @pytest.mark.parametrize(
     ("architecture", "own"),
-    [*((name, {}) for name in MEMORIES), ("lmm", BARE), ("lmm", {"memory_depth": 4, "memory_expansion": 2})],
+    [
+        *((name, {}) for name in MEMORIES),
+        ("lmm", BARE),
+        ("lmm", {"memory_depth": 4, "memory_expansion": 2}),
+        *(("lmm", own) for own in OTHERS),
+    ],
 )
 def test_gates_at_their_bounds_leave_a_memory_finite(architecture: str, own: dict[str, Any]) -> None:
     model = byte_model(architecture, **own).eval()
@@ -79,6 +87,13 @@ def test_gates_at_their_bounds_leave_a_memory_finite(architecture: str, own: dic
             torch.nn.init.constant_(getattr(block.memory, gate).proj.bias, logit)
     in_state, _ = largest_numbers(model, 20_000)
     assert in_state < 1e3
+
+
+@pytest.mark.parametrize("own", OTHERS, ids=str)
+def test_other_memories_stay_finite_as_well(own: dict[str, Any]) -> None:
+    in_state, in_logits = largest_numbers(byte_model("lmm", **own).eval(), STREAM)
+    assert in_state < 1e3
+    assert in_logits < 1e4
 
 
 def source_text() -> Tensor:

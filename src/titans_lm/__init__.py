@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from titans_lm.backbone import Backbone, BackboneState
     from titans_lm.config import BackboneConfig, MemoryConfig
     from titans_lm.memory import LayerState, NeuralMemory
-    from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
+    from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory, read
 
 _HOME = {
     "Backbone": "backbone",
@@ -20,6 +20,7 @@ _HOME = {
     "MemoryConfig": "config",
     "MemoryNetwork": "ops",
     "MemoryState": "ops",
+    "PerToken": "ops",
     "NeuralMemory": "memory",
     "neural_memory": "ops",
     "read": "ops",
@@ -33,6 +34,7 @@ __all__ = [
     "MemoryNetwork",
     "MemoryState",
     "NeuralMemory",
+    "PerToken",
     "neural_memory",
     "read",
 ]

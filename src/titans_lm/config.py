@@ -1,4 +1,4 @@
-"""Settings of the memory and of the stack around it: frozen dataclasses, and every check of a setting.
+"""Settings of the memory and of the stack around it: frozen dataclasses, and what of them fits together.
 
 Configurations speak words (`memory_depth`), the ops speak letters (`L`); `memory.py` is where one becomes the other.
 One flat set of names serves the library, the Hugging Face config and the command line, so a `BackboneConfig` is a
@@ -6,26 +6,37 @@ One flat set of names serves the library, the Hugging Face config and the comman
 """
 
 import dataclasses
-import difflib
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+from titans_lm.checks import (
+    Start,
+    check_at_least,
+    check_between,
+    check_choice,
+    check_positive,
+    check_start,
+    check_switch,
+)
+from titans_lm.checks import check_known as check_known
+from titans_lm.checks import log_spaced as log_spaced
+from titans_lm.checks import nearest as nearest
 
 BlockName = Literal["lmm", "mac", "mag", "mal", "attention", "sliding", "segment"]
 Architecture = Literal[BlockName, "hybrid"]
 Activation = Literal["gelu", "silu", "relu"]
 Gates = Literal["head", "layer", "channel"]
-Objective = Literal["l2", "dot"]
+Objective = Literal["l2", "dot", "huber", "huber_coordinate", "lp"]
 ForgetTo = Literal["zero", "init"]
 Gating = Literal["mutual", "memory", "mix", "sum"]
 Backend = Literal["auto", "reference", "chunked", "triton"]
 SurpriseSizes = bool | Literal["parts"]
 TimeScales = Literal["shared", "shifted"]
-Start = float | tuple[float, float]
-"""Where a gate starts: one value for all heads, or (from, to), log-spaced over the heads."""
 
+THRESHOLDS: tuple[Objective, ...] = ("huber", "huber_coordinate")
+"""Objectives with a threshold for every token."""
 MEMORY_BLOCKS = ("lmm", "mac", "mag", "mal")
 MEMORY_ARCHITECTURES = (*MEMORY_BLOCKS, "hybrid")
 HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
@@ -33,73 +44,8 @@ HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
 SHARING_BLOCKS = ("mac", "mag")
 """Blocks whose attention and memory can have one q, k, v (D41)."""
 
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Phrase the nearest known name as a hint, or list what is known."""
-    known = sorted(known)
-    match = difflib.get_close_matches(name.lower(), known, n=1)
-    return f"did you mean {match[0]!r}?" if match else f"expected one of {', '.join(known)}"
-
-
-def check_choice(what: str, got: Any, known: Iterable[str]) -> None:
-    known = tuple(known)
-    if got not in known:
-        hint, listed = nearest(str(got), known), f"one of {', '.join(known)}"
-        raise ValueError(f"got {what}={got!r}; " + (f"{hint} ({listed})" if "?" in hint else f"expected {listed}"))
-
-
-def check_at_least(what: str, got: Any, least: int) -> None:
-    if not isinstance(got, int) or isinstance(got, bool) or got < least:
-        raise ValueError(f"got {what}={got!r}; expected an integer of at least {least}")
-
-
-def check_between(what: str, got: Any, low: float, high: float) -> None:
-    if not isinstance(got, (int, float)) or isinstance(got, bool) or not low <= got <= high:
-        raise ValueError(f"got {what}={got!r}; expected a number from {low} to {high}")
-
-
-def check_positive(what: str, got: Any) -> None:
-    if not isinstance(got, (int, float)) or isinstance(got, bool) or not 0.0 < got < math.inf:
-        raise ValueError(f"got {what}={got!r}; expected a finite number above 0")
-
-
-def check_start(what: str, got: Any, most: float, said: str = "") -> None:
-    """Check one value above 0 and below `most`, which is called what is `said`, or an ascending pair of them."""
-    pair = isinstance(got, tuple)
-    for value in got if pair else (got,):
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 < value < most:
-            below = said or format(most, "g")
-            raise ValueError(f"got {what}={got!r}; expected a number above 0 and below {below}, or a pair of them")
-    if pair and (len(got) != 2 or not got[0] < got[1]):
-        raise ValueError(f"got {what}={got!r}; expected one number, or two that ascend: (from, to) over the heads")
-
-
-def log_spaced(start: Start, count: int, place: int = 0, of: int = 1) -> list[float]:
-    """Spread a start over the heads of a memory: from · (to / from)^(j / (N − 1)), N = count · of.
-
-    j = head · of + place for the `place`-th of `of` memories that share the spread. One value alone stands at the
-    geometric mean.
-    """
-    if not isinstance(start, tuple):
-        return [start] * count
-    low, high = start
-    last = count * of - 1
-    return [low * (high / low) ** ((head * of + place) / last if last else 0.5) for head in range(count)]
-
-
-def check_switch(what: str, got: Any) -> None:
-    if not isinstance(got, bool):
-        raise ValueError(f"got {what}={got!r}; expected True or False")
-
-
-def check_known(cls: type, settings: Iterable[str]) -> None:
-    """Fail on a setting that the config class does not have, with the nearest match."""
-    names = [field.name for field in dataclasses.fields(cls)]
-    for name in settings:
-        if name not in names:
-            raise ValueError(f"unknown setting {name!r} for {cls.__name__}; {nearest(name, names)}")
-
-
+LATER = ("threshold_init", "omega_window", "key_degree")
+"""Settings that earlier versions did not have: at its default, one changes nothing about a model."""
 FORMER: dict[str, tuple[Any, str]] = {
     "memory_targets": ("rms", "norm 1 learned worse, and no norm no better (D15)"),
     "memory_init_scale": (1.0, "both smaller and larger starts learned worse (D14)"),
@@ -128,6 +74,14 @@ def drop_former(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in former}
 
 
+_COUNTS = (
+    "hidden_size", "num_attention_heads", "memory_depth", "memory_expansion", "chunk_size", "gate_rank", "conv_size",
+    "omega_window", "key_degree",
+)  # fmt: skip
+LARGEST_POLYNOMIAL = 2**21
+"""Numbers of one head's memory, at most, where keys are polynomials: 8 MiB in float32."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
     """Settings of one neural long-term memory layer."""
@@ -147,7 +101,14 @@ class MemoryConfig:
     memory_norm: bool | None = None
     """Whether the memory network ends in a LayerNorm; by default for depth 2 and more."""
     memory_objective: Objective = "l2"
-    """Inner loss: l2 is ‖M(k) − v‖² (eq. 12), dot is −⟨M(k), v⟩ (linear attention)."""
+    """Inner loss: l2 is ‖M(k) − v‖² (eq. 12), dot is −⟨M(k), v⟩ (linear attention); huber is l2 up to a threshold of
+    each token, by norm or by coordinate, and linear beyond; lp has p = 3 (D48)."""
+    threshold_init: Start = 0.5
+    """Share of its largest value at which the threshold of huber starts (D48)."""
+    key_degree: int = 1
+    """Degree p of the polynomial that a linear memory is given in a key's place (ATLAS); 1 is the key itself (D50)."""
+    omega_window: int = 1
+    """Last tokens c whose errors a token writes, each by a share (ATLAS' Omega rule); 1 is Titans (D49)."""
     forget_to: ForgetTo = "init"
     """Where forgetting leads: to the learned initial memory, or to zero as in eq. 13 (D13)."""
     chunk_size: int = 16
@@ -192,12 +153,11 @@ class MemoryConfig:
     """Epsilon of every RMSNorm."""
 
     def __post_init__(self) -> None:
-        for name in ("theta_init", "theta_later_init", "eta_init", "alpha_init"):
+        for name in ("theta_init", "theta_later_init", "eta_init", "alpha_init", "threshold_init"):
             if isinstance(getattr(self, name), list):  # as JSON has a pair
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("hidden_size", "num_attention_heads", "memory_expansion", "chunk_size", "gate_rank", "conv_size"):
+        for name in _COUNTS:
             check_at_least(name, getattr(self, name), 1)
-        check_at_least("memory_depth", self.memory_depth, 1)
         if self.memory_depth > 4:
             raise ValueError(f"got memory_depth={self.memory_depth}; expected 1 to 4 layers")
         if self.hidden_size % self.num_attention_heads:
@@ -219,11 +179,41 @@ class MemoryConfig:
         check_between("theta_bound", self.theta_bound, 0.0, 1.0)
         check_between("theta_stretch", self.theta_stretch, 0.0, 1.0)
         check_choice("time_scales", self.time_scales, get_args(TimeScales))
-        for name in ("theta_init", "theta_later_init", "eta_init"):
+        for name in ("theta_init", "theta_later_init", "eta_init", "threshold_init"):
             check_start(name, getattr(self, name), 1.0)
         check_between("alpha_stretch", self.alpha_stretch, 0.0, 1.0)
         check_between("eta_max", self.eta_max, 0.0, 0.999)
         self._check_alpha_init()
+        self._check_window()
+        self._check_degree()
+
+    def _check_degree(self) -> None:
+        """Refuse polynomial keys where a memory is not linear in them, and where it would be too large."""
+        if self.key_degree == 1:
+            return
+        linear = self.memory_depth == 1 and not self.use_residual and self.gates != "channel"
+        if not linear or self.memory_backend == "triton":
+            raise ValueError(
+                f"got key_degree={self.key_degree}; expected with it memory_depth=1 without residual, gates per head "
+                "or layer, and no kernels"
+            )
+        size = self.memory_widths[0] * self.head_dim
+        if size > LARGEST_POLYNOMIAL:
+            raise ValueError(
+                f"got key_degree={self.key_degree} with heads of {self.head_dim} channels, a memory of {size:,} "
+                f"numbers a head; expected at most {LARGEST_POLYNOMIAL:,}: a lower degree, or more heads"
+            )
+
+    def _check_window(self) -> None:
+        """Refuse what a window of several tokens does not go with."""
+        others = {"gates": "channel", "decay_first": True, "memory_backend": "triton"}
+        clash = [name for name, value in others.items() if getattr(self, name) == value]
+        clash += ["memory_objective"] if self.memory_objective in THRESHOLDS else []
+        if self.omega_window > 1 and clash:
+            raise ValueError(
+                f"got omega_window={self.omega_window} with {clash[0]}={getattr(self, clash[0])!r}; expected a window "
+                "of 1, or gates per head or layer, decay_first=False, an objective without a threshold, and no kernels"
+            )
 
     def _check_alpha_init(self) -> None:
         if self.decay:
@@ -255,8 +245,10 @@ class MemoryConfig:
     @property
     def memory_widths(self) -> tuple[int, ...]:
         """Widths D_0 … D_L of the memory network."""
-        hidden = self.memory_expansion * self.head_dim
-        return (self.head_dim, *[hidden] * (self.memory_depth - 1), self.head_dim)
+        hidden, first = self.memory_expansion * self.head_dim, self.head_dim
+        if self.key_degree > 1:
+            first = math.comb(first + self.key_degree, self.key_degree)
+        return (first, *[hidden] * (self.memory_depth - 1), self.head_dim)
 
     @property
     def gates_per_head(self) -> int:
@@ -299,7 +291,17 @@ class MemoryConfig:
         linear memory grow (D10); the second term counts at C = 1 alone."""
         eta_max, alpha_max = self.eta_max if self.momentum else 0.0, self.alpha_max if self.decay else 0.0
         of_chunk = self.theta_bound / (self.chunk_size + 2.0 * eta_max / (1.0 - eta_max))
-        return (1.0 - eta_max) * min(of_chunk, 1.0 - 0.5 * alpha_max)
+        return (1.0 - eta_max) * min(of_chunk, 1.0 - 0.5 * alpha_max) / self.largest_pull
+
+    @property
+    def largest_pull(self) -> float:
+        """How many times as hard as ℓ2 an objective can pull: 3 e² to 2 e, where e is up to 2 √D (D48)."""
+        return 3.0 * self.head_dim**0.5 if self.memory_objective == "lp" else 1.0
+
+    @property
+    def threshold_max(self) -> float:
+        """Largest threshold: the distance of two opposite answers of unit RMS, or four times the RMS of a channel."""
+        return 2.0 * self.head_dim**0.5 if self.memory_objective == "huber" else 4.0
 
 
 @dataclass(frozen=True, kw_only=True)

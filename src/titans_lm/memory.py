@@ -1,6 +1,6 @@
 """The neural long-term memory as a layer: projections and gates, the op, and a gated output."""
 
-import math
+import dataclasses
 import pickle
 from itertools import pairwise
 from os import PathLike
@@ -10,21 +10,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from titans_lm.config import MemoryConfig, Start, SurpriseSizes, check_known, log_spaced
+from titans_lm.config import THRESHOLDS, MemoryConfig, SurpriseSizes, check_known
 from titans_lm.layers import (
     Diagnostics,
     Linear,
     Packing,
     RMSNorm,
     Streams,
-    init_linear,
     length_mask,
     make_short_convs,
     project_and_convolve,
 )
-from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
-from titans_lm.ops.fused import clipped_sigmoid, gated_linear, rms_norm, unit_norm
-from titans_lm.ops.state import detach_state, move_state, state_dtype
+from titans_lm.memory_gates import GateProjection, PolynomialKeys, WindowProjection
+from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory, read
+from titans_lm.ops.fused import gated_linear, rms_norm, unit_norm
+from titans_lm.ops.state import PLAIN, detach_state, move_state, state_dtype
 
 Hidden = Float[Tensor, "B T E"]
 
@@ -61,71 +61,6 @@ class LayerState(NamedTuple):
 
 
 torch.serialization.add_safe_globals([LayerState, MemoryState])  # once, as the list is that of all threads
-
-
-class GateProjection(nn.Module):
-    """A gate from the token: limit_l · σ(x W + b), per head, per head and layer, or channel-wise (D2, D3).
-
-    With `stretch` ε it is limit_l · clip((1 + 2ε) σ(x W + b) − ε, 0, 1), which can be exactly zero (D33); its gradient
-    is that of the middle everywhere, so that no gate is closed for good. With `gates_see_keys` the logits are
-    x W + √D k U + b: a key has gone through the convolution and knows the tokens before its own (D35).
-    """
-
-    def __init__(self, config: MemoryConfig, limits: list[float], starts: list[Start], stretch: float = 0.0) -> None:
-        """Set it up with a limit for each memory layer, and the share of it at which the layer's gate starts."""
-        super().__init__()
-        self.kind, self.heads, self.limits = config.gates, config.num_attention_heads, limits
-        self.stretch = stretch
-        self.widths = list(config.memory_widths[:-1])
-        E, out = config.hidden_size, self.heads * config.gates_per_head
-        self.down = Linear(E, config.gate_rank, bias=False) if self.kind == "channel" else nn.Identity()
-        self.proj = Linear(config.gate_rank if self.kind == "channel" else E, out)
-        self.key_scale = math.sqrt(config.head_dim)  # keys have norm 1: with it their entries have unit size, as x has
-        seen = self.proj.in_features if self.kind == "channel" else out
-        self.key_proj = Linear(E, seen, bias=False) if config.gates_see_keys else None
-        self.starts, self.per_head = starts, config.gates_per_head
-        self.proj.init_std = 0.02
-        self.spread()
-        self.reset_parameters()
-
-    def spread(self, place: int = 0, of: int = 1) -> None:
-        """Say where every head starts, as the `place`-th of `of` memories that share a pair's time scales (D2)."""
-        counts = self.widths if self.kind == "channel" else [1] * len(self.starts)
-        shares = [log_spaced(start, self.heads, place, of) for start in self.starts]
-        biases = []
-        for of_head in zip(*shares, strict=True):
-            at = [(share + self.stretch) / (1.0 + 2.0 * self.stretch) for share in of_head]  # of the sigmoid
-            logits = [math.log(share / (1.0 - share)) for share in at]
-            biases += [logit for logit, count in zip(logits, counts, strict=True) for _ in range(count)][
-                : self.per_head
-            ]
-        self.proj.init_bias = biases
-
-    def reset_parameters(self) -> None:
-        """Gates start at the same share of their limit for every token, and learn to differ."""
-        init_linear(self.proj)
-        if self.key_proj is not None and self.kind != "channel":
-            self.key_proj.init_std = self.proj.init_std
-            init_linear(self.key_proj)
-
-    def forward(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> Tensor | tuple[Tensor, ...]:
-        """Give the gates of tokens with these keys: (B, T, H, L), or by layer a tuple of (B, T, H, D_{l−1})."""
-        seen = None if self.key_proj is None else self.key_proj((self.key_scale * k.flatten(2)).to(x.dtype))
-        if self.kind == "channel":
-            x, seen = self.down(x) if seen is None else self.down(x) + seen, None
-        logits = self.proj(x) if seen is None else self.proj(x) + seen
-        logits = logits.unflatten(-1, (self.heads, -1)).to(state_dtype(x.dtype))
-        gate = clipped_sigmoid(logits, self.stretch) if self.stretch else torch.sigmoid(logits)
-        if self.kind == "channel":
-            parts = gate.split(self.widths, dim=-1)
-            return tuple(part * limit for part, limit in zip(parts, self.limits, strict=True))
-        if self.kind == "head":
-            gate = gate.expand(*gate.shape[:-1], len(self.limits))
-        if len(set(self.limits)) == 1:
-            return gate if self.limits[0] == 1.0 else gate * self.limits[0]
-        # Numbers, not a tensor of limits: making one for every call would make a GPU wait.
-        parts = gate.unbind(-1)
-        return torch.stack([part * limit for part, limit in zip(parts, self.limits, strict=True)], dim=-1)
 
 
 class InitialWeights(nn.ParameterList):
@@ -198,6 +133,12 @@ class NeuralMemory(nn.Module):
         if config.decay:
             limits, starts = [config.alpha_max] * L, [config.alpha_start] * L
             self.alpha_proj = GateProjection(config, limits, starts, config.alpha_stretch)
+        self.threshold_proj = None
+        if config.memory_objective in THRESHOLDS:  # of the loss, which all layers of a memory share
+            per_head = dataclasses.replace(config, gates="head")
+            self.threshold_proj = GateProjection(per_head, [config.threshold_max], [config.threshold_init])
+        self.key_map = PolynomialKeys(config) if config.key_degree > 1 else None
+        self.window_proj = WindowProjection(config) if config.omega_window > 1 else None
         self.initial = InitialWeights(H, config.memory_widths, self.starts_empty)
         self.init_scales = [1.0 / D if self.starts_empty else 1.0]
         self.init_scales += [width**-0.5 for width in config.memory_widths[1:-1]]
@@ -214,7 +155,7 @@ class NeuralMemory(nn.Module):
 
     def spread(self, place: int, of: int) -> None:
         """Take the `place`-th of `of` time scales that a head's share of a pair is cut into (D2)."""
-        for gate in (self.theta_proj, self.eta_proj, self.alpha_proj):
+        for gate in (self.theta_proj, self.eta_proj, self.alpha_proj, self.threshold_proj):
             if gate is not None:
                 gate.spread(place, of)
 
@@ -249,6 +190,9 @@ class NeuralMemory(nn.Module):
     def init_state(self, batch_size: int) -> LayerState:
         """The state before the first token: M_init in every row, no surprise."""
         memory = MemoryState.initial(self.initial_weights, batch_size)
+        if self.window_proj is not None:  # no window reaches before a document
+            W, (_, H, first, _), D = self.config.omega_window - 1, memory.M[0].shape, memory.M[-1].shape[-1]
+            memory = memory._replace(tail=tuple(memory.M[0].new_zeros(batch_size, W, H, width) for width in (first, D)))
         return LayerState(memory, tuple(conv.init_tail(batch_size) for conv in self.convs))
 
     def normed(self, i: int, y: Hidden) -> Float[Tensor, "B T H D"]:
@@ -337,6 +281,10 @@ class NeuralMemory(nn.Module):
             q.new_zeros(q.shape[:3]) if gate is None or (frozen and gate is not self.eta_proj) else gate(x, k)
             for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
         )
+        asks = self.threshold_proj is not None or self.window_proj is not None
+        extra = self.per_token(x, k) if asks else PLAIN
+        if self.key_map is not None:  # gates see the key itself
+            q, k = self.key_map(q), self.key_map(k)
         kept = None
         if self.config.decay_first and not frozen:
             # ∇ at (1 − α) M: (1 − α) M + 2 θ kᵀ (v − k (1 − α) M) is the write of θ (1 − α) and v / (1 − α) at M.
@@ -345,12 +293,23 @@ class NeuralMemory(nn.Module):
         o, memory, *norms = neural_memory(
             q, k, v, theta, eta, alpha, state.memory, network=self.network, chunk_size=self.config.chunk_size,
             valid=length_mask(lengths, x.shape[1]), backend=self.config.memory_backend, return_surprise=surprise,
+            extra=extra,
         )  # fmt: skip
+        if frozen and memory.tail:  # what was only read is not written later either
+            memory = memory._replace(tail=state.memory.tail)
         found = norms[0] if norms else None
         if kept is not None and found is not None:  # the op was given v / (1 − α): ∇ℓ is as many times too large
             first, others = (found[..., :1], found[..., 1:]) if surprise == "parts" else (found, None)
             found = first * kept if others is None else torch.cat([first * kept[..., None], others], dim=-1)
         return o, LayerState(memory, tails), found
+
+    def per_token(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> PerToken:
+        """What the op asks of tokens besides their gates; rounding makes no threshold 0."""
+        window = None if self.window_proj is None else self.window_proj(x)
+        if self.threshold_proj is None:
+            return PerToken(None, window)
+        threshold = self.threshold_proj(x, k).squeeze(-1)
+        return PerToken(threshold.clamp(min=torch.finfo(threshold.dtype).tiny), window)
 
     def project_query(
         self,
@@ -368,7 +327,8 @@ class NeuralMemory(nn.Module):
             (q,), tails = project_and_convolve(x, (self.q_proj,), self.convs[:1], tails, lengths)
         else:
             q, tails = streams.q, streams.tails
-        return self.normed(0, q), gate, tails
+        q = self.normed(0, q)
+        return q if self.key_map is None else self.key_map(q), gate, tails
 
     def retrieve(self, M: tuple[Tensor, ...], q: Float[Tensor, "B T H D"], gate: Hidden) -> Hidden:
         """Only read: h = M*(q), finished as an output is (eq. 21)."""

@@ -32,17 +32,18 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
         num_persistent=2, memory_reads_residual=False, gating="memory", rope_theta=500.0,
         rotary_fraction=1.0, attention_conv_size=3,
         gates_see_keys=True, theta_init=0.4, theta_later_init=0.2, eta_init=(0.2, 0.6), time_scales="shifted",
-        shared_qkv=True,
+        shared_qkv=True, threshold_init=0.3,
     )  # fmt: skip
     values = dataclasses.asdict(changed)
     linear = {"memory_depth": 1, "chunk_size": 1, "forget_to": "zero"}
     also = dataclasses.asdict(
         BackboneConfig(architecture="lmm", decay_first=True, **linear)
     )  # which the first excludes
-    default = dataclasses.asdict(BackboneConfig())
-    same = [name for name, value in default.items() if values[name] == value and also[name] == value]
+    windows = dataclasses.asdict(BackboneConfig(architecture="lmm", memory_depth=1, omega_window=3, key_degree=2))
+    default, made = dataclasses.asdict(BackboneConfig()), (values, also, windows)
+    same = [name for name, value in default.items() if all(given[name] == value for given in made)]
     assert not same, "this test must change every setting"
-    for given in (values, also):
+    for given in made:
         config, stack = TitansConfig(**given), BackboneConfig(**given)
         written = list(stack.blocks) if stack.is_mixed else None  # a short list at its length, as transformers has it
         assert config.backbone_config() == dataclasses.replace(stack, layer_types=written and tuple(written))

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ops.memory_oracle import oracle
-from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
+from titans_lm.config import THRESHOLDS
+from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory
 
 EDGES = {"theta": 0.0, "eta": 0.0, "alpha": 1.0}
 
@@ -20,7 +21,8 @@ class Case:
 
     `gates` names the kind of θ, η and α in this order. `offsets` says where in its chunk each row starts, with S and
     an anchor unlike M; empty is a fresh chunk. `edges` names the gates of which the share `edge_share` is exactly at
-    its edge (θ = 0, η = 0, α = 1).
+    its edge (θ = 0, η = 0, α = 1). `window` is how many tokens one writes, 0 for a call that has no window.
+    `keys` is the width of q and k where it is not that of v.
     """
 
     tokens: int = 9
@@ -40,6 +42,8 @@ class Case:
     padding: str = "none"
     edges: tuple[str, ...] = ()
     edge_share: float = 0.3
+    window: int = 0
+    keys: int = 0
     seed: int = 0
 
     def __str__(self) -> str:
@@ -49,7 +53,7 @@ class Case:
 
     @property
     def widths(self) -> list[int]:
-        return [self.width, *[self.expansion * self.width] * (self.depth - 1), self.width]
+        return [self.keys or self.width, *[self.expansion * self.width] * (self.depth - 1), self.width]
 
 
 def padding_mask(kind: str, rows: int, tokens: int, generator: torch.Generator) -> Tensor | None:
@@ -107,7 +111,7 @@ class Call:
 
 
 def named_parts(state: MemoryState) -> dict[str, Tensor]:
-    return {f"{name}[{i}]": w for name in ("M", "S", "anchor") for i, w in enumerate(getattr(state, name))}
+    return {f"{name}[{i}]": w for name in ("M", "S", "anchor", "tail") for i, w in enumerate(getattr(state, name))}
 
 
 class Draw:
@@ -130,7 +134,8 @@ class Draw:
 
     def unit(self, name: str) -> Tensor:
         case = self.case
-        return self.leaf(name, F.normalize(self.normal(case.rows, case.tokens, case.heads, case.width), dim=-1))
+        width = case.width if name == "v" else case.widths[0]
+        return self.leaf(name, F.normalize(self.normal(case.rows, case.tokens, case.heads, width), dim=-1))
 
     def gate(self, name: str, kind: str, largest: float) -> Tensor | tuple[Tensor, ...]:
         case = self.case
@@ -182,8 +187,20 @@ def make_call(case: Case) -> Call:
         case.activation, case.residual, **norm, objective=case.objective, forget_to=case.forget_to, initial=initial
     )
     valid = padding_mask(case.padding, case.rows, case.tokens, draw.generator)
-    settings = {"network": network, "chunk_size": case.chunk, "valid": valid}
-    return Call(draw.leaves, (q, k, v, *gates, MemoryState(M, S, anchor, offset)), settings)
+    threshold = None
+    if case.objective in THRESHOLDS:  # errors have norms of about 1 to 3, and are on both sides of it
+        most = 3.0 if case.objective == "huber" else 1.5
+        threshold = draw.leaf("threshold", 0.1 + most * draw.uniform(case.rows, case.tokens, case.heads))
+    window, tail = None, ()
+    if case.window:
+        shares = draw.uniform(case.rows, case.tokens, case.heads, case.window)
+        window = draw.leaf("window", shares / shares.sum(-1, keepdim=True))
+    if case.window > 1:  # a document that goes on, or one that begins
+        size = case.rows, case.window - 1, case.heads
+        old = [F.normalize(draw.normal(*size, w), dim=-1) * bool(case.offsets) for w in (case.widths[0], case.width)]
+        tail = tuple(draw.leaf(f"tail {name}", x) for name, x in zip("kv", old, strict=True))
+    settings = {"network": network, "chunk_size": case.chunk, "valid": valid, "extra": PerToken(threshold, window)}
+    return Call(draw.leaves, (q, k, v, *gates, MemoryState(M, S, anchor, offset, tail)), settings)
 
 
 def disagreement(expected: dict[str, Tensor], got: dict[str, Tensor]) -> dict[str, float]:

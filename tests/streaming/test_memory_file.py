@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 
 from streaming.stream_cases import CONSTANT, assert_same_memory, reading_model, text
+from titans_lm.config import LATER
 from titans_lm.streaming import Memory, Reader, file, load_memory, save_memory
 from titans_lm.streaming.compare import compare_memories, describe_memory, verify_memory
 from titans_lm.streaming.file import named_state, read_memory_file
@@ -251,3 +252,24 @@ def test_numbers_that_are_not_finite_are_named(tmp_path: Path) -> None:
     save_memory(memory, tmp_path / "x", model)
     with pytest.raises(ValueError, match="not finite"):
         verify_memory(tmp_path / "x")
+
+
+def test_settings_that_came_later_change_no_fingerprint_at_their_defaults() -> None:
+    """Files from before they were there are still of the same model."""
+    assert not set(LATER) & file._settings(reading_model("lmm")).keys()
+    other = reading_model("lmm", memory_objective="huber", threshold_init=0.4)
+    assert file._settings(other)["threshold_init"] == 0.4
+
+
+@pytest.mark.parametrize("length", [1, 21, 24])
+def test_a_file_holds_what_a_window_reaches_back_to(length: int, tmp_path: Path) -> None:
+    model = reading_model("mac", omega_window=4)
+    memory = read(model, text(length))
+    save_memory(memory, tmp_path / "x.memory", model)
+    loaded = load_memory(tmp_path / "x.memory", model)
+    assert_same_memory(loaded, memory, 0.0)
+    assert [name for name, _ in named_state(loaded.state, "state") if ".tail." in name]
+    a, b = Reader(model, memory=memory), Reader(model, memory=loaded)
+    for reader in (a, b):
+        reader.read(b"and more", new_document=False)
+    assert_same_memory(a.memory, b.memory, 0.0)

@@ -5,28 +5,26 @@
 fused kernels, experimental: it was never measured on a GPU.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from titans_lm.config import Backend, SurpriseSizes, check_choice
+from titans_lm.config import THRESHOLDS, Backend, SurpriseSizes, check_choice
 from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters, recall
 from titans_lm.ops.opaque import run_opaque
 from titans_lm.ops.recurrent import can_step, recall_one
 from titans_lm.ops.run import BACKENDS, full_precision, run
-from titans_lm.ops.state import MemoryState, state_dtype
-from titans_lm.ops.validate import check_call, check_read, check_surprise, layer_gates
+from titans_lm.ops.state import PLAIN, MemoryState, PerToken, state_dtype
+from titans_lm.ops.validate import check_call, check_extra, check_read, check_surprise, layer_gates
 
-__all__ = ["MemoryNetwork", "MemoryState", "neural_memory", "read"]
+__all__ = ["MemoryNetwork", "MemoryState", "PerToken", "neural_memory", "read"]
 
 Gate = Tensor | tuple[Tensor, ...]
 
 
 def neural_memory(
-    q: Float[Tensor, "B T H D"],
-    k: Float[Tensor, "B T H D"],
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H D"],
     theta: Gate,
     eta: Gate,
@@ -38,6 +36,7 @@ def neural_memory(
     valid: Bool[Tensor, "B T"] | None = None,
     return_surprise: SurpriseSizes = False,
     backend: Backend = "auto",
+    extra: PerToken = PLAIN,
 ) -> tuple[Tensor, MemoryState] | tuple[Tensor, MemoryState, Tensor]:
     """Write each token into the memory, then read with its query; one memory per row and head.
 
@@ -47,6 +46,7 @@ def neural_memory(
 
     ℓ = ‖M(k) − v‖² (eq. 12) or the network's other objective; M_a is the memory at the end of the previous chunk of
     `chunk_size` tokens, which is part of the model: 1 is the exact recurrence, more is a cheaper, different model.
+    `extra` is what other than Titans' own memories ask of a token. Keys have K = D channels, or without a residual any.
 
     Gates are per head (B, T, H), per head and memory layer (B, T, H, L), or channel-wise on the input rows of each
     weight: a tuple of L tensors (B, T, H, D_{l−1}). `valid` marks real tokens: the others change neither M, S, anchor
@@ -64,25 +64,34 @@ def neural_memory(
     check_surprise("return_surprise", return_surprise)
     check_call(q, k, v, state, network, chunk_size, valid)
     gates = [layer_gates(name, gate, q, state) for name, gate in (("theta", theta), ("eta", eta), ("alpha", alpha))]
+    if extra is not PLAIN or state.tail or network.objective in THRESHOLDS:
+        check_extra(extra, q, v, gates, state, network, valid)
     if 0 in q.shape[:2]:  # no token to read, or no row to read it
         parts = (3,) if return_surprise == "parts" else ()
         surprise = q.new_zeros(*q.shape[:3], len(state.M), *parts, dtype=state.M[0].dtype)
-        return (torch.zeros_like(q), state, surprise) if return_surprise else (torch.zeros_like(q), state)
-    way = run_opaque if torch.compiler.is_compiling() and not _is_traced(q, k, v, gates, state, valid, backend) else run
-    o, state, surprise = way((q, k, v), gates, state, network, chunk_size, valid, return_surprise, backend)
+        return (torch.zeros_like(v), state, surprise) if return_surprise else (torch.zeros_like(v), state)
+    tokens = q, k, v
+    traced = not torch.compiler.is_compiling() or _is_traced(tokens, gates, state, valid, backend, extra)
+    way = run if traced else run_opaque
+    o, state, surprise = way(tokens, gates, state, network, chunk_size, valid, return_surprise, backend, extra)
     return (o, state, surprise) if return_surprise else (o, state)
 
 
 def _is_traced(
-    q: Tensor, k: Tensor, v: Tensor, gates: list[tuple[Tensor, ...]], state: MemoryState, valid: Any, backend: Backend
+    tokens: tuple[Tensor, Tensor, Tensor],
+    gates: list[tuple[Tensor, ...]],
+    state: MemoryState,
+    valid: Tensor | None,
+    backend: Backend,
+    extra: PerToken,
 ) -> bool:
     """Whether a compiler may look into the call: one token without gradients, or kernels, which are operators."""
-    given = (q, k, v, *[g for gate in gates for g in gate], *state.M, *state.S, *state.anchor)
-    return backend == "triton" or (backend != "reference" and can_step(q, valid, given))
+    given = (*tokens, *[g for gate in gates for g in gate], *state.M, *state.S, *state.anchor, *extra.given())
+    return backend == "triton" or (backend != "reference" and can_step(tokens[0], valid, given))
 
 
 def read(
-    M: tuple[Float[Tensor, "B H _ _"], ...], q: Float[Tensor, "B T H D"], network: MemoryNetwork
+    M: tuple[Float[Tensor, "B H _ _"], ...], q: Float[Tensor, "B T H K"], network: MemoryNetwork
 ) -> Float[Tensor, "B T H D"]:
     """Recall M*(q) without writing: every query meets the same memory (the recall of eq. 15 and 21).
 

@@ -25,6 +25,7 @@ from titans_lm.ops.chunk_forward import (
     inner_residual,
     times_shared,
 )
+from titans_lm.ops.errors import pull, pull_backward
 from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
 from titans_lm.ops.network import LAYER_NORM_EPS, activation_grad, layer_norm_backward, second_derivative
@@ -58,7 +59,7 @@ class Parameters:
 
 
 class ChunkBackward:
-    """The gradients of one group; `run` returns those by q, k, v and by every layer's `ChunkGates`."""
+    """The gradients of one group; `run` returns those by its `Tokens` and by every layer's `ChunkGates`."""
 
     def __init__(
         self,
@@ -81,11 +82,12 @@ class ChunkBackward:
 
     def run(
         self, d_out: Tensor, found: ReadCache, complete: tuple[bool | Tensor, ...], carried: StateGrads
-    ) -> tuple[Tensor, Tensor, Tensor, list[dict[str, Tensor]]]:
+    ) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         dq = self._reads(d_out, found)
         self._writes(found, complete, carried)
         dk, dv = self._tokens()
-        return dq, dk, dv, self.gate_grads
+        by_token = [dq, dk, dv] if self.tokens.threshold is None else [dq, dk, dv, self.d_threshold]
+        return by_token, self.gate_grads
 
     # Reads: all chunks at once.
 
@@ -172,6 +174,11 @@ class ChunkBackward:
         self.ends = [chunk_ends(rows, g) for g in self.gates]
         self.weighs = [by_chunk([g.memory_end, g.surprise_end]) for g in self.gates]
         self.end_grads: list[list[tuple[Tensor, ...]]] = [[] for _ in self.gates]
+        self.plain = rows.network.objective in ("l2", "dot")
+        if not self.plain:
+            made = w.pre[-1] if rows.weight is None else w.unit * rows.weight
+            self.e = inner_residual(rows, self.tokens) + made
+            self.d_e, self.d_threshold = torch.empty_like(self.e), self.e.new_zeros(*self.e.shape[:-1], 1)
         if rows.weight is not None:
             self.d_error = torch.empty_like(w.error)
             self.scale = 2.0 * rows.weight * rows.weight
@@ -257,25 +264,47 @@ class ChunkBackward:
         if self.rows.weight is None:
             if dot:
                 d_z.zero_()
-            else:
+            elif self.plain:
                 torch.mul(g, 2.0, out=d_z)
+            else:
+                d_z.copy_(self._pull(i, g))
             return
         rstd, unit, error_scaled, unit_scaled, unit_part, d_error = self.norm_at[i]
         layer_norm_backward(g, unit, rstd, self.neutral, d_error)
         d_unit = g * unit_part
         d_unit.addcmul_(error_scaled, (g * unit).mean(-1, keepdim=True)).neg_()
-        if not dot:
+        if not self.plain:
+            d_unit.addcmul_(self._pull(i, d_error * self.rows.weight), self.rows.weight)
+        elif not dot:
             d_unit.addcmul_(d_error, self.scale)
         layer_norm_backward(d_unit, unit, rstd, self.neutral, d_z)
         d_z.addcmul_(unit_scaled, (g * self.delta[-1][i]).mean(-1, keepdim=True), value=-1)
 
+    def _pull(self, i: int, d_g: Tensor) -> Tensor:
+        """Through g(e) of chunk i."""
+        threshold = None if self.tokens.threshold is None else self.tokens.threshold[i]
+        d_e, d_threshold = pull_backward(d_g, self.e[i], self.rows.network.objective, threshold)
+        if d_threshold is not None:
+            self.d_threshold[i] = d_threshold
+        return self.d_e[i].copy_(d_e)
+
     # Keys, values and the LayerNorm: all chunks at once.
 
     def _tokens(self) -> tuple[Tensor, Tensor]:
-        """p = 2 (u w + x) w with x = [k +] [bias] − v without a LayerNorm 2 (z + x); for the dot product −v [w]."""
+        """p = 2 (u w + x) w with x = [k +] [bias] − v without a LayerNorm 2 (z + x); for the dot product −v [w].
+
+        Of other objectives p = g(e) w with e = u w + x.
+        """
         rows, dk = self.rows, self.d_inputs[0]
         dot = rows.network.objective == "dot"
-        if rows.weight is None:
+        if not self.plain:
+            d_miss = self.d_e
+            if rows.weight is not None:
+                by_weight = self.d_error * pull(self.e, rows.network.objective, self.tokens.threshold)
+                self.shared.weight += by_weight.addcmul_(d_miss, self.written.unit).sum((0, 2)).unsqueeze(1)
+                if rows.bias is not None:
+                    self.shared.bias += d_miss.sum((0, 2)).unsqueeze(1)
+        elif rows.weight is None:
             d_miss = self.d_deltas[-1] if dot else 2.0 * self.d_deltas[-1]
         else:
             d_miss = self.d_error * rows.weight

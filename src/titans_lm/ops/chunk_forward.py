@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from titans_lm.ops.errors import pull
 from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
 from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, activate_into, activation_grad, layer_norm_backward
@@ -19,11 +20,12 @@ Weights = tuple[Tensor, ...]
 
 
 class Tokens(NamedTuple):
-    """Queries, keys and values of a group, (n, R, C, D), contiguous."""
+    """Queries, keys and values of a group, (n, R, C, D), contiguous; and thresholds (n, R, C, 1) if there are any."""
 
     q: Tensor
     k: Tensor
     v: Tensor
+    threshold: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -136,17 +138,20 @@ class LastError:
     """δ_L of the chunks of a group, one after another; what does not depend on the state is made once for all.
 
     ∂ℓ/∂unit = base + scale ∘ unit with a LayerNorm, whose backward pass then leads to z_L; ∂ℓ/∂z_L = base + 2 z_L
-    without; for the dot product the base alone. With `collect`, `unit`, `rstd` and `error` are kept.
+    without; for the dot product the base alone. Of other objectives the base is what e lacks (errors.py), and the error
+    g(e) [∘ weight]. With `collect`, `unit`, `rstd` and `error` are kept.
     """
 
     def __init__(self, rows: BatchedNetwork, tokens: Tokens, collect: bool) -> None:
-        self.dot, self.norm, self.collect = rows.network.objective == "dot", rows.weight is not None, collect
+        self.objective, self.weight, self.collect = rows.network.objective, rows.weight, collect
+        self.dot, self.plain = self.objective == "dot", self.objective in ("dot", "l2")
         self.base = inner_residual(rows, tokens)
-        if not self.dot:
+        if self.objective == "l2":
             self.base = 2.0 * self.base
-        if rows.weight is not None:
+        if rows.weight is not None and self.plain:
             self.base, self.scale = self.base * rows.weight, 2.0 * rows.weight * rows.weight
         self.base_at = self.base.unbind()
+        self.threshold = tokens.threshold
         self.neutral: tuple[Tensor, Tensor] | None = None
         self.unit: list[Tensor] = []
         self.rstd: list[Tensor] = []
@@ -154,9 +159,12 @@ class LastError:
 
     def into(self, out: Tensor, i: int, z: Tensor) -> None:
         """Write δ_L of chunk i into `out`."""
-        if self.norm:
+        if self.weight is not None:
             unit, _, rstd = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)
-            error = self.base_at[i] if self.dot else torch.addcmul(self.base_at[i], unit, self.scale)
+            if self.plain:
+                error = self.base_at[i] if self.dot else torch.addcmul(self.base_at[i], unit, self.scale)
+            else:
+                error = self._pull(torch.addcmul(self.base_at[i], unit, self.weight), i) * self.weight
             self.neutral = self.neutral or (torch.zeros_like(rstd), torch.ones_like(rstd))
             layer_norm_backward(error, unit, rstd, self.neutral, out)
             if self.collect:
@@ -165,8 +173,14 @@ class LastError:
                 self.error.append(error)
         elif self.dot:
             out.copy_(self.base_at[i])
-        else:
+        elif self.plain:
             torch.add(self.base_at[i], z, alpha=2, out=out)
+        else:
+            out.copy_(self._pull(self.base_at[i] + z, i))
+
+    def _pull(self, e: Tensor, i: int) -> Tensor:
+        """g(e) of chunk i."""
+        return pull(e, self.objective, None if self.threshold is None else self.threshold[i])
 
 
 def write(

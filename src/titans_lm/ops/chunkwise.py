@@ -32,7 +32,7 @@ from titans_lm.ops.gates import Adjoint, ChunkGates, by_gate, chunk_gates, stack
 from titans_lm.ops.layout import TokenLayout, make_layout, ragged, uniform
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.recurrent import can_step, step
-from titans_lm.ops.state import MemoryState, select_rows
+from titans_lm.ops.state import PLAIN, MemoryState, PerToken, select_rows
 from titans_lm.ops.surprise import momentary_norms, surprise_norms
 from titans_lm.ops.tiles import Piece, System, make_system, pieces, tile_size, write_tiles
 from titans_lm.ops.tiles_adjoint import TileBackward
@@ -59,8 +59,9 @@ class Saved(NamedTuple):
 class Inputs(NamedTuple):
     """Everything a gradient may reach.
 
-    Tokens are laid out in chunks, (N, B, C, H, D), and so are the gates (ops/gates.py). Weights are
-    (B, H, D_{l−1}, D_l), `initial` is (H, D_{l−1}, D_l) or empty.
+    Tokens are laid out in chunks, (N, B, C, H, D), k and v of windows with those before each chunk; so are the gates
+    (ops/gates.py) and thresholds (N, B, C, H, 1). Weights are (B, H, D_{l−1}, D_l), `initial` is (H, D_{l−1}, D_l) or
+    empty.
     """
 
     q: Tensor
@@ -70,6 +71,7 @@ class Inputs(NamedTuple):
     M: Weights
     S: Weights
     anchor: Weights
+    threshold: Tensor | None
     norm_weight: Tensor | None
     norm_bias: Tensor | None
     initial: Weights
@@ -83,8 +85,8 @@ class Inputs(NamedTuple):
         """Undo `flat` for a memory of L layers and so many tensors of gates."""
         start = 3 + gates
         M, S, anchor = (tuple(flat[i : i + L]) for i in range(start, start + 3 * L, L))
-        norm_weight, norm_bias, *initial = flat[start + 3 * L :]
-        return cls(*flat[:3], tuple(flat[3:start]), M, S, anchor, norm_weight, norm_bias, tuple(initial))
+        threshold, norm_weight, norm_bias, *initial = flat[start + 3 * L :]
+        return cls(*flat[:3], tuple(flat[3:start]), M, S, anchor, threshold, norm_weight, norm_bias, tuple(initial))
 
 
 def group_size(chunks: int) -> int:
@@ -147,7 +149,8 @@ class ChunkedCall:
         """Tokens of a group by row, what they weigh in every layer, and with `adjoint` the way back to their gates."""
         present = None if self.spec.present is None else self.spec.present[where]
         layers, back = chunk_gates(tuple([x[where] for x in self.inputs.gates]), present, adjoint)
-        return Tokens(*[merge_heads(x[where]) for x in self.inputs[:3]]), layers, back
+        given = (*self.inputs[:3], *(() if self.inputs.threshold is None else (self.inputs.threshold,)))
+        return Tokens(*[merge_heads(x[where]) for x in given]), layers, back
 
     def _complete(self, where: slice) -> tuple[bool | Tensor, ...]:
         """Which chunks of a group are complete, tensors by row as (R, 1, 1)."""
@@ -166,11 +169,11 @@ class ChunkedCall:
     def forward(self, saved: Saved | None) -> tuple[Tensor, Tensor | None, State]:
         """Write and read all groups: outputs (N, B, C, H, D), norms of surprise, the last state; `saved` is filled."""
         q, state = self.inputs.q, self.first_state()
-        N, B, C, H, D = q.shape
+        N, B, C, H, _ = q.shape
         # What outlives the call comes first: behind and between what does not, it would leave holes that an allocator
         # cannot fill with tensors of the same size.
         last = [torch.empty_like(x) for part in state[:2] for x in part]
-        out = q.new_empty(B, N, C, H, D).transpose(0, 1)
+        out = q.new_empty(B, N, C, H, self.inputs.v.shape[-1]).transpose(0, 1)
         parts = (3,) if self.spec.surprise == "parts" else ()
         norms = q.new_empty(N, B, C, H, self.L, *parts) if self.spec.surprise else None
         self.states = states = ChunkStates(self.groups[0].stop, state[0], self.rows)
@@ -197,9 +200,10 @@ class ChunkedCall:
         if self.spec.surprise == "parts":
             present = None if self.spec.present is None else self.spec.present[where]
             given = list(zip(*by_gate(tuple([x[where] for x in self.inputs.gates])), strict=True))
-            found = surprise_norms(self.rows, self.states, written, gates, given, present)
+            window = self.inputs.gates[1][where] if len(self.inputs.gates) == 2 else None
+            found = surprise_norms(self.rows, self.states, written, gates, given, present, window)
         else:
-            found = momentary_norms(written)
+            found = momentary_norms(written, tokens.q.shape[2])
         norms[where] = split_heads(found, self.rows.batch)
 
     def backward(self, saved: Saved, d_out: Tensor | None, d_state: Sequence[Tensor | None]) -> Inputs:
@@ -215,7 +219,7 @@ class ChunkedCall:
         carried = StateGrads(both, after[2 * L :] or None)
         norm = [x.q.new_empty(0) if w is None else torch.zeros_like(w) for w in (self.rows.weight, self.rows.bias)]
         shared = Parameters(*norm, [torch.zeros_like(w) for w in x.initial])
-        tokens_grad = [torch.empty_like(y) for y in x[:3]]
+        tokens_grad = [torch.empty_like(y) for y in (*x[:3], *(() if x.threshold is None else (x.threshold,)))]
         gates_grad = tuple([torch.empty_like(y) for y in x.gates])
         for where, start in zip(reversed(self.groups), reversed(starts), strict=True):
             self.states.begin(*start)
@@ -226,7 +230,9 @@ class ChunkedCall:
         weight, bias = (
             None if w.numel() == 0 else w.squeeze(1).unflatten(0, (B, -1)).sum(0) for w in (shared.weight, shared.bias)
         )
-        return Inputs(*tokens_grad, gates_grad, M, S, anchor, weight, bias, tuple(shared.initial))
+        dq, dk, dv, *d_threshold = tokens_grad
+        by_extra = d_threshold[0] if d_threshold else None
+        return Inputs(dq, dk, dv, gates_grad, M, S, anchor, by_extra, weight, bias, tuple(shared.initial))
 
     def _backward_group(
         self,
@@ -246,9 +252,9 @@ class ChunkedCall:
         found = read(self.rows, tokens.q, gates, written, self.states, saved.read[where])
         given = self.rows, tokens, gates, self.states, written, shared
         if system is None or self.spec.inside is None:
-            *by_token, by_gates = ChunkBackward(*given).run(d, found, self._complete(where), carried)
+            by_token, by_gates = ChunkBackward(*given).run(d, found, self._complete(where), carried)
         else:
-            *by_token, by_gates = TileBackward(*given).run_tiles(d, found, carried, system, self.spec.inside)
+            by_token, by_gates = TileBackward(*given).run_tiles(d, found, carried, system, self.spec.inside)
         for whole, part in zip(tokens_grad, by_token, strict=True):
             whole[where] = split_heads(part, self.rows.batch)
         for whole, part in zip(gates_grad, back(by_gates), strict=True):
@@ -261,8 +267,8 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spec: CallSpec, L: int, gates: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs = Inputs.of(tensors, L, gates)
-        N, B, C, H, D = inputs.q.shape
-        saved = Saved([], *[inputs.q.new_empty(N, B * H, C, D) for _ in range(2)])
+        N, B, _, H, D = inputs.v.shape
+        saved = Saved([], *[x.new_empty(N, B * H, x.shape[2], D) for x in (inputs.k, inputs.q)])
         out, norms, (M, S, anchor) = ChunkedCall(spec, inputs).forward(saved)
         ctx.spec, ctx.layers, ctx.gates, ctx.anchored = spec, L, gates, [start[2] is not None for start in saved.starts]
         states = [x for start in saved.starts for part in start for x in part or ()]
@@ -301,16 +307,28 @@ def _run_call(
     network: MemoryNetwork,
     surprise: SurpriseSizes,
     inside: int | None = None,
+    extra: PerToken = PLAIN,
 ) -> Outcome:
     """Run a call that is laid out on a grid, with gradients if any are asked for."""
     q, L, dtype = tokens[0], len(state.M), tokens[0].dtype
     used = network.forget_to == "init"
+    gates, tail = stack_gates(*tokens[3:]), state.tail
+    if extra.window is None:
+        k, v = (layout.place(x) for x in tokens[1:3])
+    else:
+        gates = *gates, extra.window
+        windows = zip(tokens[1:3], state.earlier(*tokens[1:3]), strict=True)
+        (k, last_k), (v, last_v) = (layout.place_windows(x, before) for x, before in windows)
+        tail = (last_k, last_v) if tail else ()
     inputs = Inputs(
-        *(layout.place(x) for x in tokens[:3]),
-        tuple(layout.place(x) for x in stack_gates(*tokens[3:])),
+        layout.place(q),
+        k,
+        v,
+        tuple(layout.place(x) for x in gates),
         state.M,
         state.S,
         state.anchor,
+        None if extra.threshold is None else layout.place(extra.threshold.unsqueeze(-1)),
         *(None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)),
         tuple(w.to(dtype) for w in network.initial or ()) if used else (),
     )
@@ -325,7 +343,7 @@ def _run_call(
     M, S, anchor = tuple(tensors[:L]), tuple(tensors[L : 2 * L]), tuple(tensors[2 * L :])
     return (
         layout.restore(o),
-        MemoryState(M, S, anchor or M, layout.offset),
+        MemoryState(M, S, anchor or M, layout.offset, tail),
         None if sizes is None else layout.restore(sizes),
     )
 
@@ -364,8 +382,8 @@ def _joined(parts: tuple[Tensor, ...], apart: bool) -> Tensor:
 
 
 def chunked(
-    q: Float[Tensor, "B T H D"],
-    k: Float[Tensor, "B T H D"],
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H D"],
     theta: tuple[Tensor, ...],
     eta: tuple[Tensor, ...],
@@ -376,6 +394,7 @@ def chunked(
     chunk_size: int,
     valid: Bool[Tensor, "B T"] | None = None,
     return_surprise: SurpriseSizes = False,
+    extra: PerToken = PLAIN,
 ) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L *parts"] | None]:
     """Write and read a chunk at a time; the same values and gradients as `reference`.
 
@@ -384,15 +403,19 @@ def chunked(
     Chunks follow one another; batch, heads and the positions of a chunk run side by side.
     """
     given = (q, k, v, *theta, *eta, *alpha, *state.M, *state.S, *state.anchor)
+    if extra is not PLAIN:
+        given += tuple(extra.given())
     if can_step(q, valid, given):
         return step(
             q, k, v, theta, eta, alpha, state,
-            network=network, chunk_size=chunk_size, return_surprise=return_surprise,
+            network=network, chunk_size=chunk_size, return_surprise=return_surprise, extra=extra,
         )  # fmt: skip
     tokens = q, k, v, theta, eta, alpha
-    tile = tile_size(network, state, (theta, eta, alpha), chunk_size, q.shape[1])
+    windows = extra.window is not None
+    tile = chunk_size if windows else tile_size(network, state, (theta, eta, alpha), chunk_size, q.shape[1])
     if tile == chunk_size:
-        return _run_call(tokens, state, make_layout(state.offset, q.shape[1], tile, valid), network, return_surprise)
+        layout = make_layout(state.offset, q.shape[1], tile, valid, windows)
+        return _run_call(tokens, state, layout, network, return_surprise, extra=extra)
     cut, several = pieces(state, q.shape[1], chunk_size, valid), []
     for piece in cut:
         o, new, sizes = _run_piece(piece, tokens, state, network, chunk_size, tile, return_surprise)

@@ -107,7 +107,8 @@ Grads = Sequence[dict[str, Tensor]]
 """For each layer the gradients by the fields of its `ChunkGates`."""
 Gates = tuple[Tensor, ...]
 """θ, η and α of all L layers in the chunks of a group: one tensor (n, B, C, H, 3 L) where each token has one value, and
-else 3 L tensors, (n, B, C, H) or channel-wise (n, B, C, H, D_in)."""
+else 3 L tensors, (n, B, C, H) or channel-wise (n, B, C, H, D_in). Of windows a second tensor holds the shares of all
+layers, (n, B, C, H, c)."""
 Adjoint = Callable[[Grads], list[Tensor]]
 """From gradients by what tokens weigh to gradients by `Gates`."""
 
@@ -120,7 +121,7 @@ def stack_gates(theta: Sequence[Tensor], eta: Sequence[Tensor], alpha: Sequence[
 
 def by_gate(gates: Gates) -> tuple[Gates, Gates, Gates]:
     """θ, η and α again, each of L layers."""
-    every = gates[0].unbind(-1) if len(gates) == 1 else gates
+    every = gates[0].unbind(-1) if len(gates) <= 2 else gates
     L = len(every) // 3
     return every[:L], every[L : 2 * L], every[2 * L :]
 
@@ -131,6 +132,8 @@ def chunk_gates(
     """`ChunkGates` of every layer, (n, R, …), in the n chunks of a group, and with `adjoint` the way back."""
     if len(gates) == 1:
         return _of_tokens(gates[0], present, adjoint)
+    if len(gates) == 2:
+        return _of_windows(*gates, present, adjoint)
     return _of_channels(by_gate(gates), present, adjoint)
 
 
@@ -153,6 +156,47 @@ def _of_tokens(gates: Tensor, present: Tensor | None, adjoint: bool) -> tuple[li
         return [torch.stack((d_theta, d_eta, d_alpha)).view(each, n, B, H, C).permute(1, 2, 4, 3, 0)]
 
     return [ChunkGates(*layer) for layer in by_layer], back if adjoint else None
+
+
+def _of_windows(
+    gates: Tensor, window: Tensor, present: Tensor | None, adjoint: bool
+) -> tuple[list[ChunkGates], Adjoint | None]:
+    """A token writes the errors of the last c: G Ω weighs those of the c − 1 tokens before the chunk and of its own.
+
+    The ends of a chunk are rows like those of G: H(C, ·) ∘ θ, and the last of G itself.
+    """
+    layers, back = _of_tokens(gates, present, adjoint)
+    B, C, H, c = window.shape[1:]
+    Omega = band(window.transpose(2, 3).flatten(1, 2))
+
+    def rows(G: Tensor, memory_end: Tensor, surprise_end: Tensor) -> Tensor:
+        return torch.cat((G, memory_end.mT, surprise_end.mT), dim=-2)
+
+    def fields(x: Tensor) -> dict[str, Tensor]:
+        G, memory_end, surprise_end = x.split((C, 1, 1), dim=-2)
+        return {"G": G.contiguous(), "memory_end": memory_end.mT, "surprise_end": surprise_end.mT}
+
+    narrow = [rows(g.G, g.memory_end, g.surprise_end) for g in layers]
+
+    def lead_back(grads: Grads) -> list[Tensor]:
+        assert back is not None, "it was asked for"
+        d_rows = [rows(*(layer[name] for name in ("G", "memory_end", "surprise_end"))) for layer in grads]
+        d_Omega = torch.stack([x.mT @ d for x, d in zip(narrow, d_rows, strict=True)]).sum(0)
+        found = back([layer | fields(d @ Omega.mT) for layer, d in zip(grads, d_rows, strict=True)])
+        d_window = torch.stack([d_Omega.diagonal(c - 1 - i, -2, -1) for i in range(c)], dim=-1)
+        return [*found, d_window.unflatten(1, (B, H)).transpose(2, 3)]
+
+    wide = [g._replace(**fields(x @ Omega)) for g, x in zip(layers, narrow, strict=True)]
+    return wide, lead_back if adjoint else None
+
+
+def band(window: Float[Tensor, "*s C c"]) -> Float[Tensor, "*s C J"]:
+    """Ω(t, j): the share of token t − i of the chunk at j = t + c − 1 − i, where the first c − 1 are before it."""
+    *lead, C, c = window.shape
+    Omega = window.new_zeros(*lead, C, C + c - 1)
+    for i in range(c):
+        Omega.diagonal(c - 1 - i, -2, -1).copy_(window[..., i])
+    return Omega
 
 
 def _of_channels(

@@ -32,6 +32,8 @@ class TokenLayout:
     complete: tuple[bool | Bool[Tensor, " B"], ...]
     offset: Int[Tensor, " B"]
     """Offset of every row after the call."""
+    first: Int[Tensor, " B"] | None = None
+    """Where the first token of every row stands, with `source`."""
 
     def place(self, x: Tensor) -> Tensor:
         """Lay (B, T, …) out as (N, B, C, …), zero where no token stands."""
@@ -45,6 +47,30 @@ class TokenLayout:
             x = x.gather(1, self.source.view(*self.source.shape, *tail).expand(-1, -1, *x.shape[2:]))
             x = x * self.present.view(*self.source.shape, *tail)  # type: ignore[union-attr]
         return x.unflatten(1, (self.chunks, self.size)).movedim(1, 0)
+
+    def place_windows(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Lay tokens out with the W before each chunk, (N, B, W + C, …), zero where none stands; and the row's last W.
+
+        `before` (B, W, …) are those before the call. A chunk's own tokens follow theirs in the order of the text.
+        """
+        both, W, C = torch.cat((before, x), dim=1), before.shape[1], self.size
+        total = self.chunks * C + W
+        if self.source is None:
+            last = both[:, both.shape[1] - W :]
+            both = F.pad(both, [0, 0] * (x.dim() - 2) + [self.lead, total - self.lead - both.shape[1]])
+        else:
+            rank = torch.arange(total, device=x.device) - self.first[:, None]  # type: ignore[index]
+            count = self.present.sum(1)[:, None]  # type: ignore[union-attr]
+            last = self._take(both, count + torch.arange(W, device=x.device), W)
+            there = ((rank >= 0) & (rank < W + count)).view(*rank.shape, *[1] * (x.dim() - 2))
+            both = self._take(both, rank.clamp(min=0), W) * there
+        return both.unfold(1, W + C, C).movedim(-1, 2).movedim(1, 0), last.clone(memory_format=torch.contiguous_format)
+
+    def _take(self, both: Tensor, rank: Tensor, W: int) -> Tensor:
+        """Tokens of a row by their rank, among W from before the call and the row's valid ones."""
+        place = (self.first[:, None] + rank - W).clamp(0, self.chunks * self.size - 1)  # type: ignore[index]
+        index = torch.where(rank < W, rank, W + self.source.gather(1, place))  # type: ignore[union-attr]
+        return both.gather(1, index.view(*index.shape, *[1] * (both.dim() - 2)).expand(-1, -1, *both.shape[2:]))
 
     def mask(self) -> Bool[Tensor, "N _ 1 C"] | None:
         """`present` by chunk, shaped to broadcast over (N, B, H, C)."""
@@ -64,10 +90,17 @@ class TokenLayout:
 
 
 def make_layout(
-    offset: Int[Tensor, " B"], length: int, chunk_size: int, valid: Bool[Tensor, "B T"] | None
+    offset: Int[Tensor, " B"],
+    length: int,
+    chunk_size: int,
+    valid: Bool[Tensor, "B T"] | None,
+    windows: bool = False,
 ) -> TokenLayout:
-    """Choose the grid for a call of `length` tokens that starts `offset` tokens into each row's chunk."""
-    if length == 1 or chunk_size == 1:
+    """Choose the grid for a call of `length` tokens that starts `offset` tokens into each row's chunk.
+
+    For `windows` a row's tokens stand one behind another, without padding in between.
+    """
+    if (length == 1 or chunk_size == 1) and not windows:
         return _steps(offset, length, chunk_size, valid)
     if valid is None:
         starts = offset.tolist()
@@ -119,4 +152,5 @@ def ragged(offset: Tensor, length: int, chunk_size: int, valid: Tensor) -> Token
     target = torch.where(valid, offset[:, None] + valid.cumsum(1) - 1, -1)
     last = present.unflatten(1, (chunks, chunk_size))[..., -1]
     complete = tuple(last.unbind(1))
-    return TokenLayout(chunks, chunk_size, 0, length, source, target, present, complete, (offset + count) % chunk_size)
+    after = (offset + count) % chunk_size
+    return TokenLayout(chunks, chunk_size, 0, length, source, target, present, complete, after, offset)

@@ -1,4 +1,4 @@
-"""The memory's small network: its forward pass, and the errors of its inner loss.
+"""The memory's small network: its forward pass, and reading it with gradients by hand.
 
 The weights M = (W_1 … W_L) are the memory; everything here is a function of them. Row vectors, weights from the right:
 
@@ -106,7 +106,7 @@ def standardise(z: Float[Tensor, "*s D"]) -> tuple[Float[Tensor, "*s D"], Float[
 
 
 def output(
-    x: Float[Tensor, "*s D"],
+    x: Float[Tensor, "*s K"],
     z: Float[Tensor, "*s D"],
     network: MemoryNetwork,
     weight: Tensor | None,
@@ -129,16 +129,6 @@ def forward(
         h = x if layer == 0 else activate(z, network.activation)
         z = h @ W
     return output(x, z, network, weight, bias)
-
-
-def loss(
-    M: tuple[Tensor, ...], k: Tensor, v: Tensor, network: MemoryNetwork, weight: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    """The inner objective of one token: ℓ = ‖M(k) − v‖² (eq. 12), or −⟨M(k), v⟩ for the dot product."""
-    prediction = forward(M, k, network, weight, bias)
-    if network.objective == "dot":
-        return -(prediction * v).sum()
-    return ((prediction - v) ** 2).sum()
 
 
 def layer_norm_backward(
@@ -180,9 +170,10 @@ class _Recall(torch.autograd.Function):
         *_, o = _layers(q, M, network)
         if weight is not None:
             unit = torch.native_layer_norm(o, (o.shape[-1],), None, None, LAYER_NORM_EPS)[0]
-            o = unit.view(q.shape).mul_(weight)
+            o = unit.view(*q.shape[:3], -1).mul_(weight)
             o = o if bias is None else o.add_(bias)
-        return o.view(q.shape).add_(q) if network.residual else o.view(q.shape)
+        o = o.view(*q.shape[:3], -1)
+        return o.add_(q) if network.residual else o
 
     @staticmethod
     @once_differentiable
@@ -194,8 +185,8 @@ class _Recall(torch.autograd.Function):
         grad, d_weight, d_bias = grads[0].flatten(0, 1), None, None
         dz = grad
         if weight is not None:
-            unit, _, rstd = torch.native_layer_norm(pre[-1], (q.shape[-1],), None, None, LAYER_NORM_EPS)
-            d_weight = (grad * unit).view(q.shape).sum((0, 2)).unsqueeze(1)
+            unit, _, rstd = torch.native_layer_norm(pre[-1], (grad.shape[-1],), None, None, LAYER_NORM_EPS)
+            d_weight = (grad * unit).view(grads[0].shape).sum((0, 2)).unsqueeze(1)
             d_bias = None if bias is None else grads[0].sum((0, 2)).unsqueeze(1)
             dz = layer_norm_backward((grads[0] * weight).flatten(0, 1), unit, rstd)
         d_M: list[Tensor | None] = []

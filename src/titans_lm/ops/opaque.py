@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from titans_lm.config import SurpriseSizes
+from titans_lm.config import THRESHOLDS, SurpriseSizes
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.run import run
-from titans_lm.ops.state import MemoryState
+from titans_lm.ops.state import MemoryState, PerToken
 
 SURPRISE: tuple[SurpriseSizes, ...] = (False, True, "parts")
 
@@ -24,10 +24,11 @@ def memory_operator(
     tokens: Sequence[Tensor], gates: Sequence[Tensor], weights: Sequence[Tensor], constants: Sequence[Tensor],
     offset: Tensor, valid: Tensor | None, sizes: Sequence[int], words: str,
 ) -> list[Tensor]:  # fmt: skip
-    """o, then M, S and anchor by layers, the offset, and the norms of surprise if they are asked for.
+    """o, then M, S and anchor by layers, the offset, the tail, and the norms of surprise if they are asked for.
 
-    `sizes` are L, whether an anchor is given, whether the LayerNorm has a weight and a bias, whether there is a
-    residual, the chunk size, and which surprise; `words` activation, objective, where forgetting leads, backend.
+    `tokens` are q, k, v and the threshold or the window, if there is one; `weights` end in the tail. `sizes` are L,
+    whether an anchor is given, whether the LayerNorm has a weight and a bias, whether there is a residual, the chunk
+    size, and which surprise; `words` activation, objective, where forgetting leads, backend.
     """
     with torch.no_grad():
         return _apart(_outputs(tokens, gates, weights, constants, offset, valid, sizes, words), (*tokens, *weights))
@@ -63,10 +64,13 @@ def _outputs(
     norm_weight, norm_bias = (next(rest) if there else None for there in (has_weight, has_bias))
     initial = tuple(rest) or None
     network = MemoryNetwork(activation, bool(residual), norm_weight, norm_bias, objective, forget_to, initial)  # pyrefly: ignore
-    state = MemoryState(M, S, parts[2] if anchored else M, offset)
+    tail = tuple(weights[(2 + anchored) * L :])
+    state = MemoryState(M, S, parts[2] if anchored else M, offset, tail)
     by_name = tuple(tuple(gates[i : i + L]) for i in range(0, 3 * L, L))
-    o, state, surprise = run(tuple(tokens), by_name, state, network, chunk_size, valid, SURPRISE[which], backend)
-    return [o, *state.M, *state.S, *state.anchor, state.offset, *(() if surprise is None else (surprise,))]
+    q, k, v, *others = tokens
+    extra = PerToken(*others) if objective in THRESHOLDS else PerToken(None, *others)
+    o, state, surprise = run((q, k, v), by_name, state, network, chunk_size, valid, SURPRISE[which], backend, extra)
+    return [o, *state.M, *state.S, *state.anchor, state.offset, *state.tail, *(() if surprise is None else (surprise,))]
 
 
 def _apart(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -84,11 +88,12 @@ def _apart(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
 
 @memory_operator.register_fake
 def _(tokens: Any, gates: Any, weights: Any, constants: Any, offset: Any, valid: Any, sizes: Any, words: Any) -> Any:
-    L, which, q = sizes[0], sizes[-1], tokens[0]
+    L, anchored, which, q, v = sizes[0], sizes[1], sizes[-1], tokens[0], tokens[2]
     M = [x.new_empty(x.shape) for _ in range(3) for x in weights[:L]]
     after = torch.empty(offset.shape, dtype=torch.int64, device=offset.device)
     norms = [weights[0].new_empty(*q.shape[:3], L, *([3] if which == 2 else []))] if which else []
-    return [q.new_empty(q.shape), *M, after, *norms]
+    tail = [x.new_empty(x.shape) for x in weights[(2 + anchored) * L :]]
+    return [v.new_empty(v.shape), *M, after, *tail, *norms]
 
 
 @memory_gradients.register_fake
@@ -124,6 +129,7 @@ def run_opaque(
     valid: Tensor | None,
     return_surprise: SurpriseSizes,
     backend: str,
+    extra: PerToken,
 ) -> tuple[Tensor, MemoryState, Tensor | None]:
     """`run`, by the operator."""
     L, norm = len(state.M), (network.norm_weight, network.norm_bias)
@@ -131,9 +137,9 @@ def run_opaque(
     initial = network.initial if network.forget_to == "init" and network.initial is not None else ()
     sizes = [L, anchored, *(x is not None for x in norm), network.residual, chunk_size, SURPRISE.index(return_surprise)]
     o, *others = torch.ops.titans_lm.neural_memory(
-        list(tokens),
+        [*tokens, *extra.given()],
         [x for gate in gates for x in gate],
-        [*state.M, *state.S, *(state.anchor if anchored else ())],
+        [*state.M, *state.S, *(state.anchor if anchored else ()), *state.tail],
         [*(x for x in norm if x is not None), *initial],
         state.offset,
         valid,
@@ -141,5 +147,6 @@ def run_opaque(
         " ".join((network.activation, network.objective, network.forget_to, backend)),
     )
     M, S, anchor = (tuple(others[i : i + L]) for i in range(0, 3 * L, L))
-    surprise = others[3 * L + 1].detach() if return_surprise else None
-    return o, MemoryState(M, S, anchor, others[3 * L]), surprise
+    tail = tuple(others[3 * L + 1 : 3 * L + 1 + len(state.tail)])
+    surprise = others[-1].detach() if return_surprise else None
+    return o, MemoryState(M, S, anchor, others[3 * L], tail), surprise

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from titans_lm.config import Activation, SurpriseSizes
+from titans_lm.ops.errors import pull
 from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, layer_norm_backward, norm_parameters
-from titans_lm.ops.state import MemoryState, Weights, select_rows
+from titans_lm.ops.state import PLAIN, MemoryState, PerToken, Weights, select_rows
 
 
 def can_step(q: Tensor, valid: Tensor | None, tensors: tuple[Tensor, ...]) -> bool:
@@ -33,18 +34,26 @@ def step(
     network: MemoryNetwork,
     chunk_size: int,
     return_surprise: SurpriseSizes = False,
+    extra: PerToken = PLAIN,
 ) -> tuple[Tensor, MemoryState, Tensor | None]:
     """Write one token, (B, 1, H, D), then read with its query; no gradients.
 
     S ← η S − θ h ⊗ δ,   M ← (1 − α) M [+ α M_init] + S,   o = M(q)                               (eq. 13–15)
     """
+    tail = state.tail
+    if extra.window is not None:  # c tokens in place of one, the last of which is new
+        k, v = (torch.cat(pair, dim=1) for pair in zip(state.earlier(k, v), (k, v), strict=True))
+        tail = (k[:, 1:], v[:, 1:]) if tail else ()
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, 1, D)
     weight, bias = norm_parameters(network, q.dtype)
-    inputs, deltas = _errors(state.anchor, k, v, network, weight, bias)
+    threshold = None if extra.threshold is None else extra.threshold.transpose(1, 2).unsqueeze(-1)
+    inputs, deltas = _errors(state.anchor, k, v, network, weight, bias, threshold)
     M, S, others = [], [], []
     for layer, (W, past) in enumerate(zip(state.M, state.S, strict=True)):
         th, et, al = (_spread(gate[layer]) for gate in (theta, eta, alpha))
         written = inputs[layer] * th.transpose(-1, -2)
+        if extra.window is not None:
+            written = written * extra.window[:, 0].flip(-1).unsqueeze(-1)
         base = _leads_to(network, layer, W)
         new = past * et
         if return_surprise == "parts":
@@ -56,10 +65,10 @@ def step(
             memory.addcmul_(base, al)
         M.append(memory)
     o = recall_one(tuple(M), q, network, weight, bias).transpose(1, 2)
-    after = close(MemoryState(tuple(M), tuple(S), state.anchor, state.offset + 1), chunk_size)
+    after = close(MemoryState(tuple(M), tuple(S), state.anchor, state.offset + 1, tail), chunk_size)
     if not return_surprise:
         return o, after, None
-    sizes = [h.norm(dim=-1) * d.norm(dim=-1) for h, d in zip(inputs, deltas, strict=True)]
+    sizes = [h[..., -1:, :].norm(dim=-1) * d[..., -1:, :].norm(dim=-1) for h, d in zip(inputs, deltas, strict=True)]
     surprise = torch.stack(sizes, dim=-1).transpose(1, 2)  # (B, 1, H, L)
     if return_surprise == "parts":
         surprise = torch.cat((surprise.unsqueeze(-1), torch.stack(others, dim=-2).unsqueeze(1)), dim=-1)
@@ -134,7 +143,13 @@ def close(state: MemoryState, chunk_size: int) -> MemoryState:
 
 
 def _errors(
-    M: Weights, k: Tensor, v: Tensor, network: MemoryNetwork, weight: Tensor | None, bias: Tensor | None
+    M: Weights,
+    k: Tensor,
+    v: Tensor,
+    network: MemoryNetwork,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    threshold: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Inputs h_{l−1} and errors δ_l of every layer; the gradient is ∇_{W_l} ℓ = h_{l−1} ⊗ δ_l with h_0 = k."""
     inputs, slopes = [k], []
@@ -144,12 +159,15 @@ def _errors(
         inputs.append(h)
         slopes.append(slope)
         z = times(h, W)
-    dot = network.objective == "dot"
     unit = rstd = None
     if weight is not None:
         unit, _, rstd = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)
         z = unit * weight if bias is None else torch.addcmul(bias, unit, weight)
-    delta = -v if dot else (z + k if network.residual else z).sub(v).mul_(2.0)
+    if network.objective == "dot":
+        delta = -v
+    else:
+        e = (z + k if network.residual else z).sub(v)
+        delta = e.mul_(2.0) if network.objective == "l2" else pull(e, network.objective, threshold)
     if weight is not None:
         delta = layer_norm_backward(delta * weight, unit, rstd)
     deltas = [delta]

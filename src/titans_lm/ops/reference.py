@@ -1,13 +1,16 @@
 """The definition: one token at a time, straight from the paper. Everything faster is tested against this file."""
 
+from functools import partial
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vjp, vmap
 
 from titans_lm.config import SurpriseSizes
-from titans_lm.ops.network import MemoryNetwork, forward, loss, norm_parameters
-from titans_lm.ops.state import MemoryState, select_rows
+from titans_lm.ops.errors import loss_error
+from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters
+from titans_lm.ops.state import PLAIN, MemoryState, PerToken, select_rows
 
 
 def _spread(gate: Tensor, t: int) -> Tensor:
@@ -16,14 +19,28 @@ def _spread(gate: Tensor, t: int) -> Tensor:
     return gate[..., None] if gate.dim() == 3 else gate[..., None, None]
 
 
+def _gradient(
+    network: MemoryNetwork,
+    M: tuple[Tensor, ...],
+    k: Tensor,
+    v: Tensor,
+    threshold: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """∇ℓ(M; k, v) of one token and head: the error of the loss at M(k), led back to the weights."""
+    prediction, back = vjp(lambda M: forward(M, k, network, weight, bias), M)
+    return back(loss_error(prediction, v, network.objective, threshold))[0]
+
+
 def _sizes(weights: tuple[Tensor, ...]) -> Tensor:
     """The norm of every layer's weight (B, H, D_in, D_out), (B, H, L)."""
     return torch.stack([w.detach().flatten(-2).norm(dim=-1) for w in weights], dim=-1)
 
 
 def reference(
-    q: Float[Tensor, "B T H D"],
-    k: Float[Tensor, "B T H D"],
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H D"],
     theta: tuple[Tensor, ...],
     eta: tuple[Tensor, ...],
@@ -34,6 +51,7 @@ def reference(
     chunk_size: int,
     valid: Bool[Tensor, "B T"] | None = None,
     return_surprise: SurpriseSizes = False,
+    extra: PerToken = PLAIN,
 ) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L *parts"] | None]:
     """Write each token into the memory, then read with its query.
 
@@ -47,35 +65,46 @@ def reference(
 
         ‖∇_{W_l} ℓ‖      ‖η_t S_{t−1}‖      ‖α_t (M_{t−1} − B)‖ with B = 0, or M_init
 
+    With a window Σ_i ω_ti ∇ℓ(M_a; k_{t−i}, v_{t−i}) of the last c tokens, at the anchor of t, is in the place of ∇ℓ.
+
     Gradients come from torch.func, which torch cannot run inside a non-reentrant checkpoint (a RuntimeError).
     """
     L = len(state.M)
     weight, bias = norm_parameters(network, q.dtype)
     per_head = None if weight is None else weight.squeeze(-2)  # (H, D): vmap hands each head its own row
     per_head_bias = None if bias is None else bias.squeeze(-2)
-    gradient = grad(lambda M, k, v, w, b: loss(M, k, v, network, w, b))
-    head_dims = (0, 0, 0, None if per_head is None else 0, None if per_head_bias is None else 0)
-    gradient = vmap(vmap(gradient, in_dims=head_dims), in_dims=(0, 0, 0, None, None))
+    over_heads = [None if x is None else 0 for x in (extra.threshold, per_head, per_head_bias)]
+    gradient = vmap(partial(_gradient, network), in_dims=(0, 0, 0, *over_heads))
+    gradient = vmap(gradient, in_dims=(0, 0, 0, over_heads[0], None, None))
     decay_target = (0.0,) * L if network.forget_to == "zero" else tuple(w.to(q.dtype) for w in network.initial or ())
 
     outputs, surprise = [], []
     for t in range(q.shape[1]):
-        M, S, anchor, offset = state
-        u = gradient(anchor, k[:, t], v[:, t], per_head, per_head_bias)
+        M, S, anchor, offset, tail = state
+        limit = None if extra.threshold is None else extra.threshold[:, t, :, None]
+        u = pulls = gradient(anchor, k[:, t], v[:, t], limit, per_head, per_head_bias)
+        if extra.window is not None:
+            old_k, old_v = state.earlier(k, v)
+            near_k, near_v = torch.cat((old_k, k[:, t : t + 1]), dim=1), torch.cat((old_v, v[:, t : t + 1]), dim=1)
+            shares = extra.window[:, t, ..., None, None].unbind(2)
+            lags = [(near_k[:, -1 - i], near_v[:, -1 - i]) for i in range(len(shares))]
+            several = [gradient(anchor, *lag, limit, per_head, per_head_bias) for lag in lags]
+            pulls = tuple(sum(share * g[i] for share, g in zip(shares, several, strict=True)) for i in range(L))
+            tail = (near_k[:, 1:], near_v[:, 1:]) if tail else ()
         past = tuple(_spread(eta[i], t) * S[i] for i in range(L))
         if return_surprise == "parts":
             forgotten = tuple(_spread(alpha[i], t) * (M[i] - decay_target[i]) for i in range(L))
             surprise.append(torch.stack([_sizes(part) for part in (u, past, forgotten)], dim=-1))
         elif return_surprise:
             surprise.append(_sizes(u))
-        S = tuple(past[i] - _spread(theta[i], t) * u[i] for i in range(L))
+        S = tuple(past[i] - _spread(theta[i], t) * pulls[i] for i in range(L))
         keep = tuple(1.0 - _spread(alpha[i], t) for i in range(L))
         M = tuple(keep[i] * M[i] + (1.0 - keep[i]) * decay_target[i] + S[i] for i in range(L))
         offset = offset + 1
         complete = offset == chunk_size
         anchor = select_rows(complete, M, anchor)
         offset = torch.where(complete, 0, offset)
-        new = MemoryState(M, S, anchor, offset)
+        new = MemoryState(M, S, anchor, offset, tail)
         state = new if valid is None else select_rows(valid[:, t], new, state)
         outputs.append(forward(M, q[:, t].unsqueeze(-2), network, weight, bias).squeeze(-2))
     return torch.stack(outputs, dim=1), state, torch.stack(surprise, dim=1) if return_surprise else None

@@ -11,7 +11,7 @@ from titans_lm.config import Backend, SurpriseSizes
 from titans_lm.ops.chunkwise import chunked
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.reference import reference
-from titans_lm.ops.state import MemoryState
+from titans_lm.ops.state import PLAIN, MemoryState, PerToken
 from titans_lm.ops.triton import fused
 
 BACKENDS = {"reference": reference, "chunked": chunked, "auto": chunked, "triton": fused}
@@ -26,6 +26,7 @@ def run(
     valid: Tensor | None,
     return_surprise: SurpriseSizes,
     backend: Backend,
+    extra: PerToken = PLAIN,
 ) -> tuple[Tensor, MemoryState, Tensor | None]:
     """`neural_memory` of q, k, v and of θ, η, α by layers; norms of surprise, or None."""
     q = tokens[0]
@@ -38,6 +39,9 @@ def run(
         gates = [
             tuple(g.masked_fill(~valid.view(*valid.shape, *[1] * (g.dim() - 2)), 0.0) for g in gate) for gate in gates
         ]
+    if extra is not PLAIN:  # padding has no threshold: any above 0 will do
+        filled = zip(extra, (1.0, 0.0), strict=True)
+        extra = PerToken(*[None if x is None else _filled(x.to(dtype), valid, value) for x, value in filled])
     with full_precision(q.device.type):
         o, state, surprise = BACKENDS[backend](
             *tensors,
@@ -47,9 +51,14 @@ def run(
             chunk_size=chunk_size,
             valid=valid,
             return_surprise=return_surprise,
+            extra=extra,
             **({"precision": _precision(q.dtype)} if backend == "triton" else {}),
         )
     return o.to(q.dtype), state, surprise
+
+
+def _filled(x: Tensor, valid: Tensor | None, value: float) -> Tensor:
+    return x if valid is None else x.masked_fill(~valid.view(*valid.shape, *[1] * (x.dim() - 2)), value)
 
 
 def _precision(dtype: torch.dtype) -> str:

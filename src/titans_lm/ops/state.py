@@ -20,13 +20,20 @@ class MemoryState(NamedTuple):
 
     M holds the weights of the memory network and S the surprise with its past, each a tuple of L tensors
     (B, H, D_{l-1}, D_l). `anchor` is M at the end of the previous chunk, where the gradients of this chunk are taken,
-    and `offset` (B,) counts the tokens since then, from 0 to chunk_size − 1.
+    and `offset` (B,) counts the tokens since then, from 0 to chunk_size − 1. `tail` holds keys and values of the last W
+    tokens, (B, W, H, D_0) and (B, W, H, D_L), where a window reaches back to them: zero, which writes nothing, before a
+    document.
     """
 
     M: Weights
     S: Weights
     anchor: Weights
     offset: Int[Tensor, " B"]
+    tail: tuple[Float[Tensor, "B W H _"], ...] = ()
+
+    def earlier(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the tokens before a call with these, none where no window reaches back."""
+        return (self.tail[0], self.tail[1]) if self.tail else (k[:, :0], v[:, :0])
 
     def detach(self) -> "MemoryState":
         """The same values, without the history that gradients would follow."""
@@ -53,6 +60,25 @@ class MemoryState(NamedTuple):
         S = tuple(torch.zeros_like(m) for m in M)
         offset = torch.zeros(batch_size, dtype=torch.int64, device=M[0].device)
         return cls(M, S, M, offset)
+
+
+class PerToken(NamedTuple):
+    """What a token brings besides q, k, v and θ, η, α; None where the memory does not ask for it.
+
+    threshold (B, T, H): where its error stops to pull harder. window (B, T, H, c): the shares of the last c tokens'
+    errors in what it writes, its own first; state.tail then holds the last c − 1 tokens.
+    """
+
+    threshold: Float[Tensor, "B T H"] | None = None
+    window: Float[Tensor, "B T H c"] | None = None
+
+    def given(self) -> list[Tensor]:
+        """What there is of it."""
+        return [x for x in self if x is not None]
+
+
+PLAIN = PerToken()
+"""Of Titans' own memory nothing is asked."""
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:

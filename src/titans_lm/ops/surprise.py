@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from titans_lm.ops.chunk_forward import BatchedNetwork, ChunkStates, WriteCache, halves
-from titans_lm.ops.gates import ChunkGates, interval_products
+from titans_lm.ops.gates import ChunkGates, band, interval_products
 
 Given = tuple[Tensor, Tensor, Tensor]
 """θ, η and α of one layer as a call has them, (n, B, C, H) or (n, B, C, H, D_in)."""
 
 
-def momentary_norms(written: WriteCache) -> Tensor:
-    """‖∇_{W_l} ℓ‖ of every token, (n, R, C, L): the gradient of a token is h ⊗ δ."""
+def momentary_norms(written: WriteCache, tokens: int) -> Tensor:
+    """‖∇_{W_l} ℓ‖ of every token, (n, R, C, L): the gradient of a token is h ⊗ δ; those of a window stand last."""
     sizes = [h.norm(dim=-1) * d.norm(dim=-1) for h, d in zip(written.inputs, written.deltas, strict=True)]
-    return torch.stack(sizes, dim=-1)
+    return torch.stack(sizes, dim=-1)[:, :, -tokens:]
 
 
 @torch.no_grad()
@@ -38,12 +38,14 @@ def surprise_norms(
     gates: Sequence[ChunkGates],
     given: Sequence[Given],
     present: Tensor | None,
+    window: Tensor | None = None,
 ) -> Tensor:
     """Momentary, past and forgotten of every token and memory layer, (n, R, C, L, 3).
 
     Computed in float64: the terms of a square may cancel, and its root would show what rounding leaves of them.
     """
-    n, R, C, _ = written.inputs[0].shape
+    n, R, C, _ = gates[0].a.shape
+    Omega = None if window is None else band(window.double().transpose(2, 3).flatten(1, 2)).unsqueeze(2)
     if present is not None:
         present = present.expand(n, rows.batch, R // rows.batch, C).flatten(1, 2).unsqueeze(2)
     found = []
@@ -51,13 +53,13 @@ def surprise_norms(
         theta, eta, alpha = (_by_channel(x.double()) for x in gate)
         if present is not None:  # where no token stands, nothing may decay
             eta = torch.where(present, eta, 1.0)
-        c = _weights(g, theta, eta)
+        c = _weights(g, theta, eta, Omega)
         Q = _inner_products(_start(rows, states, layer, n), written, layer, merge_heads=c.shape[3] > 1)
         past, kept = ((c @ Q) * c).sum(-1).clamp_(min=0.0)  # (n, R, K, C): squares of rows or of whole weights
         squares = (past * eta.square()).sum(2), (kept * alpha.square()).sum(2)
         found.append(torch.stack(squares, dim=-1).sqrt_())
     others = torch.stack(found, dim=3)
-    return torch.cat((momentary_norms(written).unsqueeze(-1).to(others.dtype), others), dim=-1)
+    return torch.cat((momentary_norms(written, C).unsqueeze(-1).to(others.dtype), others), dim=-1)
 
 
 def _by_channel(gate: Tensor) -> Tensor:
@@ -75,16 +77,17 @@ def _start(rows: BatchedNetwork, states: ChunkStates, layer: int, n: int) -> Ten
     return both
 
 
-def _weights(g: ChunkGates, theta: Tensor, eta: Tensor) -> Tensor:
+def _weights(g: ChunkGates, theta: Tensor, eta: Tensor, Omega: Tensor | None) -> Tensor:
     """What D_0, S_0, u_1 … u_C weigh in S_{t−1} and in M_{t−1} − B: (2, n, R, K, C, C + 2) for t = 1 … C."""
     H = interval_products(eta)
     G = g.G.unsqueeze(2) if g.G.dim() == 4 else g.G
     n, R, K, C = *theta.shape[:2], max(x.shape[2] for x in (theta, eta, g.a.mT, g.f.mT, G)), theta.shape[-1]
-    c = theta.new_zeros(2, n, R, K, C, C + 2)
+    c = theta.new_zeros(2, n, R, K, C, G.shape[-1] + 2)
     surprise, memory = c.unbind(0)
     surprise[..., 0, 1] = 1.0
     surprise[..., 1:, 1] = H[..., :-1, 0]
-    surprise[..., 1:, 2:] = -(H[..., 1:] * theta.unsqueeze(-2))[..., :-1, :]
+    pulls = H[..., 1:] * theta.unsqueeze(-2)
+    surprise[..., 1:, 2:] = -(pulls if Omega is None else pulls @ Omega)[..., :-1, :]
     memory[..., 0, 0] = 1.0
     memory[..., 1:, 0] = g.a.mT[..., :-1]
     memory[..., 1:, 1] = g.f.mT[..., :-1]

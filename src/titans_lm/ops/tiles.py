@@ -51,7 +51,7 @@ def tile_size(
     network: MemoryNetwork, state: MemoryState, gates: Sequence[tuple[Tensor, ...]], chunk_size: int, length: int
 ) -> int:
     """Tokens of a tile of a call, whole chunks; one chunk where tiles cannot do it, or are not faster."""
-    if len(state.M) > 1 or network.norm_weight is not None:
+    if len(state.M) > 1 or network.norm_weight is not None or network.objective not in ("l2", "dot"):
         return chunk_size
     most = largest_tile(state.M[0].shape[2], any(x.dim() > 3 for gate in gates for x in gate))
     if FEWEST_CHUNKS * chunk_size > most:
@@ -135,7 +135,7 @@ def write_tiles(
     right = inner_residual(rows, tokens) if kept is None else None
     if right is not None and rows.decay_target is not None:
         right += times_shared(k - system.before[..., :D], rows.decay_target[0], rows)
-    delta = torch.empty_like(k) if kept is None else kept
+    delta = torch.empty_like(tokens.v) if kept is None else kept
     ends, scaled_t, deltas = chunk_ends(rows, g), scaled.mT.unbind(), delta.unbind()
     for i in range(len(k)):
         if right is not None:

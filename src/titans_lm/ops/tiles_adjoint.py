@@ -20,17 +20,17 @@ class TileBackward(ChunkBackward):
 
     def run_tiles(
         self, d_out: Tensor, found: ReadCache, carried: StateGrads, system: System, chunk: int
-    ) -> tuple[Tensor, Tensor, Tensor, list[dict[str, Tensor]]]:
+    ) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         dq = self._reads(d_out, found)
         right = self._tiles(found, carried, system)
         self._system(right, system, chunk)
         dk = self.d_inputs[0]
-        return dq, dk + right if self.rows.network.residual else dk, -right, self.gate_grads
+        return [dq, dk + right if self.rows.network.residual else dk, -right], self.gate_grads
 
     def _tiles(self, found: ReadCache, carried: StateGrads, system: System) -> Tensor:
         """Last tile first through states and errors; returns B̄ of all."""
         self._prepare(found)
-        right = torch.empty_like(self.tokens.k)
+        right = torch.empty_like(self.tokens.v)
         both, (inverse_t, before_t) = carried.both[0], by_chunk([system.inverse, system.before], True)
         for i, right_i in reversed(list(enumerate(right.unbind()))):
             self._advance(0, i, carried)

@@ -3,8 +3,13 @@
 import torch
 from torch import Tensor
 
+from titans_lm.config import THRESHOLDS
 from titans_lm.ops.network import MemoryNetwork
-from titans_lm.ops.state import MemoryState, state_dtype
+from titans_lm.ops.state import MemoryState, PerToken, state_dtype
+
+Gates = list[tuple[Tensor, ...]]
+"""θ, η and α, each by layers."""
+THRESHOLDS_OF = " or ".join(THRESHOLDS)
 
 
 def _shape(x: Tensor) -> str:
@@ -18,13 +23,14 @@ def check_call(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4 or not x.dtype.is_floating_point:
             raise ValueError(f"got {name} {_shape(x)}; expected a floating point tensor (B, T, H, D)")
-        if x.shape != q.shape or x.dtype != q.dtype:
+        own = name == "v" and not network.residual  # M then may lead to another width
+        if x.shape[: 3 if own else 4] != q.shape[: 3 if own else 4] or x.dtype != q.dtype:
             raise ValueError(f"got q {_shape(q)} and {name} {_shape(x)}; expected q, k and v of one shape and dtype")
     if not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1:
         raise ValueError(f"got chunk_size={chunk_size!r}; expected an integer of at least 1")
     if valid is not None and (valid.dtype != torch.bool or valid.shape != q.shape[:2]):
         raise ValueError(f"got valid {_shape(valid)}; expected bool (B, T) = {tuple(q.shape[:2])}")
-    check_state(state, q)
+    check_state(state, q, v.shape[-1])
     check_offset(state.offset, chunk_size)
     check_network(network, state.M, q)
 
@@ -38,12 +44,12 @@ def check_surprise(name: str, got: object) -> None:
         )
 
 
-def check_state(state: MemoryState, q: Tensor) -> None:
+def check_state(state: MemoryState, q: Tensor, out: int) -> None:
     """Refuse a state of another batch, model or precision."""
     if not isinstance(state, MemoryState):
         raise ValueError(f"got a state of type {type(state).__name__}; expected MemoryState (see MemoryState.initial)")
     for name, weights in (("M", state.M), ("S", state.S), ("anchor", state.anchor)):
-        check_weights(f"state.{name}", weights, q)
+        check_weights(f"state.{name}", weights, q, out)
         if [w.shape for w in weights] != [w.shape for w in state.M]:
             raise ValueError(f"got state.{name} of other shapes than state.M; expected the state of one memory")
         for w in weights:
@@ -67,8 +73,8 @@ def check_offset(offset: Tensor, chunk_size: int) -> None:
         )
 
 
-def check_weights(name: str, weights: tuple[Tensor, ...], q: Tensor) -> None:
-    """Refuse weights that are not a network from D to D channels for every row and head of q."""
+def check_weights(name: str, weights: tuple[Tensor, ...], q: Tensor, out: int | None) -> None:
+    """Refuse weights that are not a network from q's channels to `out` (None: any) for every row and head of q."""
     B, _, H, D = q.shape
     if not isinstance(weights, tuple) or not weights:
         raise ValueError(f"got {name}={type(weights).__name__}; expected a tuple of L tensors (B, H, D_in, D_out)")
@@ -80,13 +86,14 @@ def check_weights(name: str, weights: tuple[Tensor, ...], q: Tensor) -> None:
                 "for these queries: a state belongs to one batch and one model"
             )
         width = w.shape[3]
-    if width != D:
-        raise ValueError(f"got {name} ending in {width} channels; expected {D}, the head dimension of q")
+    if out is not None and width != out:
+        of = "head dimension of q" if out == D else "channels of v"
+        raise ValueError(f"got {name} ending in {width} channels; expected {out}, the {of}")
 
 
 def check_network(network: MemoryNetwork, weights: tuple[Tensor, ...], q: Tensor) -> None:
     """Refuse a network whose LayerNorm or initial memory is of another size than the weights."""
-    H, D = q.shape[2:]
+    H, D = q.shape[2], weights[-1].shape[-1]
     for name, x in (("norm_weight", network.norm_weight), ("norm_bias", network.norm_bias)):
         if x is not None and x.shape != (H, D):
             raise ValueError(f"got network.{name} of shape {tuple(x.shape)}; expected (H, D) = ({H}, {D})")
@@ -103,8 +110,58 @@ def check_read(M: tuple[Tensor, ...], q: Tensor, network: MemoryNetwork) -> None
     """Refuse what `read` cannot mean."""
     if q.dim() != 4 or not q.dtype.is_floating_point:
         raise ValueError(f"got q {_shape(q)}; expected a floating point tensor (B, T, H, D)")
-    check_weights("M", M, q)
+    check_weights("M", M, q, q.shape[-1] if network.residual else None)
     check_network(network, M, q)
+
+
+def check_extra(
+    extra: PerToken,
+    q: Tensor,
+    v: Tensor,
+    gates: Gates,
+    state: MemoryState,
+    network: MemoryNetwork,
+    valid: Tensor | None,
+) -> None:
+    """Refuse a window, a tail or a threshold of another form, and what does not go together."""
+    if extra.window is not None or state.tail:
+        _check_window(extra, q, v, gates, state, network)
+    threshold, wants = extra.threshold, network.objective in THRESHOLDS
+    if threshold is None and not wants:
+        return
+    if threshold is None or not wants:
+        got, expected = ("no threshold", "one, (B, T, H)") if wants else ("a threshold", f"it with {THRESHOLDS_OF}")
+        raise ValueError(f"got {got} with objective={network.objective!r}; expected {expected}")
+    if threshold.shape != q.shape[:3] or not threshold.dtype.is_floating_point:
+        raise ValueError(f"got threshold {_shape(threshold)}; expected floating point (B, T, H) = {tuple(q.shape[:3])}")
+    if threshold.is_cpu and not torch.compiler.is_compiling():
+        real = threshold if valid is None else threshold[valid]
+        wrong = real[~(real > 0)].tolist()
+        if wrong:
+            raise ValueError(f"got a threshold of {wrong[0]:g}; expected all above 0; what writes nothing is θ = 0")
+
+
+def _check_window(
+    extra: PerToken, q: Tensor, v: Tensor, gates: Gates, state: MemoryState, network: MemoryNetwork
+) -> None:
+    window, (B, T, H, D), kept = extra.window, q.shape, [tuple(x.shape) for x in state.tail]
+    if window is None:
+        raise ValueError(f"got a state with a tail of {kept[0][1]} tokens; expected extra.window (B, T, H, c) with it")
+    if window.shape[:-1] != q.shape[:3] or window.shape[-1] < 1 or not window.dtype.is_floating_point:
+        raise ValueError(f"got window {_shape(window)}; expected floating point (B, T, H, c), with {(B, T, H)} first")
+    W = window.shape[-1] - 1
+    expected = [(B, W, H, D), (B, W, H, v.shape[-1])] if W else []
+    if kept != expected:
+        raise ValueError(
+            f"got state.tail of shapes {kept} with a window of {W + 1}; expected {expected}, the keys and values "
+            "before the call: zero at the start of a document"
+        )
+    if any(x.dtype != state.M[0].dtype for x in state.tail):
+        raise ValueError(f"got state.tail in {state.tail[0].dtype}; expected {state.M[0].dtype}, as the memory has")
+    if any(x.dim() > 3 for gate in gates for x in gate):
+        raise ValueError("got a window with channel-wise gates; expected gates per head, or per head and layer")
+    if network.objective in THRESHOLDS:
+        raise ValueError(f"got a window with objective={network.objective!r}; expected l2, dot or lp: no threshold")
 
 
 def layer_gates(name: str, gate: Tensor | tuple[Tensor, ...], q: Tensor, state: MemoryState) -> tuple[Tensor, ...]:

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from titans_lm.config import check_choice, former_settings
+from titans_lm.config import LATER, BackboneConfig, check_choice, former_settings
 from titans_lm.ops.state import state_dtype
 from titans_lm.streaming.memory import NONE, Memory, Source
 from titans_lm.streaming.reader import check_readable
@@ -79,7 +79,8 @@ def _settings(model: Any) -> dict[str, Any]:
         return {"base": base, "adapter": asdict(model.retrofit)}
     config = model.config.backbone_config()
     settings = former_settings(config.decay_first) | {k: v for k, v in asdict(config).items() if k not in INCIDENTAL}
-    return {**settings, "vocab_size": model.config.vocab_size}
+    unchanged = [name for name in LATER if settings[name] == getattr(BackboneConfig, name)]
+    return {**{k: v for k, v in settings.items() if k not in unchanged}, "vocab_size": model.config.vocab_size}
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:

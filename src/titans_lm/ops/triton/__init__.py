@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from titans_lm.config import SurpriseSizes
+from titans_lm.config import Objective, SurpriseSizes
 from titans_lm.ops.network import MemoryNetwork
-from titans_lm.ops.state import MemoryState
+from titans_lm.ops.state import PLAIN, MemoryState, PerToken
 
 __all__ = ["fused"]
 
@@ -41,18 +41,25 @@ def check_supported(
     state: MemoryState,
     chunk_size: int,
     return_surprise: SurpriseSizes,
+    objective: Objective,
+    extra: PerToken,
 ) -> None:
     """Refuse what no kernel does."""
     got = unsupported([tuple(w.shape[2:]) for w in state.M], chunk_size)
     if got is None and any(gate.dim() > 3 for layers in gates for gate in layers):
         got = "channel-wise gates"
+    if got is None and objective not in ("l2", "dot"):
+        got = f"objective={objective!r}"
+    if got is None and extra.window is not None:
+        got = "a window"
     if got is None and return_surprise == "parts":
         got = 'return_surprise="parts"'
     if got is not None:
         raise ValueError(
             f'got backend="triton" with {got}; expected a linear memory or one of two layers, heads of at most '
             f"{LARGEST_HEAD} channels, chunks of at most {LARGEST_CHUNK} tokens ({LARGEST_TILE:,} numbers of a chunk "
-            f"together), gates per head or per head and layer, return_surprise False or True; {ELSEWHERE}"
+            f"together), gates per head or per head and layer, objective l2 or dot, no window, return_surprise False "
+            f"or True; {ELSEWHERE}"
         )
     check_device(q.device, q.dtype)
 
@@ -62,6 +69,8 @@ def unsupported(shapes: list[tuple[int, ...]], chunk_size: int) -> str | None:
     width = shapes[0][0]
     if len(shapes) > 2:
         return f"a memory of {len(shapes)} layers"
+    if shapes[-1][1] != width:
+        return f"keys of {width} channels and values of {shapes[-1][1]}"
     if width > LARGEST_HEAD:
         return f"heads of {width} channels"
     if chunk_size > LARGEST_CHUNK:
@@ -100,8 +109,8 @@ def interpreted() -> bool:
 
 
 def fused(
-    q: Float[Tensor, "B T H D"],
-    k: Float[Tensor, "B T H D"],
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H D"],
     theta: tuple[Tensor, ...],
     eta: tuple[Tensor, ...],
@@ -112,6 +121,7 @@ def fused(
     chunk_size: int,
     valid: Bool[Tensor, "B T"] | None = None,
     return_surprise: SurpriseSizes = False,
+    extra: PerToken = PLAIN,
     precision: str = "ieee",
 ) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L"] | None]:
     """Write and read by kernels; the same values and gradients as `chunked`.
@@ -120,10 +130,11 @@ def fused(
     is that of products: "ieee" for float32 throughout, "tf32" where tokens came in 16 bits.
 
     Raises ValueError where triton is not installed, where there is neither a GPU nor Triton's interpreter, and for what
-    the kernels do not do: channel-wise gates, more than two layers, large heads or chunks, the parts of the surprise.
+    the kernels do not do: channel-wise gates, more than two layers, large heads or chunks, objectives other than l2 and
+    dot, windows, the parts of the surprise.
     """
     import_triton()
-    check_supported(q, (theta, eta, alpha), state, chunk_size, return_surprise)
+    check_supported(q, (theta, eta, alpha), state, chunk_size, return_surprise, network.objective, extra)
     from titans_lm.ops.triton.operators import run
 
     return run(

@@ -1,0 +1,76 @@
+"""Checks of one setting, each with what was got and what was expected."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+Start = float | tuple[float, float]
+"""Where a gate starts: one value for all heads, or (from, to), log-spaced over the heads."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Phrase the nearest known name as a hint, or list what is known."""
+    known = sorted(known)
+    match = difflib.get_close_matches(name.lower(), known, n=1)
+    return f"did you mean {match[0]!r}?" if match else f"expected one of {', '.join(known)}"
+
+
+def check_choice(what: str, got: Any, known: Iterable[str]) -> None:
+    known = tuple(known)
+    if got not in known:
+        hint, listed = nearest(str(got), known), f"one of {', '.join(known)}"
+        raise ValueError(f"got {what}={got!r}; " + (f"{hint} ({listed})" if "?" in hint else f"expected {listed}"))
+
+
+def check_at_least(what: str, got: Any, least: int) -> None:
+    if not isinstance(got, int) or isinstance(got, bool) or got < least:
+        raise ValueError(f"got {what}={got!r}; expected an integer of at least {least}")
+
+
+def check_between(what: str, got: Any, low: float, high: float) -> None:
+    if not isinstance(got, (int, float)) or isinstance(got, bool) or not low <= got <= high:
+        raise ValueError(f"got {what}={got!r}; expected a number from {low} to {high}")
+
+
+def check_positive(what: str, got: Any) -> None:
+    if not isinstance(got, (int, float)) or isinstance(got, bool) or not 0.0 < got < math.inf:
+        raise ValueError(f"got {what}={got!r}; expected a finite number above 0")
+
+
+def check_start(what: str, got: Any, most: float, said: str = "") -> None:
+    """Check one value above 0 and below `most`, which is called what is `said`, or an ascending pair of them."""
+    pair = isinstance(got, tuple)
+    for value in got if pair else (got,):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 < value < most:
+            below = said or format(most, "g")
+            raise ValueError(f"got {what}={got!r}; expected a number above 0 and below {below}, or a pair of them")
+    if pair and (len(got) != 2 or not got[0] < got[1]):
+        raise ValueError(f"got {what}={got!r}; expected one number, or two that ascend: (from, to) over the heads")
+
+
+def log_spaced(start: Start, count: int, place: int = 0, of: int = 1) -> list[float]:
+    """Spread a start over the heads of a memory: from · (to / from)^(j / (N − 1)), N = count · of.
+
+    j = head · of + place for the `place`-th of `of` memories that share the spread. One value alone stands at the
+    geometric mean.
+    """
+    if not isinstance(start, tuple):
+        return [start] * count
+    low, high = start
+    last = count * of - 1
+    return [low * (high / low) ** ((head * of + place) / last if last else 0.5) for head in range(count)]
+
+
+def check_switch(what: str, got: Any) -> None:
+    if not isinstance(got, bool):
+        raise ValueError(f"got {what}={got!r}; expected True or False")
+
+
+def check_known(cls: type, settings: Iterable[str]) -> None:
+    """Fail on a setting that the config class does not have, with the nearest match."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in settings:
+        if name not in names:
+            raise ValueError(f"unknown setting {name!r} for {cls.__name__}; {nearest(name, names)}")

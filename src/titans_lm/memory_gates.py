@@ -1,0 +1,118 @@
+"""What a memory layer makes of each token besides q, k and v: gates, threshold, shares of a window; and of its keys."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from titans_lm.config import MemoryConfig, Start, log_spaced
+from titans_lm.layers import Linear, init_from, init_linear
+from titans_lm.ops.fused import clipped_sigmoid
+from titans_lm.ops.polynomial import polynomial
+from titans_lm.ops.state import state_dtype
+
+Hidden = Float[Tensor, "B T E"]
+
+
+class GateProjection(nn.Module):
+    """A gate from the token: limit_l · σ(x W + b), per head, per head and layer, or channel-wise (D2, D3).
+
+    With `stretch` ε it is limit_l · clip((1 + 2ε) σ(x W + b) − ε, 0, 1), which can be exactly zero (D33); its gradient
+    is that of the middle everywhere, so that no gate is closed for good. With `gates_see_keys` the logits are
+    x W + √D k U + b: a key has gone through the convolution and knows the tokens before its own (D35).
+    """
+
+    def __init__(self, config: MemoryConfig, limits: list[float], starts: list[Start], stretch: float = 0.0) -> None:
+        """Set it up with a limit for each memory layer, and the share of it at which the layer's gate starts."""
+        super().__init__()
+        self.kind, self.heads, self.limits = config.gates, config.num_attention_heads, limits
+        self.stretch = stretch
+        self.widths = list(config.memory_widths[:-1])
+        E, out = config.hidden_size, self.heads * config.gates_per_head
+        self.down = Linear(E, config.gate_rank, bias=False) if self.kind == "channel" else nn.Identity()
+        self.proj = Linear(config.gate_rank if self.kind == "channel" else E, out)
+        self.key_scale = math.sqrt(config.head_dim)  # keys have norm 1: with it their entries have unit size, as x has
+        seen = self.proj.in_features if self.kind == "channel" else out
+        self.key_proj = Linear(E, seen, bias=False) if config.gates_see_keys else None
+        self.starts, self.per_head = starts, config.gates_per_head
+        self.proj.init_std = 0.02
+        self.spread()
+        self.reset_parameters()
+
+    def spread(self, place: int = 0, of: int = 1) -> None:
+        """Say where every head starts, as the `place`-th of `of` memories that share a pair's time scales (D2)."""
+        counts = self.widths if self.kind == "channel" else [1] * len(self.starts)
+        shares = [log_spaced(start, self.heads, place, of) for start in self.starts]
+        biases = []
+        for of_head in zip(*shares, strict=True):
+            at = [(share + self.stretch) / (1.0 + 2.0 * self.stretch) for share in of_head]  # of the sigmoid
+            logits = [math.log(share / (1.0 - share)) for share in at]
+            biases += [logit for logit, count in zip(logits, counts, strict=True) for _ in range(count)][
+                : self.per_head
+            ]
+        self.proj.init_bias = biases
+
+    def reset_parameters(self) -> None:
+        """Gates start at the same share of their limit for every token, and learn to differ."""
+        init_linear(self.proj)
+        if self.key_proj is not None and self.kind != "channel":
+            self.key_proj.init_std = self.proj.init_std
+            init_linear(self.key_proj)
+
+    def forward(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> Tensor | tuple[Tensor, ...]:
+        """Give the gates of tokens with these keys: (B, T, H, L), or by layer a tuple of (B, T, H, D_{l−1})."""
+        seen = None if self.key_proj is None else self.key_proj((self.key_scale * k.flatten(2)).to(x.dtype))
+        if self.kind == "channel":
+            x, seen = self.down(x) if seen is None else self.down(x) + seen, None
+        logits = self.proj(x) if seen is None else self.proj(x) + seen
+        logits = logits.unflatten(-1, (self.heads, -1)).to(state_dtype(x.dtype))
+        gate = clipped_sigmoid(logits, self.stretch) if self.stretch else torch.sigmoid(logits)
+        if self.kind == "channel":
+            parts = gate.split(self.widths, dim=-1)
+            return tuple(part * limit for part, limit in zip(parts, self.limits, strict=True))
+        if self.kind == "head":
+            gate = gate.expand(*gate.shape[:-1], len(self.limits))
+        if len(set(self.limits)) == 1:
+            return gate if self.limits[0] == 1.0 else gate * self.limits[0]
+        # Numbers, not a tensor of limits: making one for every call would make a GPU wait.
+        parts = gate.unbind(-1)
+        return torch.stack([part * limit for part, limit in zip(parts, self.limits, strict=True)], dim=-1)
+
+
+class WindowProjection(nn.Module):
+    """The shares of the last c tokens' errors in what a token writes, its own first: softmax(x W + b), per head (D49).
+
+    They sum to one, so that a window writes no more than its token alone would; each starts at half of the one before.
+    """
+
+    def __init__(self, config: MemoryConfig) -> None:
+        super().__init__()
+        heads, c = config.num_attention_heads, config.omega_window
+        self.heads = heads
+        self.proj = Linear(config.hidden_size, heads * c)
+        self.proj.init_std, self.proj.init_bias = 0.02, [-i * math.log(2.0) for i in range(c)] * heads
+        init_linear(self.proj)
+
+    def forward(self, x: Hidden) -> Float[Tensor, "B T H c"]:
+        return self.proj(x).unflatten(-1, (self.heads, -1)).to(state_dtype(x.dtype)).softmax(-1)
+
+
+class PolynomialKeys(nn.Module):
+    """q and k as polynomials: φ(q) · φ(k) = Σ_i a_i (q · k)^i with a_i learned per head, which start as 1 / i! (D50).
+
+    The a_i are shares of one, so that φ of a key of norm 1 has norm 1; a factor of all is one of θ.
+    """
+
+    def __init__(self, config: MemoryConfig) -> None:
+        super().__init__()
+        self.degree = config.key_degree
+        self.log_shares = nn.Parameter(torch.empty(config.num_attention_heads, self.degree + 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        start = torch.tensor([-math.lgamma(i + 1) for i in range(self.degree + 1)])
+        init_from(self.log_shares, start.expand_as(self.log_shares))
+
+    def forward(self, x: Float[Tensor, "B T H D"]) -> Float[Tensor, "B T H K"]:
+        return polynomial(x, self.log_shares.to(x.dtype).softmax(-1))

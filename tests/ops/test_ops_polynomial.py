@@ -1,0 +1,160 @@
+"""Polynomial keys: products of them are a power series, and a memory may have keys of another width than its values."""
+
+import math
+import re
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ops.memory_cases import Case, assert_agree
+from ops.test_ops_exact import described
+from titans_lm.config import LARGEST_POLYNOMIAL, MemoryConfig
+from titans_lm.memory import NeuralMemory
+from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
+from titans_lm.ops.polynomial import polynomial
+
+
+@pytest.mark.parametrize(("channels", "degree"), [(5, 0), (5, 1), (1, 4), (5, 2), (4, 3), (3, 5)])
+def test_products_of_polynomials_are_a_power_series(channels: int, degree: int) -> None:
+    q, k = torch.randn(2, 7, 3, channels, dtype=torch.float64)
+    a = torch.rand(3, degree + 1, dtype=torch.float64)  # of each of three heads
+    left, right = polynomial(q, a), polynomial(k, a)
+    assert left.shape == (7, 3, math.comb(channels + degree, degree))
+    series = sum(a[:, i] * (q * k).sum(-1) ** i for i in range(degree + 1))
+    torch.testing.assert_close((left * right).sum(-1), series, rtol=1e-12, atol=1e-12)
+
+
+def test_degree_one_is_the_key_itself_up_to_its_scale() -> None:
+    x, a = torch.randn(4, 5, dtype=torch.float64), torch.tensor([0.3, 1.7], dtype=torch.float64)
+    found = polynomial(x, a)
+    torch.testing.assert_close(found[:, 1:], x * 1.7**0.5)
+    torch.testing.assert_close(found[:, 0], torch.full((4,), 0.3, dtype=torch.float64).sqrt())
+
+
+def test_the_gradients_of_a_polynomial_are_right() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    a = torch.rand(4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(polynomial, (x, a))
+
+
+def cases() -> list[Case]:
+    """Linear memories with wider and narrower keys: chunks that are written by tiles and others, padding, windows."""
+    paddings = ("none", "middle", "empty row")
+    some = [
+        Case(
+            keys=keys, depth=1, residual=False, norm=("none", "weight and bias")[i % 2], chunk=chunk, rows=3,
+            tokens=(9, 1, 40)[i % 3], padding=padding, offsets=((), (chunk - 1, 0))[i // 2 % 2], seed=i,
+            forget_to=("zero", "init")[i // 3 % 2], objective=("l2", "lp", "dot", "l2")[i % 4], window=(0, 0, 3)[i % 3],
+        )
+        for i, (keys, chunk, padding) in enumerate(product((7, 2), (1, 4, 16), paddings))
+    ]  # fmt: skip
+    return [*some, Case(keys=7, residual=False), Case(keys=5, depth=1, residual=False, norm="none", chunk=1, tokens=70)]
+
+
+@pytest.mark.parametrize("case", described(cases()))
+def test_keys_may_be_of_another_width_than_values(case: Case) -> None:
+    assert_agree(case, "reference", "chunked")
+
+
+@pytest.mark.parametrize("case", described(cases()[::4]))
+def test_the_definition_with_such_keys_is_plain_autograd(case: Case) -> None:
+    assert_agree(case, "oracle", "reference")
+
+
+def test_a_factor_of_all_coefficients_is_one_of_the_step() -> None:
+    """Keys of φ with Σ a_i = s and steps of θ / s answer as keys of norm 1 and steps of θ do: D10 holds for both."""
+    q, k = F.normalize(torch.randn(2, 1, 20, 2, 4, dtype=torch.float64), dim=-1)
+    v, a = torch.randn(1, 20, 2, 3, dtype=torch.float64), torch.tensor([1.0, 1.0, 0.5], dtype=torch.float64)
+    theta, eta, alpha = torch.rand(3, 1, 20, 2, dtype=torch.float64)
+    empty = MemoryState.initial((torch.zeros(2, 15, 3, dtype=torch.float64),), 1)
+    found = [
+        neural_memory(
+            polynomial(q, shares), polynomial(k, shares), v, theta * step / 16, eta, alpha, empty,
+            network=MemoryNetwork(residual=False), chunk_size=4,
+        )[0]
+        for shares, step in ((a, 1 / a.sum()), (a / a.sum(), 1.0))
+    ]  # fmt: skip
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_reading_alone_is_reading_with_such_keys(followed: bool) -> None:
+    q = torch.randn(2, 6, 2, 7, dtype=torch.float64, requires_grad=followed)
+    M, weight = torch.randn(2, 2, 7, 4, dtype=torch.float64), torch.rand(2, 4, dtype=torch.float64)
+    expected = torch.einsum("bthd,bhde->bthe", q, M)
+    for network, y in (
+        (MemoryNetwork(residual=False), expected),
+        (MemoryNetwork(residual=False, norm_weight=weight), F.layer_norm(expected, (4,)) * weight),
+    ):
+        o = read((M,), q, network)
+        torch.testing.assert_close(o, y, rtol=1e-12, atol=1e-12)
+        if followed:
+            d = torch.randn_like(o)
+            torch.testing.assert_close(*(torch.autograd.grad(x, q, d, retain_graph=True)[0] for x in (o, y)))
+
+
+def test_a_layer_starts_as_the_exponential_series_and_learns_it() -> None:
+    layer = NeuralMemory(hidden_size=8, num_attention_heads=2, memory_depth=1, key_degree=2)
+    shares = layer.key_map.log_shares.softmax(-1)
+    torch.testing.assert_close(shares, torch.tensor([[1.0, 1.0, 0.5]] * 2) / 2.5)
+    y, state = layer(torch.randn(1, 9, 8))
+    assert state.memory.M[0].shape == (1, 2, 15, 4)
+    y.sin().sum().backward()
+    assert (layer.key_map.log_shares.grad != 0).all()
+
+
+def test_a_hundred_thousand_equal_keys_stay_finite() -> None:
+    layer = NeuralMemory(hidden_size=4, num_attention_heads=1, memory_depth=1, key_degree=2)
+    for gate in (layer.theta_proj, layer.eta_proj):
+        torch.nn.init.constant_(gate.proj.bias, 20.0)
+    state = None
+    with torch.no_grad():
+        for _ in range(10):
+            y, state = layer(torch.ones(1, 10_000, 4), state)
+            assert y.isfinite().all()
+            assert state.memory.M[0].abs().max() < 10.0
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "deep": ({"key_degree": 2}, "got key_degree=2; expected with it memory_depth=1 without residual, gates per head"),
+    "residual": (
+        {"key_degree": 2, "memory_depth": 1, "memory_residual": True},
+        "got key_degree=2; expected with it mem",
+    ),
+    "channels": (
+        {"key_degree": 2, "memory_depth": 1, "gates": "channel"},
+        "got key_degree=2; expected with it memory_d",
+    ),
+    "kernels": ({"key_degree": 2, "memory_depth": 1, "memory_backend": "triton"}, "got key_degree=2; expected with it"),
+    "none": ({"key_degree": 0}, "got key_degree=0; expected an integer of at least 1"),
+    "large": (
+        {"key_degree": 3, "memory_depth": 1, "hidden_size": 256},
+        "got key_degree=3 with heads of 64 channels, a memory of 3,065,920 numbers a head; expected at most 2,097,152:",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_degree_is_refused(name: str) -> None:
+    settings, said = REFUSED[name]
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        MemoryConfig(**settings)
+    assert LARGEST_POLYNOMIAL == 2**21
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_residual_needs_keys_as_wide_as_values() -> None:
+    q, v, gate = torch.randn(1, 2, 1, 5), torch.randn(1, 2, 1, 4), torch.zeros(1, 2, 1)
+    state = MemoryState.initial((torch.zeros(1, 5, 4),), 1)
+    arguments = (q, q, v, gate, gate, gate, state)
+    o, _ = neural_memory(*arguments, network=MemoryNetwork(residual=False), chunk_size=2)
+    assert o.shape == v.shape
+    with pytest.raises(
+        ValueError, match=r"got q float32 \(1, 2, 1, 5\) and v float32 \(1, 2, 1, 4\); expected q, k and v"
+    ):
+        neural_memory(*arguments, network=MemoryNetwork(residual=True), chunk_size=2)
+    with pytest.raises(ValueError, match=r"got state.M ending in 4 channels; expected 3, the channels of v"):
+        neural_memory(q, q, v[..., :3], *arguments[3:], network=MemoryNetwork(residual=False), chunk_size=2)
