@@ -102,10 +102,10 @@ def test_a_cache_can_be_emptied_and_moved() -> None:
     assert cache.get_seq_length() == 0
 
 
-def test_a_memory_cannot_unread() -> None:
+def test_no_layer_is_written_or_cropped_by_others() -> None:
     cache = filled()
-    with pytest.raises(ValueError, match="keep a copy of the cache"):
-        cache.crop(-1)
+    with pytest.raises(ValueError, match="a layer cannot be cropped alone"):
+        cache.layers[0].crop(-1)
     with pytest.raises(ValueError, match="written by the model's forward"):
         cache.update(torch.zeros(1), torch.zeros(1), 0)
 

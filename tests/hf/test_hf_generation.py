@@ -248,11 +248,3 @@ def test_a_cache_of_another_batch_is_refused() -> None:
     cache = model(prompt(5)).past_key_values
     with pytest.raises(ValueError, match="got a state of 1 rows and 2 rows of input"):
         model.generate(prompt(11, 2), past_key_values=cache, max_new_tokens=3, **GREEDY)
-
-
-def test_decoding_that_would_have_to_unread_tokens_is_refused() -> None:
-    model, assistant = small_model("mac"), small_model("lmm")
-    with pytest.raises(ValueError, match="stateful"):
-        model.generate(prompt(11), assistant_model=assistant, max_new_tokens=3, **GREEDY)
-    with pytest.raises(ValueError, match="stateful"):
-        model.generate(prompt(11), prompt_lookup_num_tokens=2, max_new_tokens=3, **GREEDY)

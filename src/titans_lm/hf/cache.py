@@ -1,12 +1,16 @@
 """What `generate()` calls a cache: the state of the stack, of constant size, that a cache object carries along."""
 
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from titans_lm.backbone import BackboneState
+from titans_lm.hf.history import KEEP, Call, History
 from titans_lm.ops.state import detach_state, map_state, repeat_rows, state_bytes, state_tensors, take_rows
 
 
@@ -45,7 +49,7 @@ class TitansCacheLayer(CacheLayerMixin):
         self.seen = 0
 
     def crop(self, *_: Any) -> None:
-        raise ValueError("a memory cannot forget single tokens on request: keep a copy of the cache instead")
+        raise ValueError("a layer cannot be cropped alone, since its tokens are read again by all: crop the cache")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -64,16 +68,109 @@ class TitansCacheLayer(CacheLayerMixin):
             self.state = map_state(lambda x: x.to("cuda", non_blocking=True), self.state)
 
 
-class TitansCache(Cache):
+class CroppableCache(Cache):
+    """A cache of states that can go back to one of the last `keep` tokens, once it records what is read (D51).
+
+    It records from the start with `keep` > 0, and from where `activate_past_recording()` is called, as transformers'
+    assisted decoding does. What it comes to by `crop` has the bits that the same calls would have left, the last one
+    ending there.
+    """
+
+    layers: list[Any]
+
+    def __init__(self, layers: list[Any], keep: int = 0) -> None:
+        super().__init__(layers=layers)
+        self.history = History(keep)
+        self._reader: weakref.ref[nn.Module] | None = None
+
+    @abstractmethod
+    def read_again(self, model: Any, call: Call, count: int) -> None:
+        """Read the first tokens of a call after the state that is there."""
+
+    def record(self, model: nn.Module, tokens: int, inputs: Any, told: Any = None) -> None:
+        """Note a call that is about to be stored, if anybody may go back to before it; inputs are nested tensors."""
+        if self.history.keep and tokens:
+            self._reader = weakref.ref(model)  # copies of the cache are of the same model
+            call = Call((self.get_seq_length(),), (tokens,), detach_state(inputs), told)
+            self.history.add(call, tuple(layer.state for layer in self.layers))
+
+    def cuts(self, tokens: int) -> list[int]:
+        """Divide a call where it begins further back than anybody may go, so that its beginning is not kept."""
+        keep = self.history.keep
+        return [tokens - keep, keep] if 0 < keep < tokens else [tokens]
+
+    def activate_past_recording(self) -> None:
+        """Record from here on, so that tokens that are read later can be taken back."""
+        self.history.keep = self.history.keep or KEEP
+
+    @property
+    def is_croppable(self) -> bool:
+        return self.history.keep > 0
+
+    @torch.no_grad()
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back tokens where the number is 0 or negative, as transformers does; keep the first so many otherwise.
+
+        Raises ValueError for a token that was never read and for one that is no longer kept.
+        """
+        tokens, seen, keep = tokens_to_remove, self.get_seq_length(), self.history.keep
+        target = seen + tokens if tokens <= 0 else tokens
+        if not 0 <= target <= seen:
+            raise ValueError(
+                f"got crop({tokens}) of a cache that has read {seen} tokens; expected -{seen} to 0, tokens to take "
+                f"back, or 1 to {seen}, tokens to keep"
+            )
+        if target == seen:
+            return
+        model = None if self._reader is None else self._reader()
+        if self._reader is not None and model is None:
+            raise ValueError(f"got crop({tokens}) of a cache whose model is gone; expected the model to be kept")
+        found = self.history.back((target,), (seen,))
+        if found is None:
+            limit = f"can take back {keep} tokens, of those that it has recorded" if keep else "records nothing"
+            raise ValueError(
+                f"got crop({tokens}) of a cache that {limit}: token {target} of {seen} is no longer kept; expected "
+                f"a {type(self).__name__} with keep={seen - target} or more, or a copy of the cache made there"
+            )
+        (start,), states, again = found
+        for layer, state in zip(self.layers, states, strict=True):
+            layer.state, layer.seen = state, start
+        for call, (count,) in again:
+            self.read_again(model, call, count)
+
+    def reset(self) -> None:
+        super().reset()
+        self.history.clear()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._map(lambda x: take_rows(x, indices))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._map(lambda x: repeat_rows(x, repeats))
+
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> None:
+        for layer in self.layers:
+            layer.state = map_state(fn, layer.state)
+        self.history.map(fn)
+
+    def state_bytes(self) -> int:
+        """Bytes that the cache holds, without those that it keeps to go back."""
+        return sum(state_bytes(layer.state) for layer in self.layers)
+
+
+class TitansCache(CroppableCache):
     """The state of a Titans model between calls, in the form that `generate()` passes around.
 
     `state` is the `BackboneState`, detached from the graph; `get_seq_length()` counts the token slots read, padding
-    included. Copy it (`copy.deepcopy`) to ask several questions of one memory.
+    included. Copy it (`copy.deepcopy`) to ask several questions of one memory. With `keep`, so many tokens can be taken
+    back by `crop`.
     """
 
-    def __init__(self, state: BackboneState | None = None, seen: int = 0) -> None:
-        layer = TitansCacheLayer()
-        super().__init__(layers=[layer])
+    def __init__(self, state: BackboneState | None = None, seen: int = 0, *, keep: int = 0) -> None:
+        super().__init__([TitansCacheLayer()], keep)
         if state is not None:
             self.store(state, seen)
 
@@ -87,6 +184,7 @@ class TitansCache(Cache):
         self.layers[0].state = detach_state(state) if followed else state
         self.layers[0].seen += tokens
 
-    def state_bytes(self) -> int:
-        """Bytes that the cache holds."""
-        return state_bytes(self.state)
+    def read_again(self, model: Any, call: Call, count: int) -> None:
+        x, valid = (None if part is None else part[:, :count].contiguous() for part in call.inputs)
+        self.record(model, count, (x, valid))
+        self.store(model(x, self.state, valid)[1], count)

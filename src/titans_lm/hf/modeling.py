@@ -58,7 +58,7 @@ class TitansPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _no_split_modules = [block.__name__ for block in BLOCKS.values()]  # noqa: RUF012 - a list is what transformers reads
     _keep_in_fp32_modules_strict = {"initial"}  # noqa: RUF012 - M_init starts a state, and states are float32
-    _is_stateful = True
+    _is_stateful = False  # to transformers: one whose cache cannot be cropped
 
     def _init_weights(self, module: nn.Module) -> None:
         self.base_model.backbone.init_weights(module)
@@ -149,12 +149,14 @@ class TitansModel(TitansPreTrainedModel):
         diagnostics = Diagnostics(output_surprise) if output_surprise or output_hidden_states else None
         embedded = x
         documents = self._documents(x, state, valid, position_ids, packing)
-        if documents is None:
+        if documents is not None:
+            x, state = read_documents(self.backbone, x, state, valid, documents, diagnostics)
+            if cache is not None:
+                cache.store(state, x.shape[1])
+        elif cache is None:
             x, state = self.backbone(x, state, valid, diagnostics)
         else:
-            x, state = read_documents(self.backbone, x, state, valid, documents, diagnostics)
-        if cache is not None:
-            cache.store(state, x.shape[1])
+            x, state = self._read_into(cache, x, state, valid, diagnostics)
         output = TitansOutput(
             last_hidden_state=x,
             past_key_values=cache if use_cache else None,
@@ -163,6 +165,29 @@ class TitansModel(TitansPreTrainedModel):
             surprise=tuple(diagnostics.surprise_norms) if diagnostics and output_surprise else None,
         )
         return output.to_tuple() if self._returns_tuple(return_dict) else output
+
+    def _read_into(
+        self,
+        cache: TitansCache,
+        x: Tensor,
+        state: BackboneState | None,
+        valid: Tensor | None,
+        diagnostics: Diagnostics | None,
+    ) -> tuple[Tensor, BackboneState | None]:
+        """Read a call into a cache, in two parts where one may go back into the second alone."""
+        outputs, told, start = [], [], 0
+        for count in cache.cuts(x.shape[1]):
+            inputs = tuple(None if part is None else part[:, start : start + count] for part in (x, valid))
+            told.append(None if diagnostics is None else Diagnostics(diagnostics.surprise))
+            cache.record(self.backbone, count, inputs)
+            y, state = self.backbone(inputs[0], state, inputs[1], told[-1])
+            cache.store(state, count)
+            outputs.append(y)
+            start += count
+        if diagnostics is not None:
+            diagnostics.surprise_norms = side_by_side([part.surprise_norms for part in told])
+            diagnostics.hidden_states = side_by_side([part.hidden_states for part in told])
+        return side_by_side([[y] for y in outputs])[0], state
 
     @staticmethod
     def _documents(
@@ -231,6 +256,11 @@ def _valid(mask: Tensor | None, x: Tensor, seen: int) -> Tensor | None:
     return mask[:, mask.shape[1] - T :].to(device=x.device, dtype=torch.bool)
 
 
+def side_by_side(parts: list[list[Tensor]]) -> list[Tensor]:
+    """Lists of what each part of a call gave as one list; that of a single part as it is."""
+    return parts[0] if len(parts) == 1 else [torch.cat(same, dim=1) for same in zip(*parts, strict=True)]
+
+
 def last_real(x: Float[Tensor, "B T E"], mask: Tensor | None) -> Float[Tensor, "B 1 E"]:
     """The last token of every row that the mask (B, T) or (B, past + T) does not call padding."""
     if mask is None or x.shape[1] <= 1:
@@ -273,7 +303,9 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
             )
         use_cache = kwargs.get("use_cache", getattr(settings, "use_cache", True))
         if use_cache is not False and kwargs.get("past_key_values") is None:
-            kwargs["past_key_values"] = TitansCache()
+            cache = kwargs["past_key_values"] = TitansCache()
+            if getattr(settings, "is_assistant", False):  # of what it drafts, only a part is accepted
+                cache.activate_past_recording()
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from titans_lm.config import check_known
+from titans_lm.hf.history import KEEP
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.attention import IMPLEMENTATION, Call, Reach
-from titans_lm.retrofit.cache import RetrofitCache, RetrofitState
+from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState, after, until
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.settings import AdapterSettings
 
@@ -59,7 +60,8 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
     for module in model.modules():
         if getattr(module, "config", None) is shared:
             module.config = config
-    owner.retrofit, owner._is_stateful = adapter, True
+    owner.retrofit, owner._is_stateful = adapter, False
+    owner.generate = MethodType(_generate, owner)
     owner.init_state, owner.save_pretrained = MethodType(init_state, owner), MethodType(_save_pretrained, owner)
     return model
 
@@ -187,6 +189,17 @@ def _add_lora(model: Any, attention: Any, rank: int) -> None:
     model.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=names))
 
 
+def _generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Generate as transformers does, with a cache that can be cropped where tokens are drafted."""
+    settings = generation_config or model.generation_config
+    drafted = kwargs.get("assistant_model") is not None or any(
+        kwargs.get(name, getattr(settings, name, None)) for name in ("prompt_lookup_num_tokens", "is_assistant")
+    )
+    if drafted and kwargs.get("past_key_values") is None:
+        kwargs["past_key_values"] = RetrofitCache(model.config.num_hidden_layers, keep=KEEP)
+    return type(model).generate(model, inputs, generation_config, *args, **kwargs)
+
+
 def _save_pretrained(model: Any, folder: Any, **_: Any) -> None:
     """Save the adapter; the base is there already."""
     from titans_lm.retrofit.file import save
@@ -221,13 +234,31 @@ def _give_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         made = RetrofitCache.around(state, count, masked=kwargs.get("attention_mask") is not None)
         return args, {**_placed(args, kwargs, state), "past_key_values": made, "use_cache": True}
     if isinstance(cache, RetrofitCache):
-        return args, kwargs
+        return _recorded(model, cache, args, kwargs)
     if cache is not None and cache.get_seq_length():
         raise ValueError(f"got a {type(cache).__name__} that has read tokens; expected a RetrofitCache, or none")
     if wanted is None:
         wanted = cache is not None or (model.config.use_cache and not torch.is_grad_enabled())
     made = RetrofitCache(count) if wanted else None
     return args, {**kwargs, "past_key_values": made, "use_cache": bool(wanted)}
+
+
+def _recorded(
+    model: Any, cache: RetrofitCache, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Note a call in its cache; the beginning of a long one is read first, since nobody goes back to it."""
+    if not cache.is_croppable or "begun" in kwargs:
+        return args, kwargs
+    inputs = Inputs.of(args, kwargs)
+    first, *rest = cache.cuts(inputs.length)
+    if rest:
+        names = {name: value for name, value in kwargs.items() if name not in Inputs._fields}
+        begun = model(**until(inputs, first), **names, begun=None)
+        args, kwargs = (), {**names, **after(inputs, first), "begun": begun}
+        inputs = Inputs.of(args, kwargs)
+    told = {"reach": kwargs["reach"]} if kwargs.get("reach") is not None else {}
+    cache.record(model, inputs.length, inputs, told)
+    return args, kwargs
 
 
 def _placed(args: tuple[Any, ...], kwargs: dict[str, Any], state: RetrofitState | None) -> dict[str, Any]:
@@ -242,6 +273,14 @@ def _placed(args: tuple[Any, ...], kwargs: dict[str, Any], state: RetrofitState 
 
 
 def _give_state(_: Any, __: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """Put the state into what the model returns, where it was asked for."""
+    """Put the state into what the model returns, where it was asked for, and before it what was read first."""
+    begun = kwargs.get("begun")
+    if begun is not None:
+        for name in ("last_hidden_state", "hidden_states"):
+            first, then = getattr(begun, name), getattr(output, name)
+            if isinstance(then, tuple):
+                output[name] = tuple(torch.cat(pair, 1) for pair in zip(first, then, strict=True))
+            elif then is not None:
+                output[name] = torch.cat((first, then), 1)
     if kwargs.get("return_state"):
         output.state = output.past_key_values.value

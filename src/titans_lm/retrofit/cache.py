@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers.cache_utils import Cache
 
-from titans_lm.hf.cache import TitansCacheLayer
-from titans_lm.ops.state import state_bytes
+from titans_lm.hf.cache import CroppableCache, TitansCacheLayer
+from titans_lm.hf.history import Call
 from titans_lm.retrofit.attention import LayerState
 
 
@@ -17,6 +16,27 @@ class RetrofitState(NamedTuple):
 
     position: Int[Tensor, " B"]
     layers: tuple[LayerState, ...]
+
+
+class Inputs(NamedTuple):
+    """What a call of the base reads: ids or embeddings, which of them are real, and where they stand."""
+
+    input_ids: Tensor | None
+    inputs_embeds: Tensor | None
+    attention_mask: Tensor | None
+    position_ids: Tensor | None
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Inputs":
+        """Find them among a call's arguments; of a mask what concerns tokens read before is left out."""
+        ids, mask = args[0] if args else kwargs.get("input_ids"), kwargs.get("attention_mask")
+        read = cls(ids, kwargs.get("inputs_embeds"), None, kwargs.get("position_ids"))
+        return read if mask is None else read._replace(attention_mask=mask[:, mask.shape[1] - read.length :])
+
+    @property
+    def length(self) -> int:
+        """How many slots there are."""
+        return next(x.shape[1] for x in (self.input_ids, self.inputs_embeds) if x is not None)
 
 
 class RetrofitCacheLayer(TitansCacheLayer):
@@ -37,13 +57,17 @@ class RetrofitCacheLayer(TitansCacheLayer):
         return key_states, value_states
 
 
-class RetrofitCache(Cache):
-    """What a retrofitted model has read; copy it (`copy.deepcopy`) to go on from one text in several ways."""
+class RetrofitCache(CroppableCache):
+    """What a retrofitted model has read; copy it (`copy.deepcopy`) to go on from one text in several ways.
 
-    layers: list[Any]
+    With `keep`, so many tokens can be taken back by `crop`.
+    """
 
-    def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[RetrofitCacheLayer() for _ in range(num_layers)])
+    def __init__(self, num_layers: int, *, keep: int = 0) -> None:
+        super().__init__([RetrofitCacheLayer() for _ in range(num_layers)], keep)
+
+    def read_again(self, model: Any, call: Call, count: int) -> None:
+        model(**until(call.inputs, count), **call.told, past_key_values=self, use_cache=True)
 
     @classmethod
     def around(cls, state: RetrofitState | None, num_layers: int, *, masked: bool) -> "RetrofitCache":
@@ -71,6 +95,12 @@ class RetrofitCache(Cache):
             position = torch.full((len(first.state.k),), first.seen)
         return RetrofitState(position, tuple(layer.state._replace(position=position) for layer in self.layers))
 
-    def state_bytes(self) -> int:
-        """Bytes that the cache holds."""
-        return sum(state_bytes(layer.state) for layer in self.layers)
+
+def until(inputs: Inputs, count: int) -> dict[str, Tensor]:
+    """The arguments of a call that ends after so many of its tokens."""
+    return {name: x[:, :count].contiguous() for name, x in inputs._asdict().items() if x is not None}
+
+
+def after(inputs: Inputs, count: int) -> dict[str, Tensor]:
+    """The arguments of a call that begins after so many of its tokens."""
+    return {name: x[:, count:].contiguous() for name, x in inputs._asdict().items() if x is not None}

@@ -1,6 +1,7 @@
 """Read text of any length at constant memory, and go on from any token as if it had been one call."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 from titans_lm.config import check_at_least
 from titans_lm.data.tokenizer import BOS, EOS, is_byte_tokenizer
 from titans_lm.evaluate.stream import has_state, state_grows
-from titans_lm.streaming.memory import NONE, Memory
+from titans_lm.hf.history import Call, History
+from titans_lm.streaming.memory import NONE, Memory, Source
 from titans_lm.streaming.tokens import TokenStream
+from titans_lm.streaming.undo import Told
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +34,8 @@ class Reader:
     Reading gives what one forward pass over all tokens would give, however the tokens are divided into calls and pieces
     (`piece_len`, which is speed and memory of a call alone). A document starts with <bos>, where the tokenizer has one;
     `<eos>` follows when the next one starts or at `end_document()`, so that text may be added to an open one. With
-    `batch_size` rows, as many documents are read side by side, each into a memory of its own.
+    `batch_size` rows, as many documents are read side by side, each into a memory of its own. With `keep`, so many
+    tokens of every row can be taken back by `undo`.
 
     Raises ValueError for a model without a state of constant size.
     """
@@ -44,6 +48,7 @@ class Reader:
         batch_size: int = 1,
         piece_len: int = 2048,
         memory: Memory | None = None,
+        keep: int = 0,
     ) -> None:
         check_at_least("piece_len", piece_len, 1)
         check_at_least("batch_size", batch_size, 1)
@@ -52,6 +57,7 @@ class Reader:
         self.batch_size = batch_size if memory is None else memory.rows
         self.device = next(model.parameters()).device
         self.bos, self.eos = document_marks(tokenizer)
+        self._history = History(keep)
         owner: Any = model
         if memory is None:
             with torch.no_grad():
@@ -59,6 +65,7 @@ class Reader:
         self._start(memory)
 
     def _start(self, memory: Memory) -> None:
+        self._told = Told(memory.open, memory.sources)
         self._state = memory.to(self.device).state
         self._pending = memory.pending.tolist()
         self._tokens, self._open, self._sources = list(memory.tokens), list(memory.open), list(memory.sources)
@@ -78,13 +85,42 @@ class Reader:
     def fork(self, times: int = 1) -> "Reader":
         """Another reader that goes on from the same memory, with every row `times` times; this one is not touched."""
         memory = self.memory.repeat(times)
-        return Reader(self.model, self.tokenizer, piece_len=self.piece_len, memory=memory)
+        return Reader(self.model, self.tokenizer, piece_len=self.piece_len, memory=memory, keep=self._history.keep)
 
     def reset(self) -> None:
         """Forget everything: the state before the first token."""
         owner: Any = self.model
+        self._history.clear()
         with torch.no_grad():
             self._start(Memory.empty(owner.init_state(self.batch_size)))
+
+    def undo(self, tokens: int) -> None:
+        """Take back the last tokens of every row: the memory is that of a reader that has read no more (D51).
+
+        It has the bits that the same calls would have left, the last one ending there. A source that is cut goes on
+        from a new opening of it (see `resume`). Raises ValueError for more tokens than were read, or than are kept.
+        """
+        check_at_least("tokens", tokens, 0)
+        now, keep, fewest = tuple(self._tokens), self._history.keep, min(self._tokens)
+        if tokens > fewest:
+            raise ValueError(f"got undo({tokens}) of a row that has read {fewest} tokens; expected {fewest} at most")
+        if tokens == 0:
+            return
+        found = self._history.back(tuple(n - tokens for n in now), now)
+        if found is None:
+            limit = (
+                f"can take back {keep} tokens, of those that it has read itself" if keep else "keeps nothing earlier"
+            )
+            raise ValueError(
+                f"got undo({tokens}) of a reader that {limit}; expected Reader(…, keep={tokens}) or more before these "
+                "are read, or a fork made there"
+            )
+        _, memory, again = found
+        self._start(memory)
+        for call, count in again:
+            told = call.told.until(call, count, self._told)
+            self._step([row[:n] for row, n in zip(call.inputs, count, strict=True)], told)
+            self._tell(told.open, told.sources)
 
     def read(
         self,
@@ -124,6 +160,9 @@ class Reader:
         on_piece: "Callable[[Reader], None] | None",
     ) -> int:
         begun = [stream.tokens > 0 for stream in streams]
+        for sources, stream, old in zip(self._sources, streams, begun, strict=True):
+            if self._history.keep and old and sources:
+                _check_goes_on(stream, sources[-1])
         for row, stream in enumerate(streams):
             if new_document and stream.of_text and not begun[row]:
                 self._begin_document(row)
@@ -133,10 +172,11 @@ class Reader:
             count = self.piece_len if max_tokens is None else min(self.piece_len, max_tokens - read)
             if count == 0:
                 break
+            hashed = tuple(stream.tokens_hashed() for stream in streams) if self._history.keep else None
             rows = [np.empty(0, dtype=np.int64) if stream.exhausted else stream.take(count) for stream in streams]
-            self.feed(rows)
+            self._feed(self._rows(rows), hashed=hashed)
             read += max(map(len, rows))
-            self._sources = [(*old, stream.record()) for old, stream in zip(kept, streams, strict=True)]
+            self._tell(self._open, [(*old, stream.record()) for old, stream in zip(kept, streams, strict=True)])
             if on_piece is not None:
                 on_piece(self)
         return read
@@ -154,21 +194,21 @@ class Reader:
         return stream
 
     def _begin_document(self, row: int) -> None:
-        self._mark(row, opening_marks((self.bos, self.eos), after_open=self._open[row]))
-        self._open[row] = True
+        self._mark(row, opening_marks((self.bos, self.eos), after_open=self._open[row]), opened=True)
 
     def end_document(self) -> None:
         """Write <eos> in the rows that stand inside a document, where the tokenizer has one."""
         for row in range(self.batch_size):
-            if self._open[row] and self.eos is not None:
-                self._mark(row, [self.eos])
-            self._open[row] = False
+            self._mark(row, [self.eos] if self._open[row] and self.eos is not None else [], opened=False)
 
-    def _mark(self, row: int, marks: list[int]) -> None:
+    def _mark(self, row: int, marks: list[int], *, opened: bool) -> None:
+        opens = [opened if one == row else was for one, was in enumerate(self._open)]
         if marks:
             rows = [np.empty(0, dtype=np.int64)] * self.batch_size
             rows[row] = np.array(marks, dtype=np.int64)
-            self.feed(rows)
+            self._feed(self._rows(rows), marks=True)
+            self._tell(opens, self._sources)
+        self._open = opens
 
     def feed(self, ids: "Tensor | np.ndarray | Sequence[Any]", *, logits: bool = False) -> Tensor | None:
         """Read token ids (B, T), or one array for each row, as they are.
@@ -177,24 +217,54 @@ class Reader:
         meanwhile are returned, (B, N, V): row b's are those after the token that waited, if one did, and after all
         new tokens but the last; rows that had fewer are padded with zeros at the end.
         """
-        rows = self._rows(ids)
-        waiting = [[] if token == NONE else [token] for token in self._pending]
-        runs = []
-        for row, new in enumerate(rows):
-            whole = np.concatenate([np.array(waiting[row], dtype=np.int64), new])
-            runs.append(whole[:-1] if len(new) else whole[:0])
-            if len(new):
-                self._pending[row] = int(new[-1])
-                self._tokens[row] += len(new)
-        found = [
-            self._run([run[start : start + self.piece_len] for run in runs], logits)
-            for start in range(0, max(map(len, runs)), self.piece_len)
-        ]
+        found = self._feed(self._rows(ids), logits=logits)
         if not logits:
             return None
         owner: Any = self.model
         empty = torch.empty(self.batch_size, 0, owner.config.vocab_size, device=self.device)
         return torch.cat(found, dim=1) if found else empty
+
+    def _feed(self, rows: list[np.ndarray], *, logits: bool = False, **told: Any) -> list[Any]:
+        """Read tokens a piece at a time; return what each piece predicted, with `logits`."""
+        found = []
+        while max(map(len, rows)) > 0:
+            pieces = [self.piece_len + (token == NONE) for token in self._pending]  # less the one that waits
+            piece = [row[:length] for row, length in zip(rows, pieces, strict=True)]
+            found += self._step(piece, Told(tuple(self._open), tuple(self._sources), **told), logits)
+            rows = [row[length:] for row, length in zip(rows, pieces, strict=True)]
+        return found
+
+    def _step(self, rows: list[np.ndarray], told: Told, logits: bool = False) -> list[Any]:
+        """Read one piece, of which the last token of every row waits; what it predicted, if it could, with `logits`."""
+        before = self._before()
+        runs = []
+        for token, new in zip(self._pending, rows, strict=True):
+            whole = np.concatenate([np.array([] if token == NONE else [token], dtype=np.int64), new])
+            runs.append(whole[:-1] if len(new) else whole[:0])
+        found = [self._run(runs, logits)] if max(map(len, runs)) else []
+        self._pending = [int(new[-1]) if len(new) else old for old, new in zip(self._pending, rows, strict=True)]
+        self._tokens = [old + len(new) for old, new in zip(self._tokens, rows, strict=True)]
+        self._record(before, rows, told)
+        return found
+
+    def _before(self) -> Memory | None:
+        """The memory before a step, as the last one left it, where anybody may go back to it."""
+        return replace(self.memory, open=self._told.open, sources=self._told.sources) if self._history.keep else None
+
+    def _record(self, before: Memory | None, rows: list[np.ndarray], told: Told) -> None:
+        """Keep a step that was read."""
+        self._told = told
+        if before is not None:
+            self._history.add(Call(before.tokens, tuple(map(len, rows)), rows, told), before)
+
+    def _tell(self, opened: Sequence[bool], sources: Sequence[tuple[Source, ...]]) -> None:
+        """Note whether rows stand inside documents after the last step, and what they have read."""
+        self._open, self._sources = list(opened), list(sources)
+        self._told = self._told._replace(open=tuple(opened), sources=tuple(sources))
+        if self._history.calls:
+            last = self._history.calls[-1]
+            told = last.told._replace(open=self._told.open, sources=self._told.sources)
+            self._history.calls[-1] = last._replace(told=told)
 
     def next_logits(self) -> Tensor:
         """Predict what follows: logits (B, V) after the last token of every row; nothing is written."""
@@ -226,13 +296,15 @@ class Reader:
 
         Every row must have read something: its last token waits (see `Memory`).
         """
+        before = self._before()
         logits = self._run([np.array([token], dtype=np.int64) for token in self._pending], True)
         assert logits is not None, "asked for"
         tokens = choose(logits[:, -1])
-        for row, token in enumerate(tokens):
-            self._pending[row] = token
-            self._tokens[row] += 1
-            self._open[row] = token != self.eos
+        self._pending = list(tokens)
+        self._tokens = [read + 1 for read in self._tokens]
+        self._open = [token != self.eos for token in tokens]
+        rows = [np.array([token], dtype=np.int64) for token in tokens]
+        self._record(before, rows, Told(tuple(self._open), tuple(self._sources)))
         return tokens
 
     def _rows(self, ids: Any) -> list[np.ndarray]:
@@ -265,6 +337,15 @@ class Reader:
         if not logits:
             return None
         return out.logits if mask is None else out.logits * mask[..., None]
+
+
+def _check_goes_on(stream: TokenStream, last: Source) -> None:
+    """Refuse a stream from which more was taken than the reader still knows."""
+    if stream.name == last.name and stream.tokens > last.tokens:
+        raise ValueError(
+            f"got a stream of {stream.name!r} at token {stream.tokens}, of which {last.tokens} are read, the others "
+            "taken back; expected a new opening of the source (see Reader.resume)"
+        )
 
 
 def check_readable(model: nn.Module) -> None:

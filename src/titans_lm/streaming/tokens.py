@@ -104,6 +104,10 @@ class TokenStream:
                 "expected the same source"
             )
 
+    def tokens_hashed(self) -> Any:
+        """The hash of all tokens so far, to be gone on with."""
+        return self._tokens_sha.copy()
+
     def record(self) -> Source:
         """How far the source has been read, and its hashes."""
         known = self.of_text and self.exhausted

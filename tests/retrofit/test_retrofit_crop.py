@@ -1,0 +1,107 @@
+"""What a retrofitted model has read can be taken back, to the bit, and so drafts change no text."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from model_cases import assert_close, named_tensors
+from retrofit.retrofit_cases import FAMILIES, SINKS, WINDOW, base_of, some_ids, with_memory
+from titans_lm.retrofit import Reach, RetrofitCache
+from titans_lm.streaming import Reader
+
+CALLS = {"one": [40], "several": [5, 20, 15], "tokens": [5] + [1] * 35}
+GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "suppress_tokens": [0]}
+
+
+@torch.no_grad()
+def read(model: Any, ids: Tensor, calls: list[int], keep: int = 0, mask: Any = None, **reach: Any) -> RetrofitCache:
+    """Read in calls of these lengths, as far as the ids go."""
+    cache, start = RetrofitCache(model.config.num_hidden_layers, keep=keep), 0
+    for length in calls:
+        piece = ids[:, start : start + length]
+        if piece.shape[1]:
+            seen = None if mask is None else mask[:, : start + piece.shape[1]]
+            model(piece, attention_mask=seen, past_key_values=cache, **reach)
+        start += length
+    return cache
+
+
+def assert_equal(a: RetrofitCache, b: RetrofitCache) -> None:
+    assert a.get_seq_length() == b.get_seq_length()
+    for one, other in zip(a.layers, b.layers, strict=True):
+        for (name, x), (_, y) in zip(named_tensors(one.state), named_tensors(other.state), strict=True):
+            assert torch.equal(x, y), name
+
+
+@pytest.mark.parametrize("calls", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_cropped_cache_is_that_of_reading_less(family: str, calls: list[int]) -> None:
+    model, ids = with_memory(base_of(family)).float(), some_ids(2, 40)
+    for tokens in (1, 5, 16, 33):
+        cache = read(model, ids, calls, keep=64)
+        cache.crop(-tokens)
+        assert_equal(cache, read(model, ids[:, : 40 - tokens], calls))
+
+
+def test_padding_and_another_reach_go_back_too() -> None:
+    model, ids = with_memory(base_of()), some_ids(2, 30)
+    mask = torch.ones(2, 30, dtype=torch.long)
+    mask[0, :4] = 0
+    reach = Reach(WINDOW // 2, SINKS)
+    cache = read(model, ids, [12, 18], 30, mask, reach=reach)
+    cache.crop(15)
+    assert_equal(cache, read(model, ids[:, :15], [12, 18], 0, mask[:, :15], reach=reach))
+
+
+def test_a_long_call_is_kept_at_its_end_alone() -> None:
+    model, ids = with_memory(base_of()), some_ids(2, 60)
+    cache = RetrofitCache(2, keep=16)
+    with torch.no_grad():
+        out = model(ids, past_key_values=cache, output_hidden_states=True)
+        plain = model(ids, use_cache=False, output_hidden_states=True)
+    assert_close(out.logits, plain.logits, 1e-9)
+    for a, b in zip(out.hidden_states, plain.hidden_states, strict=True):
+        assert_close(a, b, 1e-9)
+    assert sum(call.count[0] for call in cache.history.calls) == 16
+    cache.crop(-16)
+    assert_equal(cache, read(model, ids[:, :44], [44]))
+
+
+def test_what_cannot_be_cropped_is_refused() -> None:
+    cache = read(with_memory(base_of()), some_ids(1, 30), [20, 10], 12)
+    with pytest.raises(ValueError, match=r"got crop\(-31\) of a cache that has read 30 tokens"):
+        cache.crop(-31)
+    with pytest.raises(ValueError, match=r"expected a RetrofitCache with keep=13 or more"):
+        cache.crop(-13)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers', of what it calls itself
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafted_text_is_that_of_plain_greedy(family: str) -> None:
+    model, ids = with_memory(base_of(family)), some_ids(1, 12)
+    plain = model.generate(ids, max_new_tokens=200, **GREEDY)
+    assert plain.shape == (1, 212)
+    assert torch.equal(model.generate(ids, max_new_tokens=200, prompt_lookup_num_tokens=5, **GREEDY), plain)
+    for draft in drafts(family):
+        draft.generation_config.num_assistant_tokens = 3
+        assert torch.equal(model.generate(ids, max_new_tokens=200, assistant_model=draft, **GREEDY), plain)
+
+
+def drafts(family: str) -> list[PreTrainedModel]:
+    """Models that guess mostly wrong: one of transformers alone, one with a memory."""
+    base = base_of(family, hidden_size=16 if family != "llama" else 24, intermediate_size=8)
+    return [base, with_memory(base)]
+
+
+def test_a_reader_takes_back_what_it_read() -> None:
+    model, ids = with_memory(base_of()), some_ids(1, 50)
+    reader, shorter = Reader(model, piece_len=9, keep=30), Reader(model, piece_len=9)
+    reader.feed(ids)
+    reader.undo(23)
+    shorter.feed(ids[:, :27])
+    assert (reader.memory.tokens, reader.memory.pending.tolist()) == (shorter.memory.tokens, [int(ids[0, 26])])
+    for (name, x), (_, y) in zip(named_tensors(reader.memory.state), named_tensors(shorter.memory.state), strict=True):
+        assert torch.equal(x, y), name
