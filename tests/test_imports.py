@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "titans_lm"
 # itself, which is made of the core and nothing later.
 ROOMS = (
     ("config", "ops"),
-    ("layers", "attention", "memory"),
+    ("layers", "attention", "caching", "memory"),
     ("blocks",),
     ("backbone",),
     ("",),

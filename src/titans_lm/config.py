@@ -23,6 +23,9 @@ Gating = Literal["mutual", "memory", "mix", "sum"]
 Backend = Literal["auto", "reference", "chunked", "triton"]
 SurpriseSizes = bool | Literal["parts"]
 TimeScales = Literal["shared", "shifted"]
+Caching = Literal["residual", "grm", "ssc"]
+CachingStart = Literal["checkpoint", "independent"]
+CachingLengths = Literal["equal", "fenwick"]
 Start = float | tuple[float, float]
 """Where a gate starts: one value for all heads, or (from, to), log-spaced over the heads."""
 
@@ -32,6 +35,8 @@ HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
 """The blocks of architecture="hybrid", repeated over the depth: one memory between windows (D38)."""
 SHARING_BLOCKS = ("mac", "mag")
 """Blocks whose attention and memory can have one q, k, v (D41)."""
+CACHING_BLOCKS = ("lmm", "mag", "mal")
+"""Blocks whose memory is asked once a token, and so can answer from earlier segments too (D55)."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -186,6 +191,19 @@ class MemoryConfig:
     """Kernel of the causal depthwise convolution on the memory's q, k, v; 1 switches it off."""
     induction_init: bool = True
     """Whether a key starts as the query of the token before it, so that a token recalls what followed it (D32)."""
+    memory_caching: Caching | None = None
+    """How memories at the ends of earlier segments answer too (lmm, mag, mal; D55): residual, a sum; grm, weighed by
+    how a segment's mean key fits the token; ssc, the best of them alone. Nothing is cached by default."""
+    caching_segment: int = 256
+    """Tokens of a segment, after which the memory is cached."""
+    caching_slots: int = 16
+    """Cached memories of a row at most; the state has room for as many from the start."""
+    caching_top: int = 4
+    """Cached memories that a token reads with ssc."""
+    caching_start: CachingStart = "checkpoint"
+    """Whether the memory goes on after a segment, or starts independently anew."""
+    caching_lengths: CachingLengths = "equal"
+    """Segments of one length, the last of them kept; or fenwick: joined to powers of two, so that few cover all."""
     memory_backend: Backend = "auto"
     """What computes the memory; every backend gives the same result."""
     norm_eps: float = 1e-6
@@ -224,6 +242,23 @@ class MemoryConfig:
         check_between("alpha_stretch", self.alpha_stretch, 0.0, 1.0)
         check_between("eta_max", self.eta_max, 0.0, 0.999)
         self._check_alpha_init()
+        self._check_caching()
+
+    def _check_caching(self) -> None:
+        for name, kind in (("caching_start", CachingStart), ("caching_lengths", CachingLengths)):
+            check_choice(name, getattr(self, name), get_args(kind))
+        for name in ("caching_segment", "caching_slots", "caching_top"):
+            check_at_least(name, getattr(self, name), 1)
+        if self.memory_caching is None:
+            return
+        if self.memory_caching == "soup" and self.memory_depth == 1 and not self.use_norm:
+            raise ValueError("got memory_caching='soup', which is grm for a linear memory; expected 'grm'")
+        check_choice("memory_caching", self.memory_caching, get_args(Caching))
+        if self.caching_start == "independent" and self.caching_lengths == "fenwick":
+            raise ValueError(
+                "got caching_start='independent' with caching_lengths='fenwick', whose segments are joined; expected "
+                "caching_start='checkpoint'"
+            )
 
     def _check_alpha_init(self) -> None:
         if self.decay:
@@ -364,6 +399,11 @@ class BackboneConfig(MemoryConfig):
             )
         if self.shared_qkv:
             self._check_sharing()
+        if self.memory_caching is not None and set(CACHING_BLOCKS).isdisjoint(self.blocks):
+            raise ValueError(
+                f"got memory_caching={self.memory_caching!r} with architecture={self.architecture!r}; expected lmm, "
+                "mag, mal, or a stack with one of them, whose memory is asked once a token"
+            )
 
     def _check_sharing(self) -> None:
         """Refuse shared_qkv where no block can share, and a convolution beside the one that is shared."""
@@ -416,7 +456,8 @@ class BackboneConfig(MemoryConfig):
         mixed = name == "hybrid"
         shared = self.shared_qkv and (mixed or name in SHARING_BLOCKS)
         kept = self.layer_types if mixed else None
-        return dataclasses.replace(self, architecture=name, layer_types=kept, shared_qkv=shared)
+        caching = self.memory_caching if mixed or name in CACHING_BLOCKS else None
+        return dataclasses.replace(self, architecture=name, layer_types=kept, shared_qkv=shared, memory_caching=caching)
 
     @property
     def mlp_width(self) -> int:

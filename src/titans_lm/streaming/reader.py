@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from titans_lm.config import check_at_least
 from titans_lm.data.tokenizer import BOS, EOS, is_byte_tokenizer
 from titans_lm.evaluate.stream import has_state, state_grows
+from titans_lm.streaming.caching import with_caching
 from titans_lm.streaming.memory import NONE, Memory
 from titans_lm.streaming.tokens import TokenStream
 
@@ -33,6 +34,9 @@ class Reader:
     `<eos>` follows when the next one starts or at `end_document()`, so that text may be added to an open one. With
     `batch_size` rows, as many documents are read side by side, each into a memory of its own.
 
+    `caching={"caching_segment": 2048}` lets a model that was trained without it answer from earlier segments too (D55),
+    with settings as `with_caching` takes them; a memory of such a reader needs a reader with the same.
+
     Raises ValueError for a model without a state of constant size.
     """
 
@@ -44,10 +48,12 @@ class Reader:
         batch_size: int = 1,
         piece_len: int = 2048,
         memory: Memory | None = None,
+        caching: dict[str, Any] | None = None,
     ) -> None:
         check_at_least("piece_len", piece_len, 1)
         check_at_least("batch_size", batch_size, 1)
         check_readable(model)
+        model = model if caching is None else with_caching(model, **caching)
         self.model, self.tokenizer, self.piece_len = model, tokenizer, piece_len
         self.batch_size = batch_size if memory is None else memory.rows
         self.device = next(model.parameters()).device
