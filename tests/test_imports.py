@@ -16,8 +16,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "titans_lm"
 # itself, which is made of the core and nothing later.
 ROOMS = (
     ("checks",),
-    ("config", "ops"),
-    ("layers", "attention", "memory_gates", "memory"),
+    ("caching_config",),
+    ("config", "former", "ops"),
+    ("layers", "attention", "memory_gates", "caching", "memory"),
     ("blocks",),
     ("backbone",),
     ("",),

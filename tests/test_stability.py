@@ -28,11 +28,13 @@ BARE = {"memory_norm": False, "memory_residual": False}
 """A deep memory without what keeps its answers in bounds: it has the bound on θ by fan-in (D14)."""
 OTHERS = [{"memory_objective": loss, **form} for loss in ("huber", "lp") for form in ({}, {"memory_depth": 1}, BARE)]
 OTHERS += [{"omega_window": 4}, {"omega_window": 4, "memory_depth": 1}, {"key_degree": 2, "memory_depth": 1}]
+SMALLER = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
 """Settings beyond the paper (D48 to D50)."""
 
 
 def byte_model(architecture: str, **own: Any) -> TitansForCausalLM:
-    return TitansForCausalLM(TitansConfig(architecture=architecture, hidden_size=64, num_hidden_layers=2, **own))
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2}
+    return TitansForCausalLM(TitansConfig(architecture=architecture, **sizes | own))
 
 
 def adversarial_pieces(tokens: int) -> Iterator[Tensor]:
@@ -77,7 +79,7 @@ def test_a_hundred_thousand_hostile_tokens_leave_a_memory_finite(architecture: s
         *((name, {}) for name in MEMORIES),
         ("lmm", BARE),
         ("lmm", {"memory_depth": 4, "memory_expansion": 2}),
-        *(("lmm", own) for own in OTHERS),
+        *(("lmm", SMALLER | own) for own in OTHERS),
     ],
 )
 def test_gates_at_their_bounds_leave_a_memory_finite(architecture: str, own: dict[str, Any]) -> None:
@@ -89,9 +91,9 @@ def test_gates_at_their_bounds_leave_a_memory_finite(architecture: str, own: dic
     assert in_state < 1e3
 
 
-@pytest.mark.parametrize("own", OTHERS, ids=str)
+@pytest.mark.parametrize("own", [own for own in OTHERS if own.get("memory_norm", True)], ids=str)
 def test_other_memories_stay_finite_as_well(own: dict[str, Any]) -> None:
-    in_state, in_logits = largest_numbers(byte_model("lmm", **own).eval(), STREAM)
+    in_state, in_logits = largest_numbers(byte_model("lmm", **SMALLER, **own).eval(), STREAM)
     assert in_state < 1e3
     assert in_logits < 1e4
 

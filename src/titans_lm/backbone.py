@@ -163,6 +163,11 @@ class Backbone(nn.Module):
                 "got compile_decoding() of a stack with full attention, whose keys and values grow with every token; "
                 "expected blocks with a state of constant size"
             )
+        if self.config.memory_caching is not None:
+            raise ValueError(
+                f"got compile_decoding() with memory_caching={self.config.memory_caching!r}, whose segments end at "
+                "other tokens in every row; expected a model without it"
+            )
         if backend == "inductor":
             check_compiler(self.norm.weight.device)
         self._compiled = torch.compile(_run_block, backend=backend, fullgraph=True, dynamic=False)
@@ -269,6 +274,10 @@ class Backbone(nn.Module):
             )
         if state is not None:
             self._check_state(x, state)
+
+    def forget_layout(self) -> None:
+        """Look again at what a state is made of, after settings of a layer have changed."""
+        self._layout = None
 
     def _check_state(self, x: Tensor, state: BackboneState) -> None:
         if not isinstance(state, BackboneState):

@@ -95,8 +95,9 @@ class Block(nn.Module, ABC):
         """The memory at the start of a document, after it has read the persistent tokens: M(x̃), x̃ = [P | x] (D16)."""
         if self.persistent is None or not self.config.memory_begins_persistent:
             return memory.init_state(batch_size)
-        _, state = memory(self.persistent[None], memory.init_state(1), frozen=frozen)
-        return repeat_rows(state, batch_size)
+        start = memory.init_state(1)
+        _, state = memory(self.persistent[None], start, frozen=frozen)
+        return repeat_rows(state._replace(cached=start.cached), batch_size)  # segments are of the document
 
 
 class LMMBlock(Block):

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from titans_lm.caching_config import CachingConfig
 from titans_lm.checks import (
     Start,
     check_at_least,
@@ -43,36 +44,8 @@ HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
 """The blocks of architecture="hybrid", repeated over the depth: one memory between windows (D38)."""
 SHARING_BLOCKS = ("mac", "mag")
 """Blocks whose attention and memory can have one q, k, v (D41)."""
-
-LATER = ("threshold_init", "omega_window", "key_degree")
-"""Settings that earlier versions did not have: at its default, one changes nothing about a model."""
-FORMER: dict[str, tuple[Any, str]] = {
-    "memory_targets": ("rms", "norm 1 learned worse, and no norm no better (D15)"),
-    "memory_init_scale": (1.0, "both smaller and larger starts learned worse (D14)"),
-    "theta_fan_in": (None, "whether there is a LayerNorm decides it (D14)"),
-    "memory_reads_persistent": (True, "it made no difference, and num_persistent=0 has none to read (D16)"),
-    "alpha_max": (1.0, "nothing was ever better than to let a token forget all"),
-}
-"""Settings that are no more: the value that each has now, and why."""
-
-
-def former_settings(decay_first: bool) -> dict[str, Any]:
-    """What settings that are no more would be set to; a decay_first memory never forgot all (D44)."""
-    former = {name: value for name, (value, _) in FORMER.items()}
-    return former | ({"alpha_max": 0.999} if decay_first else {})
-
-
-def drop_former(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a saved model without those that are no more; ValueError where one had another value."""
-    former = former_settings(bool(settings.get("decay_first")))
-    for name, value in former.items():
-        if name in settings and settings[name] != value:
-            raise ValueError(
-                f"got {name}={settings[name]!r}, a setting that is no more: {FORMER[name][1]}; expected {value!r} or "
-                "none, so this model needs the version that saved it"
-            )
-    return {name: value for name, value in settings.items() if name not in former}
-
+CACHING_BLOCKS = ("lmm", "mag", "mal")
+"""Blocks whose memory is asked once a token, and so can answer from earlier segments too (D52)."""
 
 _COUNTS = (
     "hidden_size", "num_attention_heads", "memory_depth", "memory_expansion", "chunk_size", "gate_rank", "conv_size",
@@ -83,7 +56,7 @@ LARGEST_POLYNOMIAL = 2**21
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryConfig:
+class MemoryConfig(CachingConfig):
     """Settings of one neural long-term memory layer."""
 
     hidden_size: int = 256
@@ -186,6 +159,7 @@ class MemoryConfig:
         self._check_alpha_init()
         self._check_window()
         self._check_degree()
+        self.check_caching()
 
     def _check_degree(self) -> None:
         """Refuse polynomial keys where a memory is not linear in them, and where it would be too large."""
@@ -366,6 +340,11 @@ class BackboneConfig(MemoryConfig):
             )
         if self.shared_qkv:
             self._check_sharing()
+        if self.memory_caching is not None and set(CACHING_BLOCKS).isdisjoint(self.blocks):
+            raise ValueError(
+                f"got memory_caching={self.memory_caching!r} with architecture={self.architecture!r}; expected lmm, "
+                "mag, mal, or a stack with one of them, whose memory is asked once a token"
+            )
 
     def _check_sharing(self) -> None:
         """Refuse shared_qkv where no block can share, and a convolution beside the one that is shared."""
@@ -418,7 +397,8 @@ class BackboneConfig(MemoryConfig):
         mixed = name == "hybrid"
         shared = self.shared_qkv and (mixed or name in SHARING_BLOCKS)
         kept = self.layer_types if mixed else None
-        return dataclasses.replace(self, architecture=name, layer_types=kept, shared_qkv=shared)
+        caching = self.memory_caching if mixed or name in CACHING_BLOCKS else None
+        return dataclasses.replace(self, architecture=name, layer_types=kept, shared_qkv=shared, memory_caching=caching)
 
     @property
     def mlp_width(self) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+from functools import partial
 from itertools import pairwise
 from os import PathLike
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from titans_lm.caching import CachedMemories, write_in_segments
 from titans_lm.config import THRESHOLDS, MemoryConfig, SurpriseSizes, check_known
 from titans_lm.layers import (
     Diagnostics,
@@ -36,10 +38,11 @@ _NO_STATE = (
 
 
 class LayerState(NamedTuple):
-    """What a memory layer carries: the memory itself, and the last inputs of its three convolutions."""
+    """What a memory layer carries: the memory itself, the last inputs of its convolutions, and cached memories."""
 
     memory: MemoryState
     conv: tuple[Tensor, ...]
+    cached: CachedMemories | None = None
 
     detach = detach_state
     to = move_state
@@ -60,7 +63,8 @@ class LayerState(NamedTuple):
         return state
 
 
-torch.serialization.add_safe_globals([LayerState, MemoryState])  # once, as the list is that of all threads
+# Once, as the list is that of all threads.
+torch.serialization.add_safe_globals([CachedMemories, LayerState, MemoryState])
 
 
 class InitialWeights(nn.ParameterList):
@@ -125,6 +129,7 @@ class NeuralMemory(nn.Module):
         self.gate_proj = Linear(E, E, bias=False)
         self.gate_proj.init_std = 0.02  # the gate starts half open for every token, and learns whom to let through
         self.o_proj = Linear(E, E, bias=False)
+        self.recall_proj = Linear(E, E, bias=False) if config.memory_caching in ("grm", "ssc") else None
         self.convs = make_short_convs(self.q_proj, self.k_proj, config.conv_size, config.induction_init)
         bounds = [config.theta_max * scale for scale in config.theta_scales]
         self.theta_proj = GateProjection(config, bounds, config.theta_starts, config.theta_stretch)
@@ -193,7 +198,9 @@ class NeuralMemory(nn.Module):
         if self.window_proj is not None:  # no window reaches before a document
             W, (_, H, first, _), D = self.config.omega_window - 1, memory.M[0].shape, memory.M[-1].shape[-1]
             memory = memory._replace(tail=tuple(memory.M[0].new_zeros(batch_size, W, H, width) for width in (first, D)))
-        return LayerState(memory, tuple(conv.init_tail(batch_size) for conv in self.convs))
+        c = self.config
+        cached = None if c.memory_caching is None else CachedMemories.empty(memory.M, c.caching_slots)
+        return LayerState(memory, tuple(conv.init_tail(batch_size) for conv in self.convs), cached)
 
     def normed(self, i: int, y: Hidden) -> Float[Tensor, "B T H D"]:
         """q, k or v by heads with its norm: ‖q‖ = ‖k‖ = 1, and v of unit RMS (D15)."""
@@ -283,6 +290,7 @@ class NeuralMemory(nn.Module):
         )
         asks = self.threshold_proj is not None or self.window_proj is not None
         extra = self.per_token(x, k) if asks else PLAIN
+        by_key = k, q if self.recall_proj is None else self.recall_proj(x).unflatten(-1, q.shape[2:]).to(q.dtype)
         if self.key_map is not None:  # gates see the key itself
             q, k = self.key_map(q), self.key_map(k)
         kept = None
@@ -290,18 +298,25 @@ class NeuralMemory(nn.Module):
             # ∇ at (1 − α) M: (1 − α) M + 2 θ kᵀ (v − k (1 − α) M) is the write of θ (1 − α) and v / (1 − α) at M.
             kept = 1.0 - alpha
             theta, v = kept * theta, v / kept
-        o, memory, *norms = neural_memory(
-            q, k, v, theta, eta, alpha, state.memory, network=self.network, chunk_size=self.config.chunk_size,
-            valid=length_mask(lengths, x.shape[1]), backend=self.config.memory_backend, return_surprise=surprise,
-            extra=extra,
+        op = partial(
+            neural_memory, network=self.network, chunk_size=self.config.chunk_size, backend=self.config.memory_backend,
+            return_surprise=surprise,
         )  # fmt: skip
+        tokens, valid, cached = (q, k, v, theta, eta, alpha), length_mask(lengths, x.shape[1]), state.cached
+        if cached is None or frozen:
+            o, memory, *norms = op(*tokens, state.memory, valid=valid, extra=extra)
+        else:
+            start = None if self.config.caching_start == "checkpoint" else self.init_state(x.shape[0]).memory
+            o, memory, cached, norms = write_in_segments(
+                op, tokens, extra, by_key, (state.memory, cached), start, self.reader, self.config, valid
+            )
         if frozen and memory.tail:  # what was only read is not written later either
             memory = memory._replace(tail=state.memory.tail)
         found = norms[0] if norms else None
         if kept is not None and found is not None:  # the op was given v / (1 − α): ∇ℓ is as many times too large
             first, others = (found[..., :1], found[..., 1:]) if surprise == "parts" else (found, None)
             found = first * kept if others is None else torch.cat([first * kept[..., None], others], dim=-1)
-        return o, LayerState(memory, tails), found
+        return o, LayerState(memory, tails, cached), found
 
     def per_token(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> PerToken:
         """What the op asks of tokens besides their gates; rounding makes no threshold 0."""

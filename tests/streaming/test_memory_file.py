@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from streaming.stream_cases import CONSTANT, assert_same_memory, reading_model, text
-from titans_lm.config import LATER
+from titans_lm.former import LATER
 from titans_lm.streaming import Memory, Reader, file, load_memory, save_memory
 from titans_lm.streaming.compare import compare_memories, describe_memory, verify_memory
 from titans_lm.streaming.file import named_state, read_memory_file

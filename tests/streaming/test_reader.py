@@ -243,3 +243,34 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     stream = TokenStream(b"\xff\xfe", words())
     with pytest.raises(ValueError, match="not UTF-8"):
         stream.take(1)
+
+
+def test_a_model_that_was_trained_without_it_answers_from_earlier_segments() -> None:
+    model, data = reading_model("lmm"), text(45)
+    caching = {"memory_caching": "grm", "caching_segment": 12, "caching_slots": 3}
+    plain, reader = Reader(model), Reader(model, piece_len=5, caching=caching)
+    for one in (plain, reader):
+        one.read(data[:11])  # <bos> is a token too
+    torch.testing.assert_close(reader.next_logits(), plain.next_logits())
+    for one in (plain, reader):
+        one.read(data[11:], new_document=False)
+    whole = Reader(model, caching=caching)
+    whole.read(data)
+    torch.testing.assert_close(reader.next_logits(), whole.next_logits())
+    assert not torch.allclose(reader.next_logits(), plain.next_logits())
+    assert reader.memory.bytes > plain.memory.bytes
+    assert model.config.memory_caching is None
+    assert reader.model.lm_head.weight is model.lm_head.weight
+
+
+@pytest.mark.parametrize(
+    ("architecture", "caching", "said"),
+    [
+        ("lmm", {"caching_segments": 4}, "did you mean 'caching_segment'"),
+        ("sliding", {}, "without a memory; expected lmm, mag or mal"),
+        ("mac", {}, "expected lmm, mag, mal"),
+    ],
+)
+def test_caching_that_cannot_be_is_refused(architecture: str, caching: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Reader(reading_model(architecture), caching=caching)

@@ -1,8 +1,8 @@
 import pytest
 
-from model_cases import STACKS
+from model_cases import STACKS, small_config
 from titans_lm.ops.state import state_bytes
-from titans_lm.train.fresh import describe_model, part_name
+from titans_lm.train.fresh import byte_model, describe_model, part_name
 
 
 @pytest.mark.parametrize("architecture", STACKS)
@@ -40,3 +40,10 @@ def test_a_model_without_memory_has_no_state(llama):
 )
 def test_parts_are_modules_by_name(name, part):
     assert part_name(name) == part
+
+
+def test_what_caching_costs_is_said() -> None:
+    settings = {"memory_depth": 1, "memory_caching": "grm", "caching_slots": 3}
+    found = describe_model(byte_model(small_config("lmm", **settings)))
+    plain = describe_model(byte_model(small_config("lmm", memory_depth=1)))
+    assert found["cached_memories_bytes"] == found["state_bytes"] - plain["state_bytes"] > 0

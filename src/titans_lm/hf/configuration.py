@@ -10,7 +10,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from titans_lm.config import BackboneConfig, check_at_least, drop_former, nearest
+from titans_lm.config import BackboneConfig, check_at_least, nearest
+from titans_lm.former import drop_former
 
 log = logging.get_logger(__name__)
 

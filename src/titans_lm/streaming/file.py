@@ -23,7 +23,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from titans_lm.config import LATER, BackboneConfig, check_choice, former_settings
+from titans_lm.config import BackboneConfig, check_choice
+from titans_lm.former import LATER, former_settings
 from titans_lm.ops.state import state_dtype
 from titans_lm.streaming.memory import NONE, Memory, Source
 from titans_lm.streaming.reader import check_readable

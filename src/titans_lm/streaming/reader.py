@@ -13,6 +13,7 @@ from titans_lm.config import check_at_least
 from titans_lm.data.tokenizer import BOS, EOS, is_byte_tokenizer
 from titans_lm.evaluate.stream import has_state, state_grows
 from titans_lm.hf.history import Call, History
+from titans_lm.streaming.caching import with_caching
 from titans_lm.streaming.memory import NONE, Memory, Source
 from titans_lm.streaming.tokens import TokenStream
 from titans_lm.streaming.undo import Told
@@ -37,6 +38,9 @@ class Reader:
     `batch_size` rows, as many documents are read side by side, each into a memory of its own. With `keep`, so many
     tokens of every row can be taken back by `undo`.
 
+    `caching={"caching_segment": 2048}` lets a model that was trained without it answer from earlier segments too (D52),
+    with settings as `with_caching` takes them; a memory of such a reader needs a reader with the same.
+
     Raises ValueError for a model without a state of constant size.
     """
 
@@ -49,10 +53,12 @@ class Reader:
         piece_len: int = 2048,
         memory: Memory | None = None,
         keep: int = 0,
+        caching: dict[str, Any] | None = None,
     ) -> None:
         check_at_least("piece_len", piece_len, 1)
         check_at_least("batch_size", batch_size, 1)
         check_readable(model)
+        model = model if caching is None else with_caching(model, **caching)
         self.model, self.tokenizer, self.piece_len = model, tokenizer, piece_len
         self.batch_size = batch_size if memory is None else memory.rows
         self.device = next(model.parameters()).device

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from titans_lm.caching import CachedMemories
 from titans_lm.config import BackboneConfig
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.ops.state import state_bytes
@@ -67,8 +68,16 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "parameters_by_part": parts,
         **({"adapter": describe_adapter(model)} if hasattr(model, "retrofit") else {}),
         "state_bytes": None if state is None else state_bytes(state),
+        **({"cached_memories_bytes": cached} if (cached := _cached_bytes(state)) else {}),
         "state_bytes_by_layer": None if state is None else [state_bytes(layer) for layer in state.layers],
     }
+
+
+def _cached_bytes(state: Any) -> int:
+    """Bytes that memories at the ends of earlier segments take, in all parts of a state (D52)."""
+    if isinstance(state, CachedMemories):
+        return state_bytes(state)
+    return sum(map(_cached_bytes, state)) if isinstance(state, tuple) else 0
 
 
 def describe_adapter(model: Any) -> dict[str, Any]:

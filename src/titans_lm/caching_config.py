@@ -1,0 +1,45 @@
+"""Settings of memory caching, and every check of them."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from titans_lm.checks import check_at_least, check_choice
+
+Caching = Literal["residual", "grm", "ssc"]
+CachingStart = Literal["checkpoint", "independent"]
+CachingLengths = Literal["equal", "fenwick"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachingConfig:
+    """Which memories at the ends of earlier segments answer too (`caching.py`)."""
+
+    memory_caching: Caching | None = None
+    """How memories at the ends of earlier segments answer too (lmm, mag, mal; D52): residual, a sum; grm, weighed by
+    how a segment's mean key fits the token; ssc, the best of them alone. Nothing is cached by default."""
+    caching_segment: int = 256
+    """Tokens of a segment, after which the memory is cached."""
+    caching_slots: int = 16
+    """Cached memories of a row at most; the state has room for as many from the start."""
+    caching_top: int = 4
+    """Cached memories that a token reads with ssc."""
+    caching_start: CachingStart = "checkpoint"
+    """Whether the memory goes on after a segment, or starts independently anew."""
+    caching_lengths: CachingLengths = "equal"
+    """Segments of one length, the last of them kept; or fenwick: joined to powers of two, so that few cover all."""
+
+    def check_caching(self) -> None:
+        for name, kind in (("caching_start", CachingStart), ("caching_lengths", CachingLengths)):
+            check_choice(name, getattr(self, name), get_args(kind))
+        for name in ("caching_segment", "caching_slots", "caching_top"):
+            check_at_least(name, getattr(self, name), 1)
+        if self.memory_caching is None:
+            return
+        if self.memory_caching == "soup":
+            raise ValueError("got memory_caching='soup', which is grm for a linear memory; expected 'grm'")
+        check_choice("memory_caching", self.memory_caching, get_args(Caching))
+        if self.caching_start == "independent" and self.caching_lengths == "fenwick":
+            raise ValueError(
+                "got caching_start='independent' with caching_lengths='fenwick', whose segments are joined; expected "
+                "caching_start='checkpoint'"
+            )

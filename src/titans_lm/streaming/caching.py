@@ -1,0 +1,38 @@
+"""Memory caching after training: a model whose memories also answer from what they were at the ends of segments."""
+
+import copy
+import dataclasses
+from typing import Any
+
+from torch import nn
+
+from titans_lm.backbone import Backbone
+from titans_lm.config import nearest
+from titans_lm.memory import NeuralMemory
+
+SETTINGS = ("memory_caching", "caching_segment", "caching_slots", "caching_top", "caching_start", "caching_lengths")
+
+
+def with_caching(model: nn.Module, **settings: Any) -> nn.Module:
+    """Give the model with memory caching (D52), as another module with the same parameters; `model` is not touched.
+
+    `settings` are those of a config: memory_caching, caching_segment and so on. Segments are weighed by the memory's
+    own queries, as there is no map that was trained for it. Raises ValueError for other settings, and for a model
+    without a memory that can.
+    """
+    for name in settings:
+        if name not in SETTINGS:
+            raise ValueError(f"unknown setting {name!r} of memory caching; {nearest(name, SETTINGS)}")
+    settings = {"memory_caching": "grm", **settings}
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    other = copy.deepcopy(model, memo=shared)
+    found = 0
+    for module in other.modules():
+        if isinstance(module, NeuralMemory):
+            module.config = dataclasses.replace(module.config, **settings)
+            found += 1
+        if isinstance(module, Backbone):
+            module.forget_layout()
+    if not found:
+        raise ValueError(f"got caching for a {type(model).__name__} without a memory; expected lmm, mag or mal")
+    return other
