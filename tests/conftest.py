@@ -65,7 +65,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def seed() -> None:
     """Draw the same numbers in every test, whichever tests ran before it."""
     random.seed(0)
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # the same for a CPU; torch.manual_seed would also note down where each kind of absent device was seeded
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture

@@ -219,6 +219,7 @@ def test_facts_of_the_rows_that_are_drawn_are_counted(length: int) -> None:
     assert task.count_facts(np.random.default_rng(3), 20) == [len(re.findall(form, text)) for text in texts]
 
 
+@pytest.mark.usefixtures("unchecked")  # some millions of calls; others have their shapes and types checked
 def test_short_rows_have_short_stories_unless_facts_are_limited() -> None:
     """What the description says of qa3 in bytes: 28 % fit 1,024 and 58 % fit 2,048."""
     rng = np.random.default_rng(0)
@@ -237,6 +238,7 @@ def test_short_rows_have_short_stories_unless_facts_are_limited() -> None:
     assert max(BabiLongSettings(story="qa3", length=0, facts=12).count_facts(np.random.default_rng(1), 100)) <= 12
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("task", TASKS)
 def test_chance_is_the_most_frequent_answer_of_drawn_questions(task) -> None:
     rng = np.random.default_rng(0)
