@@ -23,6 +23,12 @@ SETTINGS = FitSettings(steps=4, warmup_steps=1, lr=1e-2, eval_every=0, save_ever
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
 
+@pytest.fixture(autouse=True)
+def _forget_graphs() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
 @pytest.mark.filterwarnings("default")  # torch warns of its own code while it traces
 def test_compiled_blocks_train_the_same() -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -49,9 +49,10 @@ LONGEST = ("test_compiled.py", "test_stability.py")
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: the garbage collector need not look at it again and again."""
+    """What has been imported stays: the garbage collector need not look at it again and again, nor as often."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # many small tensors come and go, and hypothesis is told of every look
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -46,13 +46,15 @@ def checked(target: Any) -> Any:
     if not inspect.isfunction(target) or target.__name__ == "__init__":
         return target
     known = _KNOWN.setdefault((target.__module__, target.__qualname__, target.__code__), _Annotated())
-    checking: Any = None
+    checking = plain = None  # beartype's check; the same where there is no more to it
 
     @functools.wraps(target)
     def called(*args: Any, **kwargs: Any) -> Any:
-        nonlocal checking
+        nonlocal checking, plain
         if _CONFIG.jaxtyping_disable:
             return target(*args, **kwargs)
+        if plain is not None:
+            return plain(*args, **kwargs)
         if not known.read:
             known.look_at(target)
         given = None
@@ -61,12 +63,11 @@ def checked(target: Any) -> Any:
             results = known.passed.get(given)
             if results is not None and len(results) >= known.enough:
                 result = target(*args, **kwargs)
-                if (told := _form(result)) not in results:
-                    known.check_result(target, result, args, kwargs)
-                    results.append(told)
+                known.see_result(target, result, results, args, kwargs)
                 return result
         if checking is None:
             checking = known.checker(target)
+            plain = None if known.scoped or known.remembers else checking
         with _SCOPE("context") if known.scoped else _PLAIN:
             result = checking(*args, **kwargs)
         if given is not None:
@@ -99,12 +100,14 @@ class _Annotated:
         function.__annotations__ = written
         return checking
 
-    def check_result(self, function: Any, result: Any, args: Any, kwargs: Any) -> None:
-        """Check another result of arguments that have passed."""
-        answer = functools.wraps(function)(lambda *_, **__: result)
-        answer.__annotations__ = self.hints
-        with _SCOPE("context"):
-            _CHECK(answer)(*args, **kwargs)
+    def see_result(self, function: Any, result: Any, passed: list[Any], args: Any, kwargs: Any) -> None:
+        """Check a result of arguments that have passed, where it has another form than those before."""
+        if (told := _form(result)) not in passed:
+            answer = functools.wraps(function)(lambda *_, **__: result)
+            answer.__annotations__ = self.hints
+            with _SCOPE("context"):
+                _CHECK(answer)(*args, **kwargs)
+            passed.append(told)
 
 
 _KNOWN: dict[tuple[str, str, CodeType], _Annotated] = {}

@@ -6,7 +6,7 @@ block with two mixers is narrower and does not pay for them with its MLP.
 
 import dataclasses
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 from titans_lm.config import BackboneConfig
 from titans_lm.train.fresh import model_without_weights
@@ -19,6 +19,7 @@ TOLERANCE = 0.01
 """How far a number of parameters may be from what was asked for."""
 
 
+@lru_cache(maxsize=1024)  # a comparison asks for the same sizes again for every seed and rate
 def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
     """Count the parameters of a language model with this stack, the tied embedding once, without making them."""
     return sum(parameter.numel() for parameter in model_without_weights(config, vocab_size).parameters())
