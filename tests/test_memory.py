@@ -12,7 +12,7 @@ from torch import Tensor
 from by_hand import MemoryByHand
 from model_cases import MEMORY_ONLY, VARIANTS, assert_close, named_tensors, small_config, wake
 from titans_lm.backbone import Backbone
-from titans_lm.config import BackboneConfig, MemoryConfig
+from titans_lm.config import THRESHOLDS, BackboneConfig, MemoryConfig
 from titans_lm.layers import Diagnostics, length_mask
 from titans_lm.memory import NeuralMemory
 from titans_lm.ops import read
@@ -372,7 +372,11 @@ def test_parameters_are_counted_by_a_formula(settings: dict[str, Any]) -> None:
         "channel": inputs * c.gate_rank + (c.gate_rank + 1) * H * sum(widths[:-1]),
     }[c.gates]
     gates = (1 + c.momentum + c.decay) * per_gate
-    assert sum(p.numel() for p in layer.parameters()) == 5 * E * E + memory + norm + convs + gates + D
+    thresholds = (inputs + 1) * H if c.memory_objective in THRESHOLDS else 0
+    shares = (E + 1) * H * c.omega_window if c.omega_window > 1 else 0
+    powers = H * (c.key_degree + 1) if c.key_degree > 1 else 0
+    beyond = thresholds + shares + powers
+    assert sum(p.numel() for p in layer.parameters()) == 5 * E * E + memory + norm + convs + gates + D + beyond
 
 
 def test_the_start_of_the_deep_memory_is_not_the_identity() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ops.memory_cases import Case, assert_agree
+from ops.memory_cases import Case, assert_agree, make_call
 from ops.test_ops_exact import described
 from titans_lm.config import LARGEST_POLYNOMIAL, MemoryConfig
 from titans_lm.memory import NeuralMemory
@@ -62,6 +62,20 @@ def test_keys_may_be_of_another_width_than_values(case: Case) -> None:
 @pytest.mark.parametrize("case", described(cases()[::4]))
 def test_the_definition_with_such_keys_is_plain_autograd(case: Case) -> None:
     assert_agree(case, "oracle", "reference")
+
+
+@pytest.mark.parametrize("case", described([cases()[0], cases()[3], cases()[-1]]))
+def test_a_state_has_its_gradients_where_no_answer_is_asked_for(case: Case) -> None:
+    """As of persistent tokens, which are written and whose answers nobody reads."""
+    found = []
+    for backend in ("reference", "chunked"):
+        call = make_call(case)
+        _, state, _ = call(backend)
+        written = [leaf for name, leaf in call.leaves.items() if name != "q"]
+        found.append(torch.autograd.grad(sum(w.sin().sum() for w in state.M), written, allow_unused=True))
+    for x, y in zip(*found, strict=True):
+        if x is not None and y is not None:
+            torch.testing.assert_close(y, x, rtol=1e-10, atol=1e-12)
 
 
 def test_a_factor_of_all_coefficients_is_one_of_the_step() -> None:

@@ -247,7 +247,7 @@ class ChunkedCall:
         """Write and read a group again, and lead its gradients back; all that is made for it ends with the call."""
         tokens, gates, back = self._group(where, adjoint=True)
         assert back is not None, "it was asked for"
-        d = torch.zeros_like(tokens.q) if d_out is None else merge_heads(d_out)
+        d = torch.zeros_like(saved.read[where]) if d_out is None else merge_heads(d_out)
         written, system = self._write(where, tokens, gates, saved.written[where])
         found = read(self.rows, tokens.q, gates, written, self.states, saved.read[where])
         given = self.rows, tokens, gates, self.states, written, shared
