@@ -16,10 +16,10 @@ from titans_lm.config import (
     BackboneConfig,
     MemoryConfig,
     check_known,
-    drop_former,
     log_spaced,
     nearest,
 )
+from titans_lm.former import drop_former
 
 WRONG = [
     ("hidden_size", 0, "hidden_size=0"),
