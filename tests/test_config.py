@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from model_cases import ARCHITECTURES, MEMORIES, MIXED, STACKS, small_config
+from titans_lm.caching_config import CachingConfig
 from titans_lm.config import (
     HYBRID,
     MEMORY_ARCHITECTURES,
@@ -217,7 +218,7 @@ def test_settings_do_not_change() -> None:
 
 def test_every_setting_is_documented() -> None:
     """The docstring under each field becomes the help of the command line."""
-    source = inspect.getsource(MemoryConfig) + inspect.getsource(BackboneConfig)
+    source = "".join(map(inspect.getsource, (CachingConfig, MemoryConfig, BackboneConfig)))
     for field in dataclasses.fields(BackboneConfig):
         assert re.search(rf'^    {field.name}: .* = .*\n    """\w', source, re.MULTILINE), field.name
 

@@ -40,7 +40,14 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
         BackboneConfig(architecture="lmm", decay_first=True, **linear)
     )  # which the first excludes
     windows = dataclasses.asdict(BackboneConfig(architecture="lmm", memory_depth=1, omega_window=3, key_degree=2))
-    default, made = dataclasses.asdict(BackboneConfig()), (values, also, windows)
+    caching = dataclasses.asdict(
+        BackboneConfig(
+            architecture="lmm", memory_caching="ssc", caching_segment=8, caching_slots=3, caching_top=1,
+            caching_lengths="fenwick",
+        )
+    )  # fmt: skip
+    anew = dataclasses.asdict(BackboneConfig(architecture="lmm", caching_start="independent"))
+    default, made = dataclasses.asdict(BackboneConfig()), (values, also, windows, caching, anew)
     same = [name for name, value in default.items() if all(given[name] == value for given in made)]
     assert not same, "this test must change every setting"
     for given in made:
