@@ -13,7 +13,6 @@ from titans_lm.data.tasks.stories import ROOMS
 from titans_lm.data.tasks.vocabulary import (
     INTRODUCTION,
     NOISE,
-    NOTHING,
     NOUNS,
     encode_words,
     split_words,
@@ -47,11 +46,11 @@ def test_words_of_the_tasks_are_one_token() -> None:
         assert encode_words(f" {word}").tolist() == [word_ids()[f" {word}"]]
     assert encode_words("zebra").tolist() == list(b"zebra")
     ids = sorted(word_ids().values())
-    assert ids == list(range(257, word_count()))
+    assert ids == list(range(256, word_count() - 1))
 
 
 def test_a_sentence_is_the_same_alone_and_in_a_text() -> None:
-    told = ["It was late. ", "Mary went to the hallway. ", "“No.” ", "The secret number of brave otter is 4821937. "]
+    told = ["It was late. ", "Into the ", "Mary went to the hallway. ", "“No.” ", "Is Mary ", "The number is 4821937. "]
     assert encode_words("".join(told)).tolist() == [token for one in told for token in encode_words(one)]
 
 
@@ -67,7 +66,7 @@ def test_the_saved_tokenizer_makes_the_same_tokens(text: str, saved: PreTrainedT
     prose = re.sub(r"(?<=\S)\s+(?=\S)", " ", text)
     assert saved(text).input_ids == encode_words(prose).tolist()
     assert saved.decode(saved(text).input_ids) == prose
-    assert (len(saved), saved.pad_token_id) == (word_count(), NOTHING)
+    assert (len(saved), saved.pad_token_id) == (word_count(), word_count() - 1)
 
 
 def test_its_chat_template_asks_as_the_tasks_do(saved: PreTrainedTokenizerBase) -> None:

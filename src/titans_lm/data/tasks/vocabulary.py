@@ -1,12 +1,14 @@
 """A tokenizer of the words that tasks are made of: one token a word, one for two digits, bytes for everything else.
 
     id 0 … 255    the byte itself
-    id 256 …      a word of the tasks' own sentences or two digits, with the space before it where there is one
+    id 256 …      a word of the tasks' own sentences or two digits, with the space before it where there is one; the
+                  space before a capital letter is a byte of its own
+    last id       <pad>, which no text has
 
 Any text can be written, and what the tasks say is short: a needle of 47 bytes is 12 tokens. Digits go by two, as they
 go by three in large vocabularies: a number of seven is four tokens, and the one that follows a token in it is nearly
-always told by that token alone. The space between two sentences is a byte of its own, so that a sentence is the same
-tokens alone and in a text. A letter that stands alone is its byte.
+always told by that token alone. A name is one token wherever it stands, and a sentence the same tokens alone and in a
+text. A letter that stands alone is its byte.
 
 `encode_words` is the direct path, which takes text as it is; `word_tokenizer` is an ordinary tokenizer.json, which
 reads running text as the tasks have it (every stretch of white space is one space, but at the ends), and whose chat
@@ -48,10 +50,9 @@ NOUNS = (
     "ocean", "orchard", "otter", "paper", "pebble", "pillow", "quarry", "raven", "ribbon", "saddle", "shadow",
     "shepherd", "spoon", "thistle", "tower", "tunnel", "violin", "willow",
 )  # fmt: skip
-WORD = re.compile(r"""(?:(?<![.!])(?<![.!?]["'’”)]) )?(?:[A-Za-z]+|[0-9]{2})""")
-"""A word or two digits, with the space before it unless a sentence ends there."""
-NOTHING, FULL_STOP = 256, ord(".")
-"""The id that no text has, and the one that ends an answer."""
+WORD = re.compile(r"(?: (?![A-Z]))?(?:[A-Za-z]+|[0-9]{2})")
+FULL_STOP = ord(".")
+"""The id that ends an answer."""
 QUESTION = """\
 {%- for message in messages -%}
 {%- set said = message["content"] | trim -%}
@@ -69,18 +70,17 @@ QUESTION = """\
 
 @cache
 def word_ids() -> dict[str, int]:
-    """Return the id of every word that needles and stories have and of two digits, with and without a space before."""
+    """Return the id of every form of the words that needles and stories have, and of two digits."""
     texts = [INTRODUCTION, *NOISE, *ADJECTIVES, *NOUNS, *FRAME, *STORY_WORDS]
     words = sorted({word for text in texts for word in re.findall("[A-Za-z]+", text)})
     words += [f"{number:02}" for number in range(100)]
-    forms = [form for word in words for form in (word, f" {word}")]
-    return {form: 256 + i for i, form in enumerate(forms) if len(form) > 1}  # A letter alone is a byte: 256 is NOTHING
+    forms = [form for word in words for form in (word, f" {word}") if len(word) > 1 and WORD.fullmatch(form)]
+    return {form: 256 + i for i, form in enumerate(forms)}
 
 
-@cache
 def word_count() -> int:
-    """Count the ids, with that of nothing."""
-    return max(word_ids().values()) + 1
+    """Count the ids, with that of <pad>."""
+    return 256 + len(word_ids()) + 1
 
 
 @cache
@@ -92,7 +92,7 @@ def word_tokenizer() -> "PreTrainedTokenizerFast":
     words = {
         form.replace(" ", "Ġ"): token for form, token in word_ids().items()
     }  # Ġ is a space where bytes are letters
-    vocabulary = {**byte_vocabulary(), "<pad>": NOTHING, **words}
+    vocabulary = {**byte_vocabulary(), **words, "<pad>": word_count() - 1}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.normalizer = normalizers.Replace(Regex(r"(?<=\S)\s+(?=\S)"), " ")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
