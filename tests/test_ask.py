@@ -3,20 +3,18 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import titans_lm
 from cli_cases import titans
-from model_cases import small_config, wake
+from shipped_cases import ship
 from titans_lm.ask import answer, as_asked
-from titans_lm.data.tasks.vocabulary import FULL_STOP, word_count, word_tokenizer
+from titans_lm.data.tasks.vocabulary import word_tokenizer
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.streaming import Reader
 from titans_lm.train import shipped
-from titans_lm.train.fresh import language_model
 from titans_lm.train.run import load_model, resolve_model
 
 QUESTION = "Where is Mary?"
@@ -24,15 +22,7 @@ QUESTION = "Where is Mary?"
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of shipped models, small ones that were taught nothing."""
-    folder = tmp_path_factory.mktemp("weights")
-    for name, architecture in (("facts", "lmm"), ("needles", "mac")):
-        model: Any = language_model(small_config(architecture), word_count())
-        wake(model, 0.2)
-        model.generation_config.eos_token_id = FULL_STOP
-        model.save_pretrained(folder / name)
-        word_tokenizer().save_pretrained(folder / name)
-    return folder
+    return ship(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(autouse=True)
