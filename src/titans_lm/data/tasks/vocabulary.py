@@ -112,9 +112,14 @@ def word_tokenizer() -> "PreTrainedTokenizerFast":
     )
 
 
+def is_word_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Tell whether a tokenizer is that of the tasks' words."""
+    return len(tokenizer) == word_count() and tokenizer.get_vocab() == word_tokenizer().get_vocab()
+
+
 def split_words(text: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     """Name the words of a text that a model of these tokens was not taught; none for any other tokenizer."""
-    if tokenizer.get_vocab() != word_tokenizer().get_vocab():
+    if not is_word_tokenizer(tokenizer):
         return []
     found = dict.fromkeys(re.findall("[A-Za-z]+", text))
     return [word for word in found if len(word) > 1 and word not in word_ids()]
