@@ -10,7 +10,7 @@ READY := .venv/.ready
 .PHONY: help demo test bench lint format docs pretrained conformance
 
 help:
-	@echo 'make demo    train small models, read, write and report (about 6 minutes on 2 cores) -> runs/demo/'
+	@echo 'make demo    hide facts in a long text, read it once, ask, and report (a few minutes on 2 cores) -> runs/demo/'
 	@echo 'make test    run the tests (WORKERS=$(WORKERS) processes)'
 	@echo 'make bench   time and memory of the op and of models, beside peers (about half an hour on 2 cores) -> runs/bench/'
 	@echo 'make lint    ruff and the type checker'

@@ -27,6 +27,7 @@ ROOMS = (
     ("evaluate",),
     ("train",),
     ("streaming", "generate", "surprise", "questions", "lm_eval", "distill"),
+    ("ask",),
     ("forecast", "genomics", "bench", "serve", "report", "demo", "prepare", "experiments"),
     ("recipes",),
     ("repro",),

@@ -36,9 +36,18 @@ __all__ = [
     "NeuralMemory",
     "PerToken",
     "neural_memory",
+    "pretrained",
     "read",
 ]
 __version__ = "0.1.0"
+
+
+def pretrained(name: str) -> Any:
+    """Load a model that comes with the package, and its tokenizer: `model, tokenizer = pretrained("facts")`.
+
+    ValueError for a name that none has, with the nearest.
+    """
+    return import_module("titans_lm.train.shipped").pretrained(name)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from model_cases import small_config
-from titans_lm.demo.findings import interval, language_findings, percent, reading_findings, recall_findings, signed
+from titans_lm.demo.findings import recall_findings, search_findings
+from titans_lm.demo.hidden import Hidden, Kind, went
+from titans_lm.demo.search import Asked, Found, Reading
 from titans_lm.evaluate.accuracy import Recall
-from titans_lm.evaluate.bits_per_byte import Bucket
-from titans_lm.evaluate.intervals import Difference
 
 
 @pytest.fixture(autouse=True)
@@ -50,66 +50,38 @@ def test_recall_otherwise(memory: int, window: int, told: tuple[str, ...]) -> No
     assert all(words in line for words, line in zip(told, lines, strict=True)), lines
 
 
-def read(
-    reset: Difference, none: Difference, inside: Difference | None = None, gains: tuple[float, ...] = (0.0, -0.02)
-) -> str:
-    def scores(bits: float, shift: tuple[float, ...]) -> Any:
-        buckets = tuple(Bucket(64 * i, 64 * i + 64, 640, 3.0 + x) for i, x in enumerate(shift))
-        return SimpleNamespace(bits_per_byte=bits, by_position=buckets)
+def asked(kind: Kind, right: bool, ago: int, other: str = "") -> Asked:
+    answers = {"memory": "a" if right else "b", "reset": other, "window": ""}
+    return Asked(kind=kind, question="?", expected="a", tokens_ago=ago, at=1000, answers=answers)
 
-    outcome: Any = SimpleNamespace(
-        against_reset=reset,
-        against_none=none,
-        reset_against_none=inside or Difference(0.0, -0.1, 0.1, 20),
-        segment_len=64,
-        with_memory=scores(2.9, gains),
-        reset=scores(3.0, tuple(0.0 for _ in gains)),
-        without=scores(3.1, tuple(0.1 for _ in gains)),
-        memory=SimpleNamespace(steps=90, planned_steps=90),
+
+def told(*questions: Asked, **changes: Any) -> str:
+    reading = Reading(
+        model="facts", parameters=155_012, tokens=1000, seconds=2.0, state_bytes=59_928, files=["facts.memory"],
+        file_bytes=61_000,
+    )  # fmt: skip
+    fact = went("Mary", "went to", "garden")
+    hidden = Hidden(["…"], [1000], [fact], [10], changes.pop("split", []))
+    given = {"seed": 7, "own": False, "source": "a text", "tokens": 1000, "text_bytes": 1100, "window": 64, **changes}
+    return "\n".join(search_findings(Found(hidden=hidden, readings=[reading], asked=list(questions), **given)))
+
+
+def test_a_search_as_hoped() -> None:
+    found = told(asked("place", True, 900), asked("place", True, 40, "a"), asked("number", True, 500))
+    assert "1,000 tokens of a text were read, with 1 sentence of the draw 7 hidden in them" in found
+    assert "its memory stayed at 60 kB, and is a file of 61 kB" in found
+    assert (
+        "Asked 2 times where people are, the memory file alone is right 2 times (100 %), the furthest from 900" in found
     )
-    return " ".join(language_findings(outcome))
+    assert "with its memory reset 1, and having read the last 64 tokens alone 0 (guessing gives 0.3)." in found
+    assert "Asked 1 time what a secret number is, the memory file alone is right 1 time (100 %)" in found
+    assert "no better" not in found
 
 
-HELPS, HURTS, NOTHING = (
-    Difference(-0.1, -0.12, -0.08, 20),
-    Difference(0.1, 0.08, 0.12, 20),
-    Difference(-0.01, -0.03, 0.01, 20),
-)
-
-
-def test_a_memory_that_helps() -> None:
-    text = read(HELPS, HELPS, Difference(-0.06, -0.08, -0.04, 20))
-    assert "2.900 bits per byte with the memory, 3.000 with the memory reset every 64 bytes, and 3.100 without" in text
-    assert text.count("saves bits (−0.100 bits per byte, 95 % interval −0.120 to −0.080, over 20 documents)") == 2
-    assert "−0.060 is there even when the memory is reset" in text
-    assert "−0.020 in bytes 64–127" in text
-    assert "hurts" not in text
-    assert "worse" not in text
-
-
-def test_a_memory_that_does_not() -> None:
-    text = read(NOTHING, HURTS, gains=(0.0, -0.01, 0.03, -0.01))
-    assert "Carrying the memory from segment to segment makes no difference that 20 documents can show" in text
-    assert "the memory costs bits (+0.100" in text
-    assert "the memory does not help here, it hurts" in text
-    assert "worse than a fresh one in bytes 128–191." in text
-    assert "helps here" not in text
-    assert "inside a segment" not in text
-
-
-def test_one_document_shows_nothing() -> None:
-    assert "no difference that one document can show" in read(Difference(-1.0, -1.0, -1.0, 1), HELPS)
-
-
-@pytest.mark.parametrize(("agreement", "told"), [(0.6, "too"), (0.1, "mostly not"), (-0.5, "easy to predict")])
-def test_two_kinds_of_surprise(agreement: float, told: str) -> None:
-    reading: Any = SimpleNamespace(agreement=lambda: agreement)
-    [line] = reading_findings(reading)
-    assert told in line
-    assert signed(agreement, 2) in line
-
-
-def test_numbers_in_words() -> None:
-    assert [percent(x) for x in (1.0, 0.99999, 0.5, 0.0156, 0.0)] == ["100 %", "99.9 %", "50.0 %", "1.6 %", "0.0 %"]
-    assert (signed(-0.0214), signed(0.1, 1)) == ("−0.021", "+0.1")
-    assert interval(HELPS) == "−0.120 to −0.080"
+def test_a_search_otherwise() -> None:
+    found = told(asked("place", False, 900, "a"), own=True, split=["Peter"])
+    assert "1 sentence of your own" in found
+    assert "right 0 times (0.0 %); the same model with its memory reset 1" in found
+    assert "So the memory is no better than they are here." in found
+    assert "were not taught the words Peter" in found
+    assert "secret number" not in found

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from titans_lm.commands.ask import Ask, run_ask
 from titans_lm.commands.compare import Compare, run_compare_command
 from titans_lm.commands.evaluate import Evaluate, run_evaluate
 from titans_lm.commands.forecast import Forecast, run_forecast
@@ -30,6 +31,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "retrofit": (Retrofit, run_retrofit),
     "generate": (Generate, run_generate),
     "read": (Read, run_read),
+    "ask": (Ask, run_ask),
     "memory": (MemoryFiles, run_memory),
     "serve": (Serve, run_serve),
     "surprise": (SurpriseOf, run_surprise),

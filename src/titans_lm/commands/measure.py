@@ -1,4 +1,4 @@
-"""titans demo, bench: train small models and measure what a memory is worth; time and memory of what runs."""
+"""titans demo, bench: what a memory keeps of a long text; time and memory of what runs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from titans_lm.train.options import as_settings
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(Configured, DemoSettings):
-    """Train small models in minutes, with a memory and without, and write a report of what the memory is worth."""
+    """Hide facts in a long text, read it once with the models that ship, ask their memory files, and write a report."""
 
 
 KINDS = {**{name: one.settings for name, one in benchmarks().items()}, "all": AllSettings, "render": RenderSettings}

@@ -17,7 +17,7 @@ class Read(Configured):
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES")] = ()
     """Files in the order they are read; - is standard input."""
     model: Path | None = None
-    """Run folder, checkpoint, or folder of a saved model."""
+    """Run folder, checkpoint, folder of a saved model, or pretrained:NAME."""
     out: Path | None = None
     """Memory file to write."""
     onto: Path | None = None
@@ -59,7 +59,7 @@ class MemoryVerify(Written):
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """Memory file."""
     model: Path | None = None
-    """Run folder, checkpoint, or folder of a saved model."""
+    """Run folder, checkpoint, folder of a saved model, or pretrained:NAME."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class SurpriseOf(Configured):
     file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
     """File to read, as a document of its own."""
     model: Path | None = None
-    """Run folder, checkpoint, or folder of a saved model."""
+    """Run folder, checkpoint, folder of a saved model, or pretrained:NAME."""
     memory: Path | None = None
     """Memory file to go on from (titans read makes one)."""
     out: Path = Path("runs/surprise")

@@ -52,7 +52,7 @@ class OfModel:
     """A model that was saved."""
 
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
-    """Run folder, checkpoint, or folder of a saved model."""
+    """Run folder, checkpoint, folder of a saved model, or pretrained:NAME."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +86,14 @@ class Generate(Configured, OfModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(ServeSettings, OfModel):
-    """Serve a model over HTTP: OpenAI's completions and chat, one memory per conversation, and a page to chat on."""
+class Serve(ServeSettings):
+    """Serve a model over HTTP: OpenAI's completions and chat, one memory per conversation, and a page to chat on.
+
+    `titans serve` alone serves pretrained:facts: drop a document on its page, and ask where people are.
+    """
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = Path("pretrained:facts")
+    """Run folder, checkpoint, folder of a saved model, or pretrained:NAME."""
 
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
@@ -198,8 +204,6 @@ def run_generate(command: Generate) -> None:
 
 
 def run_serve(command: Serve) -> None:
-    if command.model is None:
-        raise ValueError("got no model; expected a run folder or a saved model: titans serve MODEL")
     try:
         from titans_lm.serve.server import serve_model
     except ImportError as error:

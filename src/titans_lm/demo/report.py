@@ -5,29 +5,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from titans_lm.demo.findings import language_findings, percent, reading_findings, recall_findings
-from titans_lm.demo.language import LanguageOutcome
-from titans_lm.demo.reading import Reading
+import numpy as np
+
+from titans_lm.demo.findings import percent, recall_findings, search_findings
 from titans_lm.demo.recall import Example, RecallOutcome
+from titans_lm.demo.search import READERS, Asked, Found
 from titans_lm.demo.training import Trained
 from titans_lm.report.figures import Line, Plot
-from titans_lm.report.heat import coloured_text, heat_style, levels
-from titans_lm.report.html import Markup, figure, join, page, paragraphs, section, table, tag
-from titans_lm.report.plots import smoothed
+from titans_lm.report.html import Markup, figure, page, paragraphs, section, table, tag
 
 MEMORY, RESET, NONE, CHANCE = "#3451c6", "#e07a1f", "#7a8290", "#b4bac4"
 """Colours, the same in every plot."""
-SURPRISE, BITS = (214, 84, 20), (52, 81, 198)
-"""Colours of the memory's surprise and of the model's own."""
+RIGHT, WRONG, LEFT = "#18794e", "#b3261e", "#b4bac4"
+"""Colours of answers, and of what nobody asked for any more."""
+NAMES = {"memory": "memory file", "reset": "memory reset", "window": "end of the text alone"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What the page says about the run itself."""
 
-    text_name: str
-    """The text in words, for the middle of a sentence."""
     command: str
+    commands: list[str]
+    """What can be done next, as it can be typed."""
     date: str
     wall_seconds: float
     stages: dict[str, float]
@@ -35,66 +35,46 @@ class Facts:
     settings: dict[str, Any]
 
 
-def plots(recall: RecallOutcome, language: LanguageOutcome) -> dict[str, Plot]:
-    """Give the plots by name: recall in training, held-out text by position, what carrying saves, training."""
-    with_memory, reset, without = (
-        [bucket.bits_per_token for bucket in found.by_position]
-        for found in (language.with_memory, language.reset, language.without)
+def plots(found: Found, recall: RecallOutcome) -> dict[str, Plot]:
+    """Give the plots by name: right answers by how long ago it was said, and recall in training."""
+    memory = _checked(recall.memory, "memory (LMM)", MEMORY)
+    window = _checked(recall.window, f"sliding window of {recall.window.config.window}", NONE)
+    chance = Line(
+        label="chance", x=(memory.x[0], memory.x[-1]), y=(recall.task.chance,) * 2, colour=CHANCE, dashed=True
     )
-    gap = f"Recall over a gap of {recall.task.gap} tokens"
-    names = [f"{bucket.start:,}–{bucket.stop - 1:,}" for bucket in language.reset.by_position]
-    read = {"x_label": "bytes read before", "y_label": "bits per byte", "x_labels": names}
-
-    def checked(trained: Trained, label: str, colour: str) -> Line:
-        steps, found = zip(*((check["step"], check["accuracy_over_the_gap"]) for check in trained.checks), strict=True)
-        return Line(label=label, x=steps, y=found, colour=colour, marker=True)
-
-    def along(label: str, values: list[float], colour: str) -> Line:
-        return Line(label=label, x=list(range(len(values))), y=values, colour=colour, marker=True)
-
-    def level(label: str, value: float, ends: Sequence[float]) -> Line:
-        return Line(label=label, x=(ends[0], ends[-1]), y=(value, value), colour=CHANCE, dashed=True)
-
-    def trained(one: Trained, label: str, colour: str) -> Line:
-        bits = [record["bits_per_token"] for record in one.curve]
-        steps = [record["step"] for record in one.curve]
-        return Line(label=label, x=steps, y=smoothed(bits), faint=bits, colour=colour)
-
-    memory = checked(recall.memory, "memory (LMM)", MEMORY)
-    window = checked(recall.window, f"sliding window of {recall.window.config.window}", NONE)
-    carried = along("memory carried − memory reset", [a - b for a, b in zip(with_memory, reset, strict=True)], MEMORY)
     return {
+        "distance": _by_distance(found),
         "recall": Plot(
-            title=gap, x_label="training step", y_label="values named", y_range=(-0.02, 1.03), percent=True,
-            lines=[memory, window, level("chance", recall.task.chance, memory.x)],
-        ),
-        "position": Plot(
-            title="Held-out text, by position in the document",
-            lines=[
-                along("without memory", without, NONE),
-                along("memory reset at every segment", reset, RESET),
-                along("memory carried", with_memory, MEMORY),
-            ],
-            **read,
-        ),
-        "gain": Plot(
-            title="What carrying the memory saves (below zero) or costs (above)",
-            lines=[carried, level("no difference", 0.0, carried.x)],
-            **read,
-        ),
-        "training": Plot(
-            title="Training on text", x_label="training step", y_label="bits per byte",
-            lines=[
-                trained(language.no_memory, "without memory (segments)", NONE),
-                trained(language.memory, "with memory (MAC)", MEMORY),
-            ],
+            title=f"Recall over a gap of {recall.task.gap} tokens", x_label="training step", y_label="values named",
+            y_range=(-0.02, 1.03), percent=True, lines=[memory, window, chance],
         ),
     }  # fmt: skip
 
 
-def report_page(
-    recall: RecallOutcome, language: LanguageOutcome, reading: Reading, pictures: dict[str, Markup], facts: Facts
-) -> str:
+def _checked(trained: Trained, label: str, colour: str) -> Line:
+    steps, found = zip(*((check["step"], check["accuracy_over_the_gap"]) for check in trained.checks), strict=True)
+    return Line(label=label, x=steps, y=found, colour=colour, marker=True)
+
+
+def _by_distance(found: Found) -> Plot:
+    """Part the questions by how many tokens ago it was said, into up to five parts with as many each."""
+    asked = sorted(found.asked, key=lambda one: one.tokens_ago)
+    parts = [[asked[i] for i in part] for part in np.array_split(np.arange(len(asked)), min(5, len(asked)))]
+    names = [f"{part[0].tokens_ago // 1000}–{part[-1].tokens_ago // 1000}K" for part in parts]
+    lines = [
+        Line(
+            label=NAMES[reader], x=list(range(len(parts))), colour=colour, marker=True,
+            y=[sum(one.right(reader) for one in part) / len(part) for part in parts],
+        )
+        for reader, colour in zip(READERS, (MEMORY, RESET, NONE), strict=True)
+    ]  # fmt: skip
+    return Plot(
+        title="Right answers, by how long ago it was said", x_label="tokens between the sentence and the question",
+        y_label="right answers", y_range=(-0.02, 1.03), percent=True, lines=lines, x_labels=names,
+    )  # fmt: skip
+
+
+def report_page(found: Found, recall: RecallOutcome, pictures: dict[str, Markup], facts: Facts) -> str:
     """Put the whole report together; `pictures` are the plots as inline SVG by name."""
     seconds = facts.wall_seconds
     took = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.1f} minutes"
@@ -103,22 +83,87 @@ def report_page(
         tag("h1", "A memory that keeps learning while it reads"),
         tag(
             "p",
-            "Small Titans models, trained from nothing on this machine a moment ago, beside models of equal size "
-            f"without a memory. Everything on this page was computed in {took} by ",
+            f"Two small models that come with titans-lm read a long text once. Everything on this page was computed on "
+            f"this machine in {took} by ",
             tag("code", facts.command),
             f" on {facts.date}.",
         ),
     )
     return page(
-        "titans-lm demo",
-        header,
-        _recall(recall, pictures),
-        _language(language, pictures, facts),
-        _surprise(reading),
-        _continuation(reading),
-        _run(facts),
-        style=STYLE + heat_style({"#by-surprise:checked ~ .heat": SURPRISE, "#by-bits:checked ~ .heat": BITS}),
+        "titans-lm demo", header, _search(found, pictures), _questions(found), _recall(recall, pictures), _next(facts),
+        _run(facts), style=STYLE,
+    )  # fmt: skip
+
+
+def _search(found: Found, pictures: dict[str, Markup]) -> Markup:
+    return section(
+        "1  A sentence in a long text",
+        tag(
+            "p",
+            "People walk about, and numbers have names: sentences that say so are hidden between those of the text. "
+            "Two models read all of it once, piece by piece, and write what they learn into a memory of constant size. "
+            "The memory is saved as a file, the text is put away, and the questions are answered from the file alone.",
+        ),
+        _said(search_findings(found)),
+        figure(
+            _map(found),
+            "The text from its first token (left) to its last: above the line sentences of people, below it numbers. "
+            "Green was answered right from the memory file, red wrong; grey are places that people had left again "
+            "before it was asked.",
+        ),
+        figure(
+            pictures["distance"],
+            "All questions. Beside the memory file: the same model with its memory reset, and the same model having "
+            f"read the last {found.window:,} tokens alone, which is what a window of that length knows.",
+        ),
+        id_="search",
     )
+
+
+def _map(found: Found) -> Markup:
+    """Draw where in the text every sentence stands, and what became of it."""
+    verdicts = {(one.question, one.at - one.tokens_ago): one.right("memory") for one in found.asked}
+    marks = []
+    for fact, place in zip(found.hidden.facts, found.hidden.places, strict=True):
+        right = verdicts.get((fact.question, place))
+        top = 8 if fact.kind == "place" else 52
+        marks.append(tag(
+            "rect", tag("title", f"{fact.sentence} (token {place:,})"), x=f"{1000 * place / found.tokens:.1f}", y=top,
+            width=6, height=36, rx=2, fill=LEFT if right is None else RIGHT if right else WRONG,
+        ))  # fmt: skip
+    ends = [
+        tag("rect", x=f"{1000 * end / found.tokens:.1f}", y=0, width=1, height=96, fill=CHANCE)
+        for end in found.hidden.ends
+    ]
+    line = tag("rect", x=0, y=47, width=1006, height=2, fill=NONE)
+    return tag("svg", line, *ends, *marks, viewBox="0 0 1006 96", role="img", aria_label="Map of the text")
+
+
+def _questions(found: Found) -> Markup:
+    def answered(one: Asked, reader: str) -> Markup:
+        right = one.right(reader)
+        return tag("span", f"{one.answers[reader] or '–'} {'✓' if right else '✗'}", class_="right" if right else None)
+
+    rows = [
+        [one.question, one.expected, *(answered(one, reader) for reader in READERS), f"{one.tokens_ago:,}"]
+        for one in found.asked
+    ]
+    head = ["asked", "it was said", *(NAMES[reader] for reader in READERS), "tokens ago"]
+    sizes = [
+        [f"pretrained:{r.model}", f"{r.parameters:,}", f"{r.tokens / r.seconds:,.0f}", f"{r.file_bytes:,} bytes"]
+        for r in found.readings
+    ]
+    return section(
+        "2  Every question and every answer",
+        tag("div", table(head, rows, numbers=False), class_="wide"),
+        table(["model", "parameters", "tokens per second", "memory file"], sizes),
+        id_="questions",
+    )
+
+
+def _next(facts: Facts) -> Markup:
+    said = tag("p", "The memory files lie beside this page.")
+    return section("4  Go on", said, tag("pre", "\n".join(facts.commands)), id_="next")
 
 
 def _recall(recall: RecallOutcome, pictures: dict[str, Markup]) -> Markup:
@@ -131,7 +176,7 @@ def _recall(recall: RecallOutcome, pictures: dict[str, Markup]) -> Markup:
         )
     ]
     return section(
-        "1  Remembering over a gap",
+        "3  Learning works here too",
         tag(
             "p",
             f"{task.pairs} pairs of a key and a value, {task.gap} tokens of filler, then every key again: the model "
@@ -176,79 +221,6 @@ def _example(example: Example, half: int) -> Markup:
     return table(["asked", *(name(example.tokens[place]) for place in asked)], rows)
 
 
-def _language(language: LanguageOutcome, pictures: dict[str, Markup], facts: Facts) -> Markup:
-    kinds = (
-        ("memory carried through the document", language.memory, language.with_memory),
-        (f"the same model, reset every {language.segment_len} bytes", language.memory, language.reset),
-        ("no memory: segments alone", language.no_memory, language.without),
-    )
-    rows = [[*_size(name, t), f"{t.seconds:.0f} s", f"{found.bits_per_byte:.3f}"] for name, t, found in kinds]
-    counts, trained = language.corpus.describe(), language.memory
-    return section(
-        "2  Reading real text",
-        tag(
-            "p",
-            f"A byte model with memory as context (MAC) was trained on {facts.text_name}: {trained.steps:,} steps, "
-            f"{trained.tokens:,} of {counts['train_bytes']:,} bytes. Its attention sees a segment of "
-            f"{language.segment_len} bytes; what is older reaches it through the memory only. It is measured on the "
-            f"first bytes of {len(language.with_memory.by_document)} documents that were held out, "
-            f"{language.with_memory.bytes:,} bytes in all. Text stored as it is costs 8 bits per byte.",
-        ),
-        table(["", "parameters", "state per sequence", "training", "bits per byte"], rows),
-        _said(language_findings(language)),
-        figure(
-            pictures["position"],
-            "Every point compares the same bytes; which documents reach a position, and what stands there (a licence, "
-            "imports, code), differs from point to point.",
-        ),
-        figure(pictures["gain"], "The same model on the same bytes, with and without what earlier segments left."),
-        figure(pictures["training"], "Training batches, both models on the same ones: single steps and running mean."),
-        id_="text",
-    )
-
-
-def _surprise(reading: Reading) -> Markup:
-    shown = reading.data[: reading.plan.shown_bytes]
-    summary, bits = (x[1 : len(shown) + 1] for x in (reading.surprise.summary(), reading.surprise.bits))
-
-    def note(place: slice) -> str:
-        return f"‖∇ℓ‖ {summary[place].mean():.2f} × median   ·   {bits[place].sum():.2f} bits"
-
-    def choice(id_: str, label: str, checked: str | None) -> Markup:
-        button = tag("input", type="radio", name="shade", id=id_, checked=checked)
-        return join([button, tag("label", label, for_=id_)])
-
-    return section(
-        "3  What surprised the memory",
-        tag(
-            "p",
-            f"The start of {reading.name}, which no model here was trained on. The colour of a byte is the size of the "
-            "gradient ‖∇ℓ‖ that the memory wrote it with, averaged over all memories of the model, from the least "
-            "surprising sixteenth to the most. Point at a byte for its numbers.",
-        ),
-        tag(
-            "div",
-            choice("by-surprise", "the memory’s surprise ‖∇ℓ‖", "checked"),
-            choice("by-bits", "the model’s own: bits needed", None),
-            tag("p", *(tag("span", class_=f"s0-{i} s1-{i}") for i in range(16)), class_="heat legend"),
-            coloured_text(shown, [levels(summary), levels(bits)], note, label=f"{reading.name}, coloured by surprise"),
-            class_="views",
-        ),
-        _said(reading_findings(reading)),
-        id_="surprise",
-    )
-
-
-def _continuation(reading: Reading) -> Markup:
-    said = (
-        f"The model read {len(reading.data):,} bytes of {reading.name} and wrote what stands in colour, "
-        f"{reading.continuation.tokens:,} tokens sampled at temperature {reading.plan.temperature:g}. After minutes of "
-        "training a model writes the shape of such text, not sense."
-    )
-    text = tag("pre", reading.prompt_tail, tag("span", reading.continuation.text, class_="written"))
-    return section("4  Reading on", tag("p", said), text, id_="continuation")
-
-
 def _run(facts: Facts) -> Markup:
     stages = [[name, f"{seconds:.1f} s"] for name, seconds in {**facts.stages, "all": facts.wall_seconds}.items()]
     about = [
@@ -259,8 +231,8 @@ def _run(facts: Facts) -> Markup:
         "How this was run",
         tag(
             "p",
-            "One seed, small models, minutes of training: directions, not results. Intervals are over held-out "
-            "documents, not over seeds. All numbers, with every step of training and all settings, are in ",
+            "One draw: directions, not results; another draw with --seed. All numbers, with every answer, every step "
+            "of training and all settings, are in ",
             tag("code", "results.json"),
             " beside this page.",
         ),
@@ -278,10 +250,5 @@ def _said(lines: Sequence[str]) -> Markup:
 
 STYLE = """
 .right { color: #18794e; font-weight: 600; }
-.written { background: #e4e9fb; color: #22368a; border-radius: 3px; }
-.views input { accent-color: var(--accent); margin: 0 .4rem 0 0; }
-.views label { margin-right: 1.5rem; font-size: .925rem; }
-.legend { display: flex; border: 0; margin: .75rem 0; max-width: 16rem; }
-.legend span { flex: 1; height: .8rem; }
-.legend span:hover { outline: 0; }
+.wide td { white-space: nowrap; }
 """

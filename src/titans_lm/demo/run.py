@@ -1,33 +1,30 @@
-"""Run the demo from start to end and write what came out: report.html, PNGs, results.json, the trained byte model."""
+"""Run the demo from start to end and write what came out: a page, PNGs, results.json, the text and its memories."""
 
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from titans_lm.bench.hardware import processor, usable_cores
-from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.demo.findings import language_findings, reading_findings, recall_findings
-from titans_lm.demo.language import LanguageOutcome, run_language
-from titans_lm.demo.reading import Reading, read_and_continue
+from titans_lm.demo.findings import recall_findings, search_findings
 from titans_lm.demo.recall import RecallOutcome, run_recall
+from titans_lm.demo.search import MODELS, TEXT, Found, make_hidden, search, today
 from titans_lm.demo.settings import DemoPlan, DemoSettings, full_plan, quick_plan
-from titans_lm.train.checkpoint import save_model
 from titans_lm.train.device import environment
-from titans_lm.train.files import new_folder, write_atomically, write_json
+from titans_lm.train.files import write_atomically, write_json
 from titans_lm.train.options import plain_settings
-from titans_lm.train.run import MODEL
 
-FORMAT = "titans-lm demo 1"
+FORMAT = "titans-lm demo 2"
 REPORT, RESULTS = "report.html", "results.json"
-PARTS = ("recall", "language", "reading")
-AFTER_TRAINING = 35.0
-"""Seconds kept for what follows the training: measuring, reading, writing the report."""
+PARTS = ("search", "recall")
 
 
 @contextmanager
@@ -65,10 +62,10 @@ class Stages:
 
 
 def run_demo(settings: DemoSettings, *, quiet: bool = False) -> dict[str, Any]:
-    """Train, measure, read, report, and tell what is found as it is found; returns what results.json holds.
+    """Read, ask, train, report, and tell what is found as it is found; returns what results.json holds.
 
-    Raises ValueError for settings or data that will not do, and Interrupted (a KeyboardInterrupt) on Ctrl-C; the folder
-    is written at the end, so an interruption leaves what was there before.
+    Raises ValueError for settings, text or facts that will not do, and Interrupted (a KeyboardInterrupt) on Ctrl-C; the
+    report is written at the end.
     """
     check_folder(settings.out)
     with one_thread():
@@ -76,54 +73,50 @@ def run_demo(settings: DemoSettings, *, quiet: bool = False) -> dict[str, Any]:
 
 
 def _run(settings: DemoSettings, quiet: bool, console: Console) -> dict[str, Any]:
-    plan = quick_plan(settings.seed) if settings.quick else full_plan(settings.seed)
+    seed = today() if settings.seed is None else settings.seed
+    plan = quick_plan(seed) if settings.quick else full_plan(seed)
     stages = Stages()
-
-    def say(title: str, text: str) -> None:
-        console.print(f"\n[bold]{title}[/bold]", highlight=False, end="")
-        console.print(f": {text}", markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
     def tell(lines: list[str]) -> None:
         for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
-    say("Associative recall", f"a memory against a sliding window, over a gap of {plan.recall.gap} tokens")
-    with stages.lap("associative recall"):
-        recall = run_recall(plan.recall, seed=settings.seed, quiet=quiet)
+    with stages.lap("making the text"):
+        hidden = make_hidden(settings, plan.search, seed)
+    tell([f"Hidden in {hidden.ends[-1]:,} tokens, by the seed {seed}: {hidden.facts[0].sentence} …"])
+    with stages.lap("reading and asking"):
+        found = search(settings, plan.search, hidden, seed, quiet=quiet)
+    tell([*search_findings(found), "", f"Learning, from nothing: recall over a gap of {plan.recall.gap} tokens"])
+    with stages.lap("a small training"):
+        recall = run_recall(plan.recall, seed=seed, quiet=quiet)
     tell(recall_findings(recall))
-
-    say("Byte models", f"with and without a memory, on {text_name(settings.data)}")
-    with stages.lap("byte models"):
-        left = 60.0 * settings.minutes - stages.total - AFTER_TRAINING
-        language = run_language(plan.language, settings.data, seconds=left, quiet=quiet)
-    tell(language_findings(language))
-
-    with stages.lap("reading and writing on"):
-        reading = read_and_continue(language.memory.model, language.corpus, plan.reading, seed=settings.seed)
-    say("Reading on", f"{len(reading.data):,} bytes of {reading.name}, then the model writes")
-    console.print(reading.prompt_tail[-160:], style="dim", end="", markup=False, highlight=False)
-    console.print(f"{reading.continuation.text}\n", style="bold", markup=False, highlight=False)
-    tell(reading_findings(reading))
-
-    results = write_outcome(settings, plan, recall, language, reading, stages)
-    tell(["", *(f"{name}: {settings.out / file}" for name, file in results["files"].items())])
-    tell([f"Go on writing with: titans generate {settings.out} --prompt 'def '"])
+    results = write_outcome(settings, plan, found, recall, stages)
+    shown = {name: file for name, file in results["files"].items() if not name.startswith("memory")}
+    tell(["", *(f"{name}: {settings.out / file}" for name, file in shown.items())])
+    tell(["Go on with:", *(f"  {command}" for command in results["next"])])
     return results
 
 
+def next_commands(found: Found, out: Path) -> list[str]:
+    """Name three commands that go on from here, as they can be typed where the demo was."""
+    program = "titans" if which("titans") else sys.argv[0]
+    ask = shlex.join([program, "ask"])
+    asked = []
+    for reading in found.readings:
+        of = next(one for one in reversed(found.asked) if MODELS[one.kind] == reading.model)
+        model = "" if reading.model == "facts" else f" --model pretrained:{reading.model}"
+        asked.append(f'{ask} "{of.question}" --memory {shlex.quote(str(out / reading.files[-1]))}{model}')
+    return [*asked, f"{shlex.quote(program)} serve"]
+
+
 def write_outcome(
-    settings: DemoSettings,
-    plan: DemoPlan,
-    recall: RecallOutcome,
-    language: LanguageOutcome,
-    reading: Reading,
-    stages: Stages,
+    settings: DemoSettings, plan: DemoPlan, found: Found, recall: RecallOutcome, stages: Stages
 ) -> dict[str, Any]:
-    """Write the plots, the page, the model and the numbers, each file whole or not at all; results.json comes last."""
+    """Write the plots, the page and the numbers, each file whole or not at all; results.json comes last."""
     from titans_lm.demo.report import Facts, plots, report_page
     from titans_lm.report.plots import draw, inline_svg, save_png
 
-    shown = plots(recall, language)
+    shown = plots(found, recall)
     with stages.lap("plots"):
         drawn = {name: draw(plot) for name, plot in shown.items()}
         pictures = {
@@ -131,31 +124,35 @@ def write_outcome(
             for name, plot in shown.items()
         }
     plain = {part: plain_settings(getattr(plan, part)) for part in PARTS}
+    commands = next_commands(found, settings.out)
     facts = Facts(
-        text_name=text_name(settings.data),
-        command=" ".join(["titans demo", *(["--quick"] if settings.quick else [])]),
+        command=" ".join(["titans demo", *(["--quick"] if settings.quick else []), f"--seed {found.seed}"]),
+        commands=commands,
         date=f"{datetime.now():%Y-%m-%d %H:%M}",
         wall_seconds=stages.total,
         stages=dict(stages.seconds),
         environment={"processor": processor(), "cores": usable_cores(), **environment()},
         settings={**plain_settings(settings), "plan": plain},
     )
-    write_atomically(settings.out / REPORT, report_page(recall, language, reading, pictures, facts))
+    write_atomically(settings.out / REPORT, report_page(found, recall, pictures, facts))
     for name, figure in drawn.items():
         save_png(figure, settings.out / f"{name}.png")
-    with new_folder(settings.out / MODEL) as folder:
-        save_model(folder, language.memory.model, byte_tokenizer())
+    memories = [file for reading in found.readings for file in reading.files]
     results = {
         "format": FORMAT,
         "date": facts.date,
-        "findings": [*recall_findings(recall), *language_findings(language), *reading_findings(reading)],
-        **{part: one.as_dict() for part, one in zip(PARTS, (recall, language, reading), strict=True)},
+        "findings": [*search_findings(found), *recall_findings(recall)],
+        "search": found.as_dict(),
+        "recall": recall.as_dict(),
+        "next": commands,
         "wall_seconds": facts.wall_seconds,
         "stages": facts.stages,
         "environment": facts.environment,
         "settings": plain_settings(settings),
         "plan": plain,
-        "files": {"report": REPORT, "numbers": RESULTS, "model": MODEL} | {f"plot {n}": f"{n}.png" for n in shown},
+        "files": {"report": REPORT, "numbers": RESULTS, "text": TEXT}
+        | {f"memory {file}": file for file in memories}
+        | {f"plot {n}": f"{n}.png" for n in shown},
     }
     write_json(settings.out / RESULTS, results)
     return results
@@ -172,8 +169,3 @@ def check_folder(out: Path) -> None:
     if found and not found & {REPORT, RESULTS}:
         raise ValueError(f"got --out {out}, which holds other files; expected a new folder, or that of an earlier demo")
     out.mkdir(parents=True, exist_ok=True)
-
-
-def text_name(data: str) -> str:
-    """Name the text for the middle of a sentence."""
-    return "the source of the Python standard library" if data == "stdlib" else data

@@ -67,14 +67,8 @@ class Lesson:
         config: BackboneConfig,
         *,
         quiet: bool,
-        max_seconds: float = float("inf"),
-        least_steps: int = 1,
-        max_steps: int | None = None,
     ) -> Trained:
-        """Train a fresh model; after `max_seconds`, but not before `least_steps`, training ends early.
-
-        `max_steps` ends it early too, with the schedule of the full length: for a rival of one that was cut short.
-        """
+        """Train a fresh model."""
         torch.manual_seed(self.settings.seed)
         model = self.build(config)
         counts = describe_model(model)
@@ -84,8 +78,7 @@ class Lesson:
 
         def keep(record: dict[str, Any]) -> bool:
             curve.append({key: record[key] for key in ("step", "loss", self.metric)})
-            late = time.perf_counter() - started > max_seconds and record["step"] >= least_steps
-            return late or record["step"] == max_steps
+            return False
 
         def look(check: Check, model: Any) -> dict[str, float]:
             found = check(model)

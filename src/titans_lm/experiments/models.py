@@ -318,8 +318,10 @@ def same_tokens(own: "PreTrainedTokenizerBase", chosen: str) -> bool:
     """Whether a tokenizer makes the tokens of a task's: bytes, words or a folder, which is compared by its content."""
     from titans_lm.data.prepared import tokenizer_fingerprint
     from titans_lm.data.tasks.haystack import BYTES, WORDS, tokenizer_in
+    from titans_lm.data.tasks.vocabulary import word_tokenizer
     from titans_lm.data.tokenizer import is_byte_tokenizer
 
-    if chosen in (BYTES, WORDS):
-        return chosen == BYTES and is_byte_tokenizer(own)
-    return tokenizer_fingerprint(own) == tokenizer_fingerprint(tokenizer_in(chosen))
+    if chosen == BYTES:
+        return is_byte_tokenizer(own)
+    other = word_tokenizer() if chosen == WORDS else tokenizer_in(chosen)
+    return tokenizer_fingerprint(own) == tokenizer_fingerprint(other)

@@ -12,6 +12,7 @@ from titans_lm.data.contents import contents_of
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.haystack import BYTES, WORDS, tokenizer_in
 from titans_lm.data.tasks.task import AT, Task
+from titans_lm.data.tasks.vocabulary import FULL_STOP, word_tokenizer
 from titans_lm.evaluate.accuracy import bytes_of_state, task_score
 from titans_lm.experiments.models import TrainedModel, model_settings
 from titans_lm.experiments.result import Result, kept, runs_of, write_record
@@ -186,6 +187,8 @@ class TaskJob:
     def _learn(self, model: "PreTrainedModel", outlook: Outlook | None) -> FitResult:
         """Train a model in the folder of the run, from where that stopped; without steps it stays as it is."""
         own = task_tokenizer(self.train_tasks[0]) if self.start is None else self.start.tokenizer()
+        if getattr(self.train_tasks[0], "tokenizer", None) == WORDS and model.generation_config is not None:
+            model.generation_config.eos_token_id = FULL_STOP  # where it has answered
         begun = self.saved_spec() is not None
         run = RunFolder.open(self.folder, own) if begun else RunFolder.create(self.folder, self.spec(), own)
         if not self.settings.steps:
@@ -224,9 +227,11 @@ class TaskJob:
 
 
 def task_tokenizer(task: Task) -> "PreTrainedTokenizerBase | None":
-    """Load the tokenizer whose tokens a task is of; None where its ids are of its own (bytes without marks, words)."""
+    """Load the tokenizer whose tokens a task is of; None where its ids are of its own, as are bytes without marks."""
     name = getattr(task, "tokenizer", BYTES)
-    return None if name in (BYTES, WORDS) else tokenizer_in(name)
+    if name == WORDS:
+        return word_tokenizer()
+    return None if name == BYTES else tokenizer_in(name)
 
 
 def task_job(settings: Any, parameters: int | None, run: Run, start: TrainedModel | None) -> TaskJob:

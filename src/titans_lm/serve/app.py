@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from titans_lm.data.tasks.vocabulary import is_word_tokenizer
 from titans_lm.serve.auth import Auth
 from titans_lm.serve.engine import Answer, Emit, Engine
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, failure, not_found
@@ -28,6 +29,8 @@ from titans_lm.serve.store import Kind
 log = logging.getLogger("titans_lm.serve")
 Given = TypeVar("Given", bound=Strict)
 PAGE = {"": ("page.html", "text/html"), "page.js": ("page.js", "text/javascript"), "page.css": ("page.css", "text/css")}
+ANSWERS, WRITES = 0.0, 0.8
+"""Temperatures that the page begins with: of a model that was taught to answer, and of any other."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -53,7 +56,7 @@ def create_app(engine: Engine, name: str, api_key: str | None) -> FastAPI:
     app.add_middleware(Counted, metrics=metrics)  # the outer one
     _handle_errors(app)
     _pages(app, engine, runner, metrics)
-    _models(app, name)
+    _models(app, name, ANSWERS if is_word_tokenizer(engine.tokenizer) else WRITES)
     _answers(app, engine, runner, metrics, name)
     _memories(app, engine, runner)
     return app
@@ -131,8 +134,10 @@ def _file(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
     return page
 
 
-def _models(app: FastAPI, name: str) -> None:
-    card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "titans-lm"}
+def _models(app: FastAPI, name: str, temperature: float) -> None:
+    card = {
+        "id": name, "object": "model", "created": int(time.time()), "owned_by": "titans-lm", "temperature": temperature
+    }  # fmt: skip
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -25,6 +25,7 @@ from titans_lm.serve.settings import ServeSettings
 from titans_lm.serve.store import Entry, Store
 from titans_lm.serve.writing import Writing
 from titans_lm.streaming import Memory, Reader, TokenStream
+from titans_lm.streaming.reader import ending_tokens
 from titans_lm.surprise import check_surprised, measure_surprise
 
 if TYPE_CHECKING:
@@ -81,10 +82,7 @@ class Engine:
         self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", store: Store, settings: ServeSettings
     ) -> None:
         self.model, self.tokenizer, self.store, self.settings = model.eval(), tokenizer, store, settings
-        owner: Any = tokenizer
-        given: Any = getattr(model.generation_config, "eos_token_id", None)
-        ends = given if isinstance(given, list | tuple) else [given]
-        self.ends = {end for end in (*ends, owner.eos_token_id) if end is not None}
+        self.ends = ending_tokens(model, tokenizer)
         self.batcher = Batcher(self.model, tokenizer, settings.max_batch)
         self._reading = threading.Semaphore(settings.workers)
 

@@ -18,6 +18,7 @@ from titans_lm.serve.settings import ServeSettings, check_key
 from titans_lm.serve.store import Store
 from titans_lm.streaming.reader import check_readable
 from titans_lm.train.run import load_model, load_tokenizer
+from titans_lm.train.shipped import PREFIX
 
 KEY = "TITANS_API_KEY"
 GRACE = 10
@@ -91,7 +92,7 @@ def serve_model(
     """
     model, tokenizer = load_model(folder, device), load_tokenizer(folder)
     check_readable(model)
-    name = settings.name or folder.resolve().name
+    name = settings.name or folder.resolve().name.removeprefix(PREFIX)
     key = os.environ.get(KEY) if settings.api_key is None else settings.api_key
     check_key(KEY, key)
     listening, store, app = _listen(settings.host, settings.port), None, None

@@ -64,6 +64,7 @@ class Reader:
         self.device = next(model.parameters()).device
         self.bos, self.eos = document_marks(tokenizer)
         self._history = History(keep)
+        self.ends = ending_tokens(model, tokenizer)
         owner: Any = model
         if memory is None:
             with torch.no_grad():
@@ -283,7 +284,7 @@ class Reader:
         return logits[:, -1]
 
     def write(self, choose: Callable[[Tensor], int], max_new_tokens: int) -> Iterator[int]:
-        """Write on, token by token, each chosen from logits (1, V) and read like any other; ends after <eos>.
+        """Write on, token by token, each chosen from logits (1, V) and read like any other, up to one that ends a text.
 
         The memory is whole after every token, so writing may be broken off anywhere. For a single row.
         """
@@ -294,7 +295,7 @@ class Reader:
         for _ in range(max_new_tokens):
             [token] = self.decode(lambda logits: [choose(logits)])
             yield token
-            if token == self.eos:
+            if token in self.ends:
                 return
 
     def decode(self, choose: Callable[[Tensor], Sequence[int]]) -> Sequence[int]:
@@ -371,6 +372,13 @@ def document_marks(tokenizer: "PreTrainedTokenizerBase | None") -> tuple[int | N
         return BOS, EOS
     ids: Any = tokenizer
     return ids.bos_token_id, ids.eos_token_id
+
+
+def ending_tokens(model: nn.Module, tokenizer: "PreTrainedTokenizerBase | None") -> set[int]:
+    """After which tokens a text ends: <eos>, and those that the model's generation_config names."""
+    given: Any = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    named = given if isinstance(given, list | tuple) else [given]
+    return {end for end in (*named, document_marks(tokenizer)[1]) if end is not None}
 
 
 def opening_marks(marks: tuple[int | None, int | None], *, after_open: bool) -> list[int]:

@@ -40,6 +40,7 @@ from titans_lm.train.files import (
     write_json,
 )
 from titans_lm.train.parallel import ALONE, Distributed
+from titans_lm.train.shipped import PREFIX, shipped_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -189,8 +190,10 @@ def latest_checkpoint(run: Path) -> Path | None:
 def resolve_model(path: str | Path) -> Path:
     """Find the saved model that a path means: a saved model or checkpoint itself, or the newest one of a run.
 
-    ValueError where there is none, saying what was found instead.
+    pretrained:NAME is one that comes with the package. ValueError where there is none, saying what was found instead.
     """
+    if str(path).startswith(PREFIX):
+        return shipped_model(str(path).removeprefix(PREFIX))
     path = Path(path)
     if not path.exists():
         raise ValueError(f"got the model {str(path)!r}, which does not exist; expected a run folder or a saved model")

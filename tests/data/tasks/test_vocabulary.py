@@ -1,10 +1,26 @@
 """The tokenizer of the tasks' words: any text comes back, and what the tasks say is short."""
 
+import re
+
+import numpy as np
 import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data.tasks.task_cases import decode_words
+from titans_lm.data.tasks.babilong import BabiLongSettings
+from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.stories import ROOMS
-from titans_lm.data.tasks.vocabulary import INTRODUCTION, NOISE, NOUNS, encode_words, word_ids
+from titans_lm.data.tasks.vocabulary import (
+    INTRODUCTION,
+    NOISE,
+    NOUNS,
+    encode_words,
+    split_words,
+    word_count,
+    word_ids,
+    word_tokenizer,
+)
+from titans_lm.data.tokenizer import byte_tokenizer
 
 TEXTS = [
     "",
@@ -30,4 +46,41 @@ def test_words_of_the_tasks_are_one_token() -> None:
         assert encode_words(f" {word}").tolist() == [word_ids()[f" {word}"]]
     assert encode_words("zebra").tolist() == list(b"zebra")
     ids = sorted(word_ids().values())
-    assert ids == list(range(256, 256 + len(ids)))
+    assert ids == list(range(256, word_count() - 1))
+
+
+def test_a_sentence_is_the_same_alone_and_in_a_text() -> None:
+    told = ["It was late. ", "Into the ", "Mary went to the hallway. ", "“No.” ", "Is Mary ", "The number is 4821937. "]
+    assert encode_words("".join(told)).tolist() == [token for one in told for token in encode_words(one)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    folder = tmp_path_factory.mktemp("words")
+    word_tokenizer().save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "A cart. A “No.” The (A). “A word.” John went, 48213 of them. Ä\n"])
+def test_the_saved_tokenizer_makes_the_same_tokens(text: str, saved: PreTrainedTokenizerBase) -> None:
+    prose = re.sub(r"(?<=\S)\s+(?=\S)", " ", text)
+    assert saved(text).input_ids == encode_words(prose).tolist()
+    assert saved.decode(saved(text).input_ids) == prose
+    assert (len(saved), saved.pad_token_id) == (word_count(), word_count() - 1)
+
+
+def test_its_chat_template_asks_as_the_tasks_do(saved: PreTrainedTokenizerBase) -> None:
+    rng = np.random.default_rng(0)
+    for task, form in ((BabiLongSettings(), r"\n(.*\?)"), (NeedleSettings(), r"\n(.*\?)")):
+        [(asked, answer)] = task.draw_story(rng).questions
+        question = re.match(form, asked)
+        assert question is not None
+        turn = {"role": "user", "content": question[1]}
+        assert saved.apply_chat_template([turn], tokenize=False) == asked
+        told = [turn, {"role": "assistant", "content": answer.strip()}, turn]
+        assert saved.apply_chat_template(told, tokenize=False) == asked + answer + asked
+
+
+def test_words_that_it_splits_are_named(saved: PreTrainedTokenizerBase) -> None:
+    assert split_words("Where is Peter? In the bathroom, a zebra.", saved) == ["Peter", "In", "zebra"]
+    assert split_words("Where is Peter?", byte_tokenizer()) == []

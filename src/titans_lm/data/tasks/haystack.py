@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from titans_lm.config import nearest
 from titans_lm.data.tasks.task import TaskPlan
-from titans_lm.data.tasks.vocabulary import NOISE, encode_words, word_ids
+from titans_lm.data.tasks.vocabulary import NOISE, encode_words, word_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,7 +164,7 @@ def holds_tokenizer(folder: Path) -> bool:
 def vocabulary(tokenizer: str) -> int:
     """Count the ids that a tokenizer makes."""
     if tokenizer == WORDS:
-        return 256 + len(word_ids())
+        return word_count()
     return 256 if tokenizer == BYTES else len(tokenizer_in(tokenizer))
 
 

@@ -1,11 +1,18 @@
 """A tokenizer of the words that tasks are made of: one token a word, one for two digits, bytes for everything else.
 
     id 0 … 255    the byte itself
-    id 256 …      a word of the tasks' own sentences or two digits, with the space before it where there is one
+    id 256 …      a word of the tasks' own sentences or two digits, with the space before it where there is one; the
+                  space before a capital letter is a byte of its own
+    last id       <pad>, which no text has
 
 Any text can be written, and what the tasks say is short: a needle of 47 bytes is 12 tokens. Digits go by two, as they
 go by three in large vocabularies: a number of seven is four tokens, and the one that follows a token in it is nearly
-always told by that token alone.
+always told by that token alone. A name is one token wherever it stands, and a sentence the same tokens alone and in a
+text. A letter that stands alone is its byte.
+
+`encode_words` is the direct path, which takes text as it is; `word_tokenizer` is an ordinary tokenizer.json, which
+reads running text as the tasks have it (every stretch of white space is one space, but at the ends), and whose chat
+template writes a question as they do.
 """
 
 import re
@@ -14,9 +21,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from titans_lm.data.tasks.stories import WORDS as STORY_WORDS
+from titans_lm.data.tokenizer import byte_vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 NOISE = (
     "The river runs past the mill.", "A cart stands in the yard.", "Bread is baked before it is light.",
@@ -41,16 +50,79 @@ NOUNS = (
     "ocean", "orchard", "otter", "paper", "pebble", "pillow", "quarry", "raven", "ribbon", "saddle", "shadow",
     "shepherd", "spoon", "thistle", "tower", "tunnel", "violin", "willow",
 )  # fmt: skip
-WORD = re.compile(r" ?(?:[A-Za-z]+|[0-9]{2})")
+WORD = re.compile(r"(?: (?![A-Z]))?(?:[A-Za-z]+|[0-9]{2})")
+FULL_STOP = ord(".")
+"""The id that ends an answer."""
+QUESTION = """\
+{%- for message in messages -%}
+{%- set said = message["content"] | trim -%}
+{%- if message["role"] == "assistant" -%}
+{{ " " ~ said }}
+{%- elif said.startswith("What is the secret ") -%}
+{{ "\\n" ~ said ~ " The" ~ said.removeprefix("What is the").removesuffix("?") ~ " is" }}
+{%- else -%}
+{{ "\\n" ~ said ~ " Answer:" }}
+{%- endif -%}
+{%- endfor -%}
+"""
+"""How the tasks ask, as a chat template: up to where the answer begins."""
 
 
 @cache
 def word_ids() -> dict[str, int]:
-    """Return the id of every word that needles and stories have and of two digits, with and without a space before."""
+    """Return the id of every form of the words that needles and stories have, and of two digits."""
     texts = [INTRODUCTION, *NOISE, *ADJECTIVES, *NOUNS, *FRAME, *STORY_WORDS]
     words = sorted({word for text in texts for word in re.findall("[A-Za-z]+", text)})
     words += [f"{number:02}" for number in range(100)]
-    return {written: 256 + i for i, written in enumerate(form for word in words for form in (word, f" {word}"))}
+    forms = [form for word in words for form in (word, f" {word}") if len(word) > 1 and WORD.fullmatch(form)]
+    return {form: 256 + i for i, form in enumerate(forms)}
+
+
+def word_count() -> int:
+    """Count the ids, with that of <pad>."""
+    return 256 + len(word_ids()) + 1
+
+
+@cache
+def word_tokenizer() -> "PreTrainedTokenizerFast":
+    """Build the tokenizer as a Hugging Face tokenizer that loads again without code of ours."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {
+        form.replace(" ", "Ġ"): token for form, token in word_ids().items()
+    }  # Ġ is a space where bytes are letters
+    vocabulary = {**byte_vocabulary(), **words, "<pad>": word_count() - 1}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    tokenizer.normalizer = normalizers.Replace(Regex(r"(?<=\S)\s+(?=\S)"), " ")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORD.pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        padding_side="left",  # a batch is written on at its right end
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        chat_template=QUESTION,
+    )
+
+
+def is_word_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Tell whether a tokenizer is that of the tasks' words."""
+    return len(tokenizer) == word_count() and tokenizer.get_vocab() == word_tokenizer().get_vocab()
+
+
+def split_words(text: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """Name the words of a text that a model of these tokens was not taught; none for any other tokenizer."""
+    if not is_word_tokenizer(tokenizer):
+        return []
+    found = dict.fromkeys(re.findall("[A-Za-z]+", text))
+    return [word for word in found if len(word) > 1 and word not in word_ids()]
 
 
 def encode_words(text: str) -> "np.ndarray":

@@ -275,4 +275,9 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
 $("drop").addEventListener("keydown", (event) => {
   if (event.key === "Enter" || event.key === " ") $("file").click();
 });
-get("v1/models").then(({ data }) => { $("model").textContent = data[0].id; begin(""); }).catch(complain);
+get("v1/models").then(({ data }) => {
+  $("model").textContent = data[0].id;
+  $("temperature").value = data[0].temperature;
+  if (data[0].temperature === 0) $("text").placeholder = "Ask about a document, in the form that the model was taught: Where is Mary?";
+  begin("");
+}).catch(complain);

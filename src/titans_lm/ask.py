@@ -1,0 +1,97 @@
+"""Ask what a text says: read it into a memory, then answer from the memory alone."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from titans_lm.data.tasks.vocabulary import split_words
+from titans_lm.generate import Generated, generate_text
+from titans_lm.streaming import Memory, load_memory
+from titans_lm.streaming.read import STDIN, read_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MOST = 32
+"""Tokens of an answer, unless its model ends it before."""
+
+
+def answer(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    question: str,
+    memory: Memory,
+    *,
+    max_new_tokens: int = MOST,
+) -> Generated:
+    """Answer a question from a memory, which stays as it is; the likeliest words, in the form of the chat template."""
+    asked = as_asked(tokenizer, question)
+    return generate_text(model, tokenizer, asked, memory=memory, max_new_tokens=max_new_tokens, temperature=0.0)
+
+
+def as_asked(tokenizer: "PreTrainedTokenizerBase", question: str) -> str:
+    """Write a question as the model was taught to be asked: by its chat template, where it has one."""
+    owner: Any = tokenizer
+    if not owner.chat_template:
+        return question
+    turn = {"role": "user", "content": question}
+    asked = owner.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+    return asked.removeprefix(owner.bos_token or "")  # whoever reads it writes it
+
+
+def ask_files(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    files: Sequence[str | Path],
+    question: str,
+    *,
+    memory: Path | None = None,
+    out: Path | None = None,
+    max_new_tokens: int = MOST,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Read files after what a memory holds, keep the memory in `out`, and answer a question from it.
+
+    The files may be none where there is a memory, which then is asked as it is. ValueError for an empty file, a
+    question without anything to answer it from, a memory of another model, and an `out` that exists.
+    """
+    check_asked(files, question, memory, out)
+    if not files:
+        assert memory is not None, "checked"
+        known = load_memory(memory, model)
+    else:
+        with TemporaryDirectory() as folder:
+            kept = out or Path(folder) / "memory"
+            read_files(model, tokenizer, files, kept, onto=memory, quiet=quiet)
+            known = load_memory(kept, model)
+    if known.tokens[0] == 0:
+        raise ValueError("got nothing on standard input; expected some text")
+    found = answer(model, tokenizer, question, known, max_new_tokens=max_new_tokens)
+    return {
+        "question": question,
+        "answer": found.text.strip(),
+        "seconds": round(found.seconds, 3),
+        "tokens_read": known.tokens[0],
+        "sources": [source.name for source in known.sources[0]],
+        "memory": None if out is None else str(out),
+        "memory_bytes": None if out is None else out.stat().st_size,
+        "split_words": split_words(question, tokenizer),
+    }
+
+
+def check_asked(files: Sequence[str | Path], question: str, memory: Path | None, out: Path | None) -> None:
+    """Refuse what cannot be answered before anything is read: ValueError."""
+    paths = [Path(file) for file in files]
+    if not question.strip() or os.path.isfile(question):  # unlike Path's, it takes a question of any length
+        raise ValueError(f'got {question!r} in the place of the question; expected titans ask FILE "Where is Mary?"')
+    if not paths and memory is None:
+        raise ValueError(f"got the question {question!r} and nothing to read; expected files before it, or --memory")
+    for path in paths:
+        if str(path) != STDIN and path.is_file() and path.stat().st_size == 0:
+            raise ValueError(f"got the file {str(path)!r}, which is empty; expected some text")
+    if out is not None and not paths:
+        raise ValueError(f"got --out {out} and nothing to read; expected files to keep the memory of")
+    if out is not None and out.exists():
+        raise ValueError(f"got --out {out}, which exists; ask it with --memory {out}, or choose another name")

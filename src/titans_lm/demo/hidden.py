@@ -1,0 +1,122 @@
+"""Facts and numbers that are hidden in a text: drawn from a seed, or a user's own; and where in the text they stand."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from titans_lm.data.tasks.stories import GO, PEOPLE, ROOMS
+from titans_lm.data.tasks.vocabulary import two_words, two_words_count
+from titans_lm.demo.prose import count_tokens
+
+Kind = Literal["place", "number"]
+PLACE = re.compile(rf"([A-Z]\w*) (?:{'|'.join(GO)}) the (\w+)\.")
+NUMBER = re.compile(r"The secret number of (\w+ \w+) is (\d+)\.")
+SENTENCES_PER_LINE = 5
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A sentence that says where somebody is, or a number by its name."""
+
+    kind: Kind
+    about: str
+    answer: str
+    sentence: str
+
+    @property
+    def question(self) -> str:
+        return f"Where is {self.about}?" if self.kind == "place" else f"What is the secret number of {self.about}?"
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A text with facts in it, in parts: after each of them can be asked what was said so far."""
+
+    parts: list[str]
+    ends: list[int]
+    """Tokens up to the end of each part."""
+    facts: list[Fact]
+    places: list[int]
+    """Tokens before each fact."""
+    split: list[str] = field(default_factory=list)
+    """Words of the facts that the models were not taught."""
+
+    def known(self, part: int) -> dict[tuple[Kind, str], tuple[Fact, int]]:
+        """Give the last that was said of everybody and everything by the end of a part, and how many tokens before."""
+        end = self.ends[part]
+        return {
+            (fact.kind, fact.about): (fact, end - place)
+            for fact, place in zip(self.facts, self.places, strict=True)
+            if place < end
+        }
+
+
+def drawn_facts(rng: np.random.Generator, parts: int, moves: int, numbers: int) -> list[list[Fact]]:
+    """Draw what is said in each part: all people go somewhere in the first, `moves` times somebody in each later one.
+
+    Numbers of seven digits have names of two words, no two the same.
+    """
+    told: list[list[Fact]] = []
+    for part in range(parts):
+        who = rng.permutation(PEOPLE) if part == 0 else rng.choice(PEOPLE, moves)
+        told.append([went(str(one), str(rng.choice(GO)), str(rng.choice(ROOMS))) for one in who])
+    for pick in rng.choice(two_words_count(), numbers, replace=False):
+        name, number = two_words(int(pick)), str(rng.integers(1_000_000, 10_000_000))
+        fact = Fact("number", name, number, f"The secret number of {name} is {number}.")
+        told[int(rng.integers(parts))].append(fact)
+    return [[facts[i] for i in rng.permutation(len(facts))] for facts in told]
+
+
+def went(who: str, how: str, where: str) -> Fact:
+    """Say where somebody went."""
+    return Fact("place", who, where, f"{who} {how} the {where}.")
+
+
+def own_facts(path: Path) -> list[Fact]:
+    """Read a user's facts, one a line; ValueError for a line of neither form."""
+    found = []
+    for count, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        sentence = line.strip()
+        place, number = PLACE.fullmatch(sentence), NUMBER.fullmatch(sentence)
+        if place is not None:
+            found.append(Fact("place", place[1], place[2], sentence))
+        elif number is not None:
+            found.append(Fact("number", number[1], number[2], sentence))
+        elif sentence:
+            raise ValueError(
+                f"{path}, line {count}: got {sentence[:60]!r}; expected 'Mary went to the garden.' (or "
+                f"{', '.join(GO)}) or 'The secret number of brave otter is 4821937.'"
+            )
+    if not found:
+        raise ValueError(f"got the facts {str(path)!r}, which are none; expected a sentence a line")
+    return found
+
+
+def hide(rng: np.random.Generator, sentences: list[str], counts: list[int], told: list[list[Fact]]) -> Hidden:
+    """Put the facts of every part between its sentences, in their order; parts are of equally many tokens."""
+    edges = np.searchsorted(np.cumsum(counts), np.linspace(0, sum(counts), len(told) + 1)[1:-1]).tolist()
+    bounds = [0, *edges, len(sentences)]
+    parts: list[str] = []
+    ends: list[int] = []
+    facts: list[Fact] = []
+    places: list[int] = []
+    total = 0
+    for said, start, stop in zip(told, bounds[:-1], bounds[1:], strict=True):
+        before = np.sort(rng.integers(start, stop, len(said))).tolist()
+        written, waiting = [], list(zip(before, said, strict=True))
+        for at in range(start, stop):
+            while waiting and waiting[0][0] == at:
+                fact = waiting.pop(0)[1]
+                facts.append(fact)
+                places.append(total)
+                written.append(fact.sentence)
+                total += count_tokens(fact.sentence)
+            written.append(sentences[at])
+            total += counts[at]
+        lines = [written[i : i + SENTENCES_PER_LINE] for i in range(0, len(written), SENTENCES_PER_LINE)]
+        parts.append(" " + "\n".join(map(" ".join, lines)))
+        ends.append(total)
+    return Hidden(parts, ends, facts, places)

@@ -1,0 +1,205 @@
+"""Shipped models read a long text once; what was hidden in it is asked from their memory files alone."""
+
+import time
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from titans_lm.ask import answer
+from titans_lm.data.tasks.vocabulary import split_words
+from titans_lm.demo.hidden import Hidden, Kind, drawn_facts, hide, own_facts
+from titans_lm.demo.prose import LIBRARY, long_text
+from titans_lm.demo.settings import DemoSettings, SearchPlan
+from titans_lm.streaming import Memory, Reader, load_memory, save_memory
+from titans_lm.streaming.read import ReadingReport
+from titans_lm.train.files import write_atomically
+from titans_lm.train.fresh import describe_model
+from titans_lm.train.shipped import pretrained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MODELS: dict[Kind, str] = {"place": "facts", "number": "needles"}
+READERS = ("memory", "reset", "window")
+"""Who answers: from the memory file; the same model with its memory reset; the same model having read the end alone."""
+TEXT = "text.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One question, and what each reader answered."""
+
+    kind: Kind
+    question: str
+    expected: str
+    tokens_ago: int
+    """Tokens between the fact and the question."""
+    at: int
+    """Tokens that were read when it was asked."""
+    answers: dict[str, str]
+
+    def right(self, reader: str) -> bool:
+        return self.answers[reader] == self.expected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How one model read the text."""
+
+    model: str
+    parameters: int
+    tokens: int
+    seconds: float
+    state_bytes: int
+    files: list[str]
+    """Memory files, in the order in which they were written."""
+    file_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What came out of the search."""
+
+    seed: int
+    own: bool
+    """Whether the facts are the user's."""
+    source: str
+    tokens: int
+    text_bytes: int
+    window: int
+    hidden: Hidden
+    readings: list[Reading]
+    asked: list[Asked]
+
+    def score(self, kind: Kind, reader: str) -> tuple[int, int]:
+        """Count right answers of one reader to questions of one kind, and the questions."""
+        of = [one for one in self.asked if one.kind == kind]
+        return sum(one.right(reader) for one in of), len(of)
+
+    def as_dict(self) -> dict[str, Any]:
+        scores = {
+            MODELS[kind]: {reader: self.score(kind, reader)[0] for reader in READERS}
+            | {"asked": self.score(kind, "memory")[1]}
+            for kind in MODELS
+        }
+        kept = {name: value for name, value in vars(self).items() if name not in ("hidden", "readings", "asked")}
+        return {
+            **kept,
+            "facts": [
+                {"tokens_before": place, **asdict(fact)}
+                for fact, place in zip(self.hidden.facts, self.hidden.places, strict=True)
+            ],
+            "words_that_are_spelled": self.hidden.split,
+            "scores": scores,
+            "readings": [asdict(reading) for reading in self.readings],
+            "asked": [asdict(one) for one in self.asked],
+        }
+
+
+def today() -> int:
+    """The seed of the day: its date."""
+    return int(f"{date.today():%Y%m%d}")
+
+
+def make_hidden(settings: DemoSettings, plan: SearchPlan, seed: int) -> Hidden:
+    """Make the text; ValueError for a user's text or facts that will not do."""
+    rng = np.random.default_rng(seed)
+    own = None if settings.facts is None else own_facts(settings.facts)
+    sentences, counts = long_text(settings.text, plan.tokens if settings.tokens is None else settings.tokens)
+    told = [own] if own else drawn_facts(rng, plan.parts, plan.moves, plan.numbers)
+    hidden = hide(rng, sentences, counts, told)
+    hidden.split.extend(dict.fromkeys(
+        word for fact in hidden.facts for word in split_words(fact.sentence, pretrained("facts")[1])
+    ))  # fmt: skip
+    return hidden
+
+
+def search(settings: DemoSettings, plan: SearchPlan, hidden: Hidden, seed: int, *, quiet: bool) -> Found:
+    """Read, save, forget the text, and ask: files go to the folder of the demo."""
+    text = "".join(hidden.parts)
+    write_atomically(settings.out / TEXT, text + "\n")
+    readings, asked = [], []
+    for kind, name in MODELS.items():
+        if any(fact.kind == kind for fact in hidden.facts):
+            reading, found = _read(name, kind, hidden, settings.out, plan, quiet=quiet)
+            readings.append(reading)
+            asked += found
+    return Found(
+        seed=seed,
+        own=settings.facts is not None,
+        source=LIBRARY if settings.text is None else str(settings.text),
+        tokens=hidden.ends[-1],
+        text_bytes=len(text.encode()),
+        window=plan.window,
+        hidden=hidden,
+        readings=readings,
+        asked=asked,
+    )
+
+
+def _read(
+    name: str, kind: Kind, hidden: Hidden, out: Path, plan: SearchPlan, *, quiet: bool
+) -> tuple[Reading, list[Asked]]:
+    """Read with one model. Where people are is asked after every part, as they walk about; numbers at the end."""
+    model, tokenizer = pretrained(name)
+    reader, asked, files, spent = Reader(model, tokenizer, piece_len=plan.piece_len), [], [], 0.0
+    report = ReadingReport(quiet=quiet, title=f"reading with pretrained:{name}").start(hidden.ends[-1], 0)
+    with report:
+        for number, part in enumerate(hidden.parts):
+            started = time.perf_counter()
+            reader.read(
+                part, name=TEXT, new_document=number == 0,
+                on_piece=lambda reader: report.update(reader.tokens, reader.memory.bytes, reader.tokens),
+            )  # fmt: skip
+            spent += time.perf_counter() - started
+            last = number == len(hidden.parts) - 1
+            if not last and kind == "number":
+                continue
+            files.append(f"{name}.memory" if last else f"{name}-{number + 1}.memory")
+            save_memory(reader.memory, out / files[-1], model)
+            asked += _ask(model, tokenizer, kind, hidden, number, out / files[-1], plan.window)
+    reading = Reading(
+        model=name, parameters=describe_model(model)["parameters"], tokens=reader.tokens, seconds=spent,
+        state_bytes=reader.memory.bytes, files=files, file_bytes=(out / files[-1]).stat().st_size,
+    )  # fmt: skip
+    return reading, asked
+
+
+def _ask(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    kind: Kind,
+    hidden: Hidden,
+    part: int,
+    file: Path,
+    window: int,
+) -> list[Asked]:
+    """Ask all that is known by the end of a part, of the memory file and of those that stand beside it."""
+    owner: Any = model
+    end = Reader(model, tokenizer)
+    end.feed([tokenizer(hidden.parts[part][-8 * window :]).input_ids[-window:]])
+    memories = {
+        "memory": load_memory(file, model), "reset": Memory.empty(owner.init_state(1)), "window": end.memory
+    }  # fmt: skip
+    found = []
+    for fact, ago in hidden.known(part).values():
+        if fact.kind != kind:
+            continue
+        answers = {
+            reader: answer(model, tokenizer, fact.question, memories[reader]).text.strip().rstrip(".")
+            for reader in READERS
+        }
+        found.append(
+            Asked(
+                kind=kind,
+                question=fact.question,
+                expected=fact.answer,
+                tokens_ago=ago,
+                at=hidden.ends[part],
+                answers=answers,
+            )
+        )
+    return found

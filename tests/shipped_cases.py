@@ -1,0 +1,19 @@
+"""Models that stand in for those that ship: as small as can be, and taught nothing."""
+
+from pathlib import Path
+from typing import Any
+
+from model_cases import small_config, wake
+from titans_lm.data.tasks.vocabulary import FULL_STOP, word_count, word_tokenizer
+from titans_lm.train.fresh import language_model
+
+
+def ship(folder: Path) -> Path:
+    """Write facts and needles, of different architectures, into a folder."""
+    for name, architecture in (("facts", "lmm"), ("needles", "mac")):
+        model: Any = language_model(small_config(architecture), word_count())
+        wake(model, 0.2)
+        model.generation_config.eos_token_id = FULL_STOP
+        model.save_pretrained(folder / name)
+        word_tokenizer().save_pretrained(folder / name)
+    return folder

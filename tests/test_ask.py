@@ -1,0 +1,141 @@
+"""Shipped models by name, and titans ask: from files to an answer, from a memory to another, and one line otherwise."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import titans_lm
+from cli_cases import titans
+from shipped_cases import ship
+from titans_lm.ask import answer, as_asked
+from titans_lm.data.tasks.vocabulary import word_tokenizer
+from titans_lm.data.tokenizer import byte_tokenizer
+from titans_lm.streaming import Reader
+from titans_lm.train import shipped
+from titans_lm.train.run import load_model, resolve_model
+
+QUESTION = "Where is Mary?"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ship(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(autouse=True)
+def _shipped(weights: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(shipped, "FOLDER", weights)
+    shipped.pretrained.cache_clear()
+    yield
+    shipped.pretrained.cache_clear()
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.txt"
+    path.write_text("It was late.\nMary went to the garden.\nNobody knew.\n")
+    return path
+
+
+def test_a_shipped_model_is_taken_wherever_a_folder_is(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = titans_lm.pretrained("facts")
+    assert resolve_model("pretrained:facts") == weights / "facts" == resolve_model(Path("pretrained:facts"))
+    assert not model.training
+    assert tokenizer.get_vocab() == word_tokenizer().get_vocab()
+    code, out, _ = titans(capsys, "info", "pretrained:needles", "--json", weights / "info.json")
+    assert (code, json.loads((weights / "info.json").read_text())["architecture"]) == (0, "mac")
+    code, out, _ = titans(
+        capsys, "generate", "pretrained:facts", "--prompt", "Mary", "--max-new-tokens", 3, "--seed", 0
+    )
+    assert (code, bool(out)) == (0, True)
+
+
+def test_a_file_is_read_and_asked_and_its_memory_asked_again(
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = titans_lm.pretrained("facts")
+    reader = Reader(model, tokenizer)
+    reader.read(notes)
+    expected = answer(model, tokenizer, QUESTION, reader.memory).text.strip()
+    kept, told = tmp_path / "notes.memory", tmp_path / "told.json"
+    code, out, _ = titans(capsys, "ask", notes, QUESTION, "--out", kept, "--json", told)
+    assert (code, out.splitlines()[-1]) == (0, expected)
+    assert f"memory of {kept.stat().st_size:,} bytes" in out
+    assert json.loads(told.read_text())["sources"] == [str(notes)]
+    assert titans(capsys, "ask", QUESTION, "--memory", kept) == (0, f"{expected}\n", "")
+    code, out, _ = titans(capsys, "ask", notes, QUESTION, "--memory", kept, "--quiet")
+    assert code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.memory", "notes.txt", "told.json"]
+
+
+def test_an_answer_ends_where_its_model_ends_it(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = titans_lm.pretrained("facts")
+    reader = Reader(model, tokenizer)
+    reader.read(notes)
+    free = answer(model, tokenizer, QUESTION, reader.memory, max_new_tokens=8)
+    first = reader.fork()
+    first.read(as_asked(tokenizer, QUESTION), new_document=False)
+    monkeypatch.setattr(model.generation_config, "eos_token_id", int(first.next_logits().argmax()))
+    ended = answer(model, tokenizer, QUESTION, reader.memory, max_new_tokens=8)
+    assert ended.tokens == 1 < free.tokens
+
+
+def test_a_question_is_written_as_the_model_was_taught() -> None:
+    assert as_asked(word_tokenizer(), QUESTION) == f"\n{QUESTION} Answer:"
+    assert as_asked(byte_tokenizer(), QUESTION) == QUESTION
+
+
+def test_words_that_the_model_was_not_taught_are_named(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = titans(capsys, "ask", notes, "Where is Peter?")
+    assert code == 0
+    assert "warning: the model was not taught the words Peter" in out
+
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "nothing": (["ask"], "got no question"),
+    "no question": (["ask", "notes.txt"], "got 'notes.txt' in the place of the question"),
+    "nothing to read": (["ask", QUESTION], "nothing to read; expected files before it, or --memory"),
+    "a file that is not there": (["ask", "note.txt", QUESTION], "got the file 'note.txt', which is not there"),
+    "an empty file": (["ask", "empty.txt", QUESTION], "got the file 'empty.txt', which is empty"),
+    "no memory file": (["ask", QUESTION, "--memory", "notes.txt"], "'notes.txt'"),
+    "a memory that is there": (["ask", "notes.txt", QUESTION, "--out", "notes.txt"], "which exists; ask it with"),
+    "a memory of nothing": (["ask", QUESTION, "--memory", "x", "--out", "y"], "expected files to keep"),
+    "an unknown name": (["ask", "notes.txt", QUESTION, "--model", "pretrained:fact"], "did you mean 'facts'?"),
+    "another unknown name": (["generate", "pretrained:books"], "expected one of facts, needles"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "told"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_told_in_one_line(
+    args: list[str], told: str, notes: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(notes.parent)
+    Path("empty.txt").touch()
+    code, _, error = titans(capsys, *args)
+    assert (code, error.count("\n")) == (2, 1)
+    assert told in error
+
+
+def test_a_memory_of_another_model_is_refused(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = notes.with_name("notes.memory")
+    assert titans(capsys, "ask", notes, QUESTION, "--out", kept)[0] == 0
+    code, _, error = titans(capsys, "ask", QUESTION, "--memory", kept, "--model", "pretrained:needles")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "of another model" in error
+
+
+def test_a_wheel_without_weights_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match="a titans-lm that came without weights"):
+        titans_lm.pretrained("facts")
+
+
+def test_transformers_loads_one_by_its_folder(weights: Path) -> None:
+    """Once the package is imported: its folder needs no code beside it."""
+    folder = weights / "facts"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("Mary").input_ids == word_tokenizer()("Mary").input_ids
+    assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == load_model(folder, "cpu").config.vocab_size
