@@ -3,7 +3,8 @@
 python tests/hf/drafting.py [steps [width]]
 
 A small model is trained on a text that repeats itself, so that what is looked up in the prompt is mostly right. Drafts
-are written by a model of one block and a quarter of the width, trained on the same text, and by the model itself.
+are written by a model of one block and a quarter of the width, trained on the same text, and by the model itself, whose
+passes are then those of its drafts too.
 """
 
 import statistics
