@@ -21,11 +21,11 @@ def hidden(seed: int = 0) -> Hidden:
 def test_everything_is_said_between_sentences_and_where_it_is_said_to_be() -> None:
     made = hidden()
     text = " ".join("".join(made.parts).split())
-    tokens = encode_words(f" {text}").tolist()
+    tokens = encode_words(f"{text} ").tolist()
     assert len(tokens) == made.ends[-1]
     assert [token for part in made.parts for token in word_tokenizer()(part).input_ids] == tokens
     for fact, place in zip(made.facts, made.places, strict=True):
-        said = encode_words(f" {fact.sentence}").tolist()
+        said = encode_words(fact.sentence).tolist()
         assert tokens[place : place + len(said)] == said
     left = sentences_of(text)
     for fact in made.facts:

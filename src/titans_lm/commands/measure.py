@@ -14,7 +14,7 @@ from titans_lm.train.options import as_settings
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(Configured, DemoSettings):
-    """Hide facts in a long text, read it once with the models that ship, ask their memory files, and write a report."""
+    """Hide facts in a long text, read it once with what ships, ask its memory files, and write a report."""
 
 
 KINDS = {**{name: one.settings for name, one in benchmarks().items()}, "all": AllSettings, "render": RenderSettings}

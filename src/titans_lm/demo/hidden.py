@@ -117,6 +117,6 @@ def hide(rng: np.random.Generator, sentences: list[str], counts: list[int], told
             written.append(sentences[at])
             total += counts[at]
         lines = [written[i : i + SENTENCES_PER_LINE] for i in range(0, len(written), SENTENCES_PER_LINE)]
-        parts.append(" " + "\n".join(map(" ".join, lines)))
+        parts.append("\n".join(map(" ".join, lines)) + " ")
         ends.append(total)
     return Hidden(parts, ends, facts, places)

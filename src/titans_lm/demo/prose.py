@@ -57,8 +57,8 @@ def long_text(source: Path | None, tokens: int) -> tuple[list[str], list[int]]:
 
 
 def count_tokens(sentence: str) -> int:
-    """Count the tokens of a sentence and the space before it."""
-    return len(encode_words(f" {sentence}"))
+    """Count the tokens of a sentence, and one for the space before it."""
+    return len(encode_words(sentence)) + 1
 
 
 def _read(source: Path) -> str:

@@ -83,7 +83,7 @@ def report_page(found: Found, recall: RecallOutcome, pictures: dict[str, Markup]
         tag("h1", "A memory that keeps learning while it reads"),
         tag(
             "p",
-            f"Two small models that come with titans-lm read a long text once. Everything on this page was computed on "
+            "What ships with titans-lm reads a long text once. Everything on this page was computed on "
             f"this machine in {took} by ",
             tag("code", facts.command),
             f" on {facts.date}.",
@@ -100,8 +100,9 @@ def _search(found: Found, pictures: dict[str, Markup]) -> Markup:
         "1  A sentence in a long text",
         tag(
             "p",
-            "People walk about, and numbers have names: sentences that say so are hidden between those of the text. "
-            "Two models read all of it once, piece by piece, and write what they learn into a memory of constant size. "
+            "People walk about: sentences that say so are hidden between those of the text"
+            f"{', as are numbers by their names' if len(found.readings) > 1 else ''}. "
+            f"{_readers(found)} all of it once, piece by piece, into a memory of constant size. "
             "The memory is saved as a file, the text is put away, and the questions are answered from the file alone.",
         ),
         _said(search_findings(found)),
@@ -118,6 +119,10 @@ def _search(found: Found, pictures: dict[str, Markup]) -> Markup:
         ),
         id_="search",
     )
+
+
+def _readers(found: Found) -> str:
+    return "A small model reads" if len(found.readings) == 1 else "Two small models read"
 
 
 def _map(found: Found) -> Markup:

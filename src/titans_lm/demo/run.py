@@ -106,6 +106,9 @@ def next_commands(found: Found, out: Path) -> list[str]:
         of = next(one for one in reversed(found.asked) if MODELS[one.kind] == reading.model)
         model = "" if reading.model == "facts" else f" --model pretrained:{reading.model}"
         asked.append(f'{ask} "{of.question}" --memory {shlex.quote(str(out / reading.files[-1]))}{model}')
+    again = found.asked[-1]
+    if again.kind == "place":  # of the text itself, which is read anew
+        asked.append(f'{ask} {shlex.quote(str(out / TEXT))} "{again.question}"')
     return [*asked, f"{shlex.quote(program)} serve"]
 
 

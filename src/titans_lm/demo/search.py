@@ -17,7 +17,7 @@ from titans_lm.streaming import Memory, Reader, load_memory, save_memory
 from titans_lm.streaming.read import ReadingReport
 from titans_lm.train.files import write_atomically
 from titans_lm.train.fresh import describe_model
-from titans_lm.train.shipped import pretrained
+from titans_lm.train.shipped import pretrained, shipped_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -109,7 +109,8 @@ def make_hidden(settings: DemoSettings, plan: SearchPlan, seed: int) -> Hidden:
     rng = np.random.default_rng(seed)
     own = None if settings.facts is None else own_facts(settings.facts)
     sentences, counts = long_text(settings.text, plan.tokens if settings.tokens is None else settings.tokens)
-    told = [own] if own else drawn_facts(rng, plan.parts, plan.moves, plan.numbers)
+    numbers = plan.numbers if MODELS["number"] in shipped_names() else 0
+    told = [own] if own else drawn_facts(rng, plan.parts, plan.moves, numbers)
     hidden = hide(rng, sentences, counts, told)
     hidden.split.extend(dict.fromkeys(
         word for fact in hidden.facts for word in split_words(fact.sentence, pretrained("facts")[1])

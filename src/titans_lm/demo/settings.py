@@ -93,7 +93,7 @@ def full_plan(seed: int) -> DemoPlan:
         recall=RecallPlan(
             memory=BackboneConfig(architecture="lmm", memory_depth=1, chunk_size=16, **small),
             window=BackboneConfig(architecture="sliding", window=16, **small),
-            fit=FitSettings(steps=280, lr=3e-3, warmup_steps=20, eval_every=20, seed=seed),
+            fit=FitSettings(steps=100, lr=3e-3, warmup_steps=20, eval_every=10, seed=seed),
         ),
     )
 

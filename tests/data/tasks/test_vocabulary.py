@@ -13,6 +13,7 @@ from titans_lm.data.tasks.stories import ROOMS
 from titans_lm.data.tasks.vocabulary import (
     INTRODUCTION,
     NOISE,
+    NOTHING,
     NOUNS,
     encode_words,
     split_words,
@@ -46,11 +47,11 @@ def test_words_of_the_tasks_are_one_token() -> None:
         assert encode_words(f" {word}").tolist() == [word_ids()[f" {word}"]]
     assert encode_words("zebra").tolist() == list(b"zebra")
     ids = sorted(word_ids().values())
-    assert ids == list(range(256, word_count() - 1))
+    assert ids == list(range(257, word_count()))
 
 
 def test_a_sentence_is_the_same_alone_and_in_a_text() -> None:
-    told = ["It was late. ", "Into the ", "Mary went to the hallway. ", "“No.” ", "Is Mary ", "The number is 4821937. "]
+    told = ["It was late. ", "Mary went to the hallway. ", "“No.” ", "The number is 4821937. "]
     assert encode_words("".join(told)).tolist() == [token for one in told for token in encode_words(one)]
 
 
@@ -63,10 +64,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
 
 @pytest.mark.parametrize("text", [*TEXTS, "A cart. A “No.” The (A). “A word.” John went, 48213 of them. Ä\n"])
 def test_the_saved_tokenizer_makes_the_same_tokens(text: str, saved: PreTrainedTokenizerBase) -> None:
-    prose = re.sub(r"(?<=\S)\s+(?=\S)", " ", text)
+    prose = re.sub(r"(?<=\S)(?!  [A-Z])\s+(?=\S)", " ", re.sub(r"(?<=\w)\s*\n\s*(?=[A-Z])", "  ", text))
     assert saved(text).input_ids == encode_words(prose).tolist()
     assert saved.decode(saved(text).input_ids) == prose
-    assert (len(saved), saved.pad_token_id) == (word_count(), word_count() - 1)
+    assert (len(saved), saved.pad_token_id) == (word_count(), NOTHING)
+
+
+def test_a_line_that_begins_with_a_name_begins_a_sentence(saved: PreTrainedTokenizerBase) -> None:
+    said = encode_words("Mary went to the garden.").tolist()
+    for before in ("A list\n", "A list:\n\n  ", "It was late. ", "It was late.\n"):
+        assert saved(f"{before}Mary went to the garden.").input_ids[-len(said) :] == said
+    assert saved("in the\nbathroom").input_ids == encode_words("in the bathroom").tolist()
 
 
 def test_its_chat_template_asks_as_the_tasks_do(saved: PreTrainedTokenizerBase) -> None:

@@ -1,18 +1,17 @@
 """A tokenizer of the words that tasks are made of: one token a word, one for two digits, bytes for everything else.
 
     id 0 … 255    the byte itself
-    id 256 …      a word of the tasks' own sentences or two digits, with the space before it where there is one; the
-                  space before a capital letter is a byte of its own
-    last id       <pad>, which no text has
+    id 256        <pad>, which no text has
+    id 257 …      a word of the tasks' own sentences or two digits, with the space before it where there is one
 
 Any text can be written, and what the tasks say is short: a needle of 47 bytes is 12 tokens. Digits go by two, as they
 go by three in large vocabularies: a number of seven is four tokens, and the one that follows a token in it is nearly
-always told by that token alone. A name is one token wherever it stands, and a sentence the same tokens alone and in a
-text. A letter that stands alone is its byte.
+always told by that token alone. The space between two sentences is a byte of its own, so that a sentence is the same
+tokens alone and in a text. A letter that stands alone is its byte.
 
 `encode_words` is the direct path, which takes text as it is; `word_tokenizer` is an ordinary tokenizer.json, which
-reads running text as the tasks have it (every stretch of white space is one space, but at the ends), and whose chat
-template writes a question as they do.
+reads running text as the tasks have it (white space inside is one space, or two where a line begins with a capital
+letter and the one before ends no sentence), and whose chat template writes a question as they do.
 """
 
 import re
@@ -50,9 +49,10 @@ NOUNS = (
     "ocean", "orchard", "otter", "paper", "pebble", "pillow", "quarry", "raven", "ribbon", "saddle", "shadow",
     "shepherd", "spoon", "thistle", "tower", "tunnel", "violin", "willow",
 )  # fmt: skip
-WORD = re.compile(r"(?: (?![A-Z]))?(?:[A-Za-z]+|[0-9]{2})")
-FULL_STOP = ord(".")
-"""The id that ends an answer."""
+WORD = re.compile(r"""(?:(?<![.!\s])(?<![.!?]["'’”)]) )?(?:[A-Za-z]+|[0-9]{2})""")
+"""A word or two digits, with the space before it unless a sentence ends there, or there is another."""
+NOTHING, FULL_STOP = 256, ord(".")
+"""The id that no text has, and the one that ends an answer."""
 QUESTION = """\
 {%- for message in messages -%}
 {%- set said = message["content"] | trim -%}
@@ -70,17 +70,18 @@ QUESTION = """\
 
 @cache
 def word_ids() -> dict[str, int]:
-    """Return the id of every form of the words that needles and stories have, and of two digits."""
+    """Return the id of every word that needles and stories have and of two digits, with and without a space before."""
     texts = [INTRODUCTION, *NOISE, *ADJECTIVES, *NOUNS, *FRAME, *STORY_WORDS]
     words = sorted({word for text in texts for word in re.findall("[A-Za-z]+", text)})
     words += [f"{number:02}" for number in range(100)]
-    forms = [form for word in words for form in (word, f" {word}") if len(word) > 1 and WORD.fullmatch(form)]
-    return {form: 256 + i for i, form in enumerate(forms)}
+    forms = [form for word in words for form in (word, f" {word}")]
+    return {form: 256 + i for i, form in enumerate(forms) if len(form) > 1}  # A letter alone is a byte: 256 is NOTHING
 
 
+@cache
 def word_count() -> int:
-    """Count the ids, with that of <pad>."""
-    return 256 + len(word_ids()) + 1
+    """Count the ids, with that of nothing."""
+    return max(word_ids().values()) + 1
 
 
 @cache
@@ -89,12 +90,15 @@ def word_tokenizer() -> "PreTrainedTokenizerFast":
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {
-        form.replace(" ", "Ġ"): token for form, token in word_ids().items()
-    }  # Ġ is a space where bytes are letters
-    vocabulary = {**byte_vocabulary(), **words, "<pad>": word_count() - 1}
+    words = {form.replace(" ", "Ġ"): token for form, token in word_ids().items()}  # Ġ is the letter of that byte
+    vocabulary = {**byte_vocabulary(), "<pad>": NOTHING, **words}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
-    tokenizer.normalizer = normalizers.Replace(Regex(r"(?<=\S)\s+(?=\S)"), " ")
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace(Regex(r"""(?<=[^\s.!?"'’”)])\s*\n\s*(?=[A-Z])"""), "  "),
+            normalizers.Replace(Regex(r"(?<=\S)(?!  [A-Z])\s+(?=\S)"), " "),
+        ]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(WORD.pattern), behavior="isolated"),
