@@ -46,7 +46,7 @@ def moved(call: Call, dtype: torch.dtype = DTYPE, device: torch.device = DEVICE)
             return tuple(cast(y) for y in x)
         return x.to(device, dtype if x.is_floating_point() else None)
 
-    *inputs, (M, S, anchor, offset) = call.arguments
+    *inputs, (M, S, anchor, offset, _) = call.arguments
     weights = cast(M)
     same = all(a is w for a, w in zip(anchor, M, strict=True))
     state = MemoryState(weights, cast(S), weights if same else cast(anchor), offset.to(device))

@@ -160,7 +160,7 @@ def _forward(segment: Segment, state: State, outputs: Outputs, replay: bool) -> 
     kernel, hidden, extra = (deep_forward, (F,), segment.hidden) if deep else (linear_forward, (), {})
     anchors = state.W if segment.fresh else state.A
     kernel[(R,)](
-        *segment.tokens, *(g.G for g in segment.gates), *(g.lines for g in segment.gates), segment.complete,
+        *segment.tokens[:3], *(g.G for g in segment.gates), *(g.lines for g in segment.gates), segment.complete,
         *segment.norm, *segment.initial(state.W), *state.W, *state.S, *anchors, *outputs,
         n, R, H, C, D, *hidden, REPLAY=replay, FRESH=segment.fresh, **segment.form, **extra,
     )  # fmt: skip
@@ -184,13 +184,13 @@ def lead_back(
     reads, writes = (deep_read_adjoint, deep_write_adjoint) if deep else (linear_read_adjoint, linear_write_adjoint)
     hidden, form = ((F,) if deep else ()), {**segment.form, **(segment.hidden if deep else {})}
     reads[(R, n)](
-        d_o, *segment.tokens, *gates, *lines, *given, *states.W, *states.S, *(states.A if deep else ()), written, read,
+        d_o, *segment.tokens[:3], *gates, *lines, *given, *states.W, *states.S, *(states.A if deep else ()), written, read,
         d_q, d_k, d_delta, d_z, *d_hidden, *d_G, *d_af, *d_norm, R, H, C, D, *hidden, **form,
     )  # fmt: skip
     for whole, part in zip((shared.weight, shared.bias), d_norm, strict=True):
         whole += part.sum(0)
     writes[(R,)](
-        *segment.tokens, *lines, segment.complete, *given, *states, written, d_delta, d_z, *d_hidden,
+        *segment.tokens[:3], *lines, segment.complete, *given, *states, written, d_delta, d_z, *d_hidden,
         *d, *(shared.initial or d.W), d_k, d_v, *d_lines, *d_ends, shared.weight, shared.bias,
         n, R, H, C, D, *hidden, FRESH=segment.fresh, **form,
     )  # fmt: skip
