@@ -184,8 +184,8 @@ def lead_back(
     reads, writes = (deep_read_adjoint, deep_write_adjoint) if deep else (linear_read_adjoint, linear_write_adjoint)
     hidden, form = ((F,) if deep else ()), {**segment.form, **(segment.hidden if deep else {})}
     reads[(R, n)](
-        d_o, *segment.tokens[:3], *gates, *lines, *given, *states.W, *states.S, *(states.A if deep else ()), written, read,
-        d_q, d_k, d_delta, d_z, *d_hidden, *d_G, *d_af, *d_norm, R, H, C, D, *hidden, **form,
+        d_o, *segment.tokens[:3], *gates, *lines, *given, *states.W, *states.S, *(states.A if deep else ()),
+        written, read, d_q, d_k, d_delta, d_z, *d_hidden, *d_G, *d_af, *d_norm, R, H, C, D, *hidden, **form,
     )  # fmt: skip
     for whole, part in zip((shared.weight, shared.bias), d_norm, strict=True):
         whole += part.sum(0)
