@@ -20,7 +20,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from titans_lm.data.tasks.stories import WORDS as STORY_WORDS
-from titans_lm.data.tokenizer import byte_vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,6 +88,8 @@ def word_tokenizer() -> "PreTrainedTokenizerFast":
     """Build the tokenizer as a Hugging Face tokenizer that loads again without code of ours."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+
+    from titans_lm.data.tokenizer import byte_vocabulary
 
     words = {form.replace(" ", "Ġ"): token for form, token in word_ids().items()}  # Ġ is the letter of that byte
     vocabulary = {**byte_vocabulary(), "<pad>": NOTHING, **words}
