@@ -22,7 +22,7 @@ from cli_cases import environment
 from serve.serve_cases import Expected, plain_model, serving, small_engine, text_of
 from titans_lm.data.tokenizer import byte_tokenizer
 
-SECONDS = float(os.environ.get("TITANS_LOAD_SECONDS", "6"))
+SECONDS = float(os.environ.get("TITANS_LOAD_SECONDS", "3"))
 CLIENTS, CONVERSATIONS = 32, 8
 PATTERNS = [f"House {i} has the door {colour}. " for i, colour in enumerate(("red", "blue", "green", "black") * 2)]
 
