@@ -46,12 +46,13 @@ class Slow:
     """Writes a checkpoint only when it is let, or never."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.let, self.save = threading.Event(), runs.save_checkpoint
+        self.let, self.was_let, self.save = threading.Event(), threading.Event(), runs.save_checkpoint
         self.error, self.failures = OSError(), 0
         monkeypatch.setattr(runs, "save_checkpoint", self)
 
     def __call__(self, *args: Any, **more: Any) -> None:
         assert self.let.wait(60), "nobody lets it write"
+        self.was_let.set()
         if self.failures > 0:
             self.failures -= 1
             raise self.error
@@ -74,9 +75,13 @@ def test_every_checkpoint_is_that_of_its_step(titans, llama, tmp_path: Path, mon
     slow = Slow(monkeypatch)
 
     def on_step(record: dict) -> None:
-        slow.let.clear() if record["step"] % 2 == 0 else slow.let.set()
-        if record["step"] == SETTINGS.steps:
+        if record["step"] % 2:
             slow.let.set()
+        elif record["step"] < SETTINGS.steps:
+            # a thread that is slow to begin would find it shut again
+            assert record["step"] == 2 or slow.was_let.wait(60)
+            slow.was_let.clear()
+            slow.let.clear()
 
     fit(make(), batches, loss(), SETTINGS, run=RunFolder.create(tmp_path / "b", {}), on_step=on_step)
     for step in (2, 4, 6, 8):
