@@ -135,6 +135,15 @@ def test_rows_of_other_lengths_and_places_are_rows_alone(settings: dict[str, Any
         assert_same([t[row : row + 1] for _, t in named_tensors(after)], own)
 
 
+def test_padding_alone_or_no_token_at_all_changes_nothing() -> None:
+    memory = layer(memory_caching="grm")
+    x = torch.randn(2, 7, 8, dtype=torch.float64)
+    _, state = memory(x)
+    for y, after in (memory(x, state, lengths=torch.zeros(2, dtype=torch.long)), memory(x[:, :0], state)):
+        assert bool(y.isfinite().all())
+        assert_same(after, state)
+
+
 def assert_same(got: Any, expected: Any) -> None:
     got = got if isinstance(got, list) else [tensor for _, tensor in named_tensors(got)]
     for a, (name, b) in zip(got, named_tensors(expected), strict=True):

@@ -65,7 +65,7 @@ def pieces(read_before: list[int], lengths: list[int], segment: int) -> list[tup
             ends.setdefault(end, set()).add(row)
     rows = range(len(lengths))
     cut = [(end, [row in ending for row in rows]) for end, ending in sorted(ends.items())]
-    longest = max(lengths, default=0)
+    longest = max(1, *lengths)  # a call of nothing but padding is a piece too
     return cut if longest in ends else [*cut, (longest, [False] * len(lengths))]
 
 

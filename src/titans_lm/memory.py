@@ -303,7 +303,7 @@ class NeuralMemory(nn.Module):
             return_surprise=surprise,
         )  # fmt: skip
         tokens, valid, cached = (q, k, v, theta, eta, alpha), length_mask(lengths, x.shape[1]), state.cached
-        if cached is None or frozen:
+        if cached is None or frozen or not x.shape[1]:
             o, memory, *norms = op(*tokens, state.memory, valid=valid, extra=extra)
         else:
             start = None if self.config.caching_start == "checkpoint" else self.init_state(x.shape[0]).memory
