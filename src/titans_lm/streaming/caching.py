@@ -7,10 +7,9 @@ from typing import Any
 from torch import nn
 
 from titans_lm.backbone import Backbone
-from titans_lm.config import nearest
+from titans_lm.caching_config import CachingConfig
+from titans_lm.checks import check_known
 from titans_lm.memory import NeuralMemory
-
-SETTINGS = ("memory_caching", "caching_segment", "caching_slots", "caching_top", "caching_start", "caching_lengths")
 
 
 def with_caching(model: nn.Module, **settings: Any) -> nn.Module:
@@ -20,9 +19,7 @@ def with_caching(model: nn.Module, **settings: Any) -> nn.Module:
     own queries, as there is no map that was trained for it. Raises ValueError for other settings, and for a model
     without a memory that can.
     """
-    for name in settings:
-        if name not in SETTINGS:
-            raise ValueError(f"unknown setting {name!r} of memory caching; {nearest(name, SETTINGS)}")
+    check_known(CachingConfig, settings)
     settings = {"memory_caching": "grm", **settings}
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     other = copy.deepcopy(model, memo=shared)
