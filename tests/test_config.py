@@ -281,6 +281,14 @@ def test_turned_channels_come_in_pairs(fraction: float, expected: int) -> None:
     assert config.rotary_dim == expected
 
 
+def test_lookahead_needs_a_convolution_of_its_own() -> None:
+    with pytest.raises(ValueError, match="got lookahead_values=True with conv_size=1; expected 2 or more"):
+        MemoryConfig(lookahead_values=True, conv_size=1)
+    with pytest.raises(ValueError, match="got lookahead_values=True with shared_qkv=True; expected one"):
+        BackboneConfig(architecture="mag", lookahead_values=True, shared_qkv=True)
+    assert MemoryConfig(lookahead_values=True, conv_size=2).lookahead_values
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("gates", "channel"), ("memory_objective", "huber"), ("memory_backend", "triton"), ("decay_first", True)],

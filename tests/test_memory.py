@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from by_hand import MemoryByHand
 from model_cases import MEMORY_ONLY, VARIANTS, assert_close, named_tensors, small_config, wake
@@ -15,7 +16,7 @@ from titans_lm.backbone import Backbone
 from titans_lm.config import THRESHOLDS, BackboneConfig, MemoryConfig
 from titans_lm.layers import Diagnostics, length_mask
 from titans_lm.memory import NeuralMemory
-from titans_lm.ops import read
+from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
 from titans_lm.ops.state import take_rows
 
 T = 11
@@ -311,6 +312,49 @@ def test_a_fresh_memory_recalls_what_followed_a_token(own: dict[str, Any]) -> No
 
     assert nearest() == 8, "keys start one token behind queries (D32)"
     assert nearest(induction_init=False) != 8
+
+
+def test_with_lookahead_a_key_never_sees_its_own_token() -> None:
+    """The layer is that whose tap on the own token is zero: outputs, gradients of the rest, single tokens (D53)."""
+    ahead, plain, x = make(lookahead_values=True), make(), tokens()
+    with torch.no_grad():
+        plain.convs[1].weight[-1] = 0.0
+    other = x.clone()
+    other[:, 5] += 1.0
+    keys = [normed_streams(ahead, y, ahead.init_state(2).conv)[1] for y in (x, other)]
+    assert torch.equal(keys[0][:, :6], keys[1][:, :6])
+    assert not torch.equal(keys[0][:, 6], keys[1][:, 6])
+    (y, _), (expected, _) = ahead(x), plain(x)
+    assert_close(y, expected)
+    weights = dict(plain.named_parameters())
+    gradients = torch.autograd.grad(y.square().sum(), list(ahead.parameters()))
+    wanted = torch.autograd.grad(expected.square().sum(), list(weights.values()))
+    for name, a, b in zip(weights, gradients, wanted, strict=True):
+        same = slice(None, -1) if name == "convs.1.weight" else slice(None)
+        assert_close(a[same], b[same])
+    assert not dict(zip(weights, gradients, strict=True))["convs.1.weight"][-1].any()
+    state, answers = None, []
+    for t in range(T):
+        one, state = ahead(x[:, t : t + 1], state)
+        answers.append(one)
+    assert_close(torch.cat(answers, 1), y, 1e-9)
+
+
+def test_the_decay_of_hope_is_a_memory_of_half_the_values() -> None:
+    """M ← M (1 − α − θ kᵀk) − θ kᵀ (k M − v), token by token, is what this memory does with v / 2 at chunk 1 (D53)."""
+    torch.manual_seed(5)
+    k = F.normalize(torch.randn(T, 4, dtype=torch.float64), dim=-1)
+    v, theta, alpha = torch.randn_like(k), torch.rand(T).double() / 2, torch.rand(T).double() / 4
+    M, identity = torch.zeros(4, 4, dtype=torch.float64), torch.eye(4, dtype=torch.float64)
+    for t in range(T):
+        outer = torch.outer(k[t], k[t])
+        M = ((1 - alpha[t]) * identity - theta[t] * outer) @ M - theta[t] * torch.outer(k[t], k[t] @ M - v[t])
+    state = MemoryState.initial((torch.zeros(1, 4, 4, dtype=torch.float64),), 1)
+    tokenwise = k[None, :, None], k[None, :, None], v[None, :, None] / 2
+    gates = [gate[None, :, None, None] for gate in (theta, 0 * theta, alpha)]
+    network = MemoryNetwork(residual=False, forget_to="zero")
+    _, after = neural_memory(*tokenwise, *gates, state, network=network, chunk_size=1)
+    assert_close(after.M[0][0, 0], M)
 
 
 def test_the_memory_starts_at_its_scale() -> None:

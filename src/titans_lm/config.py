@@ -120,6 +120,8 @@ class MemoryConfig(CachingConfig):
     """Kernel of the causal depthwise convolution on the memory's q, k, v; 1 switches it off."""
     induction_init: bool = True
     """Whether a key starts as the query of the token before it, so that a token recalls what followed it (D32)."""
+    lookahead_values: bool = False
+    """Whether a value is written to the key of the tokens before it alone, and so answers what comes next (D53)."""
     memory_backend: Backend = "auto"
     """What computes the memory; every backend gives the same result."""
     norm_eps: float = 1e-6
@@ -143,7 +145,7 @@ class MemoryConfig(CachingConfig):
         check_choice("forget_to", self.forget_to, get_args(ForgetTo))
         check_choice("gates", self.gates, get_args(Gates))
         check_choice("memory_backend", self.memory_backend, get_args(Backend))
-        for name in ("momentum", "decay", "decay_first", "induction_init", "gates_see_keys"):
+        for name in ("momentum", "decay", "decay_first", "induction_init", "gates_see_keys", "lookahead_values"):
             check_switch(name, getattr(self, name))
         for name in ("memory_residual", "memory_norm"):
             if getattr(self, name) is not None:
@@ -158,11 +160,13 @@ class MemoryConfig(CachingConfig):
         check_between("eta_max", self.eta_max, 0.0, 0.999)
         self._check_alpha_init()
         self._check_window()
-        self._check_degree()
+        self._check_keys()
         self.check_caching()
 
-    def _check_degree(self) -> None:
-        """Refuse polynomial keys where a memory is not linear in them, and where it would be too large."""
+    def _check_keys(self) -> None:
+        """Refuse keys that cannot look back, polynomial ones where a memory is not linear in them or too large."""
+        if self.lookahead_values and self.conv_size == 1:
+            raise ValueError("got lookahead_values=True with conv_size=1; expected 2 or more, to see tokens before")
         if self.key_degree == 1:
             return
         linear = self.memory_depth == 1 and not self.use_residual and self.gates != "channel"
@@ -358,6 +362,8 @@ class BackboneConfig(MemoryConfig):
                 f"got attention_conv_size={self.attention_conv_size} with shared_qkv=True and conv_size="
                 f"{self.conv_size}; expected it left out, as the one convolution is conv_size's"
             )
+        if self.lookahead_values:
+            raise ValueError("got lookahead_values=True with shared_qkv=True; expected one: attention sees itself")
 
     def _name_stack(self, given: Any) -> None:
         """Check the list of blocks, and give each stack one name: that of its only block, or hybrid."""

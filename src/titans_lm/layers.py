@@ -169,18 +169,23 @@ def tie_init(module: nn.Linear, like: nn.Linear) -> None:
     init_linear(module)
 
 
-def make_short_convs(q_proj: nn.Linear, k_proj: nn.Linear, kernel: int, induction: bool) -> nn.ModuleList:
+def make_short_convs(
+    q_proj: nn.Linear, k_proj: nn.Linear, kernel: int, induction: bool, lookahead: bool = False
+) -> nn.ModuleList:
     """The convolutions of q, k and v, none for a kernel of 1.
 
     With `induction` k starts as q: one token behind where there are convolutions (D32), else that of its own token, so
-    that attention starts with every token looking at itself (D34).
+    that attention starts with every token looking at itself (D34). With `lookahead` k never sees its own token (D53).
     """
     if induction:
         tie_init(k_proj, q_proj)
     if kernel == 1:
         return nn.ModuleList()
     back = (0, 1, 0) if induction else (None, None, None)
-    return nn.ModuleList(ShortConvolution(q_proj.out_features, kernel, i) for i in back)
+    first = (0, int(lookahead), 0)
+    return nn.ModuleList(
+        ShortConvolution(q_proj.out_features, kernel, i, since) for i, since in zip(back, first, strict=True)
+    )
 
 
 class Linear(nn.Linear):
@@ -242,16 +247,16 @@ class SwiGLU(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """Causal depthwise convolution whose last inputs are a value, then SiLU: y_t = SiLU(Σ_i w_i ∘ x_{t−i}).
+    """Causal depthwise convolution whose last inputs are a value, then SiLU: y_t = SiLU(Σ_{i ≥ first} w_i ∘ x_{t−i}).
 
     With `back` it starts as the token so many before, w_back = 1, and a fifth of the usual noise on all taps (D32).
     """
 
     is_plain = True
 
-    def __init__(self, width: int, kernel: int, back: int | None = None) -> None:
+    def __init__(self, width: int, kernel: int, back: int | None = None, first: int = 0) -> None:
         super().__init__()
-        self.kernel, self.back = kernel, back
+        self.kernel, self.back, self.first = kernel, back, first
         self.weight = nn.Parameter(torch.empty(kernel, width))
         self.reset_parameters()
 
@@ -264,6 +269,11 @@ class ShortConvolution(nn.Module):
         start[self.kernel - 1 - self.back] += 1.0
         init_from(self.weight, start)
 
+    @property
+    def taps(self) -> Float[Tensor, "K E"]:
+        """The weights, zero for tokens that are too near."""
+        return F.pad(self.weight[: -self.first], (0, 0, 0, self.first)) if self.first else self.weight
+
     def init_tail(self, batch_size: int) -> Float[Tensor, "B K1 E"]:
         """Nothing but zeros before the first token."""
         width, dtype = self.weight.shape[1], state_dtype(self.weight.dtype)
@@ -274,7 +284,7 @@ class ShortConvolution(nn.Module):
     ) -> tuple[Float[Tensor, "B T E"], Float[Tensor, "B K1 E"]]:
         T = x.shape[1]
         padded = torch.cat([tail.to(x.dtype), x], dim=1)
-        weight = self.weight.to(x.dtype)
+        weight = self.taps.to(x.dtype)
         y = F.silu((padded * weight).sum(1, keepdim=True)) if T == 1 else causal_taps(padded, weight)
         return y, last_valid(padded, self.kernel - 1, lengths).to(tail.dtype)
 
@@ -297,7 +307,7 @@ def project_and_convolve(
         return tuple(y for y, _ in found), tuple(tail for _, tail in found)
     y, sizes, dtype = fused_linear(x, *projs, split=False), [tail.shape[-1] for tail in tails], tails[0].dtype
     padded = torch.cat([torch.cat(tails, dim=-1).to(y.dtype), y], dim=1)
-    weights = torch.cat([weight for conv in convs for weight in conv.parameters()], dim=-1)
+    weights = torch.cat([conv.taps for conv in convs], dim=-1)
     y = causal_taps(padded, weights.to(y.dtype))
     last = last_valid(padded, tails[0].shape[1], lengths).to(dtype)
     return y.split(sizes, dim=-1), tuple(part.contiguous() for part in last.split(sizes, dim=-1))

@@ -130,7 +130,9 @@ class NeuralMemory(nn.Module):
         self.gate_proj.init_std = 0.02  # the gate starts half open for every token, and learns whom to let through
         self.o_proj = Linear(E, E, bias=False)
         self.recall_proj = Linear(E, E, bias=False) if config.memory_caching in ("grm", "ssc") else None
-        self.convs = make_short_convs(self.q_proj, self.k_proj, config.conv_size, config.induction_init)
+        self.convs = make_short_convs(
+            self.q_proj, self.k_proj, config.conv_size, config.induction_init, config.lookahead_values
+        )
         bounds = [config.theta_max * scale for scale in config.theta_scales]
         self.theta_proj = GateProjection(config, bounds, config.theta_starts, config.theta_stretch)
         self.eta_proj = GateProjection(config, [config.eta_max] * L, [config.eta_init] * L) if config.momentum else None

@@ -39,7 +39,8 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
     also = dataclasses.asdict(
         BackboneConfig(architecture="lmm", decay_first=True, **linear)
     )  # which the first excludes
-    windows = dataclasses.asdict(BackboneConfig(architecture="lmm", memory_depth=1, omega_window=3, key_degree=2))
+    beyond = {"omega_window": 3, "key_degree": 2, "lookahead_values": True}
+    windows = dataclasses.asdict(BackboneConfig(architecture="lmm", memory_depth=1, **beyond))
     caching = dataclasses.asdict(
         BackboneConfig(
             architecture="lmm", memory_caching="ssc", caching_segment=8, caching_slots=3, caching_top=1,
