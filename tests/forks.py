@@ -3,6 +3,7 @@
 import multiprocessing
 import multiprocessing.forkserver
 import os
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,42 @@ def forks() -> Any:
     return context
 
 
-def say_into(log: str | Path) -> None:
-    """Send what this process says on standard error to a file."""
-    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+def say_into(log: str | Path, stream: int = 2) -> None:
+    """Send what this process says on standard error, or on another stream, to a file."""
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
 
 
-def titans_command(arguments: list[str], log: str) -> None:
+def titans_command(arguments: list[str], out: Path, log: Path, variables: dict[str, str]) -> None:
     """Be the command `titans`, in a process of `forks()`."""
     from titans_lm.cli import main
 
+    say_into(out, 1)
     say_into(log)
+    os.environ.update(variables)
     raise SystemExit(main(arguments))
+
+
+@dataclass
+class Command:
+    """A command `titans` that runs in a process of its own, and the files that it writes its streams to."""
+
+    process: Any
+    out: Path
+    log: Path
+
+    def ended(self, seconds: float = 120.0) -> int:
+        """Its exit code."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, "it goes on"
+        return self.process.exitcode
+
+
+def start_titans(streams: Path, *arguments: object, **variables: str) -> Command:
+    """Start it as a user does, except for what libraries take to load; `streams` begins the names of its two files."""
+    out, log = streams.with_name(f"{streams.name}.out"), streams.with_name(f"{streams.name}.log")
+    given = [str(argument) for argument in arguments]
+    for left in (out, log):  # of a process before
+        left.unlink(missing_ok=True)
+    process = forks().Process(target=titans_command, args=(given, out, log, variables))
+    process.start()
+    return Command(process, out, log)

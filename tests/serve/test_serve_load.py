@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli_cases import environment
+from forks import Command, start_titans
 from serve.serve_cases import Expected, plain_model, serving, small_engine, text_of
 from titans_lm.data.tokenizer import byte_tokenizer
 
@@ -80,16 +78,17 @@ def test_many_clients_on_a_few_conversations(tmp_path: Path) -> None:
     assert growth < 0.25
 
 
-def start_server(folder: Path, store: Path, **variables: str) -> tuple[subprocess.Popen[str], str]:
+def start_server(folder: Path, store: Path, **variables: str) -> tuple[Command, str]:
     """A server as a user starts it, and its address."""
-    command = [sys.executable, "-m", "titans_lm.cli", "serve", str(folder), "--port", "0", "--out", str(store)]
-    process = subprocess.Popen(
-        [*command, "--device", "cpu"], env=environment() | variables, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert " at http://" in line, line
-    return process, line.split(" at ")[1].split(",")[0]
+    streams = store.with_name("server")
+    command = start_titans(streams, "serve", folder, "--port", 0, "--out", store, "--device", "cpu", **variables)
+    until, said = time.monotonic() + 60, ""
+    while not said.endswith("\n"):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+        said = command.out.read_text() if command.out.exists() else ""
+        assert said or command.process.is_alive(), command.log.read_text()
+    return command, said.split(" at ")[1].split(",")[0]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +106,7 @@ def test_killed_while_it_serves_nothing_acknowledged_is_lost(folder: Path, tmp_p
     expected = {name: Expected(model) for name in ("a", "b", "c")}
     turns = dict.fromkeys(expected, 0)
     for life in range(4):
-        process, url = start_server(folder, tmp_path / "store")
+        server, url = start_server(folder, tmp_path / "store")
         stop = time.monotonic() + luck.uniform(0.5, 2.0)
         for name, one in expected.items():  # an answer that was lost on its way is known to have been given
             response = httpx.get(f"{url}/v1/conversations/{name}")
@@ -135,42 +134,34 @@ def test_killed_while_it_serves_nothing_acknowledged_is_lost(folder: Path, tmp_p
             talking = [pool.submit(talk, name) for name in expected]
             while time.monotonic() < stop or not all(turns.values()):
                 time.sleep(0.02)
-            process.send_signal(signal.SIGKILL)
+            server.process.kill()
             for one in talking:
                 one.result(60)
-        process.communicate(timeout=30)
-        assert process.returncode == -signal.SIGKILL, life
+        assert server.ended() == -signal.SIGKILL, life
     assert min(turns.values()) >= 4
 
 
 def test_it_stops_when_it_is_asked_to_and_says_what_is_wrong_with_an_address(folder: Path, tmp_path: Path) -> None:
-    process, url = start_server(folder, tmp_path / "store", TITANS_API_KEY="from the environment")
+    server, url = start_server(folder, tmp_path / "store", TITANS_API_KEY="from the environment")
     assert httpx.get(f"{url}/v1/models").status_code == 401
     headers = {"authorization": "Bearer from the environment"}
     assert httpx.get(f"{url}/v1/models", headers=headers).json()["data"][0]["id"] == "small"
     body: dict[str, Any] = {"prompt": "x", "max_tokens": 3, "conversation": "kept"}
     assert httpx.post(f"{url}/v1/completions", json=body, headers=headers).status_code == 200
     port = url.rsplit(":", 1)[1]
-    second = subprocess.run(
-        [sys.executable, "-m", "titans_lm.cli", "serve", str(folder), "--port", port, "--out", str(tmp_path / "two")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-    )
-    assert second.returncode == 2
-    assert "cannot be had" in second.stderr
-    assert "Traceback" not in second.stderr
+    second = start_titans(tmp_path / "second", "serve", folder, "--port", port, "--out", tmp_path / "two")
+    assert second.ended() == 2
+    assert "cannot be had" in second.log.read_text()
+    assert "Traceback" not in second.log.read_text()
     stream = body | {"max_tokens": 4000, "stream": True, "conversation": "running"}
     with httpx.stream("POST", f"{url}/v1/completions", json=stream, headers=headers, timeout=60.0) as running:
         lines = running.iter_lines()  # held: without it httpx closes the stream
         next(lines)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) in (0, -signal.SIGTERM)  # 10 seconds are given to what runs
+        server.process.terminate()
+        assert server.ended(20) in (0, -signal.SIGTERM)  # 10 seconds are given to what runs
         try:
             finished = "data: [DONE]" in list(lines)
         except httpx.TransportError:
             finished = False
-    process.communicate()
     assert len(list((tmp_path / "store").rglob("*.memory"))) == 1 + finished
     assert not list((tmp_path / "store").rglob(".unfinished-*"))

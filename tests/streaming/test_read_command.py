@@ -4,16 +4,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from cli_cases import environment
-from forks import forks, titans_command
+from forks import start_titans
 from streaming.stream_cases import assert_same_memory, reading_model, text
 from titans_lm.cli import main
 from titans_lm.data.tokenizer import byte_tokenizer
@@ -42,6 +39,17 @@ def books(tmp_path: Path) -> list[Path]:
     for number in range(3):
         (tmp_path / f"book_{number}").write_bytes(text(400 + number, number))
     return [tmp_path / f"book_{number}" for number in range(3)]
+
+
+def beside(folder: Path) -> Path:
+    """Where the streams of commands go whose folder is looked at."""
+    return folder.with_name(f"{folder.name}-streams")
+
+
+def titans(folder: Path, *arguments: object) -> None:
+    """Run a command to its end in a process of its own."""
+    command = start_titans(beside(folder), *arguments)
+    assert command.ended() == 0, command.log.read_text()
 
 
 def read_all(model: torch.nn.Module, books: list[Path], **settings: int) -> Reader:
@@ -128,10 +136,10 @@ def test_read_then_write_on_is_never_having_saved(folder: Path, books: list[Path
     never_saved = generate_text(
         model, TOKENIZER, "What", max_new_tokens=20, temperature=0.0, memory=read_all(model, books).memory
     )
-    titans("read", *books, "--model", folder, "--out", out, "--quiet")
+    titans(tmp_path, "read", *books, "--model", folder, "--out", out, "--quiet")
     written = tmp_path / "written.json"
     arguments = ("--prompt", "What", "--max-new-tokens", 20, "--temperature", 0, "--json", written)
-    titans("generate", "--model", folder, "--memory", out, *arguments)
+    titans(tmp_path, "generate", "--model", folder, "--memory", out, *arguments)
     found = json.loads(written.read_text())
     assert found["text"] == never_saved.text
     assert (found["tokens"], found["prompt_tokens"]) == (20, 4)
@@ -162,14 +170,12 @@ def test_killed_while_reading_nothing_is_corrupt_and_nothing_saved_is_lost(
     model, out = load_model(folder, "cpu"), tmp_path / "out.memory"
     for book in books:
         book.write_bytes(book.read_bytes() * 20)
-    files = [str(book) for book in books]
-    log = tmp_path.parent / f"{tmp_path.name}.log"
-    command = ["read", *files, "--model", str(folder), "--out", str(out), "--resume"]
-    command += ["--save-every", "500", "--piece-len", "100", "--device", "cpu"]
+    command = ["read", *books, "--model", folder, "--out", out, "--resume"]
+    command += ["--save-every", 500, "--piece-len", 100, "--device", "cpu"]
     luck, saved, kills = random.Random(0), 0, 0
     for _ in range(40):
-        process = forks().Process(target=titans_command, args=(command, str(log)))
-        process.start()
+        reading = start_titans(beside(tmp_path), *command)
+        process = reading.process
         deadline = time.monotonic() + (120 if kills >= 4 else luck.uniform(0.2, 1.5))
         known = out.stat().st_mtime_ns if out.exists() else 0
         while process.is_alive() and (out.stat().st_mtime_ns if out.exists() else 0) == known:
@@ -182,23 +188,18 @@ def test_killed_while_reading_nothing_is_corrupt_and_nothing_saved_is_lost(
         saved = tokens
         if process.exitcode == 0:
             break
-        assert process.exitcode == -signal.SIGKILL, log.read_text()
+        assert process.exitcode == -signal.SIGKILL, reading.log.read_text()
         kills += 1
     assert kills >= 4
     whole = tmp_path / "whole.memory"
-    titans("read", *books, "--model", folder, "--out", whole, "--piece-len", 100, "--device", "cpu", "--quiet")
+    titans(
+        tmp_path, "read", *books, "--model", folder, "--out", whole, "--piece-len", 100, "--device", "cpu", "--quiet"
+    )
     expected = load_memory(whole, model)
     assert load_memory(out, model).sources == expected.sources
     assert_same_memory(load_memory(out, model), expected, 0.0)
     whole.unlink()
     assert {path.name for path in tmp_path.iterdir()} == {"out.memory", *(book.name for book in books)}
-
-
-def titans(*arguments: object) -> str:
-    command = [sys.executable, "-m", "titans_lm.cli", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_memory_files_are_shown_compared_and_verified(
