@@ -1,5 +1,6 @@
 """The demo from the command line to the last file: small, with models that know nothing, on text that is like HTML."""
 
+import functools
 import json
 import re
 import shlex
@@ -13,7 +14,9 @@ import torch
 from matplotlib.image import imread
 
 from shipped_cases import ship
+from titans_lm import ask
 from titans_lm.cli import main
+from titans_lm.demo import search
 from titans_lm.demo.run import one_thread
 from titans_lm.demo.settings import DemoSettings, full_plan, quick_plan
 from titans_lm.evaluate.accuracy import sliding_reach
@@ -132,7 +135,11 @@ def test_the_comparison_is_fair(results: dict[str, Any]) -> None:
     assert [point["step"] for point in memory["curve"]] == list(range(1, memory["steps"] + 1))
 
 
-def test_what_is_drawn_is_asked_from_memory_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_drawn_is_asked_from_memory_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = functools.partial(ask.answer, max_new_tokens=4)  # a model that knows nothing goes on and on
+    monkeypatch.setattr(search, "answer", short)
     args = ["demo", "--quick", "--tokens", "1500", "--out", str(tmp_path / "out"), "--seed", "5"]
     main(args)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -148,7 +155,7 @@ def test_what_is_drawn_is_asked_from_memory_files(tmp_path: Path, capsys: pytest
     assert "train recall, memory 6/6" in err
     for command in results["next"][:2]:
         assert f"  {command}" in out
-        main([*shlex.split(command)[1:]])
+        main([*shlex.split(command)[1:], "--max-new-tokens", "4"])
         said = capsys.readouterr().out.strip()
         asked = [one for one in found["asked"] if one["question"] in command][-1]
         assert said.rstrip(".") == asked["answers"]["memory"]

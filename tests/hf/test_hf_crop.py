@@ -36,8 +36,9 @@ def read(model: TitansForCausalLM, ids: Tensor, calls: list[int], cache: TitansC
 @pytest.mark.parametrize("architecture", STACKS)
 def test_a_cropped_cache_is_that_of_reading_less(architecture: str, calls: list[int]) -> None:
     model, ids = small_model(architecture, attention_conv_size=2), prompt(40, 2)
+    whole = read(model, ids, calls, TitansCache(keep=64))
     for tokens in (1, 5, 16, 33):
-        cache = read(model, ids, calls, TitansCache(keep=64))
+        cache = copy.deepcopy(whole)
         cache.crop(-tokens)
         shorter = read(model, ids[:, : 40 - tokens], calls, TitansCache())
         assert cache.get_seq_length() == shorter.get_seq_length() == 40 - tokens

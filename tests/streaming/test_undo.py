@@ -29,10 +29,12 @@ def greedy(logits: torch.Tensor) -> int:
 @pytest.mark.parametrize("architecture", CONSTANT)
 def test_it_leaves_what_a_reader_knows_that_has_read_less(architecture: str, piece_len: int) -> None:
     model, data = reading_model(architecture).float(), text(40)
+    reader, back = Reader(model, piece_len=piece_len, keep=32), 0
+    reader.read(data)
     for tokens in (1, 6, 13, 30):
-        reader, shorter = Reader(model, piece_len=piece_len, keep=32), Reader(model, piece_len=piece_len)
-        reader.read(data)
-        reader.undo(tokens)
+        shorter = Reader(model, piece_len=piece_len)
+        reader.undo(tokens - back)
+        back = tokens
         shorter.read(data, max_tokens=40 - tokens)
         assert_equal(reader.memory, shorter.memory)
 
