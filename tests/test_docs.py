@@ -170,3 +170,13 @@ def test_every_room_stands_in_the_plan() -> None:
     plan = text_of(ROOT / "docs" / "architecture.md")
     listed = set(re.findall(r"^\| `(\w+(?:\.py|(?=/)))/?` \|", plan, flags=re.MULTILINE))
     assert listed == rooms - {"__init__.py", "__main__.py"}
+
+
+def test_every_public_name_stands_in_the_reference() -> None:
+    """By the place where it can be imported from, so that its docstring is found."""
+    named = re.findall(r"^::: (\S+)\.(\w+)$", text_of(ROOT / "docs" / "reference.md"), flags=re.MULTILINE)
+    shown = {id(getattr(importlib.import_module(module), name)) for module, name in named}
+    for module in ("titans_lm", "titans_lm.ops", "titans_lm.hf", "titans_lm.streaming", "titans_lm.retrofit"):
+        public = importlib.import_module(module)
+        missing = [name for name in public.__all__ if not name.isupper() and id(getattr(public, name)) not in shown]
+        assert not missing, f"{module}: {missing}"
