@@ -44,6 +44,7 @@ class Case:
     edge_share: float = 0.3
     window: int = 0
     keys: int = 0
+    read_at: str = "token"
     seed: int = 0
 
     def __str__(self) -> str:
@@ -184,7 +185,13 @@ def make_call(case: Case) -> Call:
     if case.norm == "weight and bias":
         norm["norm_bias"] = draw.leaf("norm_bias", 0.1 * draw.normal(case.heads, case.width))
     network = MemoryNetwork(
-        case.activation, case.residual, **norm, objective=case.objective, forget_to=case.forget_to, initial=initial
+        case.activation,
+        case.residual,
+        **norm,
+        objective=case.objective,
+        forget_to=case.forget_to,
+        initial=initial,
+        read_at=case.read_at,
     )
     valid = padding_mask(case.padding, case.rows, case.tokens, draw.generator)
     threshold = None

@@ -106,10 +106,11 @@ def oracle(
                 M[i] = (1 - forget) * M[i] + S[i]
                 if network.forget_to == "init":
                     M[i] = M[i] + forget * network.initial[i]
+            at = M if network.read_at == "token" else list(anchor)
+            outputs.append(predict(at, q[row, t], network))
             offset += 1
             if offset == chunk_size:
                 anchor, offset = list(M), 0
-            outputs.append(predict(M, q[row, t], network))
             surprise.append(torch.stack([(g * g).sum((1, 2)).sqrt() for g in u], dim=-1))
         kept = [torch.stack(x) for x in list(zip(*read, strict=True))] if state.tail else []
         W = state.tail[0].shape[1] if state.tail else 0

@@ -93,15 +93,7 @@ class ChunkBackward:
 
     def _reads(self, d_out: Tensor, found: ReadCache) -> Tensor:
         rows, n = self.rows, self.n
-        dz = d_out
-        if rows.weight is not None:
-            z = found.pre[-1]
-            unit, _, rstd = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)
-            self.shared.weight += (d_out * unit).sum((0, 2)).unsqueeze(1)
-            if rows.bias is not None:
-                self.shared.bias += d_out.sum((0, 2)).unsqueeze(1)
-            dz = layer_norm_backward(d_out * rows.weight, unit, rstd)
-        dx = dz
+        dx = dz = self._output(d_out, found.pre[-1])
         for layer in range(self.L - 1, -1, -1):
             g, x = self.gates[layer], found.inputs[layer]
             self.d_read.insert(0, dz)
@@ -126,6 +118,17 @@ class ChunkBackward:
                 dz = activation_grad(dx, found.pre[layer - 1], torch.empty_like(dx), self.act)
         return dx + d_out if rows.network.residual else dx
 
+    def _output(self, d_out: Tensor, z: Tensor) -> Tensor:
+        """Through the LayerNorm of what was read, if there is one: z̄_L."""
+        rows = self.rows
+        if rows.weight is None:
+            return d_out
+        unit, _, rstd = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)
+        self.shared.weight += (d_out * unit).sum((0, 2)).unsqueeze(1)
+        if rows.bias is not None:
+            self.shared.bias += d_out.sum((0, 2)).unsqueeze(1)
+        return layer_norm_backward(d_out * rows.weight, unit, rstd)
+
     def _similarity(self, layer: int, dz: Tensor, dx: Tensor, found: ReadCache) -> None:
         """Through −((x hᵀ) ∘ G) Δ; adds to x̄ and begins h̄ and δ̄."""
         g, x, h, delta = self.gates[layer], found.inputs[layer], self.written.inputs[layer], self.written.deltas[layer]
@@ -144,7 +147,8 @@ class ChunkBackward:
             self._leave_anchor(complete[i], carried)
             for layer in range(self.L):
                 self._advance(layer, i, carried)
-                add_bmm_(carried.both[layer], self.both_t[layer][i], self.d_read_at[layer][i])
+            for both, x_t, d_read in zip(carried.both, self.both_t, self.d_read_at, strict=False):
+                add_bmm_(both, x_t[i], d_read[i])
             if self.states.aliased[i]:
                 target = carried.W
                 if carried.anchor is not None:

@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from titans_lm.config import SurpriseSizes
+from titans_lm.ops.anchor import LARGEST_GROUP, AnchorBackward, end_gates, read_anchors
 from titans_lm.ops.chunk_backward import ChunkBackward, Parameters, StateGrads
 from titans_lm.ops.chunk_forward import (
     BatchedNetwork,
     ChunkStates,
+    ReadCache,
     Tokens,
     Weights,
     WriteCache,
@@ -94,6 +96,11 @@ def group_size(chunks: int) -> int:
     return max(LEAST_CHUNKS, math.isqrt(chunks - 1) + 1)
 
 
+def lagging_group(chunks: int, size: int) -> int:
+    """The same of chunks of `size` tokens that are read at their anchors."""
+    return min(group_size(chunks), max(1, LARGEST_GROUP // size))
+
+
 @dataclass(frozen=True)
 class CallSpec:
     """What a call is besides the tensors of `Inputs`; the tensors of `network` are to be taken from there."""
@@ -137,7 +144,8 @@ class ChunkedCall:
         N, B, *_ = inputs.q.shape
         norm = [None if x is None else x.repeat(B, 1).unsqueeze(1) for x in (inputs.norm_weight, inputs.norm_bias)]
         self.rows = BatchedNetwork(spec.network, B, *norm, inputs.initial or None)
-        size = group_size(N)
+        self.lags = spec.network.read_at == "anchor"
+        size = lagging_group(N, inputs.q.shape[2]) if self.lags else group_size(N)
         self.groups = [slice(start, min(start + size, N)) for start in range(0, N, size)]
 
     def first_state(self) -> State:
@@ -148,7 +156,8 @@ class ChunkedCall:
     def _group(self, where: slice, adjoint: bool = False) -> tuple[Tokens, list[ChunkGates], Adjoint | None]:
         """Tokens of a group by row, what they weigh in every layer, and with `adjoint` the way back to their gates."""
         present = None if self.spec.present is None else self.spec.present[where]
-        layers, back = chunk_gates(tuple([x[where] for x in self.inputs.gates]), present, adjoint)
+        weigh = end_gates if self.lags else chunk_gates
+        layers, back = weigh(tuple([x[where] for x in self.inputs.gates]), present, adjoint)
         given = (*self.inputs[:3], *(() if self.inputs.threshold is None else (self.inputs.threshold,)))
         return Tokens(*[merge_heads(x[where]) for x in given]), layers, back
 
@@ -165,6 +174,14 @@ class ChunkedCall:
             return write(self.rows, tokens, gates, self.states, self._complete(where), z), None
         system = make_system(tokens.k, gates[0], self.spec.inside)
         return write_tiles(self.rows, tokens, gates[0], self.states, system, z), system
+
+    def _read(
+        self, tokens: Tokens, gates: list[ChunkGates], written: WriteCache, kept: Tensor | None = None
+    ) -> ReadCache:
+        """Read a group at every token, or at its anchors; `kept` is z_L where it has been made."""
+        if self.lags:
+            return read_anchors(self.rows, tokens.q, self.states, kept)
+        return read(self.rows, tokens.q, gates, written, self.states, kept)
 
     def forward(self, saved: Saved | None) -> tuple[Tensor, Tensor | None, State]:
         """Write and read all groups: outputs (N, B, C, H, D), norms of surprise, the last state; `saved` is filled."""
@@ -191,7 +208,7 @@ class ChunkedCall:
         """Write and read a group; all that is made for it but the states ends with the call."""
         tokens, gates, _ = self._group(where)
         written, _ = self._write(where, tokens, gates)
-        z = read(self.rows, tokens.q, gates, written, self.states).pre[-1]
+        z = self._read(tokens, gates, written).pre[-1]
         out[where] = split_heads(network_output(self.rows, tokens.q, z), self.rows.batch)
         if saved is not None:
             saved.written[where], saved.read[where] = written.pre[-1], z
@@ -199,7 +216,10 @@ class ChunkedCall:
             return
         if self.spec.surprise == "parts":
             present = None if self.spec.present is None else self.spec.present[where]
-            given = list(zip(*by_gate(tuple([x[where] for x in self.inputs.gates])), strict=True))
+            here = tuple([x[where] for x in self.inputs.gates])
+            if self.lags:  # sizes are of every token
+                gates, _ = chunk_gates(here, present)
+            given = list(zip(*by_gate(here), strict=True))
             window = self.inputs.gates[1][where] if len(self.inputs.gates) == 2 else None
             found = surprise_norms(self.rows, self.states, written, gates, given, present, window)
         else:
@@ -249,10 +269,11 @@ class ChunkedCall:
         assert back is not None, "it was asked for"
         d = torch.zeros_like(saved.read[where]) if d_out is None else merge_heads(d_out)
         written, system = self._write(where, tokens, gates, saved.written[where])
-        found = read(self.rows, tokens.q, gates, written, self.states, saved.read[where])
+        found = self._read(tokens, gates, written, saved.read[where])
         given = self.rows, tokens, gates, self.states, written, shared
         if system is None or self.spec.inside is None:
-            by_token, by_gates = ChunkBackward(*given).run(d, found, self._complete(where), carried)
+            kind = AnchorBackward if self.lags else ChunkBackward
+            by_token, by_gates = kind(*given).run(d, found, self._complete(where), carried)
         else:
             by_token, by_gates = TileBackward(*given).run_tiles(d, found, carried, system, self.spec.inside)
         for whole, part in zip(tokens_grad, by_token, strict=True):

@@ -143,14 +143,17 @@ def uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> TokenLa
 def ragged(offset: Tensor, length: int, chunk_size: int, valid: Tensor) -> TokenLayout:
     """Rows of different length, with padding anywhere or different offsets."""
     count = valid.sum(1)
-    chunks = max(1, -(-int((offset + count).max()) // chunk_size))
-    place = torch.arange(chunks * chunk_size, device=offset.device)
-    rank = place - offset[:, None]  # which of the row's valid tokens stands at a position
+    filled = offset + count
+    inside = int(filled.max()) <= chunk_size  # no row goes on after its chunk: no need to lay out the rest of it
+    first, size = (torch.zeros_like(offset), max(1, int(count.max()))) if inside else (offset, chunk_size)
+    chunks = 1 if inside else -(-int(filled.max()) // chunk_size)
+    place = torch.arange(chunks * size, device=offset.device)
+    rank = place - first[:, None]  # which of the row's valid tokens stands at a position
     present = (rank >= 0) & (rank < count[:, None])
     order = torch.argsort(~valid, dim=1, stable=True)  # valid tokens first, in their order
     source = order.gather(1, rank.clamp(0, length - 1))
-    target = torch.where(valid, offset[:, None] + valid.cumsum(1) - 1, -1)
-    last = present.unflatten(1, (chunks, chunk_size))[..., -1]
-    complete = tuple(last.unbind(1))
-    after = (offset + count) % chunk_size
-    return TokenLayout(chunks, chunk_size, 0, length, source, target, present, complete, after, offset)
+    target = torch.where(valid, first[:, None] + valid.cumsum(1) - 1, -1)
+    last = (filled == chunk_size)[:, None] if inside else present.unflatten(1, (chunks, size))[..., -1]
+    return TokenLayout(
+        chunks, size, 0, length, source, target, present, tuple(last.unbind(1)), filled % chunk_size, first
+    )

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -23,8 +23,10 @@ from torch.nn import functional as F
 from titans_lm.config import Activation, ForgetTo, Objective, check_choice
 from titans_lm.ops.matmul import bmm
 
+ReadAt = Literal["token", "anchor"]
+
 LAYER_NORM_EPS = 1e-5
-_FORMS = set(itertools.product(get_args(Activation), get_args(Objective), get_args(ForgetTo)))
+_FORMS = set(itertools.product(get_args(Activation), get_args(Objective), get_args(ForgetTo), get_args(ReadAt)))
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,15 @@ class MemoryNetwork:
     objective: Objective = "l2"
     forget_to: ForgetTo = "zero"
     initial: tuple[Tensor, ...] | None = None
+    read_at: ReadAt = "token"
 
     def __post_init__(self) -> None:
-        if (self.activation, self.objective, self.forget_to) not in _FORMS:  # made at every call of a layer
+        form = self.activation, self.objective, self.forget_to, self.read_at
+        if form not in _FORMS:  # made at every call of a layer
             check_choice("activation", self.activation, get_args(Activation))
             check_choice("objective", self.objective, get_args(Objective))
             check_choice("forget_to", self.forget_to, get_args(ForgetTo))
+            check_choice("read_at", self.read_at, get_args(ReadAt))
         if self.norm_bias is not None and self.norm_weight is None:
             raise ValueError("got norm_bias without norm_weight; expected both, norm_weight alone, or neither")
         if self.forget_to == "init" and self.initial is None:

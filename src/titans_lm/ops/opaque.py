@@ -28,7 +28,7 @@ def memory_operator(
 
     `tokens` are q, k, v and the threshold or the window, if there is one; `weights` end in the tail. `sizes` are L,
     whether an anchor is given, whether the LayerNorm has a weight and a bias, whether there is a residual, the chunk
-    size, and which surprise; `words` activation, objective, where forgetting leads, backend.
+    size, and which surprise; `words` activation, objective, where forgetting leads, what is read, backend.
     """
     with torch.no_grad():
         return _apart(_outputs(tokens, gates, weights, constants, offset, valid, sizes, words), (*tokens, *weights))
@@ -57,13 +57,15 @@ def _outputs(
     offset: Tensor, valid: Tensor | None, sizes: Sequence[int], words: str,
 ) -> list[Tensor]:  # fmt: skip
     L, anchored, has_weight, has_bias, residual, chunk_size, which = sizes
-    activation, objective, forget_to, backend = words.split()
+    activation, objective, forget_to, read_at, backend = words.split()
     parts = [tuple(weights[i : i + L]) for i in range(0, len(weights), L)]
     M, S = parts[:2]
     rest = iter(constants)
     norm_weight, norm_bias = (next(rest) if there else None for there in (has_weight, has_bias))
     initial = tuple(rest) or None
-    network = MemoryNetwork(activation, bool(residual), norm_weight, norm_bias, objective, forget_to, initial)  # pyrefly: ignore
+    network = MemoryNetwork(  # pyrefly: ignore
+        activation, bool(residual), norm_weight, norm_bias, objective, forget_to, initial, read_at
+    )
     tail = tuple(weights[(2 + anchored) * L :])
     state = MemoryState(M, S, parts[2] if anchored else M, offset, tail)
     by_name = tuple(tuple(gates[i : i + L]) for i in range(0, 3 * L, L))
@@ -144,7 +146,7 @@ def run_opaque(
         state.offset,
         valid,
         [int(x) for x in sizes],
-        " ".join((network.activation, network.objective, network.forget_to, backend)),
+        " ".join((network.activation, network.objective, network.forget_to, network.read_at, backend)),
     )
     M, S, anchor = (tuple(others[i : i + L]) for i in range(0, 3 * L, L))
     tail = tuple(others[3 * L + 1 : 3 * L + 1 + len(state.tail)])

@@ -64,7 +64,8 @@ def step(
         if base is not None:
             memory.addcmul_(base, al)
         M.append(memory)
-    o = recall_one(tuple(M), q, network, weight, bias).transpose(1, 2)
+    at = tuple(M) if network.read_at == "token" else state.anchor
+    o = recall_one(at, q, network, weight, bias).transpose(1, 2)
     after = close(MemoryState(tuple(M), tuple(S), state.anchor, state.offset + 1, tail), chunk_size)
     if not return_surprise:
         return o, after, None

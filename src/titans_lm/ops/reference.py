@@ -65,6 +65,7 @@ def reference(
 
         ‖∇_{W_l} ℓ‖      ‖η_t S_{t−1}‖      ‖α_t (M_{t−1} − B)‖ with B = 0, or M_init
 
+    With network.read_at="anchor" it is o_t = M_a(q_t).
     With a window Σ_i ω_ti ∇ℓ(M_a; k_{t−i}, v_{t−i}) of the last c tokens, at the anchor of t, is in the place of ∇ℓ.
 
     Gradients come from torch.func, which torch cannot run inside a non-reentrant checkpoint (a RuntimeError).
@@ -100,11 +101,12 @@ def reference(
         S = tuple(past[i] - _spread(theta[i], t) * pulls[i] for i in range(L))
         keep = tuple(1.0 - _spread(alpha[i], t) for i in range(L))
         M = tuple(keep[i] * M[i] + (1.0 - keep[i]) * decay_target[i] + S[i] for i in range(L))
+        at = M if network.read_at == "token" else anchor
         offset = offset + 1
         complete = offset == chunk_size
         anchor = select_rows(complete, M, anchor)
         offset = torch.where(complete, 0, offset)
         new = MemoryState(M, S, anchor, offset, tail)
         state = new if valid is None else select_rows(valid[:, t], new, state)
-        outputs.append(forward(M, q[:, t].unsqueeze(-2), network, weight, bias).squeeze(-2))
+        outputs.append(forward(at, q[:, t].unsqueeze(-2), network, weight, bias).squeeze(-2))
     return torch.stack(outputs, dim=1), state, torch.stack(surprise, dim=1) if return_surprise else None

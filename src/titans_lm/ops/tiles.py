@@ -51,7 +51,8 @@ def tile_size(
     network: MemoryNetwork, state: MemoryState, gates: Sequence[tuple[Tensor, ...]], chunk_size: int, length: int
 ) -> int:
     """Tokens of a tile of a call, whole chunks; one chunk where tiles cannot do it, or are not faster."""
-    if len(state.M) > 1 or network.norm_weight is not None or network.objective not in ("l2", "dot"):
+    plain = network.objective in ("l2", "dot") and network.read_at == "token"
+    if len(state.M) > 1 or network.norm_weight is not None or not plain:
         return chunk_size
     most = largest_tile(state.M[0].shape[2], any(x.dim() > 3 for gate in gates for x in gate))
     if FEWEST_CHUNKS * chunk_size > most:

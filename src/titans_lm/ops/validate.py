@@ -160,6 +160,8 @@ def _check_window(
         raise ValueError(f"got state.tail in {state.tail[0].dtype}; expected {state.M[0].dtype}, as the memory has")
     if any(x.dim() > 3 for gate in gates for x in gate):
         raise ValueError("got a window with channel-wise gates; expected gates per head, or per head and layer")
+    if network.read_at == "anchor":
+        raise ValueError("got a window with read_at='anchor'; expected read_at='token': what lags has no windows")
     if network.objective in THRESHOLDS:
         raise ValueError(f"got a window with objective={network.objective!r}; expected l2, dot or lp: no threshold")
 

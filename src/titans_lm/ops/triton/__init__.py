@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from titans_lm.config import Objective, SurpriseSizes
+from titans_lm.config import SurpriseSizes
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.state import PLAIN, MemoryState, PerToken
 
@@ -41,15 +41,17 @@ def check_supported(
     state: MemoryState,
     chunk_size: int,
     return_surprise: SurpriseSizes,
-    objective: Objective,
+    network: MemoryNetwork,
     extra: PerToken,
 ) -> None:
     """Refuse what no kernel does."""
     got = unsupported([tuple(w.shape[2:]) for w in state.M], chunk_size)
     if got is None and any(gate.dim() > 3 for layers in gates for gate in layers):
         got = "channel-wise gates"
-    if got is None and objective not in ("l2", "dot"):
-        got = f"objective={objective!r}"
+    if got is None and network.objective not in ("l2", "dot"):
+        got = f"objective={network.objective!r}"
+    if got is None and network.read_at != "token":
+        got = f"read_at={network.read_at!r}"
     if got is None and extra.window is not None:
         got = "a window"
     if got is None and return_surprise == "parts":
@@ -58,8 +60,8 @@ def check_supported(
         raise ValueError(
             f'got backend="triton" with {got}; expected a linear memory or one of two layers, heads of at most '
             f"{LARGEST_HEAD} channels, chunks of at most {LARGEST_CHUNK} tokens ({LARGEST_TILE:,} numbers of a chunk "
-            f"together), gates per head or per head and layer, objective l2 or dot, no window, return_surprise False "
-            f"or True; {ELSEWHERE}"
+            f"together), gates per head or per head and layer, objective l2 or dot, read_at token, no window, "
+            f"return_surprise False or True; {ELSEWHERE}"
         )
     check_device(q.device, q.dtype)
 
@@ -134,7 +136,7 @@ def fused(
     dot, windows, the parts of the surprise.
     """
     import_triton()
-    check_supported(q, (theta, eta, alpha), state, chunk_size, return_surprise, network.objective, extra)
+    check_supported(q, (theta, eta, alpha), state, chunk_size, return_surprise, network, extra)
     from titans_lm.ops.triton.operators import run
 
     return run(
