@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.config import BackboneConfig
 
-MEMORIES = ("lmm", "mac", "mag", "mal")
+MEMORIES = ("lmm", "mac", "mag", "mal", "tnt")
 PLAIN = ("attention", "sliding", "segment")
 ARCHITECTURES = MEMORIES + PLAIN
 MIXED = ("sliding+lmm+sliding", "lmm+attention+mac", "mag+segment+mal")
@@ -82,12 +82,15 @@ SHARED: dict[str, dict[str, Any]] = {
     "mac, shared": {"architecture": "mac", "shared_qkv": True, "gating": "mix", "attention_conv_size": 1},
     "mag, shared": {"architecture": "mag", "shared_qkv": True, "gating": "sum", "attention_conv_size": 1},
 }
+IN_TNT = {"default", "gates channel-wise", "no momentum", "no decay", "linear memory", "polynomial keys", "huber"}
+"""Variants that are tried of TNT, whose memories are those of the others."""
 MEMORY_ONLY = {"default", "no persistent", "attention conv", "all turned", "none turned"}
+VARIED = [(a, name) for a in ARCHITECTURES for name in VARIANTS if a != "tnt" or name in IN_TNT]
 
 
 def small_config(architecture: str, **settings: Any) -> BackboneConfig:
     """A config whose segment, window and chunk are all shorter than the sequences that tests use."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": 8,
         "num_attention_heads": 2,
         "num_hidden_layers": 2,
@@ -98,6 +101,8 @@ def small_config(architecture: str, **settings: Any) -> BackboneConfig:
         "num_persistent": 3,
         "memory_expansion": 2,
     }
+    if "tnt" in architecture:
+        sizes |= {"tnt_global_chunk": 4, "tnt_local_chunks": (2,), "tnt_shard": 8}
     return BackboneConfig(**(sizes | stack_named(architecture) | settings | SHARED.get(architecture, {})))
 
 

@@ -172,7 +172,7 @@ def test_a_frozen_memory_is_frozen_in_this_thread_alone(architecture: str) -> No
     assert torch.equal(stack(x)[0], usual)
     assert not torch.equal(frozen, usual)
     for block, layer in zip(stack.layers, state.layers, strict=True):
-        memory = layer if architecture == "lmm" else layer.memory
+        memory = layer if architecture in ("lmm", "tnt") else layer.memory
         for M, initial in zip(memory.memory.M, block.memory.initial_weights, strict=True):
             assert torch.equal(M, initial.expand_as(M))
 

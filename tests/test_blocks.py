@@ -12,6 +12,7 @@ from model_cases import (
     MEMORIES,
     SHARED_VARIANTS,
     VARIANTS,
+    VARIED,
     assert_close,
     named_tensors,
     small_config,
@@ -177,10 +178,8 @@ def test_shared_streams_start_neutral(architecture: str) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "settings"),
-    [(a, s) for a in ARCHITECTURES for s in VARIANTS.values()]
-    + [(a, s) for a in ("mac", "mag") for s in SHARED_VARIANTS.values()],
-    ids=[f"{a}-{name}" for a in ARCHITECTURES for name in VARIANTS]
-    + [f"{a}-{name}" for a in ("mac", "mag") for name in SHARED_VARIANTS],
+    [(a, VARIANTS[name]) for a, name in VARIED] + [(a, s) for a in ("mac", "mag") for s in SHARED_VARIANTS.values()],
+    ids=[f"{a}-{name}" for a, name in VARIED] + [f"{a}-{name}" for a in ("mac", "mag") for name in SHARED_VARIANTS],
 )
 def test_parameters_are_counted_by_a_formula(architecture: str, settings: dict[str, Any]) -> None:
     block, c = make(architecture, **settings)
@@ -191,6 +190,6 @@ def test_parameters_are_counted_by_a_formula(architecture: str, settings: dict[s
         attention = E * E + 3 * 2 * E
     memory = sum(p.numel() for p in block.memory.parameters()) if c.has_memory else 0  # test_memory.py
     gated = attention + 2 * E + E * E + (E * E + E if c.gating == "mix" else 0)
-    own = {"lmm": 0, "mac": gated, "mag": gated, "mal": attention + E}
+    own = {"lmm": 0, "tnt": -c.num_persistent * E, "mac": gated, "mag": gated, "mal": attention + E}
     expected = common + memory + own.get(architecture, attention)
     assert sum(p.numel() for p in block.parameters()) == expected

@@ -21,6 +21,7 @@ from titans_lm.config import (
     nearest,
 )
 from titans_lm.former import drop_former
+from titans_lm.tnt_config import TNTConfig
 
 WRONG = [
     ("hidden_size", 0, "hidden_size=0"),
@@ -59,13 +60,13 @@ WRONG = [
     ("theta_init", (0.5, 0.5), "two that ascend"),
     ("time_scales", "shift", "did you mean 'shifted'"),
     ("architecture", "MAC", "did you mean 'mac'"),
-    ("architecture", "transformer", "one of lmm, mac, mag, mal, attention, sliding, segment"),
+    ("architecture", "transformer", "one of lmm, mac, mag, mal, tnt, attention, sliding, segment"),
     ("architecture", "hybrids", "did you mean 'hybrid'"),
     ("layer_types", ("lmm", "slidng"), "layer_types='slidng'; did you mean 'sliding'"),
     (
         "layer_types",
         ("lmm", "hybrid"),
-        "layer_types='hybrid'; expected one of lmm, mac, mag, mal, attention, sliding, segment",
+        "layer_types='hybrid'; expected one of lmm, mac, mag, mal, tnt, attention, sliding, segment",
     ),
     ("layer_types", (), "layer_types of 0 blocks and num_hidden_layers=2; expected 1 to 2 blocks"),
     ("layer_types", ("lmm", "mac", "lmm"), "layer_types of 3 blocks and num_hidden_layers=2; expected 1 to 2 blocks"),
@@ -167,7 +168,7 @@ def test_settings_that_are_no_more_are_taken_where_nothing_changes() -> None:
         drop_former({"memory_reads_persistent": False})
 
 
-def test_architectures_are_all_known_and_four_have_a_memory() -> None:
+def test_architectures_are_all_known_and_five_have_a_memory() -> None:
     assert get_args(Architecture) == (*ARCHITECTURES, "hybrid")
     assert list(MEMORY_ARCHITECTURES) == [*MEMORIES, "hybrid"]
     assert [a for a in STACKS if small_config(a).has_memory] == [*MEMORIES, *MIXED]
@@ -218,7 +219,7 @@ def test_settings_do_not_change() -> None:
 
 def test_every_setting_is_documented() -> None:
     """The docstring under each field becomes the help of the command line."""
-    source = "".join(map(inspect.getsource, (CachingConfig, MemoryConfig, BackboneConfig)))
+    source = "".join(map(inspect.getsource, (CachingConfig, TNTConfig, MemoryConfig, BackboneConfig)))
     for field in dataclasses.fields(BackboneConfig):
         assert re.search(rf'^    {field.name}: .* = .*\n    """\w', source, re.MULTILINE), field.name
 

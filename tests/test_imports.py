@@ -16,9 +16,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "titans_lm"
 # itself, which is made of the core and nothing later.
 ROOMS = (
     ("checks",),
-    ("caching_config",),
+    ("caching_config", "tnt_config"),
     ("config", "former", "ops"),
-    ("layers", "attention", "memory_gates", "caching", "memory"),
+    ("layers", "attention", "memory_gates", "memory_rule", "caching", "shards", "memory", "tnt"),
     ("blocks",),
     ("backbone",),
     ("",),

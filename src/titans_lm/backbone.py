@@ -28,7 +28,7 @@ from titans_lm.layers import (
     rope_angles,
     weights_at_hand,
 )
-from titans_lm.memory import NeuralMemory
+from titans_lm.memory_rule import MemoryRule
 from titans_lm.ops.state import detach_state, map_state, move_state, state_dtype, state_tensors
 
 Hidden = Float[Tensor, "B T E"]
@@ -109,7 +109,7 @@ class Backbone(nn.Module):
         self._compiled: Callable[..., Any] | None = None
         self._mark_outputs()
         if config.time_scales == "shifted":
-            memories = [module for module in self.modules() if isinstance(module, NeuralMemory)]
+            memories = [module for module in self.modules() if isinstance(module, MemoryRule)]
             for place, memory in enumerate(memories):
                 memory.spread(place, len(memories))
         self.apply(self.init_weights)

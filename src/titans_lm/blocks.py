@@ -1,4 +1,4 @@
-"""The blocks: one class per figure of the paper, and the same stack without memory as the honest ablation.
+"""The blocks: one class per figure of the paper, TNT, and the same stack without memory as the honest ablation.
 
 Every block is pre-norm with a SwiGLU MLP, x + mix(norm(x)) then x + mlp(norm(x)); they differ in `mix` alone. All have
 P persistent tokens (P, E): learned rows, independent of the data (eq. 19).
@@ -25,6 +25,7 @@ from titans_lm.layers import ForwardContext, Linear, RMSNorm, SwiGLU, weights_at
 from titans_lm.memory import LayerState, NeuralMemory
 from titans_lm.ops.fused import gated_linear
 from titans_lm.ops.state import repeat_rows, select_rows
+from titans_lm.tnt import TNTMemory
 
 Hidden = Float[Tensor, "B T E"]
 
@@ -62,7 +63,7 @@ class Block(nn.Module, ABC):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.mlp_width)
         # A parameter that nothing reads would get no gradient, which DistributedDataParallel refuses.
-        unread = config.architecture == "lmm" and not config.num_persistent
+        unread = config.architecture == "tnt" or (config.architecture == "lmm" and not config.num_persistent)
         persistent = None if unread else nn.Parameter(torch.empty(config.num_persistent, config.hidden_size))
         self.register_parameter("persistent", persistent)
         self.reset_parameters()
@@ -281,6 +282,23 @@ class MALBlock(Block):
         return o, HybridState(memory, attention)
 
 
+class TNTBlock(Block):
+    """A global memory and local ones that start anew in every shard; the memories alone mix tokens (`tnt.py`).
+
+    It has no persistent tokens: shards and chunks begin with the document, each with an M_init of its own.
+    """
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
+        self.memory = TNTMemory(config)
+
+    def init_state(self, batch_size: int, frozen: bool = False) -> LayerState:
+        return self.memory.init_state(batch_size)
+
+    def mix(self, x: Hidden, state: LayerState, ctx: ForwardContext) -> tuple[Hidden, LayerState]:
+        return self.memory(x, state, ctx.lengths, ctx.diagnostics, ctx.frozen)
+
+
 class AttentionBlock(Block):
     """No memory: full causal attention over everything read so far."""
 
@@ -335,6 +353,7 @@ BLOCKS: dict[str, type[Block]] = {
     "mac": MACBlock,
     "mag": MAGBlock,
     "mal": MALBlock,
+    "tnt": TNTBlock,
     "attention": AttentionBlock,
     "sliding": SlidingBlock,
     "segment": SegmentBlock,

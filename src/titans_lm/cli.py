@@ -1,7 +1,7 @@
 """The command `titans`: read the command line, call one public function, say what came out.
 
 Nothing heavy is imported before a command runs, so `titans --help` answers at once. Settings come from, each over the
-one before: the defaults, a recipe or a resumed run, a `--config` file, the command line.
+one before: the defaults, a recipe, a resumed run or a model to begin with, a `--config` file, the command line.
 """
 
 import os
@@ -150,7 +150,7 @@ def is_mistake(error: Exception) -> bool:
 
 def _with_files(default: Any, args: Sequence[str]) -> Any:
     """Let a recipe, a run to resume and a config file change the defaults, each over the one before."""
-    resume, config = _value("--resume", args), _value("--config", args)
+    resume, config, init = (_value(option, args) for option in ("--resume", "--config", "--init"))
     values = read_settings_file(Path(config)) if config is not None and hasattr(default, "config") else {}
     recipe, layers = _value(OPTION, args) or values.get("recipe"), []
     if hasattr(default, "recipe") and recipe is not None:
@@ -165,6 +165,14 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
         if not path.is_file():
             raise ValueError(f"got the run folder {resume!r}, which holds no settings.json; expected a run to resume")
         layers.append(read_settings_file(path))
+    if init is not None and hasattr(default, "init"):
+        if resume is not None:
+            raise ValueError(
+                f"got --init {init} and --resume {resume}; expected one of them: a run goes on with its own weights"
+            )
+        from titans_lm.train.start import saved_settings
+
+        layers.append(saved_settings(Path(init)))
     if hasattr(default, "what"):
         if values and default.what is tyro.MISSING:
             raise ValueError("got --config before what to do; expected the word for that first, and options behind it")

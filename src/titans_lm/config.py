@@ -24,8 +24,9 @@ from titans_lm.checks import (
 from titans_lm.checks import check_known as check_known
 from titans_lm.checks import log_spaced as log_spaced
 from titans_lm.checks import nearest as nearest
+from titans_lm.tnt_config import TNTConfig
 
-BlockName = Literal["lmm", "mac", "mag", "mal", "attention", "sliding", "segment"]
+BlockName = Literal["lmm", "mac", "mag", "mal", "tnt", "attention", "sliding", "segment"]
 Architecture = Literal[BlockName, "hybrid"]
 Activation = Literal["gelu", "silu", "relu"]
 Gates = Literal["head", "layer", "channel"]
@@ -38,7 +39,7 @@ TimeScales = Literal["shared", "shifted"]
 
 THRESHOLDS: tuple[Objective, ...] = ("huber", "huber_coordinate")
 """Objectives with a threshold for every token."""
-MEMORY_BLOCKS = ("lmm", "mac", "mag", "mal")
+MEMORY_BLOCKS = ("lmm", "mac", "mag", "mal", "tnt")
 MEMORY_ARCHITECTURES = (*MEMORY_BLOCKS, "hybrid")
 HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
 """The blocks of architecture="hybrid", repeated over the depth: one memory between windows (D38)."""
@@ -56,7 +57,7 @@ LARGEST_POLYNOMIAL = 2**21
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryConfig(CachingConfig):
+class MemoryConfig(CachingConfig, TNTConfig):
     """Settings of one neural long-term memory layer."""
 
     hidden_size: int = 256
@@ -162,6 +163,7 @@ class MemoryConfig(CachingConfig):
         self._check_window()
         self._check_keys()
         self.check_caching()
+        self.check_tnt()
 
     def _check_keys(self) -> None:
         """Refuse keys that cannot look back, polynomial ones where a memory is not linear in them or too large."""
@@ -287,8 +289,8 @@ class BackboneConfig(MemoryConfig):
     """Settings of a stack of blocks: hidden states in, hidden states out."""
 
     architecture: Architecture = "mac"
-    """lmm, mac, mag, mal, or the same stack without memory: attention (full), sliding (window), segment; or hybrid:
-    sliding, lmm, sliding, over and over."""
+    """lmm, mac, mag, mal, tnt, or the same stack without memory: attention (full), sliding (window), segment; or
+    hybrid: sliding, lmm, sliding, over and over."""
     layer_types: tuple[BlockName, ...] | None = None
     """The block of each layer by its name, or some that are repeated over the depth; by default what architecture
     says. Where it is given it wins: architecture then is hybrid, or the name of the only block (D38)."""
@@ -344,6 +346,8 @@ class BackboneConfig(MemoryConfig):
             )
         if self.shared_qkv:
             self._check_sharing()
+        if "tnt" in self.blocks:
+            self.check_tnt_goes_with()
         if self.memory_caching is not None and set(CACHING_BLOCKS).isdisjoint(self.blocks):
             raise ValueError(
                 f"got memory_caching={self.memory_caching!r} with architecture={self.architecture!r}; expected lmm, "

@@ -3,8 +3,15 @@
 from typing import Any
 
 from titans_lm.caching_config import CachingConfig
+from titans_lm.tnt_config import TNTConfig
 
-LATER = ("threshold_init", "omega_window", "key_degree", *CachingConfig.__dataclass_fields__)
+LATER = (
+    "threshold_init",
+    "omega_window",
+    "key_degree",
+    *CachingConfig.__dataclass_fields__,
+    *TNTConfig.__dataclass_fields__,
+)
 """Settings that earlier versions did not have: at its default, one changes nothing about a model."""
 FORMER: dict[str, tuple[Any, str]] = {
     "memory_targets": ("rms", "norm 1 learned worse, and no norm no better (D15)"),

@@ -1,9 +1,6 @@
 """The neural long-term memory as a layer: projections and gates, the op, and a gated output."""
 
-import dataclasses
 import pickle
-from functools import partial
-from itertools import pairwise
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -12,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from titans_lm.caching import CachedMemories, write_in_segments
-from titans_lm.config import THRESHOLDS, MemoryConfig, SurpriseSizes, check_known
+from titans_lm.config import MemoryConfig, SurpriseSizes, check_known
 from titans_lm.layers import (
     Diagnostics,
     Linear,
@@ -23,10 +20,12 @@ from titans_lm.layers import (
     make_short_convs,
     project_and_convolve,
 )
-from titans_lm.memory_gates import GateProjection, PolynomialKeys, WindowProjection
-from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory, read
+from titans_lm.memory_gates import GateProjection, PolynomialKeys
+from titans_lm.memory_rule import MemoryRule
+from titans_lm.ops import MemoryNetwork, MemoryState, read
 from titans_lm.ops.fused import gated_linear, rms_norm, unit_norm
-from titans_lm.ops.state import PLAIN, detach_state, move_state, state_dtype
+from titans_lm.ops.state import detach_state, move_state, state_dtype
+from titans_lm.shards import LocalMemories
 
 Hidden = Float[Tensor, "B T E"]
 
@@ -38,11 +37,15 @@ _NO_STATE = (
 
 
 class LayerState(NamedTuple):
-    """What a memory layer carries: the memory itself, the last inputs of its convolutions, and cached memories."""
+    """What a memory layer carries: the memory itself, the last inputs of its convolutions, and other memories.
+
+    These are cached ones, or those of the open shard.
+    """
 
     memory: MemoryState
     conv: tuple[Tensor, ...]
     cached: CachedMemories | None = None
+    local: LocalMemories | None = None
 
     detach = detach_state
     to = move_state
@@ -64,37 +67,10 @@ class LayerState(NamedTuple):
 
 
 # Once, as the list is that of all threads.
-torch.serialization.add_safe_globals([CachedMemories, LayerState, MemoryState])
+torch.serialization.add_safe_globals([CachedMemories, LayerState, LocalMemories, MemoryState])
 
 
-class InitialWeights(nn.ParameterList):
-    """M_init by layers, before its scale (D14): N(0, 1), or zero for a memory that starts empty.
-
-    A module with a start of its own: transformers draws what a file lacks module by module.
-    """
-
-    def __init__(self, heads: int, widths: tuple[int, ...], empty: bool) -> None:
-        super().__init__(nn.Parameter(torch.empty(heads, a, b)) for a, b in pairwise(widths))
-        self.empty = empty
-        self.reset_parameters()
-
-    __call__ = nn.Module.__call__  # torch's lists refuse to be called
-
-    def forward(self, _: None = None) -> tuple[Tensor, ...]:
-        """The weights; called and not read, so that who wraps the module has a say: accelerate, or PEFT, which passes
-        on the argument that it expects every module to have."""
-        return tuple(self)
-
-    def reset_parameters(self) -> None:
-        """M_init starts at N(0, 1) times its scale, a linear memory at zero: what it knows before reading is noise."""
-        for weight in self:
-            if self.empty:
-                nn.init.zeros_(weight)
-            else:
-                nn.init.normal_(weight)
-
-
-class NeuralMemory(nn.Module):
+class NeuralMemory(MemoryRule):
     """A memory that learns while it reads, at inference too: one network per row and head, whose weights are the state.
 
         q, k, v = conv(x W_Q), conv(x W_K), conv(x W_V)      SiLU after the convolution; ‖q‖ = ‖k‖ = 1
@@ -113,7 +89,6 @@ class NeuralMemory(nn.Module):
 
     def __init__(self, config: MemoryConfig | None = None, **settings: Any) -> None:
         """Set it up from a config, or from the settings of one; ValueError for both at once, or an unknown setting."""
-        super().__init__()
         if config is None:
             check_known(MemoryConfig, settings)
             config = MemoryConfig(**settings)
@@ -121,8 +96,8 @@ class NeuralMemory(nn.Module):
             raise ValueError(f"got a config and {', '.join(settings)}; expected a config or settings, not both")
         if not isinstance(config, MemoryConfig):
             raise ValueError(f"got config={config!r}; expected a MemoryConfig, or settings such as hidden_size=64")
-        self.config = config
-        E, H, D, L = config.hidden_size, config.num_attention_heads, config.head_dim, config.memory_depth
+        super().__init__(config)
+        E = config.hidden_size
         self.q_proj = Linear(E, E, bias=False)
         self.k_proj = Linear(E, E, bias=False)
         self.v_proj = Linear(E, E, bias=False)
@@ -133,61 +108,10 @@ class NeuralMemory(nn.Module):
         self.convs = make_short_convs(
             self.q_proj, self.k_proj, config.conv_size, config.induction_init, config.lookahead_values
         )
-        bounds = [config.theta_max * scale for scale in config.theta_scales]
-        self.theta_proj = GateProjection(config, bounds, config.theta_starts, config.theta_stretch)
-        self.eta_proj = GateProjection(config, [config.eta_max] * L, [config.eta_init] * L) if config.momentum else None
-        self.alpha_proj = None
-        if config.decay:
-            limits, starts = [config.alpha_max] * L, [config.alpha_start] * L
-            self.alpha_proj = GateProjection(config, limits, starts, config.alpha_stretch)
-        self.threshold_proj = None
-        if config.memory_objective in THRESHOLDS:  # of the loss, which all layers of a memory share
-            per_head = dataclasses.replace(config, gates="head")
-            self.threshold_proj = GateProjection(per_head, [config.threshold_max], [config.threshold_init])
+        self.add_parts()
         self.key_map = PolynomialKeys(config) if config.key_degree > 1 else None
-        self.window_proj = WindowProjection(config) if config.omega_window > 1 else None
-        self.initial = InitialWeights(H, config.memory_widths, self.starts_empty)
-        self.init_scales = [1.0 / D if self.starts_empty else 1.0]
-        self.init_scales += [width**-0.5 for width in config.memory_widths[1:-1]]
-        self.norm_weight = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
-        self.norm_bias = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
-        self.o_norm = RMSNorm(D, config.norm_eps)
+        self.o_norm = RMSNorm(config.head_dim, config.norm_eps)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Start the norm as ones and zeros."""
-        if self.norm_weight is not None and self.norm_bias is not None:
-            nn.init.ones_(self.norm_weight)
-            nn.init.zeros_(self.norm_bias)
-
-    def spread(self, place: int, of: int) -> None:
-        """Take the `place`-th of `of` time scales that a head's share of a pair is cut into (D2)."""
-        for gate in (self.theta_proj, self.eta_proj, self.alpha_proj, self.threshold_proj):
-            if gate is not None:
-                gate.spread(place, of)
-
-    @property
-    def starts_empty(self) -> bool:
-        """Whether the memory is linear, M(x) = x W, and so starts at W = 0."""
-        return self.config.memory_depth == 1 and not self.config.use_norm
-
-    @property
-    def initial_weights(self) -> tuple[Tensor, ...]:
-        """M_init (D14): keys have norm 1, so W_1 has scale 1, and W_l after it 1 / √fan-in.
-
-        The scale stands outside the parameter, so that one step of the outer optimiser moves every layer alike. A
-        linear memory has 1 / D: it starts at zero, and must not outgrow within a few steps what a token writes.
-        """
-        weights = zip(self.initial(None), self.init_scales, strict=True)
-        return tuple([weight if scale == 1.0 else weight * scale for weight, scale in weights])
-
-    @property
-    def network(self) -> MemoryNetwork:
-        """The memory's network as the ops know it."""
-        c = self.config
-        initial = self.initial_weights if c.forget_to == "init" else None
-        norm = self.norm_weight, self.norm_bias
-        return MemoryNetwork(c.memory_activation, c.use_residual, *norm, c.memory_objective, c.forget_to, initial)
 
     @property
     def reader(self) -> MemoryNetwork:
@@ -196,11 +120,7 @@ class NeuralMemory(nn.Module):
 
     def init_state(self, batch_size: int) -> LayerState:
         """The state before the first token: M_init in every row, no surprise."""
-        memory = MemoryState.initial(self.initial_weights, batch_size)
-        if self.window_proj is not None:  # no window reaches before a document
-            W, (_, H, first, _), D = self.config.omega_window - 1, memory.M[0].shape, memory.M[-1].shape[-1]
-            memory = memory._replace(tail=tuple(memory.M[0].new_zeros(batch_size, W, H, width) for width in (first, D)))
-        c = self.config
+        memory, c = self.initial_memory(batch_size), self.config
         cached = None if c.memory_caching is None else CachedMemories.empty(memory.M, c.caching_slots)
         return LayerState(memory, tuple(conv.init_tail(batch_size) for conv in self.convs), cached)
 
@@ -286,12 +206,23 @@ class NeuralMemory(nn.Module):
         """`forward` up to what the memory answers, which `project_output` makes the output of; norms of surprise."""
         *qkv, tails = self.streams(x, state.conv, lengths) if streams is None else streams
         q, k, v = (self.normed(i, y) for i, y in enumerate(qkv))
-        theta, eta, alpha = (
-            q.new_zeros(q.shape[:3]) if gate is None or (frozen and gate is not self.eta_proj) else gate(x, k)
-            for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
-        )
-        asks = self.threshold_proj is not None or self.window_proj is not None
-        extra = self.per_token(x, k) if asks else PLAIN
+        valid = length_mask(lengths, x.shape[1])
+        o, state, norms = self.learn(x, (q, k, v), state, valid, surprise, frozen)
+        return o, state._replace(conv=tails), norms
+
+    def learn(
+        self,
+        x: Hidden,
+        tokens: tuple[Tensor, Tensor, Tensor],
+        state: LayerState,
+        valid: Bool[Tensor, "B T"] | None,
+        surprise: SurpriseSizes,
+        frozen: bool,
+    ) -> tuple[Float[Tensor, "B T H D"], LayerState, Tensor | None]:
+        """Write q, k, v of the tokens x and answer them; the real ones come first in every row."""
+        q, k, v = tokens
+        theta, eta, alpha = self.gates(x, k, frozen)
+        extra = self.per_token(x, k)
         by_key = k, q if self.recall_proj is None else self.recall_proj(x).unflatten(-1, q.shape[2:]).to(q.dtype)
         if self.key_map is not None:  # gates see the key itself
             q, k = self.key_map(q), self.key_map(k)
@@ -300,17 +231,14 @@ class NeuralMemory(nn.Module):
             # ∇ at (1 − α) M: (1 − α) M + 2 θ kᵀ (v − k (1 − α) M) is the write of θ (1 − α) and v / (1 − α) at M.
             kept = 1.0 - alpha
             theta, v = kept * theta, v / kept
-        op = partial(
-            neural_memory, network=self.network, chunk_size=self.config.chunk_size, backend=self.config.memory_backend,
-            return_surprise=surprise,
-        )  # fmt: skip
-        tokens, valid, cached = (q, k, v, theta, eta, alpha), length_mask(lengths, x.shape[1]), state.cached
+        op, cached = self.op(surprise), state.cached
+        given = q, k, v, theta, eta, alpha
         if cached is None or frozen or not x.shape[1]:
-            o, memory, *norms = op(*tokens, state.memory, valid=valid, extra=extra)
+            o, memory, *norms = op(*given, state.memory, valid=valid, extra=extra)
         else:
             start = None if self.config.caching_start == "checkpoint" else self.init_state(x.shape[0]).memory
             o, memory, cached, norms = write_in_segments(
-                op, tokens, extra, by_key, (state.memory, cached), start, self.reader, self.config, valid
+                op, given, extra, by_key, (state.memory, cached), start, self.reader, self.config, valid
             )
         if frozen and memory.tail:  # what was only read is not written later either
             memory = memory._replace(tail=state.memory.tail)
@@ -318,15 +246,7 @@ class NeuralMemory(nn.Module):
         if kept is not None and found is not None:  # the op was given v / (1 − α): ∇ℓ is as many times too large
             first, others = (found[..., :1], found[..., 1:]) if surprise == "parts" else (found, None)
             found = first * kept if others is None else torch.cat([first * kept[..., None], others], dim=-1)
-        return o, LayerState(memory, tails, cached), found
-
-    def per_token(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> PerToken:
-        """What the op asks of tokens besides their gates; rounding makes no threshold 0."""
-        window = None if self.window_proj is None else self.window_proj(x)
-        if self.threshold_proj is None:
-            return PerToken(None, window)
-        threshold = self.threshold_proj(x, k).squeeze(-1)
-        return PerToken(threshold.clamp(min=torch.finfo(threshold.dtype).tiny), window)
+        return o, state._replace(memory=memory, cached=cached), found
 
     def project_query(
         self,
@@ -362,5 +282,5 @@ class NeuralMemory(nn.Module):
 
 def write_gates(model: nn.Module) -> list[GateProjection]:
     """What makes θ and α in all memories of a model: where both are zero, nothing is written and nothing forgotten."""
-    memories = [module for module in model.modules() if isinstance(module, NeuralMemory)]
+    memories = [module for module in model.modules() if isinstance(module, MemoryRule)]
     return [gate for memory in memories for gate in (memory.theta_proj, memory.alpha_proj) if gate is not None]

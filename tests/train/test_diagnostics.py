@@ -5,7 +5,8 @@ import torch
 
 from model_cases import MEMORIES, REMEMBERING
 from titans_lm.memory import NeuralMemory
-from titans_lm.train.diagnostics import memory_numbers
+from titans_lm.memory_rule import MemoryRule
+from titans_lm.train.diagnostics import SIZES, memory_numbers
 
 IDS = torch.arange(40)[None] % 30
 
@@ -19,10 +20,13 @@ def test_numbers_of_every_block_and_layer(titans, architecture: str, gates: str)
     model = titans(architecture, num_hidden_layers=layers, gates=gates, gate_rank=2).eval()
     found = memory_numbers(model, IDS)["memory"]
     assert set(found) == {"theta", "eta", "alpha", "momentary", "past", "forgotten", "M_norm", "S_norm"}
-    memories = sum(isinstance(module, NeuralMemory) for module in model.modules())
-    assert memories == sum(block in MEMORIES for block in model.config.backbone_config().blocks)
-    for name, numbers in found.items():
-        assert [len(layers) for layers in numbers] == [2] * memories, name
+    memories, blocks = (
+        sum(isinstance(module, kind) for module in model.modules()) for kind in (MemoryRule, NeuralMemory)
+    )
+    assert blocks == sum(block in MEMORIES for block in model.config.backbone_config().blocks)
+    for name, numbers in found.items():  # sizes are those of all memories of a block together
+        many = blocks if name in SIZES else memories
+        assert [len(layers) for layers in numbers] == [2] * many, name
         assert all(number > 0.0 for layers in numbers for number in layers), name
     config = model.config.backbone_config()
     assert all(layers[0] <= config.theta_max for layers in found["theta"])

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from titans_lm.config import BackboneConfig
 
-MAPS = {"lmm": 5, "mac": 15, "mag": 10, "mal": 9, "attention": 4, "sliding": 4, "segment": 4}
+MAPS = {"lmm": 5, "mac": 15, "mag": 10, "mal": 9, "tnt": 5, "attention": 4, "sliding": 4, "segment": 4}
 """Linear maps of E × E that a token of a block goes through: five of the memory, four of attention, one behind ⊗.
 
 MAC takes three of the memory's twice, to ask and to write, and two of attention's twice, for what it recalled."""
@@ -44,7 +44,8 @@ def model_flops(config: BackboneConfig, vocab_size: int, seq_len: int) -> dict[s
 
         projections     2 E² for each linear map of a block (MAPS), and the maps that make the gates
                         (with gating "mix" the one behind ⊗ too; with shared_qkv less SHARED)
-        memory          the op (`memory_flops`), and in MAC the recall before it, 2 Σ_l n_l per head
+        memory          the op (`memory_flops`), and in MAC the recall before it, 2 Σ_l n_l per head; in TNT that of all
+                        its memories, and 8 D² for the projection of queries: M and S, written and read
         attention       4 E for each key that a token sees: scores, and the mean of values
         mlp             6 E F
         head            2 E V
@@ -66,9 +67,19 @@ def _op_flops(config: BackboneConfig) -> int:
     """Operations of the op per token and head, in a block of a stack of one kind."""
     if not config.has_memory:
         return 0
-    op = memory_flops(config.memory_widths, config.chunk_size, forget_to_init=config.forget_to == "init")
+    c, to_init = config, config.forget_to == "init"
+    if c.architecture == "tnt":
+        local = sum(memory_flops(c.memory_widths, chunk, forget_to_init=to_init) for chunk in c.tnt_local_chunks)
+        return _global_flops(c.memory_widths) + local + c.tnt_projection * 8 * c.head_dim**2
+    op = memory_flops(c.memory_widths, c.chunk_size, forget_to_init=to_init)
     recall = 2 * sum(a * b for a, b in pairwise(config.memory_widths))
     return op + recall if config.architecture == "mac" else op
+
+
+def _global_flops(widths: tuple[int, ...]) -> int:
+    """Operations per token and head of a memory that is read at its anchor: errors, one read, M and S at the end."""
+    sizes = [a * b for a, b in pairwise(widths)]
+    return 2 * (4 * sum(sizes) + sum(sizes[1:]))
 
 
 def visible_keys(config: BackboneConfig, seq_len: int) -> float:
@@ -76,7 +87,7 @@ def visible_keys(config: BackboneConfig, seq_len: int) -> float:
 
     Like the other counts of a block it is asked for a stack of one kind (`BackboneConfig.by_block`).
     """
-    if config.architecture == "lmm":
+    if config.architecture in ("lmm", "tnt"):
         return 0.0
     own = seq_len * (seq_len + 1) / 2
     if config.has_segments:
@@ -103,4 +114,5 @@ def _gate_weights(config: BackboneConfig) -> int:
     E, numbers = config.hidden_size, config.num_attention_heads * config.gates_per_head
     inputs = E * (1 + config.gates_see_keys)
     one = config.gate_rank * (inputs + numbers) if config.gates == "channel" else inputs * numbers
-    return one * (1 + config.momentum + config.decay)
+    memories = 1 + len(config.tnt_local_chunks) * (config.architecture == "tnt")
+    return one * (1 + config.momentum + config.decay) * memories

@@ -32,6 +32,7 @@ class Train(Configured, LanguageSettings):
 
     Begin with `titans train stdlib --out runs/first`; go on with `titans train --resume runs/first`. A recipe may come
     first: `titans train tiny-mac stdlib`, or `titans train 170m-mac --dry-run` to see what it would cost.
+    `titans train stdlib --init runs/first --model.chunk-size 4` goes on with a trained model at another chunk size.
     """
 
     data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE] [DATA]")] = None

@@ -35,7 +35,8 @@ class MemoryNetwork:
 
     The depth follows from the weights. `norm_weight` and `norm_bias` (H, D) are the LayerNorm's; they belong to the
     outer model and the inner loop never changes them; without a norm_weight there is no LayerNorm. `initial` holds
-    M_init (H, D_{l-1}, D_l), needed when forgetting leads there (D13).
+    M_init (H, D_{l-1}, D_l), needed when forgetting leads there (D13). A token reads what it has just written, or with
+    read_at="anchor" the memory at the end of the previous chunk (D54).
     """
 
     activation: Activation = "gelu"

@@ -11,10 +11,10 @@ numbers: a row of 4,096 tokens is 100,000 small operations.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from titans_lm.config import BackboneConfig
-from titans_lm.ops.chunkwise import group_size
+from titans_lm.ops.chunkwise import group_size, lagging_group
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -23,25 +23,25 @@ PRODUCT_BYTES: dict[Precision, int] = {"float32": 4, "bfloat16": 2}
 
 KEPT: dict[Precision, dict[str, tuple[int, int]]] = {
     "float32": {
-        "lmm": (14, 0), "mac": (22, 0), "mag": (16, 0), "mal": (16, 0),
+        "lmm": (14, 0), "mac": (22, 0), "mag": (16, 0), "mal": (16, 0), "tnt": (14, 0),
         "attention": (4, 0), "sliding": (4, 0), "segment": (4, 0),
     },
     "bfloat16": {
-        "lmm": (8, 13), "mac": (14, 21), "mag": (12, 17), "mal": (10, 14),
+        "lmm": (8, 13), "mac": (14, 21), "mag": (12, 17), "mal": (10, 14), "tnt": (8, 13),
         "attention": (2, 3), "sliding": (2, 3), "segment": (2, 3),
     },
 }  # fmt: skip
 """Vectors of width E that a token leaves in a block: in float32, and in the precision of products.
 
-What attention itself looks at comes on top (`attention_widths`), and the MLP's hidden layers. In float32 functions with
-gradients by hand keep little (D27); under autocast they step aside, and more vectors of half the size are kept. As an
-example LMM in float32: the residual stream twice and its norm twice (4), input of the convolutions (3), q, k, v (3),
-z_L of keys and queries (2), the memory's answer and the gate (2).
+What attention itself looks at comes on top (`attention_widths`), what local memories leave (`local_widths`), and the
+MLP's hidden layers. In float32 functions with gradients by hand keep little (D27); under autocast they step aside, and
+more vectors of half the size are kept. As an example LMM in float32: the residual stream twice and its norm twice (4),
+input of the convolutions (3), q, k, v (3), z_L of keys and queries (2), the memory's answer and the gate (2).
 """
 
-JOINED = {"lmm": 0, "mac": 3, "mag": 3, "mal": 3, "attention": 3, "sliding": 3, "segment": 3}
+JOINED = {"lmm": 0, "mac": 3, "mag": 3, "mal": 3, "tnt": 0, "attention": 3, "sliding": 3, "segment": 3}
 """Maps of attention whose weights are laid side by side once per block: a copy, kept for the backward pass."""
-SINGLE = {"lmm": 2, "mac": 5, "mag": 4, "mal": 3, "attention": 1, "sliding": 1, "segment": 1}
+SINGLE = {"lmm": 2, "mac": 5, "mag": 4, "mal": 3, "tnt": 2, "attention": 1, "sliding": 1, "segment": 1}
 """Maps of a block that are used as they are: autocast keeps a copy of each in its own precision."""
 
 
@@ -88,11 +88,25 @@ def _token_bytes(step: Step, kind: BackboneConfig) -> float:
     """Bytes of the vectors that a token leaves in one block."""
     E = kind.hidden_size
     whole, product = KEPT[step.precision][kind.architecture]
-    vectors = 4 * whole * E + step.product_bytes * (product + attention_widths(kind, step.tokens)) * E
+    whole, product = whole + local_widths(kind), product + attention_widths(kind, step.tokens)
+    vectors = 4 * whole * E + step.product_bytes * product * E
     by_head = 4 * kind.num_attention_heads  # the softmax's sum
     if kind.has_memory:
-        by_head *= 6 * kind.gates_per_head + 4  # three gates twice; norms
+        by_head *= (6 * kind.gates_per_head + 4) * memories(kind)  # three gates twice; norms
     return vectors + by_head + 8 * kind.mlp_width  # two hidden layers of float32, or four of half the size
+
+
+def memories(config: BackboneConfig) -> int:
+    """Memories of one block and head."""
+    return 1 + len(config.tnt_local_chunks) * (config.architecture == "tnt")
+
+
+def local_widths(config: BackboneConfig) -> int:
+    """Vectors of width E per token that local memories keep: z_L of keys and of queries; and of what projects these.
+
+    That is z_L of both, the query as it comes and as it is cut.
+    """
+    return 2 * (memories(config) - 1) + 4 * (config.architecture == "tnt" and config.tnt_projection)
 
 
 def attention_widths(config: BackboneConfig, tokens: int) -> float:
@@ -102,7 +116,7 @@ def attention_widths(config: BackboneConfig, tokens: int) -> float:
     in MAC together with as many recalled ones.
     """
     P, T, W = config.num_persistent, tokens, config.window
-    if config.architecture == "lmm":
+    if config.architecture in ("lmm", "tnt"):
         return 0.0
     if config.has_segments:
         rows = 2 if config.architecture == "mac" else 1
@@ -122,7 +136,7 @@ def mask_numbers(config: BackboneConfig, tokens: int) -> int:
     if config.has_segments:
         rows = 2 if config.architecture == "mac" else 1
         return sum(length * (P + rows * length) for length in segments(config, tokens))
-    if config.architecture in ("lmm", "attention"):  # causal attention from the start of a text needs none
+    if config.architecture in ("lmm", "tnt", "attention"):  # causal attention from the start of a text needs none
         return 0
     return tokens * (P + tokens) if tokens <= W else W * (P + W) + W * (P + 2 * W)
 
@@ -136,10 +150,11 @@ def _state_numbers(step: Step, kind: BackboneConfig) -> int:
     """Numbers of the states that one block keeps."""
     memory, later = memory_numbers(kind), memory_numbers(kind, first=1)
     numbers = 0
-    for rows, length in memory_calls(kind, step.rows, step.tokens):
-        chunks = -(-length // kind.chunk_size)
-        numbers += rows * 2 * memory * -(-chunks // group_size(chunks))
+    for call in memory_calls(kind, step.rows, step.tokens):
+        numbers += call.rows * 2 * memory * -(-call.chunks // call.group)
         numbers += later if kind.forget_to == "init" else 0
+    if kind.architecture == "tnt" and kind.tnt_projection:
+        numbers += step.rows * -(-step.tokens // kind.tnt_shard) * 2 * kind.hidden_size * kind.head_dim  # of keys
     if kind.memory_begins_persistent:
         numbers += step.rows * memory  # the anchor: a tensor of its own where a state was repeated for all rows
     return numbers
@@ -155,9 +170,9 @@ def weight_copy_bytes(step: Step) -> int:
 def _copied_weights(step: Step, kind: BackboneConfig) -> int:
     """Weights of one block that stand in memory a second time."""
     E, F = kind.hidden_size, kind.mlp_width
-    calls = len(memory_calls(kind, step.rows, step.tokens))
+    calls = len(memory_calls(kind, step.rows, step.tokens)) if kind.architecture != "tnt" else 1
     joined = (5 if kind.architecture == "mac" else 3) * calls + JOINED[kind.architecture]
-    if kind.architecture != "lmm" and kind.num_persistent > 1:
+    if kind.architecture not in ("lmm", "tnt") and kind.num_persistent > 1:
         joined += 2  # keys and values of the persistent rows
     if step.precision == "float32":
         return joined * E * E + 2 * E * F
@@ -169,13 +184,37 @@ def memory_numbers(config: BackboneConfig, first: int = 0) -> int:
     return config.num_attention_heads * sum(a * b for a, b in list(pairwise(config.memory_widths))[first:])
 
 
-def memory_calls(config: BackboneConfig, rows: int, tokens: int) -> list[tuple[int, int]]:
-    """Calls that write into a block's memory, as (rows, tokens): MAC makes one per segment."""
+class MemoryCall(NamedTuple):
+    """A call that writes into a memory, of `rows` of `tokens` each; one that is read with lag has smaller groups."""
+
+    rows: int
+    tokens: int
+    chunk: int
+    lags: bool = False
+
+    @property
+    def chunks(self) -> int:
+        return max(-(-self.tokens // self.chunk), 1)
+
+    @property
+    def group(self) -> int:
+        """Chunks that are worked on at once."""
+        return lagging_group(self.chunks, self.chunk) if self.lags else group_size(self.chunks)
+
+
+def memory_calls(config: BackboneConfig, rows: int, tokens: int) -> list[MemoryCall]:
+    """Calls that write into a block's memories: MAC makes one per segment, TNT one per memory, shards as rows."""
+    chunk = config.chunk_size
     if not config.has_memory:
         return []
     if config.architecture == "mac":
-        return [(rows, length) for length in segments(config, tokens)]
-    return [(1, config.num_persistent)] * config.memory_begins_persistent + [(rows, tokens)]
+        return [MemoryCall(rows, length, chunk) for length in segments(config, tokens)]
+    if config.architecture == "tnt":
+        shards, length = -(-tokens // config.tnt_shard), min(tokens, config.tnt_shard)
+        local = [MemoryCall(rows * shards, length, own) for own in config.tnt_local_chunks]
+        return [MemoryCall(rows, tokens, config.tnt_global_chunk, lags=True), *local]
+    first = [MemoryCall(1, config.num_persistent, chunk)] * config.memory_begins_persistent
+    return [*first, MemoryCall(rows, tokens, chunk)]
 
 
 def segments(config: BackboneConfig, tokens: int) -> list[int]:
@@ -188,6 +227,4 @@ def _states_of_a_segment(step: Step) -> int:
     """Bytes of the states of one segment's chunks, made again for its gradients, and of the gradients by them."""
     c = step.config
     calls = [call for kind, _ in c.by_block() for call in memory_calls(kind, step.rows, step.tokens)]
-    longest = max((length for _, length in calls), default=0)
-    chunks = group_size(max(-(-longest // c.chunk_size), 1))
-    return 4 * step.rows * 2 * memory_numbers(c) * (chunks + 4) if c.has_memory else 0
+    return max((4 * call.rows * 2 * memory_numbers(c) * (call.group + 4) for call in calls), default=0)

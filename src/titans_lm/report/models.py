@@ -11,7 +11,7 @@ from titans_lm.train.rules import RULES
 
 COLOURS = ("#3451c6", "#0f9d8a", "#8a4fd3", "#c2417c", "#e07a1f", "#9a6a00", "#5b6472", "#2f7d32", "#b3261e", "#00788a")
 TITLES = {
-    "lmm": "LMM", "mac": "MAC", "mag": "MAG", "mal": "MAL", "hybrid": "hybrid",
+    "lmm": "LMM", "mac": "MAC", "mag": "MAG", "mal": "MAL", "tnt": "TNT", "hybrid": "hybrid",
     "attention": "Transformer++ with short convolution (ours, no memory)",
     "sliding": "sliding window with short convolution (ours, no memory)",
     "segment": "segments with short convolution (ours, no memory)",

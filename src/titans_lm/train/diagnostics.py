@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from titans_lm.config import BackboneConfig
-from titans_lm.memory import NeuralMemory
+from titans_lm.memory_rule import MemoryRule
 from titans_lm.ops import MemoryState
 
 GATES = ("theta", "eta", "alpha")
@@ -25,9 +25,10 @@ def memory_numbers(model: Any, input_ids: Int[Tensor, "B T"]) -> dict[str, dict[
 
     Under "memory" there are the means over tokens and heads of θ, η and α, of the sizes of momentary surprise
     ‖∇ℓ‖, past surprise ‖η S‖ and what was forgotten ‖α (M − B)‖, and the norms ‖M‖ and ‖S‖ after the last token, each
-    by block and layer of its memory.
+    by memory and layer: one memory for each block, in TNT first the global one and then its local ones. Sizes are those
+    of all memories of a block together.
     """
-    memories = [module for module in model.modules() if isinstance(module, NeuralMemory)]
+    memories = [module for module in model.modules() if isinstance(module, MemoryRule)]
     if not memories:
         return {}
     with _listening(memories) as heard:
@@ -55,7 +56,7 @@ def _memory_states(state: Any) -> Iterator[MemoryState]:
 
 
 @contextmanager
-def _listening(memories: list[NeuralMemory]) -> Iterator[list[dict[str, list[float]]]]:
+def _listening(memories: list[MemoryRule]) -> Iterator[list[dict[str, list[float]]]]:
     """Collect what the gates say: at the end, for each memory the mean of each gate that it has, by layer."""
     found: list[dict[str, list[float]]] = [{} for _ in memories]
     heard: dict[tuple[int, str], list[tuple[int, Tensor]]] = defaultdict(list)

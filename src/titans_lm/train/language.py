@@ -27,6 +27,7 @@ from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, RunFolder
 from titans_lm.train.settings import LanguageSettings
 from titans_lm.train.sized import Sized, sized_model
+from titans_lm.train.start import model_from
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -178,7 +179,7 @@ def _train(
     data = language_data(settings)
     world.share(settings.batch_size)  # before a run folder is made
     torch.manual_seed(settings.seed)
-    sized = Sized.given(model) if model is not None else sized_model(settings, data.tokenizer)
+    sized = Sized.given(model) if model is not None else _first_model(settings, data, resume)
     path = world.first(lambda: _run_folder(settings, data.tokenizer, resume=resume).path)
     run = RunFolder.open(path, data.tokenizer)
     progress.bytes_per_token = data.bytes_per_token
@@ -211,6 +212,19 @@ def _train(
         "settings": plain_settings(settings),
         "environment": environment(),
     }
+
+
+def _first_model(settings: LanguageSettings, data: LanguageData, resume: bool) -> Sized:
+    """The model that a run begins with; a run that goes on has weights of its own."""
+    if settings.init is None or resume:
+        return sized_model(settings, data.tokenizer)
+    model = model_from(settings.init, settings.model)
+    if model.config.vocab_size != len(data.tokenizer):
+        raise ValueError(
+            f"got init={str(settings.init)!r}, a model over {model.config.vocab_size} ids, and data of "
+            f"{len(data.tokenizer)}; expected data that was prepared with its tokenizer"
+        )
+    return Sized.given(model)
 
 
 def _diagnostics(model: Any, held_out: HeldOut) -> dict[str, Any]:

@@ -21,7 +21,7 @@ RENAMED = {
 """Names that settings had in files of saved runs, and those that they have now."""
 
 
-LATER = {"decimal": "."}
+LATER = {"decimal": ".", "init": None}
 """Settings that came after runs had been saved: files say nothing of these values, so that such runs go on."""
 
 

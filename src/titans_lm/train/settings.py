@@ -140,6 +140,9 @@ class LanguageSettings(ModelSettings):
     """A file, a folder of text, a folder of titans prepare, or the word stdlib: the Python library's own source."""
     out: Path | None = None
     """Folder of the run; by default runs/ARCHITECTURE-DATE-TIME."""
+    init: Path | None = None
+    """A trained model to begin with: its settings are those of --model, and what changes no shape of its weights may
+    be given anew, such as --model.chunk-size."""
     vocab_size: int | None = None
     """Ids of the tokenizer that the model is made for; by default that of the data: 259 for bytes."""
     seq_len: int = 512
@@ -166,6 +169,9 @@ class LanguageSettings(ModelSettings):
         check_choice("boundaries", self.boundaries, get_args(Boundaries))
         if self.vocab_size is not None:
             check_at_least("vocab_size", self.vocab_size, 1)
+        if self.init is not None and (self.baseline is not None or self.parameters is not None):
+            other = "baseline" if self.baseline is not None else "parameters"
+            raise ValueError(f"got init and {other}; expected one of them: a trained model is as large as it is")
         if self.stateful and self.baseline is not None and self.baseline not in RULES:
             raise ValueError(
                 f"got stateful=True with baseline={self.baseline!r}, which carries no state from step to step; "
