@@ -14,7 +14,7 @@ from titans_lm.bench.hardware import hardware
 from titans_lm.bench.models import model_cases
 from titans_lm.bench.ops import op_cases
 from titans_lm.bench.peers import comparisons
-from titans_lm.bench.registry import Case, allocators, benchmark, benchmarks, subjects
+from titans_lm.bench.registry import Case, Place, allocators, benchmark, benchmarks, subjects
 from titans_lm.bench.run import Bench, file_name
 from titans_lm.bench.scaling import stream_cases
 from titans_lm.bench.settings import (
@@ -24,7 +24,9 @@ from titans_lm.bench.settings import (
     OpsSettings,
     PeersSettings,
     ScalingSettings,
+    TNTSettings,
 )
+from titans_lm.bench.tnt import tnt
 
 CASE = Case(label="op", kind="op", mode="forward", case=OP, allocator="tuned")
 
@@ -221,7 +223,7 @@ def test_a_stream_that_fails_in_one_round_says_why(tmp_path, monkeypatch):
 
 def test_everything_is_every_kind_with_its_own_defaults():
     parts = kinds(AllSettings(threads=1, peers_env=Path("/env")))
-    assert list(parts) == ["ops", "model", "peers", "scaling"]
+    assert list(parts) == ["ops", "model", "peers", "scaling", "tnt"]
     assert all((part.threads, part.repeats, part.rounds) == (1, 2, 2) for part in parts.values())
     assert parts["peers"].peers_env == Path("/env")
     assert parts["ops"].lengths == OpsSettings().lengths
@@ -249,6 +251,13 @@ def test_every_model_is_measured_in_training_reading_and_decoding():
     assert [(case.mode, case.case.get("context")) for case in cases] == [
         ("train", None), ("prefill", None), ("decode", 10), ("decode", 20),
     ]  # fmt: skip
+
+
+def test_a_layer_of_tnt_stands_beside_plain_ones_of_its_chunk_and_of_long_chunks():
+    (found,) = tnt(TNTSettings(widths=(32,), shards=(512,), tokens=1024), Place("cpu", print))
+    assert found.title == "4 heads of 8, 1 × 1,024"
+    assert [case.label for case in found.cases] == ["LMM, chunk 8", "LMM, chunk 64", "TNT, local chunk 8, shard 512"]
+    assert {case.allocator for case in found.cases} == {"tuned"}
 
 
 def test_on_a_gpu_the_allocator_is_torchs_own():

@@ -42,7 +42,7 @@ def test_gradients_are_asked_for_everything_that_learns():
 @pytest.mark.parametrize("layer", subjects_model.LAYERS)
 @pytest.mark.parametrize("mode", ["forward", "forward+backward"])
 def test_layers(layer, mode):
-    row = run("layer", mode, {**OP, "width": 32, "ffn": 16, "layer": layer})
+    row = run("layer", mode, {**OP, "width": 32, "ffn": 16, "shard": 16, "layer": layer})
     assert row["tokens"] == 40
     assert row["parameters"] > 1000
 

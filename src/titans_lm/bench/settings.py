@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from titans_lm.config import Architecture, check_at_least, check_choice, check_positive
+from titans_lm.config import MEMORY_BLOCKS, Architecture, check_at_least, check_choice, check_positive
 
 Precision = Literal["float32", "bf16"]
 ALLOCATORS: dict[str, dict[str, str]] = {
@@ -196,12 +196,40 @@ class ScalingSettings(BenchSettings):
         super().__post_init__()
         check_all("lengths", self.lengths)
         check_at_least("stream_tokens", self.stream_tokens, 0)
-        check_names("stream_models", self.stream_models, MODELS[:4])
+        check_names("stream_models", self.stream_models, MEMORY_BLOCKS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TNTSettings(BenchSettings):
+    """A layer of TNT and plain memories in turn, forward and backward."""
+
+    widths: tuple[int, ...] = (64, 128, 256)
+    """Widths of the layers."""
+    heads: int = 4
+    """Heads of a layer."""
+    expansion: int = 4
+    """Hidden width of the memories, which have two layers, in multiples of the head dimension."""
+    tokens: int = 8192
+    """Tokens of a row."""
+    rows: int = 1
+    """Rows of a batch."""
+    chunk: int = 8
+    """Tokens of a chunk of the local memory, and of a plain one beside it."""
+    shards: tuple[int, ...] = (512, 2048)
+    """Tokens of a shard, and of a chunk of the global memory."""
+    repeats: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("widths", "shards"):
+            check_all(name, getattr(self, name))
+        for name in ("heads", "expansion", "tokens", "rows", "chunk"):
+            check_at_least(name, getattr(self, name), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllSettings(BenchSettings):
-    """Everything, one kind after the other, each with its own defaults; about half an hour on two cores."""
+    """Everything, one kind after the other, each with its own defaults; about forty minutes on two cores."""
 
     repeats: int = 2
     rounds: int = 2

@@ -17,6 +17,7 @@ from titans_lm.bench.measure import Runnable, matmul_times, resident
 from titans_lm.bench.registry import subject
 from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.memory import NeuralMemory
+from titans_lm.tnt import TNTMemory
 
 PIECE = 4096
 """Tokens of a long context that are read at once."""
@@ -75,6 +76,22 @@ def memory_layer(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
     return module, lambda x: module(x)[0]
 
 
+def tnt_layer(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
+    """`TNTMemory` with one local memory, and chunks of the global one as long as a shard."""
+    module = TNTMemory(
+        MemoryConfig(
+            hidden_size=case["width"],
+            num_attention_heads=case["heads"],
+            memory_expansion=case["expansion"],
+            tnt_local_chunks=(case["chunk"],),
+            tnt_global_chunk=case["shard"],
+            tnt_shard=case["shard"],
+            forget_to=case["forget_to"],
+        )
+    )
+    return module, lambda x: module(x)[0]
+
+
 def llama_block(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
     """transformers' Llama decoder block: full causal attention by scaled_dot_product_attention, and a SwiGLU MLP."""
     from transformers import LlamaConfig
@@ -120,6 +137,7 @@ SDPA: dict[str, Any] = {"attn_implementation": "sdpa"}
 """Fused attention, which is transformers' default too."""
 LAYERS: dict[str, Callable[[dict[str, Any]], tuple[nn.Module, Forward]]] = {
     "memory": memory_layer,
+    "tnt": tnt_layer,
     "llama": llama_block,
     "mamba2": mamba2_block,
 }

@@ -109,6 +109,25 @@ def kernels(result: Result) -> list[Table]:
     return [Table(columns=columns, rows=result["rows"])]
 
 
+def tnt(result: Result) -> list[Table]:
+    """Give a line per side of each comparison, and its ratio to the first one."""
+    first = {row["comparison"]: row["label"] for row in reversed(result["rows"])}
+
+    def ratio(row: Result) -> str:
+        found = row.get("against", {}).get(first[row["comparison"]])
+        return NOTHING if found is None else f"{found['median']:.2f}"
+
+    columns = [
+        field("layer", "comparison"),
+        field("side", "label"),
+        SPEED,
+        Column("× the first", ratio),
+        MEMORY,
+        SPREAD,
+    ]
+    return [Table(columns=columns, rows=result["rows"])]
+
+
 def models(result: Result) -> list[Table]:
     """Give one line per model: a training step, a prompt, and a token after each context."""
     by_model: dict[str, list[Result]] = {}
@@ -213,6 +232,7 @@ KINDS: dict[str, tuple[str, Callable[[Result], list[Table]]]] = {
     "peers": ("Beside peers", peers),
     "model": ("Language models", models),
     "ops": ("The op alone", ops),
+    "tnt": ("TNT beside plain memories", tnt),
     "ops-triton": ("The kernels beside others", kernels),
     "kernels": ("The kernels beside the chunked backend", kernels),
 }
