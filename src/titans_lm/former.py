@@ -9,6 +9,7 @@ LATER = (
     "threshold_init",
     "omega_window",
     "key_degree",
+    "lookahead_values",
     *CachingConfig.__dataclass_fields__,
     *TNTConfig.__dataclass_fields__,
 )
