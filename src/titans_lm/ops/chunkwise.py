@@ -335,7 +335,7 @@ def _run_call(
     used = network.forget_to == "init"
     gates, tail = stack_gates(*tokens[3:]), state.tail
     if extra.window is None:
-        k, v = (layout.place(x) for x in tokens[1:3])
+        k, v = [layout.place(x) for x in tokens[1:3]]
     else:
         gates = *gates, extra.window
         windows = zip(tokens[1:3], state.earlier(*tokens[1:3]), strict=True)
@@ -345,13 +345,13 @@ def _run_call(
         layout.place(q),
         k,
         v,
-        tuple(layout.place(x) for x in gates),
+        tuple([layout.place(x) for x in gates]),
         state.M,
         state.S,
         state.anchor,
         None if extra.threshold is None else layout.place(extra.threshold.unsqueeze(-1)),
-        *(None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)),
-        tuple(w.to(dtype) for w in network.initial or ()) if used else (),
+        *[None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)],
+        tuple([w.to(dtype) for w in network.initial or ()]) if used else (),
     )
     aliased = all(a is w for a, w in zip(state.anchor, state.M, strict=True))
     spec = CallSpec(network, layout.mask(), layout.complete, not aliased, surprise, inside)
@@ -386,7 +386,7 @@ def _run_piece(
     if piece.tiled:
         start, size = torch.zeros_like(start), tile
     if piece.valid is not None:
-        layout = ragged(start, length, size, piece.valid)
+        layout = ragged(start, length, size, piece.valid, piece.tiled)
     else:
         layout = uniform(start, 0, length, size) if piece.tiled else make_layout(start, length, size, None)
     if not piece.tiled:

@@ -140,13 +140,13 @@ def uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> TokenLa
     return TokenLayout(chunks, chunk_size, start, length, None, None, present, complete, end)
 
 
-def ragged(offset: Tensor, length: int, chunk_size: int, valid: Tensor) -> TokenLayout:
-    """Rows of different length, with padding anywhere or different offsets."""
+def ragged(offset: Tensor, length: int, chunk_size: int, valid: Tensor, whole: bool = False) -> TokenLayout:
+    """Rows of different length, with padding anywhere or different offsets; `whole` chunks whatever is in them."""
     count = valid.sum(1)
     filled = offset + count
-    inside = int(filled.max()) <= chunk_size  # no row goes on after its chunk: no need to lay out the rest of it
+    inside = not whole and int(filled.max()) <= chunk_size  # all end in their first chunk: the rest need not be there
     first, size = (torch.zeros_like(offset), max(1, int(count.max()))) if inside else (offset, chunk_size)
-    chunks = 1 if inside else -(-int(filled.max()) // chunk_size)
+    chunks = 1 if inside else max(1, -(-int(filled.max()) // chunk_size))
     place = torch.arange(chunks * size, device=offset.device)
     rank = place - first[:, None]  # which of the row's valid tokens stands at a position
     present = (rank >= 0) & (rank < count[:, None])
