@@ -66,8 +66,11 @@ def test_a_file_is_read_and_asked_and_its_memory_asked_again(
     assert f"memory of {kept.stat().st_size:,} bytes" in out
     assert json.loads(told.read_text())["sources"] == [str(notes)]
     assert titans(capsys, "ask", QUESTION, "--memory", kept) == (0, f"{expected}\n", "")
-    code, out, _ = titans(capsys, "ask", notes, QUESTION, "--memory", kept, "--quiet")
-    assert code == 0
+    short = answer(model, tokenizer, QUESTION, reader.memory, max_new_tokens=1).text.strip()
+    assert titans(capsys, "ask", QUESTION, "--memory", kept, "--max-new-tokens", 1) == (0, f"{short}\n", "")
+    assert short != expected
+    assert titans(capsys, "ask", notes, QUESTION, "--memory", kept, "--quiet", "--json", told)[0] == 0
+    assert json.loads(told.read_text())["sources"] == [str(notes), str(notes)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.memory", "notes.txt", "told.json"]
 
 

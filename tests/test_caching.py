@@ -135,6 +135,22 @@ def test_rows_of_other_lengths_and_places_are_rows_alone(settings: dict[str, Any
         assert_same([t[row : row + 1] for _, t in named_tensors(after)], own)
 
 
+def test_what_is_read_frozen_is_in_no_segment() -> None:
+    memory = layer(memory_caching="grm")
+    x = torch.randn(2, T, 8, dtype=torch.float64)
+    _, state = memory(x[:, :7])
+    _, after = memory(x[:, 7:], state, frozen=True)
+    assert_same(after.cached, state.cached)
+
+
+def test_segments_begin_with_the_document() -> None:
+    """Persistent tokens have been written then, and are no part of the first."""
+    backbone = small_backbone("lmm", **LINEAR, memory_caching="grm", caching_segment=SEGMENT)
+    for block, start in zip(backbone.layers, backbone.init_state(2).layers, strict=True):
+        assert not torch.equal(start.memory.M[0], block.memory.init_state(2).memory.M[0])
+        assert_same(start.cached, block.memory.init_state(2).cached)
+
+
 def test_padding_alone_or_no_token_at_all_changes_nothing() -> None:
     memory = layer(memory_caching="grm")
     x = torch.randn(2, 7, 8, dtype=torch.float64)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from hf.hf_cases import GREEDY, STACKS, VOCABULARY, prompt, small_model
 from model_cases import ARCHITECTURES, assert_close, named_tensors
+from titans_lm.backbone import Backbone
 from titans_lm.hf import TitansCache, TitansForCausalLM
+from titans_lm.ops.state import state_tensors
 
 CALLS = {"one": [40], "several": [13, 20, 7], "tokens": [5] + [1] * 35}
 NEW = 200
@@ -85,9 +87,33 @@ def test_rows_and_copies_have_pasts_of_their_own() -> None:
     fork.crop(10)
     assert_equal(fork.state, read(model, ids[:, :10], [8, 12], TitansCache()).state)
     fork.reset()
+    assert not fork.history.calls, "nobody can go back to them"
     fork.crop(0)
     with pytest.raises(ValueError, match="has read 0 tokens"):
         fork.crop(-1)
+
+
+def test_a_call_that_was_broken_off_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model, ids = small_model("lmm"), prompt(20)
+    cache = read(model, ids, [8], TitansCache(keep=20))
+    with monkeypatch.context() as now:
+        now.setattr(Backbone, "forward", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            read(model, ids[:, 8:], [12], cache)
+    read(model, ids[:, 8:], [12], cache)
+    cache.crop(6)
+    assert_equal(cache.state, read(model, ids[:, :6], [8], TitansCache()).state)
+
+
+def test_no_graph_is_kept() -> None:
+    model, cache = small_model("lmm"), TitansCache(keep=8)
+    for _ in range(2):
+        model(prompt(4), past_key_values=cache)
+    assert len(cache.history.calls) == 2
+    assert not any(x.requires_grad for call in cache.history.calls for x in state_tensors(call.inputs))
 
 
 def test_a_long_call_is_kept_at_its_end_alone() -> None:

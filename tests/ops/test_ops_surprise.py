@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from torch import Tensor
+from torch.nn import functional as F
 
 from ops.memory_cases import Call, Case, make_call, named_parts
 from ops.test_ops_exact import described, edges, legal_cases, starts, structures
 from ops.test_ops_precision import cast_call
-from titans_lm.ops import MemoryState, neural_memory
+from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 
 BACKENDS = ("reference", "chunked")
 MIXED = ("layer", "head", "channel")
@@ -190,6 +191,20 @@ def test_a_memory_that_knows_nothing_yet_forgets_nothing(backend: str) -> None:
     assert bool((sizes[:, 0, ..., 0] > 0).all())
     assert not sizes[:, 0, ..., 1:].any()
     assert bool((sizes[:, 1:] > 0).all())
+
+
+def test_what_cancels_leaves_zero_and_no_nan() -> None:
+    """The second token takes back what is left of the first: the square of what there is then is rounding."""
+    draw = {"dtype": torch.float64}
+    k = F.normalize(torch.randn(1, 1, 64, 4, **draw), dim=-1).expand(1, 3, 64, 4)
+    v, eta = torch.randn(1, 1, 64, 4, **draw), torch.rand(1, 1, 64, **draw).expand(1, 3, 64)
+    values, steps = torch.cat([v, -eta[:, :1, :, None] * v, v], 1), torch.full((1, 3, 64), 0.3, **draw)
+    start = MemoryState.initial((torch.zeros(64, 4, 4, **draw),), 1)
+    *_, sizes = neural_memory(
+        k, k, values, steps, eta, torch.zeros_like(eta), start, network=MemoryNetwork(residual=False), chunk_size=4,
+        return_surprise="parts",
+    )  # fmt: skip
+    assert sizes[:, 2, ..., 1].max() < 1e-6
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf.hf_cases import words
 from model_cases import named_tensors
 from streaming.stream_cases import CONSTANT, document, reading_model, text
 from titans_lm.data.tokenizer import BOS
@@ -105,9 +106,19 @@ def test_rows_go_back_together() -> None:
     reader.undo(9)
     shorter.read([texts[0][:21], texts[1][:13]])
     a, b = reader.memory, shorter.memory
-    assert (a.tokens, a.pending.tolist()) == (b.tokens, b.pending.tolist())
+    assert (a.tokens, a.open, a.pending.tolist()) == (b.tokens, b.open, b.pending.tolist())
+    read = [[(source.tokens, source.tokens_sha256) for [source] in memory.sources] for memory in (a, b)]
+    assert read[0] == read[1], "the last step is cut in one row and left out in the other"
     for (name, x), (_, y) in zip(named_tensors(a.state), named_tensors(b.state), strict=True):
         torch.testing.assert_close(x, y, rtol=0.0, atol=1e-9, msg=name)
+
+
+def test_a_document_without_marks_closes_again() -> None:
+    model, tokenizer = reading_model("lmm"), words()
+    reader = Reader(model, tokenizer, keep=8)
+    reader.read(b"w1 w2 w3")
+    reader.undo(3)
+    assert_equal(reader.memory, Reader(model, tokenizer).memory)
 
 
 def test_a_source_goes_on_from_a_new_opening(tmp_path: Path) -> None:
