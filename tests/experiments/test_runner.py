@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from titans_lm.experiments.result import kept, total_provenance
-from titans_lm.experiments.runner import RESULT, run_job
+from titans_lm.experiments.runner import RESULT, run_job, shorter
 from titans_lm.report.sources import commits
 from titans_lm.train.run import RunFolder, begun_with, commits_of, seconds_of
+from titans_lm.train.settings import FitSettings
 from titans_lm.train.trainer import Diverged
 
 fcntl = pytest.importorskip("fcntl", reason="locks of POSIX")
@@ -162,3 +163,8 @@ def test_what_results_are_made_of_is_summed_up(at: list[str]) -> None:
 def test_the_page_names_all_commits() -> None:
     assert commits({}, {"commit": "aaa"}) == commits({"commits": None}, {"commit": "aaa"}) == "commit aaa"
     assert commits({"commits": ["aaa", "bbb+"]}, {"commit": "ccc"}) == "commits aaa, bbb+"
+
+
+def test_a_short_trial_warms_up_for_a_quarter_of_its_steps_at_most() -> None:
+    base = FitSettings(steps=1000, warmup_steps=50)
+    assert [shorter(base, steps).warmup_steps for steps in (8, 400)] == [2, 50]

@@ -231,6 +231,7 @@ def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
         'titans_requests_total{method="POST",path="/v1/completions",status="400"} 1',
         'titans_requests_total{method="any",path="other",status="404"} 2',
         'titans_request_seconds_count{path="/v1/completions"} 3',
+        'titans_request_seconds_bucket{path="/v1/completions",le="10.0"} 3',
         'titans_request_seconds_bucket{path="/v1/completions",le="+Inf"} 3',
         'titans_tokens_total{kind="completion"} 8',
         'titans_tokens_total{kind="prompt"} 12',
