@@ -25,8 +25,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 if not torch.cuda.is_available():  # kernels run in Triton's interpreter: to be said before anything imports triton
     os.environ["TRITON_INTERPRET"] = "1"
 torch.set_num_threads(1)
-# A killed process loses nothing that it has written; what a machine loses that goes down, no test can see. Waiting
-# for the disk at every small file was a tenth of the suite.
+# A killed process loses nothing that it has written; what a machine loses that goes down, no test can see. One test of
+# forecasts waited for the disk 2,125 times.
 os.fsync = lambda handle: None
 
 # Every annotated function of the package checks its tensors' shapes (typecheck.py). torch.compile cannot

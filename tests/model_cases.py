@@ -162,3 +162,9 @@ def named_tensors(state: Any, name: str = "state") -> Iterator[tuple[str, Tensor
         fields = getattr(state, "_fields", range(len(state)))
         for field, part in zip(fields, state, strict=True):
             yield from named_tensors(part, f"{name}.{field}")
+
+
+def assert_same_state(x: Any, y: Any, tolerance: float = 1e-9) -> None:
+    """All tensors of two nested states, or of two lists, are equal up to rounding."""
+    for (name, a), (_, b) in zip(named_tensors(x), named_tensors(y), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")

@@ -1,7 +1,6 @@
 """What must hold for every stack: cut anywhere, pad anywhere, no look ahead, no row sees another, all of it trains."""
 
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from model_cases import (
     VARIANTS,
     VARIED,
     assert_close,
+    assert_same_state,
     close,
     named_tensors,
     read_in_pieces,
@@ -54,11 +54,6 @@ def tokens(rows: int = 2, length: int = 29) -> Tensor:
 
 def tokens_for(backend: str, rows: int = 2) -> Tensor:
     return tokens(rows, LENGTH.get(backend, 29))
-
-
-def assert_same_state(got: Any, expected: Any) -> None:
-    for (name, a), (_, b) in zip(named_tensors(got), named_tensors(expected), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.0, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
 
 
 @every_stack

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_cases import assert_close, named_tensors, small_backbone, small_config, wake
+from model_cases import assert_close, assert_same_state, named_tensors, small_backbone, small_config, wake
 from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.memory import LayerState, NeuralMemory
 from titans_lm.ops import MemoryState, neural_memory, read
@@ -116,7 +116,7 @@ def test_a_text_may_be_cut_anywhere(settings: dict[str, Any]) -> None:
             y, state = memory(part, state)
             outputs.append(y)
         assert_close(torch.cat(outputs, 1), expected, 1e-10)
-        assert_same(state, after)
+        assert_same_state(state, after, 1e-10)
 
 
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
@@ -132,7 +132,7 @@ def test_rows_of_other_lengths_and_places_are_rows_alone(settings: dict[str, Any
         _, own = memory(x[row : row + 1, :length])
         expected, own = memory(more[row, mask[row]][None], own)
         assert_close(got[row, mask[row]][None], expected, 1e-10)
-        assert_same([t[row : row + 1] for _, t in named_tensors(after)], own)
+        assert_same_state([t[row : row + 1] for _, t in named_tensors(after)], own, 1e-10)
 
 
 def test_what_is_read_frozen_is_in_no_segment() -> None:
@@ -140,7 +140,7 @@ def test_what_is_read_frozen_is_in_no_segment() -> None:
     x = torch.randn(2, T, 8, dtype=torch.float64)
     _, state = memory(x[:, :7])
     _, after = memory(x[:, 7:], state, frozen=True)
-    assert_same(after.cached, state.cached)
+    assert_same_state(after.cached, state.cached, 1e-10)
 
 
 def test_segments_begin_with_the_document() -> None:
@@ -148,7 +148,7 @@ def test_segments_begin_with_the_document() -> None:
     backbone = small_backbone("lmm", **LINEAR, memory_caching="grm", caching_segment=SEGMENT)
     for block, start in zip(backbone.layers, backbone.init_state(2).layers, strict=True):
         assert not torch.equal(start.memory.M[0], block.memory.init_state(2).memory.M[0])
-        assert_same(start.cached, block.memory.init_state(2).cached)
+        assert_same_state(start.cached, block.memory.init_state(2).cached, 1e-10)
 
 
 def test_padding_alone_or_no_token_at_all_changes_nothing() -> None:
@@ -157,13 +157,7 @@ def test_padding_alone_or_no_token_at_all_changes_nothing() -> None:
     _, state = memory(x)
     for y, after in (memory(x, state, lengths=torch.zeros(2, dtype=torch.long)), memory(x[:, :0], state)):
         assert bool(y.isfinite().all())
-        assert_same(after, state)
-
-
-def assert_same(got: Any, expected: Any) -> None:
-    got = got if isinstance(got, list) else [tensor for _, tensor in named_tensors(got)]
-    for a, (name, b) in zip(got, named_tensors(expected), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.0, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+        assert_same_state(after, state, 1e-10)
 
 
 def same_weights(memory: NeuralMemory, **settings: Any) -> NeuralMemory:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_cases import assert_close, named_tensors, small_config, wake
+from model_cases import assert_close, assert_same_state, named_tensors, small_config, wake
 from titans_lm.config import MemoryConfig
 from titans_lm.layers import Diagnostics
 from titans_lm.memory import LayerState, NeuralMemory
@@ -25,11 +25,6 @@ def make() -> NeuralMemory:
 
 def tokens(rows: int = 2) -> Tensor:
     return torch.randn(rows, T, 8, dtype=torch.float64)
-
-
-def assert_same_state(x: Any, y: Any, tolerance: float = 1e-9) -> None:
-    for (name, a), (_, b) in zip(named_tensors(x), named_tensors(y), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.0, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_settings_make_a_layer_as_a_config_does() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import MemoryByHand
-from model_cases import MEMORY_ONLY, VARIANTS, assert_close, named_tensors, small_config, wake
+from model_cases import MEMORY_ONLY, VARIANTS, assert_close, assert_same_state, named_tensors, small_config, wake
 from titans_lm.backbone import Backbone
 from titans_lm.config import THRESHOLDS, BackboneConfig, MemoryConfig
 from titans_lm.layers import Diagnostics, length_mask
@@ -39,11 +39,6 @@ def tokens(rows: int = 2, length: int = T, dtype: torch.dtype = torch.float64) -
 def no_keys(config: MemoryConfig, length: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
     """Keys of one row for gates that do not see them."""
     return torch.full((1, length, config.num_attention_heads, config.head_dim), torch.nan, dtype=dtype)
-
-
-def assert_same_state(x: Any, y: Any, tolerance: float = 1e-9) -> None:
-    for (name, a), (_, b) in zip(named_tensors(x), named_tensors(y), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.0, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def normed_streams(layer: NeuralMemory, x: Tensor, tails: tuple[Tensor, ...]) -> list[Tensor]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_cases import assert_close, close, named_tensors, small_backbone, small_config, wake
+from model_cases import assert_close, assert_same_state, close, named_tensors, small_backbone, small_config, wake
 from ops.memory_oracle import oracle
 from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.memory import LayerState, NeuralMemory
@@ -16,7 +16,6 @@ from titans_lm.shards import project
 from titans_lm.tnt import TNTMemory
 
 T = 21
-SIZES = {"tnt_global_chunk": 4, "tnt_local_chunks": (2,), "tnt_shard": 8}
 CASES: dict[str, dict[str, Any]] = {
     "one local memory": {},
     "two": {"tnt_local_chunks": (2, 4)},
@@ -32,7 +31,7 @@ FEW = ["one local memory", "two", "linear"]
 
 def layer(**settings: Any) -> TNTMemory:
     torch.manual_seed(0)
-    made = TNTMemory(small_config("tnt", **{**SIZES, **settings})).double()
+    made = TNTMemory(small_config("tnt", **settings)).double()
     wake(made)
     return made
 
@@ -92,7 +91,7 @@ def test_a_text_may_be_cut_anywhere(settings: dict[str, Any]) -> None:
                     outputs.append(y)
                     assert state_bytes(state) == size == state_bytes(memory.init_state(2))
             assert_close(torch.cat(outputs, 1), expected, 1e-10)
-            assert_same(state, after)
+            assert_same_state(state, after, 1e-10)
 
 
 @pytest.mark.parametrize("settings", [CASES[name] for name in FEW], ids=FEW)
@@ -107,7 +106,7 @@ def test_rows_of_other_lengths_and_places_are_rows_alone(settings: dict[str, Any
         own = memory(x[row : row + 1, :length])[1] if length else None
         expected, own = memory(more[row, mask[row]][None], own)
         assert_close(got[row, mask[row]][None], expected, 1e-10)
-        assert_same([t[row : row + 1] for _, t in named_tensors(after)], own)
+        assert_same_state([t[row : row + 1] for _, t in named_tensors(after)], own, 1e-10)
 
 
 def test_padding_alone_or_no_token_at_all_changes_nothing() -> None:
@@ -116,13 +115,7 @@ def test_padding_alone_or_no_token_at_all_changes_nothing() -> None:
     _, state = memory(x)
     for y, after in (memory(x, state, lengths=torch.zeros(2, dtype=torch.long)), memory(x[:, :0], state)):
         assert bool(y.isfinite().all())
-        assert_same(after, state)
-
-
-def assert_same(got: Any, expected: Any) -> None:
-    got = got if isinstance(got, list) else [tensor for _, tensor in named_tensors(got)]
-    for a, (name, b) in zip(got, named_tensors(expected), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.0, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+        assert_same_state(after, state, 1e-10)
 
 
 def test_a_shard_longer_than_the_text_and_no_global_memory_is_the_plain_memory() -> None:
@@ -133,12 +126,12 @@ def test_a_shard_longer_than_the_text_and_no_global_memory_is_the_plain_memory()
     plain.load_state_dict({name: own[name] for name in plain.state_dict()} | local)
     x = tokens()
     o, state, _ = memory.write(x, memory.init_state(2))
-    everything, alone = [], NeuralMemory.learn
+    alone = NeuralMemory.learn
     memory.learn = lambda *given: alone(memory, *given)  # the global memory alone
-    everything.append(memory.write(x, memory.init_state(2)._replace(local=None))[0])
+    everything, *_ = memory.write(x, memory.init_state(2)._replace(local=None))
     expected, after, _ = plain.write(x, plain.init_state(2))
-    assert_close(o - everything[0], expected, 1e-10)
-    assert_same(list(map(lambda pair: pair[1], named_tensors(state.local.memories[0]))), after.memory)
+    assert_close(o - everything, expected, 1e-10)
+    assert_same_state(state.local.memories[0], after.memory, 1e-10)
 
 
 def test_queries_projected_by_the_op_are_projected_by_a_sum() -> None:
@@ -166,13 +159,13 @@ def test_local_memories_know_nothing_of_earlier_shards_and_the_global_one_nothin
     assert close(y[:, :9], z[:, :9], 1e-12)
     assert not close(y[:, 9:12], z[:, 9:12], 1e-3)
     whole, shorter = memory(x)[1].local, memory(changed)[1].local  # the third shard has not seen it
-    assert_same(list(map(lambda pair: pair[1], named_tensors(whole))), shorter)
+    assert_same_state(whole, shorter, 1e-10)
     assert not close(state.memory.M[0], memory(changed)[1].memory.M[0], 1e-6)
 
 
 @pytest.mark.parametrize("architecture", ["tnt", "tnt+lmm+tnt", "sliding+tnt"])
 def test_a_stack_carries_it(architecture: str) -> None:
-    backbone = small_backbone(architecture, **SIZES)
+    backbone = small_backbone(architecture)
     x = tokens(24)
     expected, after = backbone(x)
     y, state = backbone(x[:, :13])
@@ -196,7 +189,7 @@ def test_what_is_frozen_answers_from_its_start() -> None:
     x = tokens()
     _, state = memory(x, frozen=True)
     start = memory.init_state(2)
-    assert_same(state.memory.M + state.local.memories[0].M, start.memory.M + start.local.memories[0].M)
+    assert_same_state(state.memory.M + state.local.memories[0].M, start.memory.M + start.local.memories[0].M, 1e-10)
 
 
 @pytest.mark.parametrize("surprise", [True, "parts"])

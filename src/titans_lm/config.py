@@ -40,6 +40,8 @@ TimeScales = Literal["shared", "shifted"]
 THRESHOLDS: tuple[Objective, ...] = ("huber", "huber_coordinate")
 """Objectives with a threshold for every token."""
 MEMORY_BLOCKS = ("lmm", "mac", "mag", "mal", "tnt")
+MEMORY_ALONE = ("lmm", "tnt")
+"""Blocks in which nothing but memories mixes tokens."""
 MEMORY_ARCHITECTURES = (*MEMORY_BLOCKS, "hybrid")
 HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
 """The blocks of architecture="hybrid", repeated over the depth: one memory between windows (D38)."""
@@ -427,6 +429,11 @@ class BackboneConfig(MemoryConfig):
     @property
     def has_memory(self) -> bool:
         return not set(MEMORY_BLOCKS).isdisjoint(self.blocks)
+
+    @property
+    def memories(self) -> int:
+        """Memories of a head in a block of a stack of one kind: in TNT the global one and the local ones."""
+        return 1 + len(self.tnt_local_chunks) if self.architecture == "tnt" else 1
 
     @property
     def has_segments(self) -> bool:

@@ -21,14 +21,11 @@ from titans_lm.layers import (
     project_and_convolve,
 )
 from titans_lm.memory_gates import GateProjection, PolynomialKeys
-from titans_lm.memory_rule import MemoryRule
+from titans_lm.memory_rule import Hidden, MemoryRule
 from titans_lm.ops import MemoryNetwork, MemoryState, read
 from titans_lm.ops.fused import gated_linear, rms_norm, unit_norm
 from titans_lm.ops.state import detach_state, move_state, state_dtype
 from titans_lm.shards import LocalMemories
-
-Hidden = Float[Tensor, "B T E"]
-
 
 _NO_STATE = (
     pickle.UnpicklingError, RuntimeError, EOFError, KeyError, IndexError, ValueError, AttributeError, TypeError,

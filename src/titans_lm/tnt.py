@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from titans_lm.config import MemoryConfig, SurpriseSizes
-from titans_lm.memory import Hidden, LayerState, NeuralMemory
-from titans_lm.memory_rule import MemoryRule
+from titans_lm.memory import LayerState, NeuralMemory
+from titans_lm.memory_rule import Hidden, MemoryRule
 from titans_lm.ops import MemoryState
 from titans_lm.ops.state import map_state
 from titans_lm.shards import LocalMemories, Shards, project

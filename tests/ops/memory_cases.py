@@ -15,6 +15,9 @@ from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory
 EDGES = {"theta": 0.0, "eta": 0.0, "alpha": 1.0}
 
 
+PADDINGS = ("none", "middle", "left", "scattered", "empty row", "all empty", "right")
+
+
 @dataclass(frozen=True)
 class Case:
     """One call: sizes, kind of every gate, network, state, padding, and gates set to their edge values.
@@ -155,6 +158,14 @@ class Draw:
             self.leaf(f"{name}{i}", self.normal(*lead, *size) * scale / size[0] ** 0.5)
             for i, size in enumerate(pairwise(self.case.widths))
         )
+
+
+def taking_turns(i: int, chunk: int) -> dict[str, Any]:
+    """What the i-th of a list of cases has besides its padding: lengths, starts, forgetting and edges."""
+    return {
+        "chunk": chunk, "rows": 3, "seed": i, "tokens": (9, 2, 17, 1)[i % 4], "forget_to": ("zero", "init")[i // 2 % 2],
+        "offsets": ((), (chunk - 1, 0), (chunk // 2,))[i % 3], "edges": ((), ("theta", "eta", "alpha"))[i // 5 % 2],
+    }  # fmt: skip
 
 
 def make_call(case: Case) -> Call:

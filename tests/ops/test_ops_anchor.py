@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from ops.memory_cases import Case, assert_agree, make_call
+from ops.memory_cases import PADDINGS, Case, assert_agree, make_call, taking_turns
 from ops.test_ops_exact import GATES, LINEAR, NETWORKS, described
 from titans_lm.ops import neural_memory
-
-PADDINGS = ("none", "middle", "left", "scattered", "empty row", "all empty", "right")
 
 
 def lagging() -> list[Case]:
@@ -18,10 +16,8 @@ def lagging() -> list[Case]:
     networks, gates = list(NETWORKS.values()), list(GATES.values())
     return [
         Case(
-            read_at="anchor", chunk=chunk, rows=3, tokens=(9, 2, 17, 1)[i % 4], padding=padding,
-            offsets=((), (chunk - 1, 0), (chunk // 2,))[i % 3], forget_to=("zero", "init")[i // 2 % 2],
-            objective=("l2", "l2", "dot", "huber")[i // 3 % 4], gates=gates[i % len(gates)],
-            edges=((), ("theta", "eta", "alpha"))[i // 5 % 2], seed=i, **networks[i % len(networks)],
+            read_at="anchor", padding=padding, objective=("l2", "l2", "dot", "huber")[i // 3 % 4],
+            gates=gates[i % len(gates)], **taking_turns(i, chunk), **networks[i % len(networks)],
         )
         for i, (chunk, padding) in enumerate(product((1, 4, 16), PADDINGS))
     ]  # fmt: skip

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ops.memory_cases import Case, assert_agree, make_call
+from ops.memory_cases import PADDINGS, Case, assert_agree, make_call, taking_turns
 from ops.test_ops_exact import LINEAR, NETWORKS, described
 from titans_lm.memory import NeuralMemory
 from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory
-
-PADDINGS = ("none", "middle", "left", "scattered", "empty row", "all empty", "right")
 
 
 def windows() -> list[Case]:
@@ -22,10 +20,8 @@ def windows() -> list[Case]:
     networks = list(NETWORKS.values())
     return [
         Case(
-            window=window, chunk=chunk, rows=3, tokens=(9, 2, 17, 1)[i % 4], padding=padding,
-            offsets=((), (chunk - 1, 0), (chunk // 2,))[i % 3], forget_to=("zero", "init")[i // 2 % 2],
-            objective=("l2", "l2", "dot", "lp")[i // 3 % 4], gates=(("layer",) * 3, ("head",) * 3)[i % 2],
-            edges=((), ("theta", "eta", "alpha"))[i // 5 % 2], seed=i, **networks[i % len(networks)],
+            window=window, padding=padding, objective=("l2", "l2", "dot", "lp")[i // 3 % 4],
+            gates=(("layer",) * 3, ("head",) * 3)[i % 2], **taking_turns(i, chunk), **networks[i % len(networks)],
         )
         for i, (window, chunk, padding) in enumerate(product((1, 2, 4, 9), (1, 4, 16), PADDINGS))
     ]  # fmt: skip

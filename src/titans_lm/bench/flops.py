@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from titans_lm.config import BackboneConfig
+from titans_lm.config import MEMORY_ALONE, BackboneConfig
 
 MAPS = {"lmm": 5, "mac": 15, "mag": 10, "mal": 9, "tnt": 5, "attention": 4, "sliding": 4, "segment": 4}
 """Linear maps of E × E that a token of a block goes through: five of the memory, four of attention, one behind ⊗.
@@ -87,7 +87,7 @@ def visible_keys(config: BackboneConfig, seq_len: int) -> float:
 
     Like the other counts of a block it is asked for a stack of one kind (`BackboneConfig.by_block`).
     """
-    if config.architecture in ("lmm", "tnt"):
+    if config.architecture in MEMORY_ALONE:
         return 0.0
     own = seq_len * (seq_len + 1) / 2
     if config.has_segments:
@@ -114,5 +114,4 @@ def _gate_weights(config: BackboneConfig) -> int:
     E, numbers = config.hidden_size, config.num_attention_heads * config.gates_per_head
     inputs = E * (1 + config.gates_see_keys)
     one = config.gate_rank * (inputs + numbers) if config.gates == "channel" else inputs * numbers
-    memories = 1 + len(config.tnt_local_chunks) * (config.architecture == "tnt")
-    return one * (1 + config.momentum + config.decay) * memories
+    return one * (1 + config.momentum + config.decay) * config.memories

@@ -62,33 +62,24 @@ def layer(request: dict[str, Any], device: torch.device) -> Runnable:
     return Runnable(step, case["rows"] * case["tokens"], facts={"parameters": parameters})
 
 
+def layer_config(case: dict[str, Any], **own: Any) -> MemoryConfig:
+    """The settings that layers of all kinds have, and its own."""
+    return MemoryConfig(
+        hidden_size=case["width"], num_attention_heads=case["heads"], memory_expansion=case["expansion"],
+        forget_to=case["forget_to"], **own,
+    )  # fmt: skip
+
+
 def memory_layer(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
     """`NeuralMemory`: projections, convolutions and gates around the op."""
-    module = NeuralMemory(
-        MemoryConfig(
-            hidden_size=case["width"],
-            num_attention_heads=case["heads"],
-            memory_expansion=case["expansion"],
-            chunk_size=case["chunk"],
-            forget_to=case["forget_to"],
-        )
-    )
+    module = NeuralMemory(layer_config(case, chunk_size=case["chunk"]))
     return module, lambda x: module(x)[0]
 
 
 def tnt_layer(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
     """`TNTMemory` with one local memory, and chunks of the global one as long as a shard."""
-    module = TNTMemory(
-        MemoryConfig(
-            hidden_size=case["width"],
-            num_attention_heads=case["heads"],
-            memory_expansion=case["expansion"],
-            tnt_local_chunks=(case["chunk"],),
-            tnt_global_chunk=case["shard"],
-            tnt_shard=case["shard"],
-            forget_to=case["forget_to"],
-        )
-    )
+    shard = case["shard"]
+    module = TNTMemory(layer_config(case, tnt_local_chunks=(case["chunk"],), tnt_global_chunk=shard, tnt_shard=shard))
     return module, lambda x: module(x)[0]
 
 

@@ -1,7 +1,6 @@
 """`titans bench tnt`: a TNT layer beside plain memories of its local chunk and of long chunks, trained in turn."""
 
 import dataclasses
-from typing import Any
 
 from titans_lm.bench.registry import Case, Cases, Comparison, Place, allocators, benchmark
 from titans_lm.bench.settings import TNTSettings
@@ -14,7 +13,6 @@ LONG = 64
 def tnt(settings: TNTSettings, at: Place) -> Cases:
     """Layers of every width, forward and backward; the global chunk is as long as a shard."""
     s = dataclasses.replace(settings, widths=(16,), tokens=64, shards=(32,)) if settings.quick else settings
-    allocator = allocators(at.device)[-1]
     for width in s.widths:
         title = f"{s.heads} heads of {width // s.heads}, {s.rows} × {s.tokens:,}"
         base = {
@@ -26,8 +24,5 @@ def tnt(settings: TNTSettings, at: Place) -> Cases:
             (f"TNT, local chunk {s.chunk}, shard {shard:,}", {"layer": "tnt", "chunk": s.chunk, "shard": shard})
             for shard in s.shards
         ]
-        yield Comparison(title, [side(label, {**base, **own}, allocator) for label, own in sides])
-
-
-def side(label: str, case: dict[str, Any], allocator: str) -> Case:
-    return Case(label=label, kind="layer", mode="forward+backward", case=case, allocator=allocator)
+        how = {"kind": "layer", "mode": "forward+backward", "allocator": allocators(at.device)[-1]}
+        yield Comparison(title, [Case(label=label, case={**base, **own}, **how) for label, own in sides])

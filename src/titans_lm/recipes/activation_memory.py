@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from titans_lm.config import BackboneConfig
+from titans_lm.config import MEMORY_ALONE, BackboneConfig
 from titans_lm.ops.chunkwise import group_size, lagging_group
 
 Precision = Literal["float32", "bfloat16"]
@@ -92,13 +92,8 @@ def _token_bytes(step: Step, kind: BackboneConfig) -> float:
     vectors = 4 * whole * E + step.product_bytes * product * E
     by_head = 4 * kind.num_attention_heads  # the softmax's sum
     if kind.has_memory:
-        by_head *= (6 * kind.gates_per_head + 4) * memories(kind)  # three gates twice; norms
+        by_head *= (6 * kind.gates_per_head + 4) * kind.memories  # three gates twice; norms
     return vectors + by_head + 8 * kind.mlp_width  # two hidden layers of float32, or four of half the size
-
-
-def memories(config: BackboneConfig) -> int:
-    """Memories of one block and head."""
-    return 1 + len(config.tnt_local_chunks) * (config.architecture == "tnt")
 
 
 def local_widths(config: BackboneConfig) -> int:
@@ -106,7 +101,7 @@ def local_widths(config: BackboneConfig) -> int:
 
     That is z_L of both, the query as it comes and as it is cut.
     """
-    return 2 * (memories(config) - 1) + 4 * (config.architecture == "tnt" and config.tnt_projection)
+    return 2 * (config.memories - 1) + 4 * (config.architecture == "tnt" and config.tnt_projection)
 
 
 def attention_widths(config: BackboneConfig, tokens: int) -> float:
@@ -116,7 +111,7 @@ def attention_widths(config: BackboneConfig, tokens: int) -> float:
     in MAC together with as many recalled ones.
     """
     P, T, W = config.num_persistent, tokens, config.window
-    if config.architecture in ("lmm", "tnt"):
+    if config.architecture in MEMORY_ALONE:
         return 0.0
     if config.has_segments:
         rows = 2 if config.architecture == "mac" else 1
@@ -136,7 +131,7 @@ def mask_numbers(config: BackboneConfig, tokens: int) -> int:
     if config.has_segments:
         rows = 2 if config.architecture == "mac" else 1
         return sum(length * (P + rows * length) for length in segments(config, tokens))
-    if config.architecture in ("lmm", "tnt", "attention"):  # causal attention from the start of a text needs none
+    if config.architecture in (*MEMORY_ALONE, "attention"):  # causal attention from the start of a text needs none
         return 0
     return tokens * (P + tokens) if tokens <= W else W * (P + W) + W * (P + 2 * W)
 
@@ -172,7 +167,7 @@ def _copied_weights(step: Step, kind: BackboneConfig) -> int:
     E, F = kind.hidden_size, kind.mlp_width
     calls = len(memory_calls(kind, step.rows, step.tokens)) if kind.architecture != "tnt" else 1
     joined = (5 if kind.architecture == "mac" else 3) * calls + JOINED[kind.architecture]
-    if kind.architecture not in ("lmm", "tnt") and kind.num_persistent > 1:
+    if kind.architecture not in MEMORY_ALONE and kind.num_persistent > 1:
         joined += 2  # keys and values of the persistent rows
     if step.precision == "float32":
         return joined * E * E + 2 * E * F
