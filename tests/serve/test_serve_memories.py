@@ -146,6 +146,40 @@ def test_the_store_is_not_shared_and_not_overfilled(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_place_in_the_store_is_kept_until_the_memory_is_written(tmp_path: Path) -> None:
+    model = reading_model("lmm")
+    store, memory = Store(tmp_path, model, in_memory=1, most=1), Reader(model, byte_tokenizer()).memory
+    store.check_room("memory", "a", reserve=True)
+    with pytest.raises(ClientError, match="takes no more"):
+        store.check_room("memory", "b")
+    store.check_room("memory", "a")
+    store.check_room("conversation", "b")
+    store.put(Entry("memory", "a", memory))
+    store.delete("memory", "a")
+    store.put(Entry("memory", "b", memory))
+    store.close()
+
+
+def test_the_memory_that_was_used_longest_ago_leaves_ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = reading_model("lmm")
+    store, memory = Store(tmp_path, model, in_memory=2, most=3), Reader(model, byte_tokenizer()).memory
+    for name in "ab":
+        store.put(Entry("memory", name, memory))
+    store.get("memory", "a")
+    store.put(Entry("memory", "c", memory))
+    read: list[Path] = []
+
+    def noted(path: Path, model: object) -> object:
+        read.append(path)
+        return open_memory(path, model)
+
+    monkeypatch.setattr("titans_lm.serve.store.open_memory", noted)
+    for name in "acb":
+        store.get("memory", name)
+    assert read == [store.path("memory", "b")]
+    store.close()
+
+
 def test_what_was_read_from_disk_is_not_kept_over_what_was_written_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,9 +84,13 @@ def test_batches_add_up_to_one_step(llama):
         rows = slice(0, 2) if step % 2 == 0 else slice(2, 4)
         return {name: part[rows] for name, part in both(step // 2).items()}
 
+    def named(step):
+        return {**halves(step), "sample": torch.tensor([2 * step, 2 * step + 1])}
+
     once, twice = llama(), llama()
     fit(once, both, next_token_loss, dataclasses.replace(SETTINGS, steps=3))
-    result = fit(twice, halves, next_token_loss, dataclasses.replace(SETTINGS, steps=3, accumulate=2))
+    result = fit(twice, named, next_token_loss, dataclasses.replace(SETTINGS, steps=3, accumulate=2))
+    assert result.last["rows"] == [8, 9, 10, 11], "those of both batches of the last step"
     assert result.tokens == 3 * 64
     for a, b in zip(once.parameters(), twice.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

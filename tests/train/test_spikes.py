@@ -97,3 +97,23 @@ def test_a_run_that_goes_on_knows_what_was_usual(tmp_path) -> None:
     fit(Line(), batches({}), loss, dataclasses.replace(SETTINGS, steps=SPIKE), run=run)
     result = fit(Line(), batches({SPIKE: 50.0}), loss, dataclasses.replace(SETTINGS, steps=SPIKE + 5), run=run)
     assert result.skipped == 1
+
+
+def pulled(model: Line, batch: dict[str, torch.Tensor]):
+    """The same loss with a gradient beside it that adds nothing to its value."""
+    value, metrics = loss(model, batch)
+    return value + batch["pull"] * (model.a - model.a.detach()), metrics
+
+
+def test_a_run_that_goes_on_knows_what_norms_were_usual(tmp_path) -> None:
+    def pulls(steep: set[int]):
+        def make(step: int) -> dict[str, torch.Tensor]:
+            pull = random.Random(step).random() + (50.0 if step in steep else 0.0)
+            return {"x": torch.ones(1, 1), "pull": torch.tensor(pull)}
+
+        return make
+
+    run = RunFolder.create(tmp_path / "run", {})
+    fit(Line(), pulls(set()), pulled, dataclasses.replace(SETTINGS, steps=SPIKE), run=run)
+    result = fit(Line(), pulls({SPIKE}), pulled, dataclasses.replace(SETTINGS, steps=SPIKE + 5), run=run)
+    assert result.skipped == 1
