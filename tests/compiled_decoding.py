@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from model_cases import BOUNDED, SHARED, small_backbone
+from titans_lm.backbone import Backbone
 from titans_lm.cli import main
 from titans_lm.layers import Diagnostics
 
@@ -68,9 +69,11 @@ def test_full_attention_is_not_compiled() -> None:
         small_backbone("attention").compile_decoding()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, while it compiles
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_generate_writes_the_same_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_writes_the_same_compiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_decoding = Backbone.compile_decoding
+    monkeypatch.setattr(Backbone, "compile_decoding", lambda backbone, *_: compile_decoding(backbone, "eager"))
     (tmp_path / "text").write_text("nothing is lost\n" * 40)
     sizes = ["--model.architecture", "lmm", "--model.hidden-size", "16", "--model.num-hidden-layers", "1"]
     few = ["--steps", "1", "--warmup-steps", "0", "--seq-len", "32", "--batch-size", "2", "--quiet"]

@@ -58,7 +58,7 @@ def test_a_layer_is_one_graph_in_a_first_call_in_later_ones_and_token_by_token()
 @pytest.mark.parametrize("architecture", ["mac", "mag, shared", "segment"])
 def test_a_stack_is_one_graph(architecture: str) -> None:
     stack = small_backbone(architecture, num_hidden_layers=1)
-    x, found = torch.randn(2, 21, stack.config.hidden_size, dtype=stack.norm.weight.dtype), []
+    x, found = torch.randn(2, 13, stack.config.hidden_size, dtype=stack.norm.weight.dtype), []
     for module in (stack, torch.compile(stack, backend="aot_eager", fullgraph=True)):
         y, state = module(x)
         found.append((y, state, gradients(stack, y.square().sum())))
@@ -68,7 +68,7 @@ def test_a_stack_is_one_graph(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["mac", "mal"])
 def test_a_stack_can_be_exported(architecture: str) -> None:
     stack = small_backbone(architecture, num_hidden_layers=1)
-    x = torch.randn(2, 21, stack.config.hidden_size, dtype=stack.norm.weight.dtype)
+    x = torch.randn(2, 13, stack.config.hidden_size, dtype=stack.norm.weight.dtype)
 
     class Outputs(nn.Module):
         def __init__(self) -> None:

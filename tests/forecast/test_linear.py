@@ -42,9 +42,9 @@ def test_instance_norm_of_a_constant_window_is_finite():
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", ["mean", "last", "none"])
-def test_normal_equations_are_sums_over_all_windows(kind, bias, monkeypatch):
-    monkeypatch.setattr("titans_lm.forecast.windows.ROWS", 24)  # several batches, the last one smaller
-    windows = Windows(torch.randn(50, 3).cumsum(0), 7, 5)
+@pytest.mark.parametrize("rows", [50, 15, 12])  # windows enough, fewer than the rows of one, and one alone
+def test_normal_equations_are_sums_over_all_windows(kind, bias, rows):
+    windows = Windows(torch.randn(rows, 3).cumsum(0), 7, 5)
     found = NormalEquations(windows, kind, bias=bias)
     batch = windows.batch(torch.arange(len(windows)))
     past, future = batch["past"].double(), batch["future"].double()

@@ -124,6 +124,34 @@ def test_autocast_and_a_switch_of_torch_are_heard(taken: list) -> None:
     assert taken
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("how", ["autocast", "weights of bfloat16"])
+def test_bfloat16_without_instructions_is_rounded_float32(
+    monkeypatch: pytest.MonkeyPatch, how: str, biased: bool
+) -> None:
+    """Products of rounded numbers, rounded once; small ones and those that have gradients stay with torch."""
+    monkeypatch.setattr(matmul, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(matmul, "LEAST_HALF", 9 * 6 * 4)
+    rounded, calls = matmul._rounded, []
+    monkeypatch.setattr(matmul, "_rounded", lambda *given: calls.append(given) or rounded(*given))
+    x, weight, bias = drawn(9, 6), drawn(4, 6), drawn(4) if biased else None
+    exact = [None if y is None else y.bfloat16().double() for y in (x, weight, bias)]
+    expected = F.linear(*exact)
+    if how == "weights of bfloat16":
+        x, weight, bias = (None if y is None else y.bfloat16() for y in (x, weight, bias))
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        y = matmul.linear(x, weight, bias)
+        assert y.dtype == torch.bfloat16
+        torch.testing.assert_close(y.double(), expected, rtol=2.0**-8, atol=1e-6)
+        assert len(calls) == 1
+        assert matmul.linear(x[:8], weight, bias).dtype == torch.bfloat16
+        assert matmul.linear(x, weight.clone().requires_grad_(), bias).requires_grad
+        assert matmul.linear(x.double(), weight.double(), None).dtype == torch.float64
+        monkeypatch.setattr(matmul, "multiplies_bfloat16", lambda: True)
+        assert matmul.linear(x, weight, bias).dtype == torch.bfloat16
+    assert len(calls) == 1
+
+
 def test_nothing_of_it_is_in_a_compiled_graph(taken: list) -> None:
     graph = torch.compile(lambda x, w: matmul.linear(x, w), backend="eager", fullgraph=True)
     x, weight = drawn(3, 4).requires_grad_(), drawn(5, 4)

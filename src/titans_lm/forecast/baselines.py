@@ -12,7 +12,7 @@ from titans_lm.config import Architecture, BackboneConfig, nearest
 from titans_lm.experiments.models import parse_model, split_changes, stack_of
 from titans_lm.forecast.model import Forecaster, Future, InstanceNorm, Past, Shape, over_time
 from titans_lm.forecast.settings import ForecastSettings, NetSettings, Normalisation, TrainSettings
-from titans_lm.forecast.windows import Windows, windows_at_once
+from titans_lm.forecast.windows import Windows
 from titans_lm.train.options import merge_settings
 
 STACKS = (*get_args(Architecture), "mamba")
@@ -103,29 +103,33 @@ class PatchTST(nn.Module):
 
 
 class NormalEquations:
-    """Sums over all windows and channels, batch by batch, from which a linear map follows for any penalty.
+    """Sums over all windows and channels, from which a linear map follows for any penalty.
 
         minimise Σ ‖W a + w − b‖² + λ ‖W‖²,   a = x − centre, b = y − centre
         [W w] = (Σ b [a 1]ᵀ) (Σ [a 1] [a 1]ᵀ + λ [I 0])⁻¹,     λ = penalty · mean of the diagonal of Σ a aᵀ
 
+    With z the L + H values of a window, [a b] = (I − 1 cᵀ) z, where cᵀ z is its centre: only Σ z zᵀ is summed up.
+
     A window's scale is left out: without w the map is linear, so it would divide and multiply, and errors would be
-    weighed by it, while they are measured without. All windows of Weather at once would take 5 GB.
+    weighed by it, while they are measured without.
     """
 
     def __init__(self, windows: Windows, kind: Normalisation, *, bias: bool) -> None:
-        L, H, norm = windows.lookback, windows.horizon, InstanceNorm(kind)
-        self.count, self.bias, self.squares = len(windows) * windows.channels, bias, 0.0
-        self.inputs = torch.zeros(L + bias, L + bias, dtype=torch.float64)
-        self.outputs = torch.zeros(H, L + bias, dtype=torch.float64)
-        every = windows.series.double().unfold(0, L + H, 1)  # (N, C, L + H), a view
-        for some in every.split(windows_at_once(windows.channels)):
-            rows = some.flatten(0, 1).unsqueeze(-1)
-            _, (centre, _) = norm(rows[:, :L])
-            rows = (rows - centre).squeeze(-1)
-            a, b = F.pad(rows[:, :L], (0, int(bias)), value=1.0), rows[:, L:]
-            self.inputs += a.T @ a
-            self.outputs += b.T @ a
-            self.squares += float(b.square().sum())
+        L, reach = windows.lookback, windows.lookback + windows.horizon
+        self.count, self.bias = len(windows) * windows.channels, bias
+        series, centre = windows.series.double(), torch.zeros(reach, dtype=torch.float64)
+        if kind != "none":
+            series = series - series[0]  # a centre takes any constant out, and small numbers lose fewer digits
+            centre[:L] = 1.0 / L if kind == "mean" else (torch.arange(L) == L - 1).double()
+        without = torch.eye(reach, dtype=torch.float64) - centre
+        products = without @ products_of_windows(series, reach) @ without.T
+        self.inputs, self.outputs = products[:L, :L], products[L:, :L]
+        self.squares = float(products[L:, L:].trace())
+        if bias:
+            sums = without @ series.sum(1).unfold(0, len(windows), 1).sum(1)
+            edge = torch.cat([sums[:L], sums.new_tensor([self.count])])
+            self.inputs = torch.cat([torch.cat([self.inputs, sums[None, :L]]), edge[:, None]], dim=1)
+            self.outputs = torch.cat([self.outputs, sums[L:, None]], dim=1)
 
     def solved(self, penalty: float) -> Float[Tensor, "H L1"]:
         """Solve for the map, [W w] with a bias and W without."""
@@ -138,6 +142,25 @@ class NormalEquations:
         """Mean squared error of a map on the windows that were summed up."""
         inner = (found @ self.inputs * found).sum() - 2.0 * (found * self.outputs).sum()
         return (float(inner) + self.squares) / (self.count * len(found))
+
+
+def products_of_windows(series: Float[Tensor, "R C"], reach: int) -> Float[Tensor, "W W"]:
+    """Σ z zᵀ over all windows z of `reach` rows and all channels.
+
+        P_0j = Σ_t x_t x_{t+j},     P_{i+1,j+1} = P_ij + x_{N+i} x_{N+j} − x_i x_j     for N windows
+
+    The first row is a correlation, by FFT; the others follow, as a window's row i + 1 is row i of the next one.
+    """
+    R = len(series)
+    N = R - reach + 1
+    spectrum = torch.fft.rfft(series[:N], n=R, dim=0).conj() * torch.fft.rfft(series, dim=0)
+    found = torch.zeros(reach, reach, dtype=series.dtype)
+    found[0] = torch.fft.irfft(spectrum, n=R, dim=0)[:reach].sum(1)
+    first, last = series[: reach - 1], series[N:]
+    change = last @ last.T - first @ first.T
+    for i in range(reach - 1):
+        found[i + 1, i + 1 :] = found[i, i:-1] + change[i, i:]
+    return found.triu() + found.triu(1).T
 
 
 class ModelSpec(NamedTuple):

@@ -14,19 +14,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from titans_lm.ops.matmul import PLAIN, linear, outer, times
+from titans_lm.ops.matmul import PLAIN, linear, needs_grad, outer, times
 from titans_lm.ops.state import state_dtype
 
 How = Literal["memory", "mutual", "mix"]
 SHORTEST = 1e-12
 """Length from which on a vector has a direction."""
-
-
-def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether gradients will be asked for; elsewhere the plain expression does, which compilers also understand."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    return any([x is not None and x.requires_grad for x in tensors])
 
 
 def is_plain(*modules: Any) -> bool:

@@ -1,11 +1,9 @@
 """The definition: one token at a time, straight from the paper. Everything faster is tested against this file."""
 
-from functools import partial
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.func import vjp, vmap
+from torch.func import vjp
 
 from titans_lm.config import SurpriseSizes
 from titans_lm.ops.errors import loss_error
@@ -22,15 +20,16 @@ def _spread(gate: Tensor, t: int) -> Tensor:
 def _gradient(
     network: MemoryNetwork,
     M: tuple[Tensor, ...],
-    k: Tensor,
-    v: Tensor,
-    threshold: Tensor | None,
+    k: Float[Tensor, "B H K"],
+    v: Float[Tensor, "B H D"],
+    threshold: Float[Tensor, "B H 1"] | None,
     weight: Tensor | None,
     bias: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """∇ℓ(M; k, v) of one token and head: the error of the loss at M(k), led back to the weights."""
-    prediction, back = vjp(lambda M: forward(M, k, network, weight, bias), M)
-    return back(loss_error(prediction, v, network.objective, threshold))[0]
+    """∇ℓ(M; k, v) of one token: the error of the loss at M(k), led back to the weights, which heads and rows own."""
+    prediction, back = vjp(lambda M: forward(M, k.unsqueeze(-2), network, weight, bias), M)
+    limit = None if threshold is None else threshold.unsqueeze(-2)
+    return back(loss_error(prediction, v.unsqueeze(-2), network.objective, limit))[0]
 
 
 def _sizes(weights: tuple[Tensor, ...]) -> Tensor:
@@ -72,24 +71,19 @@ def reference(
     """
     L = len(state.M)
     weight, bias = norm_parameters(network, q.dtype)
-    per_head = None if weight is None else weight.squeeze(-2)  # (H, D): vmap hands each head its own row
-    per_head_bias = None if bias is None else bias.squeeze(-2)
-    over_heads = [None if x is None else 0 for x in (extra.threshold, per_head, per_head_bias)]
-    gradient = vmap(partial(_gradient, network), in_dims=(0, 0, 0, *over_heads))
-    gradient = vmap(gradient, in_dims=(0, 0, 0, over_heads[0], None, None))
     decay_target = (0.0,) * L if network.forget_to == "zero" else tuple(w.to(q.dtype) for w in network.initial or ())
 
     outputs, surprise = [], []
     for t in range(q.shape[1]):
         M, S, anchor, offset, tail = state
         limit = None if extra.threshold is None else extra.threshold[:, t, :, None]
-        u = pulls = gradient(anchor, k[:, t], v[:, t], limit, per_head, per_head_bias)
+        u = pulls = _gradient(network, anchor, k[:, t], v[:, t], limit, weight, bias)
         if extra.window is not None:
             old_k, old_v = state.earlier(k, v)
             near_k, near_v = torch.cat((old_k, k[:, t : t + 1]), dim=1), torch.cat((old_v, v[:, t : t + 1]), dim=1)
             shares = extra.window[:, t, ..., None, None].unbind(2)
             lags = [(near_k[:, -1 - i], near_v[:, -1 - i]) for i in range(len(shares))]
-            several = [gradient(anchor, *lag, limit, per_head, per_head_bias) for lag in lags]
+            several = [_gradient(network, anchor, *lag, limit, weight, bias) for lag in lags]
             pulls = tuple(sum(share * g[i] for share, g in zip(shares, several, strict=True)) for i in range(L))
             tail = (near_k[:, 1:], near_v[:, 1:]) if tail else ()
         past = tuple(_spread(eta[i], t) * S[i] for i in range(L))
