@@ -12,6 +12,7 @@ from serve.serve_cases import Expected, complete, plain_model, serving, small_en
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 expect = sync_api.expect
+expect.set_options(timeout=30_000)  # a machine that has much else to do is slow, and not wrong
 pytestmark = pytest.mark.usefixtures("unchecked")
 REFUSED = "the server responded with a status of"
 """How Chromium's console tells of a refusal, which the page shows itself."""
@@ -27,7 +28,7 @@ def model() -> Any:
 
 @pytest.fixture
 def client(model: Any, tmp_path: Path) -> Iterator[httpx.Client]:
-    with serving(small_engine(tmp_path, model, max_new_tokens=ENDLESS)) as client:
+    with serving(small_engine(tmp_path, model, max_new_tokens=ENDLESS, max_body_bytes=20_000)) as client:
         yield client
 
 
@@ -101,13 +102,83 @@ def test_a_document_becomes_a_memory_to_start_from(page: Any, client: httpx.Clie
     assert client.get("/health").json()["stored"] == 0
 
 
-def test_dropping_a_file_and_stopping_an_answer(page: Any, client: httpx.Client) -> None:
-    page.evaluate(
-        """() => { const data = new DataTransfer();
-        data.items.add(new File(["Dropped text. ".repeat(20)], "dropped.txt", { type: "text/plain" }));
-        const drop = new DragEvent("drop", { dataTransfer: data, bubbles: true });
-        document.getElementById("drop").dispatchEvent(drop); }"""
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "x.txt: there is no text in it"),
+        (b" \n\n", "x.txt: there is no text in it"),
+        (bytes(range(256)), "x.txt: this is not UTF-8 text"),
+        (b"x" * 20_001, "x.txt: the body is larger than 20,000 bytes"),
+    ],
+)
+def test_what_is_no_document_is_told(
+    content: bytes, says: str, page: Any, client: httpx.Client, tmp_path: Path
+) -> None:
+    """Where the window is narrow too: the answer is scrolled to."""
+    page.set_viewport_size({"width": 400, "height": 700})
+    file = tmp_path / "x.txt"
+    file.write_bytes(content)
+    page.set_input_files("#file", str(file))
+    expect(page.locator("#error")).to_contain_text(says)
+    expect(page.locator("#error")).to_be_in_viewport(ratio=0.95)
+    expect(page.locator("#drop-text")).to_contain_text("Drop a text file")
+    assert client.get("/v1/memories").json()["data"] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def drop(page: Any, *names: str) -> bool:
+    """Drop files beside the field; whether the browser would have opened them in place of the page."""
+    return page.evaluate(
+        """(names) => { const data = new DataTransfer();
+        for (const name of names) data.items.add(new File(["Dropped text. ".repeat(20)], name, { type: "text/plain" }));
+        const drop = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+        return document.getElementById("talk").dispatchEvent(drop); }""",
+        list(names),
     )
+
+
+def test_one_document_is_read_at_a_time(page: Any) -> None:
+    assert not drop(page, "a.txt", "b.txt")
+    expect(page.locator("#error")).to_contain_text("one document is read at a time")
+    hint = page.text_content("#drop-text")
+    drop(page, "a.txt")
+    drop(page, "b.txt")
+    expect(page.locator("#memories li .name")).to_have_count(1)
+    expect(page.locator("#drop-text")).to_have_text(hint)
+
+
+def test_the_keyboard_is_enough(page: Any, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("The keeper counted every ship.")
+    page.focus("#start")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press("Enter")
+    chooser.value.set_files(str(book))
+    expect(page.locator("#text")).to_be_focused()
+    page.fill("#most", "3")
+    page.focus("#text")
+    page.keyboard.type("who?")
+    page.keyboard.press("Enter")
+    expect(page.locator("#conversations li.current")).to_have_count(1)
+
+
+def test_a_lost_connection_is_told_and_the_message_is_kept(browser: Any, model: Any, tmp_path: Path) -> None:
+    page = browser.new_page()
+    with serving(small_engine(tmp_path, model)) as client:
+        page.goto(str(client.base_url))
+        expect(page.locator("#model")).to_have_text("small")
+    page.fill("#text", "are you there?")
+    page.press("#text", "Enter")
+    expect(page.locator("#error")).to_contain_text("the server cannot be reached")
+    expect(page.locator(".message .legend").last).to_contain_text("not remembered")
+    expect(page.locator("#text")).to_have_value("are you there?")
+    page.close()
+
+
+def test_dropping_a_file_and_stopping_an_answer(page: Any, client: httpx.Client) -> None:
+    assert not drop(page, "dropped.txt")
     expect(page.locator("#memories li .name")).to_have_count(1)
     page.fill("#most", str(ENDLESS))
     page.fill("#temperature", "0")  # a drawn token would end the answer when it is the end mark, one time in 300
@@ -118,6 +189,7 @@ def test_dropping_a_file_and_stopping_an_answer(page: Any, client: httpx.Client)
     expect(page.locator("#stop")).to_be_hidden()
     wait_until_active(client, 0)
     assert client.get("/v1/conversations").json()["data"] == []  # a turn that was broken off is not kept
+    expect(page.locator(".message.assistant .legend")).to_contain_text("not remembered")
 
 
 def test_errors_are_shown(page: Any, client: httpx.Client) -> None:
@@ -136,6 +208,9 @@ def test_a_key_is_asked_for(browser: Any, model: Any, tmp_path: Path) -> None:
         page = browser.new_page()
         page.goto(str(client.base_url))
         expect(page.locator("#key-dialog")).to_be_visible()
+        page.fill("#key", "open barley")
+        page.press("#key", "Enter")
+        expect(page.locator("#key-says")).to_contain_text("does not take this key")
         page.fill("#key", "open sesame")
         page.press("#key", "Enter")
         expect(page.locator("#model")).to_have_text("small")

@@ -104,7 +104,9 @@ class Auth:
         most = self.settings.max_body_bytes
         told = headers.get("content-length", "0")
         size = int(told) if told.isdecimal() else 0
-        too_large = ClientError(413, f"the body is larger than {most:,} bytes, which is the most", code="too_large")
+        too_large = ClientError(
+            413, f"the body is larger than {most:,} bytes (--max-body-bytes); send less", code="too_large"
+        )
         if size > most:
             await _drain(receive, size, most)
             raise too_large

@@ -4,6 +4,8 @@
 const $ = (id) => document.getElementById(id);
 const state = { conversation: null, start: "", busy: null, talks: new Map() };
 const LEVELS = 8;
+const HINT = $("drop-text").textContent;
+const LOST = "the server cannot be reached: see whether it still runs, and try again";
 
 function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
@@ -17,7 +19,7 @@ function headers() {
 }
 
 async function request(path, options = {}) {
-  const response = await fetch(path, { ...options, headers: headers() });
+  const response = await reached(fetch(path, { ...options, headers: headers() }));
   if (response.ok) return response;
   if (response.status === 401) {
     await askForKey();
@@ -30,6 +32,10 @@ async function request(path, options = {}) {
   throw new Error(message);
 }
 
+// Browsers have words of their own for a lost connection, which say little.
+const reached = (promise) => promise.catch((error) => {
+  throw error.name === "AbortError" ? error : new Error(LOST);
+});
 const get = async (path) => (await request(path)).json();
 const post = (path, body, signal) => request(path, { method: "POST", body: JSON.stringify(body), signal });
 
@@ -45,6 +51,7 @@ function askForKey() {
       sessionStorage.setItem("key", key);
       resolve();
     }, { once: true });
+    if (sessionStorage.getItem("key")) $("key-says").textContent = "The server does not take this key: it asks for another";
     dialog.returnValue = "";
     if (!dialog.open) dialog.showModal();
   });
@@ -54,6 +61,7 @@ function complain(error) {
   if (error && error.name === "AbortError") return;
   $("error").textContent = error ? error.message : "";
   $("error").hidden = !error;
+  if (error) $("error").scrollIntoView({ block: "nearest" });
 }
 
 const many = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
@@ -62,7 +70,7 @@ const many = (count, what) => `${count.toLocaleString("en")} ${what}${count === 
 
 async function refresh() {
   const [conversations, memories] = await Promise.all([get("v1/conversations"), get("v1/memories")]);
-  fill($("conversations"), conversations.data, "no conversation yet", (entry) => open(entry.id));
+  fill($("conversations"), conversations.data, "no conversation yet", (entry) => { open(entry.id); $("text").focus(); });
   fill($("memories"), memories.data, "no memory yet", null);
   const chosen = $("start").value;
   $("start").replaceChildren(
@@ -91,7 +99,7 @@ function item(entry, choose) {
   const remove = element("button", { className: "delete", title: label, ariaLabel: label, textContent: "×" });
   remove.addEventListener("click", () => discard(entry).catch(complain));
   const current = choose && entry.id === state.conversation;
-  return element("li", { className: current ? "current" : "" }, name, remove);
+  return element("li", { className: current ? "current" : "", ariaCurrent: current ? "true" : null }, name, remove);
 }
 
 async function discard(entry) {
@@ -138,9 +146,10 @@ async function send(text) {
   setBusy(true);
   complain(null);
   const mine = say("user", text);
+  let last = mine;
   try {
     if ($("watch").checked) await colour(mine, text, known ? { conversation } : from);
-    const answer = say("assistant", "");
+    const answer = last = say("assistant", "");
     const response = await post("v1/chat/completions", {
       messages: [{ role: "user", content: text }], conversation, ...from, stream: true,
       temperature: Number($("temperature").value), max_tokens: Number($("most").value),
@@ -152,12 +161,18 @@ async function send(text) {
       answer.message.scrollIntoView({ block: "end" });
     }
   } catch (error) {
+    legend(last.message, "broken off; a turn without its whole answer is not remembered");
+    if (error.name !== "AbortError" && !$("text").value) $("text").value = text;
     complain(error);
   } finally {
     state.busy = null;
     setBusy(false);
     await refresh().catch(complain);
   }
+}
+
+function legend(message, text) {
+  message.append(element("div", { className: "legend", textContent: text }));
 }
 
 function setBusy(busy) {
@@ -169,8 +184,8 @@ async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
+    const { value, done } = await reached(reader.read());
+    if (done) throw new Error(LOST);
     held += value;
     const parts = held.split("\n\n");
     held = parts.pop();
@@ -184,13 +199,15 @@ async function* events(response) {
 
 // Surprise: a look at what the text would do to the memory as it stands before it is sent.
 
+const medians = ({ surprise }) => `${Number(surprise.toPrecision(4))} × the median`;
+
 async function colour({ message, body }, text, where) {
   let pieces;
   try {
     ({ pieces } = await (await post("v1/surprise", { text, ...where }, state.busy.signal)).json());
   } catch (error) { // too short or too long to look at: it can be sent all the same
     if (error.name === "AbortError") throw error;
-    message.append(element("div", { className: "legend", textContent: `no surprise to show: ${error.message}` }));
+    legend(message, `no surprise to show: ${error.message}`);
     return;
   }
   const sorted = pieces.map((piece) => piece.surprise).sort((a, b) => a - b);
@@ -198,38 +215,46 @@ async function colour({ message, body }, text, where) {
   body.classList.add("heat");
   body.replaceChildren(...pieces.map((piece) => element("span", {
     className: `h${level(piece.surprise)}`, textContent: piece.text,
-    title: `surprise ${piece.surprise.toFixed(2)} × the median, ${piece.bits.toFixed(1)} bits`,
+    title: `surprise ${medians(piece)}, ${piece.bits.toFixed(1)} bits`,
   })));
   const most = pieces.reduce((a, b) => (b.surprise > a.surprise ? b : a));
-  message.append(element("div", { className: "legend",
-    textContent: `darker is more surprising to the memory; most: “${most.text}”, ${most.surprise.toFixed(1)} × the median` }));
+  legend(message, `darker is more surprising to the memory; most: “${most.text}”, ${medians(most)}`);
 }
 
 // Documents.
 
-async function ingest(file) {
-  const hint = $("drop-text"), before = hint.textContent;
+async function ingest(files) {
+  const hint = $("drop-text"), [file] = files;
+  if (!file) return;
+  if (files.length > 1 || hint.textContent !== HINT) {
+    complain(new Error("one document is read at a time: drop the next when it is done"));
+    return;
+  }
   complain(null);
   hint.textContent = `reading ${file.name} …`;
-  try {
-    const text = decoded(file.name, await file.arrayBuffer());
-    const made = await (await post("v1/memories", { text, name: await freeName(file.name), source: file.name.slice(0, 200) })).json();
-    await refresh();
-    $("start").value = made.id;
-    begin(made.id);
-  } catch (error) {
-    complain(error);
-  } finally {
-    hint.textContent = before;
-  }
+  const failed = await read(file).then(() => null, (error) => new Error(`${file.name}: ${error.message}`));
+  hint.textContent = HINT;
+  complain(failed);
 }
 
-function decoded(name, bytes) {
+async function read(file) {
+  const text = decoded(await file.arrayBuffer());
+  const made = await (await post("v1/memories", { text, name: await freeName(file.name), source: file.name.slice(0, 200) })).json();
+  await refresh();
+  $("start").value = made.id;
+  begin(made.id);
+  $("text").focus();
+}
+
+function decoded(bytes) {
+  let text;
   try {
-    return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+    text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   } catch {
-    throw new Error(`${name} is not UTF-8 text`);
+    throw new Error("this is not UTF-8 text; save it as that first");
   }
+  if (!text.trim()) throw new Error("there is no text in it");
+  return text;
 }
 
 async function freeName(name) {
@@ -259,22 +284,22 @@ $("stop").addEventListener("click", () => state.busy && state.busy.abort());
 $("new").addEventListener("submit", (event) => {
   event.preventDefault();
   begin($("start").value);
+  $("text").focus();
 });
 $("file").addEventListener("change", () => {
-  const [file] = $("file").files;
+  const files = [...$("file").files];
   $("file").value = "";
-  if (file) ingest(file);
+  ingest(files);
 });
+// Anywhere on the page: a browser leaves it for a file that is dropped beside the field.
 for (const kind of ["dragover", "dragleave", "drop"]) {
-  $("drop").addEventListener(kind, (event) => {
+  document.addEventListener(kind, (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
     event.preventDefault();
     $("drop").classList.toggle("over", kind === "dragover");
-    if (kind === "drop" && event.dataTransfer.files.length) ingest(event.dataTransfer.files[0]);
+    if (kind === "drop") ingest([...event.dataTransfer.files]);
   });
 }
-$("drop").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" || event.key === " ") $("file").click();
-});
 get("v1/models").then(({ data }) => {
   $("model").textContent = data[0].id;
   $("temperature").value = data[0].temperature;
