@@ -211,6 +211,18 @@ def test_the_curve_leads_to_its_peaks(share: float, opened: Opened) -> None:
     assert int(opened.page.input_value("#at")) == here
 
 
+def test_what_is_scrolled_under_a_resting_pointer_is_not_pointed_at(opened: Opened) -> None:
+    opened.page.set_viewport_size({"width": 400, "height": 700})
+    chart = opened.page.locator("#chart")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    opened.page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + box["height"] / 2)
+    opened.page.wait_for_timeout(300)  # a browser looks again at what is under the pointer, a moment after it scrolled
+    here = int(opened.page.input_value("#at"))
+    assert in_sight(opened, here)
+    assert opened.page.inner_text("#tip-name").endswith(f"token {starts_of(opened.data)[here]}")
+
+
 def bins_of(count: int, bins: int) -> list[tuple[int, int]]:
     return [(b * count // bins, (b + 1) * count // bins) for b in range(bins)]
 

@@ -74,9 +74,9 @@
 
   const least = (value) => (Number.isNaN(value) ? -Infinity : value);
 
-  function shown(value, digits = 4) {
+  function shown(value) {
     if (Number.isNaN(value)) return "–";
-    return value === 0 ? "0" : String(Number(value.toPrecision(digits)));
+    return value === 0 ? "0" : String(Number(value.toPrecision(4)));
   }
 
   const unit = () => (choosers.what.value === "bits" ? " bits" : " ×");
@@ -102,7 +102,7 @@
     const known = sorted.filter((value) => value !== -Infinity);
     const ends = { low: 0, middle: known.length >> 1, high: known.length - 1 };
     for (const [name, at] of Object.entries(ends))
-      by(name).textContent = (known.length ? shown(known[at], 3) : "–") + unit();
+      by(name).textContent = (known.length ? shown(known[at]) : "–") + unit();
     by("says").textContent = sentence(what);
     draw();
     mark();
@@ -158,8 +158,8 @@
         .join("");
     by("means").setAttribute("d", line(means));
     by("most").setAttribute("d", line(most));
-    by("top").textContent = means.length ? shown(highest, 3) + unit() : "";
-    by("bottom").textContent = means.length ? shown(lowest, 3) + unit() : "";
+    by("top").textContent = means.length ? shown(highest) + unit() : "";
+    by("bottom").textContent = means.length ? shown(lowest) + unit() : "";
   }
 
   // one piece: where it stands, and all its numbers
@@ -206,7 +206,14 @@
     tell();
   }
 
+  // Text that is scrolled under a pointer at rest is not pointed at.
+  const spot = (event) => `${event.clientX} ${event.clientY}`;
+  let rest = "";
+  window.addEventListener("pointermove", (event) => {
+    rest = spot(event);
+  });
   text.addEventListener("pointerover", (event) => {
+    if (spot(event) === rest) return;
     pointed = places.has(event.target) ? places.get(event.target) : -1;
     tell();
   });

@@ -52,7 +52,7 @@ def surprise_page(surprise: Surprise, text: TokenText, facts: Facts, max_tokens:
     sizes = {"block": blocks, "head": heads, "layer": layers}
     memories = blocks * heads * layers
     averaged = f", averaged over {memories} memory layers" if memories > 1 else ""
-    least, middle, most = (f"{x:.3g} ×" for x in np.quantile(values, [0.0, 0.5, 1.0]))
+    least, middle, most = (f"{x:.4g} ×" for x in np.quantile(values, [0.0, 0.5, 1.0]))
     forgotten, base = FORGETTING[facts.forget_to]
     spans = zip(text.pieces, levels(values).tolist(), strict=False)
     body = filled(
