@@ -6,12 +6,15 @@ from html.parser import HTMLParser
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
+from titans_lm.report.html import figure, section
+from titans_lm.report.html import page as whole_page
 from titans_lm.report.plots import HeatMaps, Line, Panels, Plot, draw, inline_svg, png, save_png, smoothed
 
 LINES = [
@@ -19,6 +22,19 @@ LINES = [
     Line(label="two", x=[1, 2, 3], y=[0.2, 0.2, 0.2], colour="#7a8290", dashed=True, marker=True),
 ]
 PLOT = Plot(title="Title", x_label="step", y_label="share", lines=LINES, percent=True, y_range=(0.0, 1.0))
+
+
+def test_in_a_narrow_window_a_plot_is_scrolled_and_not_shrunk(browser: Any, tmp_path: Path) -> None:
+    """At the width of a phone its digits would be 4 pixels high."""
+    path = tmp_path / "page.html"
+    path.write_text(whole_page("title", section("plot", figure(inline_svg(draw(PLOT), "a plot", "x"), "caption"))))
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.goto(path.as_uri())
+    high = page.locator("svg text, svg g[id*=text] g").first.bounding_box()["height"]
+    assert high > 6.5
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert page.locator("figcaption").bounding_box()["width"] <= 400
+    page.close()
 
 
 def test_a_png_is_a_picture(tmp_path: Path) -> None:

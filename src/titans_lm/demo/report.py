@@ -1,6 +1,7 @@
 """The demo's plots, and its report: one HTML page that needs nothing but itself."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,7 @@ def _by_distance(found: Found) -> Plot:
         Line(
             label=NAMES[reader], x=list(range(len(parts))), colour=colour, marker=True,
             y=[sum(one.right(reader) for one in part) / len(part) for part in parts],
+            dashed=reader == "window",  # where it is as good as the one before, that one shows between the dashes
         )
         for reader, colour in zip(READERS, (MEMORY, RESET, NONE), strict=True)
     ]  # fmt: skip
@@ -108,9 +110,10 @@ def _search(found: Found, pictures: dict[str, Markup]) -> Markup:
         _said(search_findings(found)),
         figure(
             _map(found),
-            "The text from its first token (left) to its last: above the line sentences of people, below it numbers. "
-            "Green was answered right from the memory file, red wrong; grey are places that people had left again "
-            "before it was asked.",
+            "The text from its first token (left) to its last: above the line sentences of people"
+            f"{', below it numbers' if _has_numbers(found) else ''}; thin lines are where it was asked. Green was "
+            "answered right from the memory file, red wrong; grey are places that people had left again before it was "
+            "asked.",
         ),
         figure(
             pictures["distance"],
@@ -125,10 +128,14 @@ def _readers(found: Found) -> str:
     return "A small model reads" if len(found.readings) == 1 else "Two small models read"
 
 
+def _has_numbers(found: Found) -> bool:
+    return any(fact.kind == "number" for fact in found.hidden.facts)
+
+
 def _map(found: Found) -> Markup:
     """Draw where in the text every sentence stands, and what became of it."""
     verdicts = {(one.question, one.at - one.tokens_ago): one.right("memory") for one in found.asked}
-    marks = []
+    marks, high = [], 96 if _has_numbers(found) else 49
     for fact, place in zip(found.hidden.facts, found.hidden.places, strict=True):
         right = verdicts.get((fact.question, place))
         top = 8 if fact.kind == "place" else 52
@@ -137,11 +144,11 @@ def _map(found: Found) -> Markup:
             width=6, height=36, rx=2, fill=LEFT if right is None else RIGHT if right else WRONG,
         ))  # fmt: skip
     ends = [
-        tag("rect", x=f"{1000 * end / found.tokens:.1f}", y=0, width=1, height=96, fill=CHANCE)
+        tag("rect", x=f"{1000 * end / found.tokens:.1f}", y=0, width=1, height=high, fill=CHANCE)
         for end in found.hidden.ends
     ]
     line = tag("rect", x=0, y=47, width=1006, height=2, fill=NONE)
-    return tag("svg", line, *ends, *marks, viewBox="0 0 1006 96", role="img", aria_label="Map of the text")
+    return tag("svg", line, *ends, *marks, viewBox=f"0 0 1006 {high}", role="img", aria_label="Map of the text")
 
 
 def _questions(found: Found) -> Markup:
@@ -216,7 +223,7 @@ def _example(example: Example, half: int) -> Markup:
 
     def answers(given: list[int]) -> list[Markup]:
         marks = [(given[place], given[place] == example.targets[place]) for place in asked]
-        return [tag("span", f"{name(v)} {'✓' if ok else '✗'}", class_="right" if ok else None) for v, ok in marks]
+        return [tag("span", f"{name(v)}\u00a0{'✓' if ok else '✗'}", class_="right" if ok else None) for v, ok in marks]
 
     rows = [
         ["right answer", *(name(example.targets[place]) for place in asked)],
@@ -249,8 +256,8 @@ def _run(facts: Facts) -> Markup:
 
 
 def _said(lines: Sequence[str]) -> Markup:
-    """Set findings as paragraphs; a number and its percent sign stay on one line."""
-    return paragraphs(line.replace(" %", "\u00a0%") for line in lines)
+    """Set findings as paragraphs; a number and its unit stay on one line."""
+    return paragraphs(re.sub(r"(\d) (%|kB|s\b)", "\\1\u00a0\\2", line) for line in lines)
 
 
 STYLE = """

@@ -56,7 +56,7 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, numbers: 
 
 
 def figure(picture: Markup, caption: object) -> Markup:
-    return tag("figure", picture, tag("figcaption", caption))
+    return tag("figure", tag("div", picture, class_="scroll"), tag("figcaption", caption))
 
 
 def section(title: object, *content: object, id_: str | None = None) -> Markup:

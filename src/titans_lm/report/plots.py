@@ -163,7 +163,8 @@ def png(figure: Figure) -> bytes:
 def inline_svg(figure: Figure, description: str, name: str) -> Markup:
     """Give a drawn figure as an <svg> element for a page: no address in it, and ids that start with its name.
 
-    Inside HTML an <svg> needs no namespaces, which look like addresses; the metadata holds real ones.
+    Inside HTML an <svg> needs no namespaces, which look like addresses; the metadata holds real ones. The class keeps
+    letters legible in a narrow window (style.css), where it scrolls.
     """
     file = StringIO()
     with matplotlib.rc_context(STYLE):
@@ -174,7 +175,7 @@ def inline_svg(figure: Figure, description: str, name: str) -> Markup:
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{re.sub(r'[^a-z0-9]+', '-', name.lower())}-", text)
     text = re.sub(r'<svg width="[^"]*" height="[^"]*"|<svg height="[^"]*" width="[^"]*"', "<svg", text, count=1)
-    return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escaped(description)}"', 1))
+    return Markup(text.replace("<svg", f'<svg class="drawn" role="img" aria-label="{escaped(description)}"', 1))
 
 
 def save_png(figure: Figure, path: Path) -> Path:
