@@ -61,7 +61,9 @@ def _by_distance(found: Found) -> Plot:
     """Part the questions by how many tokens ago it was said, into up to five parts with as many each."""
     asked = sorted(found.asked, key=lambda one: one.tokens_ago)
     parts = [[asked[i] for i in part] for part in np.array_split(np.arange(len(asked)), min(5, len(asked)))]
-    names = [f"{part[0].tokens_ago // 1000}–{part[-1].tokens_ago // 1000}K" for part in parts]
+    ends = [(part[0].tokens_ago, part[-1].tokens_ago) for part in parts]
+    short = asked[-1].tokens_ago < 10_000
+    names = [f"{a:,}–{b:,}" if short else f"{a // 1000}–{b // 1000}K" for a, b in ends]
     lines = [
         Line(
             label=NAMES[reader], x=list(range(len(parts))), colour=colour, marker=True,
