@@ -112,9 +112,9 @@ def _is_slow_bfloat16(x: Tensor, weight: Tensor) -> bool:
 
 def _rounded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The map of numbers rounded to bfloat16, in float32, and its result rounded."""
-    x, weight, bias = (None if y is None else y.bfloat16().float() for y in (x, weight, bias))
+    rounded = [None if y is None else y.bfloat16().float() for y in (x, weight, bias)]
     with torch.autocast("cpu", enabled=False):
-        return F.linear(x, weight, bias).bfloat16()
+        return F.linear(*rounded).bfloat16()
 
 
 class _Linear(torch.autograd.Function):
