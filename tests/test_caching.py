@@ -71,6 +71,7 @@ def by_tokens(memory: NeuralMemory, x: Tensor) -> Tensor:
             spans = [(t // SEGMENT * SEGMENT, t + 1)]
             spans += [(first * SEGMENT, (last + 1) * SEGMENT) for first, last in found]
             scores = torch.stack([(u[:, t] * k[:, a:b].mean(1)).sum(-1) for a, b in spans])  # (n, B, H)
+            scores[0] = scores[0] + memory.open_logit
             if c.memory_caching == "ssc":
                 for row, head in itertools.product(range(x.shape[0]), range(scores.shape[2])):
                     order = scores[1:, row, head].argsort(descending=True)[c.caching_top :] + 1

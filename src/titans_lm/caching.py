@@ -5,12 +5,12 @@ c_i the mean key of a segment, of the open one up to t. Writing does not change;
 
     y_t = M_t(q_t) + Σ_i M⁽ⁱ⁾(q_t)                                 residual
     y_t = γ_0 M_t(q_t) + Σ_i γ_i M⁽ⁱ⁾(q_t)                         grm (gated residual memory)
-    γ   = softmax of ⟨u_t, c_i⟩ over the open segment and the cached ones, u_t = x_t W_U
+    γ   = softmax of ⟨u_t, c_i⟩ over the open segment, b added, and the cached ones; u_t = x_t W_U
     the same over the open segment and the k cached ones with the largest ⟨u_t, c_i⟩      ssc (sparse selection)
 
-Source: Memory Caching (arXiv 2602.24281). It leaves open the softmax and the mean (D52). What is cached is a value of
-constant size in the state: N slots, of the last N segments, or of Fenwick segments, whose lengths are the powers of
-two that the number of segments is made of (37 → 32, 4, 1).
+Source: Memory Caching (arXiv 2602.24281). It leaves open the softmax and the mean, and has no b (D52). What is cached
+is a value of constant size in the state: N slots, of the last N segments, or of Fenwick segments, whose lengths are the
+powers of two that the number of segments is made of (37 → 32, 4, 1).
 """
 
 from collections.abc import Callable
@@ -51,6 +51,14 @@ class CachedMemories(NamedTuple):
             tuple(m.new_zeros(B, slots, *m.shape[1:]) for m in M), keys, tokens, keys[:, 0].clone(),
             tokens.new_zeros(B),
         )  # fmt: skip
+
+
+class Recall(NamedTuple):
+    """How cached memories are read: the network, the settings, and b, the logit that the open segment has besides."""
+
+    network: MemoryNetwork
+    config: "MemoryConfig"
+    open_logit: Float[Tensor, " H"] | float
 
 
 def pieces(read_before: list[int], lengths: list[int], segment: int) -> list[tuple[int, list[bool]]]:
@@ -109,8 +117,7 @@ def mixed(
     k: Float[Tensor, "B T H D"],
     u: Float[Tensor, "B T H D"],
     cached: CachedMemories,
-    network: MemoryNetwork,
-    config: "MemoryConfig",
+    recall: Recall,
     valid: Bool[Tensor, "B T"] | None,
 ) -> tuple[Float[Tensor, "B T H D"], CachedMemories]:
     """Join what the open memory answered, o, with the answers of the cached ones, inside one segment of each row."""
@@ -123,9 +130,9 @@ def mixed(
     filled = cached.tokens > 0
     if not bool(filled.any()):
         return o, after
-    N = filled.shape[1]
+    N, config = filled.shape[1], recall.config
     weights = tuple(m.flatten(0, 1) for m in cached.M)
-    answers = read(weights, q.repeat_interleave(N, dim=0), network).view(B, N, *o.shape[1:])
+    answers = read(weights, q.repeat_interleave(N, dim=0), recall.network).view(B, N, *o.shape[1:])
     if config.memory_caching == "residual":
         return o + (answers * filled[:, :, None, None, None]).sum(1), after
     count = before[:, None] % config.caching_segment + torch.arange(1, T + 1, device=q.device)
@@ -136,7 +143,8 @@ def mixed(
     if config.memory_caching == "ssc" and config.caching_top < N:
         least = scores.topk(config.caching_top, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < least, -torch.inf)
-    gamma = torch.cat([(u * open_mean).sum(-1, keepdim=True), scores], dim=-1).softmax(-1)
+    open_score = (u * open_mean).sum(-1) + recall.open_logit
+    gamma = torch.cat([open_score.unsqueeze(-1), scores], dim=-1).softmax(-1)
     return gamma[..., :1] * o + torch.einsum("bthn,bnthd->bthd", gamma[..., 1:], answers), after
 
 
@@ -147,8 +155,7 @@ def write_in_segments(
     keys: tuple[Float[Tensor, "B T H D"], Float[Tensor, "B T H D"]],
     states: tuple[MemoryState, CachedMemories],
     start: MemoryState | None,
-    network: MemoryNetwork,
-    config: "MemoryConfig",
+    recall: Recall,
     valid: Bool[Tensor, "B T"] | None,
 ) -> tuple[Float[Tensor, "B T H D"], MemoryState, CachedMemories, list[Tensor]]:
     """Write q, k, v with their gates piece by piece, and read from the open memory and the cached ones.
@@ -159,16 +166,16 @@ def write_in_segments(
     (B, T), (memory, cached) = keys[0].shape[:2], states
     lengths = [T] * B if valid is None else valid.sum(1).tolist()
     outputs, norms, begin = [], [], 0
-    for end, ending in pieces(cached.read.tolist(), lengths, config.caching_segment):
+    for end, ending in pieces(cached.read.tolist(), lengths, recall.config.caching_segment):
         given = tokens, extra, keys, valid
         (q, *rest), more, (k, u), seen = map_state(lambda x: x[:, begin:end], given)  # noqa: B023
         o, memory, *norm = write(q, *rest, memory, valid=seen, extra=more)
-        o, cached = mixed(o, q, k, u, cached, network, config, seen)
+        o, cached = mixed(o, q, k, u, cached, recall, seen)
         outputs.append(o)
         norms += norm
         if any(ending):
             ends = torch.tensor(ending, device=o.device)
-            cached = cache_segment(cached, memory.M, ends, config)
+            cached = cache_segment(cached, memory.M, ends, recall.config)
             memory = memory if start is None else select_rows(ends, start, memory)
         begin = end
     if begin < T:  # padding of all rows

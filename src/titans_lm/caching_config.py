@@ -23,6 +23,9 @@ class CachingConfig:
     """Cached memories of a row at most; the state has room for as many from the start."""
     caching_top: int = 4
     """Cached memories that a token reads with ssc."""
+    caching_open: float = 4.0
+    """Start of the logit that is added to the open segment's score, learned per head with grm and ssc; large leaves a
+    memory to answer alone at first."""
     caching_start: CachingStart = "checkpoint"
     """Whether the memory goes on after a segment, or starts independently anew."""
     caching_lengths: CachingLengths = "equal"

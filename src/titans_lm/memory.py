@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from titans_lm.caching import CachedMemories, write_in_segments
+from titans_lm.caching import CachedMemories, Recall, write_in_segments
 from titans_lm.config import MemoryConfig, SurpriseSizes, check_known
 from titans_lm.layers import (
     Diagnostics,
@@ -102,6 +102,7 @@ class NeuralMemory(MemoryRule):
         self.gate_proj.init_std = 0.02  # the gate starts half open for every token, and learns whom to let through
         self.o_proj = Linear(E, E, bias=False)
         self.recall_proj = Linear(E, E, bias=False) if config.memory_caching in ("grm", "ssc") else None
+        self.open_logit = None if self.recall_proj is None else nn.Parameter(torch.empty(config.num_attention_heads))
         self.convs = make_short_convs(
             self.q_proj, self.k_proj, config.conv_size, config.induction_init, config.lookahead_values
         )
@@ -109,6 +110,12 @@ class NeuralMemory(MemoryRule):
         self.key_map = PolynomialKeys(config) if config.key_degree > 1 else None
         self.o_norm = RMSNorm(config.head_dim, config.norm_eps)
         self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start the norm, and the weight of the open segment among cached ones."""
+        super().reset_parameters()
+        if self.open_logit is not None:
+            nn.init.constant_(self.open_logit, self.config.caching_open)
 
     @property
     def reader(self) -> MemoryNetwork:
@@ -234,8 +241,10 @@ class NeuralMemory(MemoryRule):
             o, memory, *norms = op(*given, state.memory, valid=valid, extra=extra)
         else:
             start = None if self.config.caching_start == "checkpoint" else self.init_state(x.shape[0]).memory
+            open_logit = self.config.caching_open if self.open_logit is None else self.open_logit
+            recall = Recall(self.reader, self.config, open_logit)
             o, memory, cached, norms = write_in_segments(
-                op, given, extra, by_key, (state.memory, cached), start, self.reader, self.config, valid
+                op, given, extra, by_key, (state.memory, cached), start, recall, valid
             )
         if frozen and memory.tail:  # what was only read is not written later either
             memory = memory._replace(tail=state.memory.tail)
