@@ -175,6 +175,14 @@ def test_a_text_of_one_segment_is_the_plain_memory() -> None:
     assert_close(memory(x)[0], same_weights(memory)(x)[0], 1e-12)
 
 
+def test_an_open_segment_with_all_the_weight_is_the_plain_memory() -> None:
+    memory = layer(memory_caching="grm")
+    assert torch.equal(NeuralMemory(memory.config).open_logit, torch.full((2,), 4.0)), "where training starts"
+    torch.nn.init.constant_(memory.open_logit, 50.0)
+    x = torch.randn(2, T, 8, dtype=torch.float64)
+    assert_close(memory(x)[0], same_weights(memory)(x)[0], 1e-12)
+
+
 def test_sparse_selection_of_all_is_gated() -> None:
     memory = layer(memory_caching="grm")
     x = torch.randn(2, T, 8, dtype=torch.float64)

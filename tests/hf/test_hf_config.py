@@ -44,7 +44,7 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
     caching = dataclasses.asdict(
         BackboneConfig(
             architecture="lmm", memory_caching="ssc", caching_segment=8, caching_slots=3, caching_top=1,
-            caching_lengths="fenwick",
+            caching_lengths="fenwick", caching_open=1.0,
         )
     )  # fmt: skip
     anew = dataclasses.asdict(BackboneConfig(architecture="lmm", caching_start="independent"))
