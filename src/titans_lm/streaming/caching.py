@@ -16,8 +16,8 @@ def with_caching(model: nn.Module, **settings: Any) -> nn.Module:
     """Give the model with memory caching (D52), as another module with the same parameters; `model` is not touched.
 
     `settings` are those of a config: memory_caching, caching_segment and so on. Segments are weighed by the memory's
-    own queries, as there is no map that was trained for it, the open one with the logit `caching_open` besides. Raises ValueError for other settings, and for a model
-    without a memory that can.
+    own queries, as there is no map that was trained for it; the open one has the logit `caching_open` besides. Raises
+    ValueError for other settings, and for a model without a memory that can.
     """
     check_known(CachingConfig, settings)
     settings = {"memory_caching": "grm", **settings}
