@@ -79,9 +79,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     with more than one thread: Σ_k W_nk x_k as an ordinary reduction took a half to a third of the time. It holds W ∘ x
     for a moment, so large matrices stay where they were.
     """
-    if _is_slow_bfloat16(x, weight) and not needs_grad(x, weight, bias):
-        return _rounded(x, weight, bias)
-    if x.is_cpu and torch.is_autocast_enabled("cpu"):
+    if x.is_cpu and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")):
+        if _is_slow_bfloat16(x, weight) and not needs_grad(x, weight, bias):
+            return _rounded(x, weight, bias)
         return F.linear(x, weight, bias)
     alone = x.numel() == weight.shape[1] and weight.numel() <= MOST
     if alone and type(weight) in PLAIN and x.is_cpu and x.dtype == weight.dtype and x.dtype.itemsize >= 4:
@@ -103,7 +103,7 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 def _is_slow_bfloat16(x: Tensor, weight: Tensor) -> bool:
     """Whether this is a large map in bfloat16 on a CPU that has no instructions for it."""
-    if not x.is_cpu or x.numel() * len(weight) < LEAST_HALF or torch.compiler.is_compiling():
+    if x.numel() * len(weight) < LEAST_HALF or torch.compiler.is_compiling():
         return False
     asked = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     given = [asked if y.dtype == torch.float32 else y.dtype for y in (x, weight)]
