@@ -4,7 +4,7 @@ torch gives float32 products to MKL, which on a CPU that is not Intel's takes it
 AVX-512. oneDNN, which torch has for convolutions and for what `torch.compile` makes of linear maps, takes the wider
 registers everywhere: 2.3 times as fast on a Zen 5. Products of one sort go one way on one machine, so results repeat.
 Everywhere else, for small products, other precisions and inside compiled graphs these functions are torch's own; but
-a CPU without instructions for bfloat16 takes its linear maps in float32, 10 to 20 times as fast on a Zen with AVX2.
+a CPU without instructions for bfloat16 takes its linear maps in float32, 9 to 17 times as fast on a Zen with AVX2.
 The operator is private to torch (`mkldnn._linear_pointwise`; seen to work in torch 2.13, November 2026): this is the
 only file that calls it, `_agrees` looks before, and without it everything goes torch's way.
 """
