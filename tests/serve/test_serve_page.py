@@ -150,9 +150,11 @@ def test_one_document_is_read_at_a_time(page: Any) -> None:
 def test_the_keyboard_is_enough(page: Any, tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("The keeper counted every ship.")
+    page.on("filechooser", lambda _: None)  # Playwright does not wait until choosers are intercepted: ask for it early
     page.focus("#start")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
+    expect(page.locator("#file")).to_be_focused()
     with page.expect_file_chooser() as chooser:
         page.keyboard.press("Enter")
     chooser.value.set_files(str(book))
