@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 from model_cases import BOUNDED, SHARED, small_backbone
 from titans_lm.backbone import Backbone
@@ -96,6 +97,7 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, while it compiles
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@inductor_config.patch("cpp.simdlen", 1)  # which instructions there are takes many seconds to find out
 def test_inductor_gives_the_same_numbers() -> None:
     backbone = small_backbone("mac").eval()
     x = torch.randn(1, 12, backbone.config.hidden_size, dtype=backbone.norm.weight.dtype)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 
 from hf.hf_cases import GREEDY, prompt, small_model
 from model_cases import small_backbone
@@ -138,6 +139,7 @@ class Operators(torch.fx.Interpreter):
 
 @pytest.mark.filterwarnings("default")  # torch warns of its own code while it compiles
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@inductor_config.patch("cpp.simdlen", 1)  # which instructions there are takes many seconds to find out
 def test_inductor_gives_the_same_values_and_gradients() -> None:
     memory, found = layer(memory_depth=1, decay=False), []
     x = torch.randn(2, 11, 16, dtype=torch.float64)

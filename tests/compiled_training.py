@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from model_cases import small_config
@@ -30,7 +31,9 @@ def _forget_graphs() -> None:
 
 
 @pytest.mark.filterwarnings("default")  # torch warns of its own code while it traces
-def test_compiled_blocks_train_the_same() -> None:
+def test_compiled_blocks_train_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_block = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda block: compile_block(block, backend="aot_eager"))
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config, told = LlamaConfig(vocab_size=259, tie_word_embeddings=True, **sizes), []
     for compiled in (False, True):
