@@ -1,7 +1,8 @@
 """Triton's interpreter without the work that it does over and over.
 
 It makes triton.language interpretable at every launch, and again at every call of a function from a kernel, where it
-finds everything done already: half of the time that small kernels take. Here such a call is looked up instead.
+finds everything done already: half of the time that small kernels take. Here such a call is looked up instead. So are
+the types of NumPy and of blocks, which it would make anew for every operation.
 """
 
 import inspect
@@ -14,6 +15,8 @@ DONE: set[int] = set()
 """Modules that are interpretable now."""
 _patch = interpreter._patch_lang
 _modules: dict[int, set[int]] = {}
+_numpy_type, _numpy = interpreter._get_np_dtype, {}
+_block, _blocks = tl.block_type.__init__, {}
 
 
 class Scope:
@@ -41,5 +44,23 @@ def quick(function: Any) -> Scope:
     return Scope(scope)
 
 
+def numpy_type(kind: Any) -> Any:
+    item = kind.element_ty if isinstance(kind, tl.block_type) else kind
+    if (found := _numpy.get(item.name)) is None:
+        found = _numpy[item.name] = _numpy_type(kind)
+    return found
+
+
+def block(self: tl.block_type, element_ty: Any, shape: Any) -> None:
+    sizes = tuple([getattr(size, "value", size) for size in shape])
+    if (known := _blocks.get((element_ty.name, sizes))) is None:
+        _block(self, element_ty, shape)
+        _blocks[element_ty.name, sizes] = vars(self).copy()
+    else:
+        vars(self).update(known)
+
+
 def install() -> None:
     interpreter._patch_lang = quick
+    interpreter._get_np_dtype = numpy_type
+    tl.block_type.__init__ = block
