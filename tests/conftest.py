@@ -68,6 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """Draw the same numbers in every test, whichever tests ran before it."""
+    typecheck.begin_test()
     random.seed(0)
     if torch.cuda.is_available():
         torch.manual_seed(0)

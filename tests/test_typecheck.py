@@ -39,6 +39,7 @@ def test_what_passed_once_is_no_pass_for_another_shape_or_type_or_result() -> No
 
     for _ in range(2 * typecheck.MANY):
         assert product(*given[:2]) is given[2]
+    typecheck.begin_test()
     for wrong in (torch.ones(2, 4), torch.ones(2, 3).long(), "x"):
         with pytest.raises(VIOLATION):
             product(wrong, given[1])
@@ -51,6 +52,20 @@ def test_what_passed_once_is_no_pass_for_another_shape_or_type_or_result() -> No
         for _ in range(2):
             with pytest.raises(VIOLATION, match="return"):
                 product(*given[:2])
+
+
+def test_of_many_calls_some_are_looked_at() -> None:
+    @typecheck.checked
+    def same(x: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+        return x
+
+    refused = 0
+    for x in [torch.ones(3)] * typecheck.FIRST + [torch.ones(3, 1)] * (2 * typecheck.ONE_IN):
+        try:
+            same(x)
+        except VIOLATION:
+            refused += 1
+    assert refused == 2
 
 
 def test_what_is_made_anew_in_every_call_is_checked_in_every_one() -> None:

@@ -3,7 +3,8 @@
 jaxtyping's import hook puts its decorator there. The one it would take checks every argument twice and binds the
 arguments of every call in Python, which was more than half of the time of tests of small models; this one asks
 beartype once, and opens a scope for the sizes of dimensions only where an annotation has some. Of what it has
-asked about it remembers the shapes, dtypes and types: the same again can only have the same answer.
+asked about it remembers the shapes, dtypes and types: the same again can only have the same answer. Of a function that
+a test calls many times, it looks at the first calls and then at one in several.
 """
 
 import functools
@@ -21,9 +22,12 @@ import torch
 _CHECK: Callable[[Any], Any] = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 MANY = 10
 """How often a form is asked about before it is trusted, where every time is about another item."""
+FIRST, ONE_IN = 16, 8
+"""How many calls of a function in one test are all looked at, and how many of the later ones."""
 _CONFIG = jaxtyping.config
 _PLAIN = nullcontext()
 _ARRAYS = (torch.Tensor, np.ndarray)
+_TESTS = [0]
 _SCOPE = jaxtyping.jaxtyped
 """jaxtyping's own, which `install` puts something else in the place of."""
 
@@ -33,6 +37,11 @@ def install(package: str) -> Any:
     # The hook writes `@jaxtyping.jaxtyped(typechecker=…)` above a function, and looks it up by this name.
     jaxtyping.jaxtyped = lambda typechecker: typechecker
     return jaxtyping.install_import_hook(package, "typecheck.checked").hook
+
+
+def begin_test() -> None:
+    """Look at the first calls of every function again."""
+    _TESTS[0] += 1
 
 
 def checked(target: Any) -> Any:
@@ -51,7 +60,7 @@ def checked(target: Any) -> Any:
     @functools.wraps(target)
     def called(*args: Any, **kwargs: Any) -> Any:
         nonlocal checking, plain
-        if _CONFIG.jaxtyping_disable:
+        if _CONFIG.jaxtyping_disable or not known.is_due():
             return target(*args, **kwargs)
         if plain is not None:
             return plain(*args, **kwargs)
@@ -82,8 +91,16 @@ class _Annotated:
 
     def __init__(self) -> None:
         self.read, self.hints, self.enough = False, {}, 1
+        self.test = self.calls = 0
         self.scoped = self.remembers = False
         self.passed: dict[Any, list[Any]] = {}
+
+    def is_due(self) -> bool:
+        """Count a call, and say whether it is one to look at."""
+        if self.test != _TESTS[0]:
+            self.test, self.calls = _TESTS[0], 0
+        self.calls += 1
+        return self.calls <= FIRST or self.calls % ONE_IN == 0
 
     def look_at(self, function: Any) -> None:
         self.read, self.hints = True, _hints(function)

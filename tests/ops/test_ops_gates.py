@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -236,8 +237,7 @@ def worst_gates(C: int, theta_max: float, eta_max: float, chunks: int) -> float:
         # the far leader in every direction survives: directions are what differs, sizes only add up
         angle = (torch.atan2(ends[:, 1], ends[:, 0]) % torch.pi / torch.pi * 180).long()
         order = torch.argsort(log_size, descending=True)
-        first = {int(angle[i]): int(i) for i in reversed(order.tolist())}
-        keep = torch.tensor(list(first.values()))
+        keep = order[np.unique(angle[order].numpy(), return_index=True)[1]]
         beam, log_size = ends[keep], log_size[keep]
     return float(torch.exp(log_size.max() / chunks))
 
