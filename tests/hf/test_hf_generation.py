@@ -1,6 +1,7 @@
 """generate(): with a cache as without, in a batch as alone, in pieces as in one go."""
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from model_cases import assert_close
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.hf import TitansCache, TitansForCausalLM
 
-# segment_len is 8, window 6, chunk_size 4: shorter, equal to the window, to the segment, across, far beyond.
-PROMPTS = [3, 6, 8, 13, 45]
-NEW = 41
+# segment_len is 8, window 6, chunk_size 4: shorter, equal to the window, to the segment, across, far beyond. The first
+# and the last are written on across five segments, the others across two.
+PROMPTS = {3: 41, 6: 18, 8: 18, 13: 18, 45: 41}
 every_architecture = pytest.mark.parametrize("architecture", EVERY_KIND)
 
 
@@ -31,12 +32,12 @@ def decoded(model: TitansForCausalLM, ids: Tensor, **settings: Any) -> tuple[Ten
     return out.sequences, torch.cat(logits, dim=1)
 
 
-@pytest.mark.parametrize("length", PROMPTS)
+@pytest.mark.parametrize(("length", "new"), PROMPTS.items())
 @every_architecture
-def test_cached_logits_are_those_of_one_parallel_pass(architecture: str, length: int) -> None:
+def test_cached_logits_are_those_of_one_parallel_pass(architecture: str, length: int, new: int) -> None:
     model = small_model(architecture, torch.float64, attention_conv_size=2)
-    sequences, logits = decoded(model, prompt(length, 2), max_new_tokens=NEW)
-    assert sequences.shape == (2, length + NEW)
+    sequences, logits = decoded(model, prompt(length, 2), max_new_tokens=new)
+    assert sequences.shape == (2, length + new)
     assert_close(logits, model(sequences).logits[:, length - 1 : -1], 1e-9)
 
 
@@ -44,32 +45,42 @@ def test_cached_logits_are_those_of_one_parallel_pass(architecture: str, length:
 @every_architecture
 def test_cached_logits_are_those_of_one_parallel_pass_in_float32(architecture: str, length: int) -> None:
     model = small_model(architecture)
-    sequences, logits = decoded(model, prompt(length, 2), max_new_tokens=NEW)
+    sequences, logits = decoded(model, prompt(length, 2), max_new_tokens=PROMPTS[length])
     assert_close(logits, model(sequences).logits[:, length - 1 : -1], 1e-4)
+
+
+LENGTHS = (3, 13, 21, 1)
+
+
+@cache
+def each_alone(architecture: str) -> list[tuple[Tensor, Tensor]]:
+    """What prompts of these lengths are written on with, one at a time."""
+    model = small_model(architecture, torch.float64)
+    return [decoded(model, prompt(length, seed=row)) for row, length in enumerate(LENGTHS)]
 
 
 @every_architecture
 def test_a_left_padded_batch_decodes_as_each_prompt_alone(architecture: str) -> None:
-    model, lengths = small_model(architecture, torch.float64), [3, 13, 21, 1]
+    model, lengths = small_model(architecture, torch.float64), LENGTHS
     ids, mask = torch.zeros(4, 21, dtype=torch.long), torch.zeros(4, 21, dtype=torch.long)
     for row, length in enumerate(lengths):
         ids[row, 21 - length :], mask[row, 21 - length :] = prompt(length, seed=row)[0], 1
     sequences, logits = decoded(model, ids, attention_mask=mask)
     for row, length in enumerate(lengths):
-        alone, its_logits = decoded(model, prompt(length, seed=row))
+        alone, its_logits = each_alone(architecture)[row]
         assert torch.equal(sequences[row, 21 - length :], alone[0])
         assert_close(logits[row], its_logits[0], 1e-9)
 
 
 @every_architecture
 def test_a_right_padded_batch_is_written_on_after_each_rows_last_word(architecture: str) -> None:
-    model, lengths = small_model(architecture, torch.float64), [3, 13, 21, 1]
+    model, lengths = small_model(architecture, torch.float64), LENGTHS
     ids, mask = torch.zeros(4, 21, dtype=torch.long), torch.zeros(4, 21, dtype=torch.long)
     for row, length in enumerate(lengths):
         ids[row, :length], mask[row, :length] = prompt(length, seed=row)[0], 1
     sequences, logits = decoded(model, ids, attention_mask=mask)
     for row, length in enumerate(lengths):
-        alone, its_logits = decoded(model, prompt(length, seed=row))
+        alone, its_logits = each_alone(architecture)[row]
         assert torch.equal(sequences[row, 21:], alone[0, length:])
         assert_close(logits[row], its_logits[0], 1e-9)
 

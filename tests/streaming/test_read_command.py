@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def books(tmp_path: Path) -> list[Path]:
     for number in range(3):
-        (tmp_path / f"book_{number}").write_bytes(text(400 + number, number))
+        (tmp_path / f"book_{number}").write_bytes(text(40 + number, number))
     return [tmp_path / f"book_{number}" for number in range(3)]
 
 
