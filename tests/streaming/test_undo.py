@@ -22,6 +22,11 @@ def assert_equal(a: Memory, b: Memory) -> None:
         assert torch.equal(x, y), name
 
 
+def one_block(architecture: str) -> dict[str, int]:
+    """What goes back is the state of the whole stack as one value: of several blocks, mixed ones are enough."""
+    return {} if "+" in architecture else {"num_hidden_layers": 1}
+
+
 def greedy(logits: torch.Tensor) -> int:
     return int(logits.argmax())
 
@@ -29,15 +34,19 @@ def greedy(logits: torch.Tensor) -> int:
 @pytest.mark.parametrize("piece_len", [1, 7])
 @pytest.mark.parametrize("architecture", CONSTANT)
 def test_it_leaves_what_a_reader_knows_that_has_read_less(architecture: str, piece_len: int) -> None:
-    model, data = reading_model(architecture).float(), text(40)
+    model, data = reading_model(architecture, **one_block(architecture)).float(), text(40)
     reader, back = Reader(model, piece_len=piece_len, keep=32), 0
     reader.read(data)
+    known: dict[int, Memory] = {}  # after every piece of one that takes nothing back
+    Reader(model, piece_len=piece_len).read(data, max_tokens=39, on_piece=lambda r: known.update({r.tokens: r.memory}))
     for tokens in (1, 6, 13, 30):
-        shorter = Reader(model, piece_len=piece_len)
         reader.undo(tokens - back)
         back = tokens
-        shorter.read(data, max_tokens=40 - tokens)
-        assert_equal(reader.memory, shorter.memory)
+        if 41 - tokens not in known:
+            shorter = Reader(model, piece_len=piece_len)
+            shorter.read(data, max_tokens=40 - tokens)
+            known[shorter.tokens] = shorter.memory
+        assert_equal(reader.memory, known[41 - tokens])
 
 
 def test_memory_files_are_equal(tmp_path: Path) -> None:
@@ -138,15 +147,15 @@ def test_a_source_goes_on_from_a_new_opening(tmp_path: Path) -> None:
 
 
 def test_going_back_again_and_again_keeps_little() -> None:
-    model = reading_model("lmm")
+    model = reading_model("lmm", num_hidden_layers=1)
     reader, plain = Reader(model, piece_len=1, keep=16), Reader(model, piece_len=1)
-    data = text(300)
+    data = text(90)
     reader.read(data)
     assert len(reader._history.calls) <= 33
     assert len(reader._history.states) <= 10
     for tokens in (3, 5, 2):
         reader.undo(tokens)
-    plain.read(data, max_tokens=290)
+    plain.read(data, max_tokens=80)
     assert_equal(reader.memory, plain.memory)
 
 
