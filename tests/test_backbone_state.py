@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model_cases import (
     BOUNDED,
+    EVERY_KIND,
     MEMORIES,
     REMEMBERING,
     SHARED,
@@ -24,7 +25,8 @@ from titans_lm.layers import Diagnostics
 from titans_lm.ops.state import state_bytes, take_rows
 
 LONG = 10_000
-every_architecture = pytest.mark.parametrize("architecture", [*STACKS, *SHARED])
+# A block of every kind, beside others and alone: what is asked here of a block, it answers alike in any stack.
+every_architecture = pytest.mark.parametrize("architecture", [*EVERY_KIND, "tnt", *SHARED])
 
 
 def tokens(rows: int = 2, length: int = 21, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 
 import titans_lm
 from cli_cases import titans
+from forks import start_titans
 from titans_lm.cli import COMMANDS, _help_of, is_mistake, main, parse
 from titans_lm.commands.help import kinds_in, options_in
 from titans_lm.train.run import load_model, resolve_model
@@ -349,35 +350,24 @@ def test_diverging_is_told_in_a_line(tmp_path, text, capsys, monkeypatch):
     assert err.count("\n") == 1
 
 
-def start_training(run, text):
-    """Start a long run in a process of its own, and wait until it is under way."""
-    args = [
-        "-m",
-        "titans_lm.cli",
-        "train",
-        text,
-        "--out",
-        run,
-        "--steps",
-        100_000,
-        "--save-every",
-        2,
-        *SMALL,
-        "--quiet",
-    ]
-    running = process(*args)
+def long_training(run, text):
+    """The command of a long run."""
+    return ["train", text, "--out", run, "--steps", 100_000, "--save-every", 2, *SMALL, "--quiet"]
+
+
+def wait_until_under_way(run, alive):
     metrics, deadline = run / "metrics.jsonl", time.monotonic() + 90
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 5:
-        assert running.poll() is None, running.stderr.read()
+        assert alive(), "it has ended"
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return running
 
 
 def test_ctrl_c_leaves_a_model_and_a_run_that_goes_on(tmp_path, text, capsys):
     """SIGTERM does the same (tests/train/test_loop.py)."""
     run = tmp_path / "run"
-    running = start_training(run, text)
+    running = process("-m", "titans_lm.cli", *long_training(run, text))
+    wait_until_under_way(run, lambda: running.poll() is None)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
     assert (running.returncode, out) == (130, "")
@@ -392,9 +382,10 @@ def test_ctrl_c_leaves_a_model_and_a_run_that_goes_on(tmp_path, text, capsys):
 
 def test_kill_leaves_the_last_checkpoint(tmp_path, text, capsys):
     run = tmp_path / "run"
-    running = start_training(run, text)
-    running.kill()
-    running.communicate(timeout=60)
+    running = start_titans(tmp_path / "streams", *long_training(run, text))
+    wait_until_under_way(run, running.process.is_alive)
+    running.process.kill()
+    assert running.ended() == -signal.SIGKILL
     saved = resolve_model(run)
     step = int(saved.name.removeprefix("step-"))
     assert step >= 2

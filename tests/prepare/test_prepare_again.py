@@ -6,7 +6,6 @@ import random
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cli_cases import environment, titans
+from forks import start_titans
 from prepare.prepare_cases import contents, prepared, settings, write_rows, write_texts
 from titans_lm.data.prepared import TokenFolder
 from titans_lm.prepare import run as running
@@ -61,23 +61,22 @@ def test_killed_at_random_it_comes_to_the_same_end(tmp_path: Path) -> None:
     write_texts(tmp_path / "texts", 3000, 60)
     more = {"shard_tokens": 20_000}
     prepared(tmp_path / "texts", tmp_path / "whole", **more)
-    command = [sys.executable, "-m", "titans_lm.cli", "prepare", str(tmp_path / "texts"), "--out"]
-    command += [str(tmp_path / "out"), "--held-out", "0.3", "--shard-tokens", "20000", "--quiet"]
+    command = ["prepare", str(tmp_path / "texts"), "--out", str(tmp_path / "out")]
+    command += ["--held-out", "0.3", "--shard-tokens", "20000", "--quiet"]
     rng, kills = random.Random(0), 0
     for _ in range(20):
-        process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE)
+        preparing = start_titans(tmp_path / "streams", *command)
         began = time.monotonic()
-        while process.poll() is None and not (tmp_path / "out" / running.STARTED).exists():
+        while preparing.process.is_alive() and not (tmp_path / "out" / running.STARTED).exists():
             assert time.monotonic() - began < 120
             time.sleep(0.005)
         time.sleep(rng.uniform(0.0, 0.15))
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
+        if preparing.process.is_alive():
+            preparing.process.kill()
             kills += 1
-        process.communicate()
-        if kills >= 4 and process.returncode == 0:
+        if preparing.ended() == 0 and kills >= 4:
             break
-    subprocess.run(command, env=environment(), check=True)
+    subprocess.run([sys.executable, "-m", "titans_lm.cli", *command], env=environment(), check=True)
     assert kills
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 

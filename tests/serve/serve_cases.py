@@ -30,7 +30,7 @@ def plain_model(architecture: str = "mac") -> Any:
 
     Its keys start at random: one whose values start as the token itself (D32) repeats a single letter.
     """
-    model = reading_model(architecture, induction_init=False)
+    model = reading_model(architecture, induction_init=False, num_hidden_layers=1)
     with torch.no_grad():
         model.lm_head.weight[:32] = 0.0
         model.lm_head.weight[127:] = 0.0

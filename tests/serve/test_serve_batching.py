@@ -85,7 +85,7 @@ def batcher() -> Any:
 @pytest.mark.parametrize("architecture", [*MEMORIES, "sliding", "sliding+lmm+sliding"])
 def test_an_answer_is_what_it_would_be_alone(architecture: str, batcher: Any) -> None:
     """Prompts of all lengths, answers that end at different tokens, some drawn; and the memories they leave."""
-    model = reading_model(architecture)
+    model = reading_model(architecture, num_hidden_layers=1 + architecture.count("+"))
     memories, writing = [read(model, prompt) for prompt in PROMPTS], batcher(model)
     counts, heat = [5 + 3 * i for i in range(len(PROMPTS))], [0.0, 0.0, 1.3, 0.0, 0.8, 0.0]
     told = [
@@ -143,7 +143,7 @@ def test_answers_join_and_leave_and_the_first_to_come_is_the_first_to_be_served(
 @pytest.mark.parametrize("architecture", ["lmm", "mac", "sliding"])
 def test_seats_that_were_left_are_taken_by_others(architecture: str, batcher: Any, monkeypatch: Any) -> None:
     """Many short answers beside a long one: rows are written over, and no answer and no memory is another's."""
-    model = reading_model(architecture)
+    model = reading_model(architecture, num_hidden_layers=1)
     writing, joined, moved = batcher(model, most=3), [], []
     join, take = Memory.join, Memory.take
     monkeypatch.setattr(Memory, "join", lambda parts: joined.append(len(parts)) or join(parts))

@@ -20,7 +20,7 @@ from forks import Command, start_titans
 from serve.serve_cases import Expected, plain_model, serving, small_engine, text_of
 from titans_lm.data.tokenizer import byte_tokenizer
 
-SECONDS = float(os.environ.get("TITANS_LOAD_SECONDS", "3"))
+SECONDS = float(os.environ.get("TITANS_LOAD_SECONDS", "1"))
 CLIENTS, CONVERSATIONS = 32, 8
 PATTERNS = [f"House {i} has the door {colour}. " for i, colour in enumerate(("red", "blue", "green", "black") * 2)]
 
@@ -34,11 +34,10 @@ def memory_of(process: int) -> int:
 def test_many_clients_on_a_few_conversations(tmp_path: Path) -> None:
     """Each conversation gets its own texts, from several clients; what it says is what its memory alone would say."""
     engine = small_engine(tmp_path, in_memory=3, workers=2)
-    until = time.monotonic() + SECONDS
     said: list[dict[int, tuple[str, str]]] = [{} for _ in range(CONVERSATIONS)]
     sizes: list[int] = []
     with serving(engine) as client, ThreadPoolExecutor(CLIENTS) as pool:
-        url = str(client.base_url)
+        url, until = str(client.base_url), time.monotonic() + SECONDS
 
         def one(number: int) -> int:
             own, asked = number % CONVERSATIONS, 0

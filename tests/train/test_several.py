@@ -123,11 +123,14 @@ def test_two_processes_give_the_curve_of_one(data: Path, tmp_path: Path, model: 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_process_is_killed_and_the_run_goes_on_bit_for_bit(data: Path, tmp_path: Path, parallel: str) -> None:
-    """With dropout, and with batches made by processes beside; under FSDP2 with checkpoints written beside, too."""
-    settings = {"steps": STEPS, "parallel": parallel, "workers": 2, "save_async": parallel == "fsdp"}
+    """With dropout, and with batches made by processes beside; under FSDP2 with checkpoints written beside, too.
+
+    One makes the batches of the run that is killed, two those of the whole one: each loads the libraries.
+    """
+    settings = {"steps": STEPS, "parallel": parallel, "workers": 1, "save_async": parallel == "fsdp"}
     case = {"model": "llama", "settings": settings}
     start = torchrun if parallel == "ddp" else train
-    whole = trained(data, tmp_path / "whole", 2, **case)
+    whole = trained(data, tmp_path / "whole", 2, model="llama", settings={**settings, "workers": 2})
     rng = random.Random(parallel)
     killed = start(
         data, tmp_path / "run", 2, kill={"step": rng.randint(4, STEPS - 1), "rank": rng.randint(0, 1)}, **case
