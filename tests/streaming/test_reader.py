@@ -27,7 +27,7 @@ from titans_lm.streaming import Reader, TokenStream
 @pytest.mark.parametrize("piece_len", [1, 5])
 @pytest.mark.parametrize("architecture", CONSTANT)
 def test_reading_is_one_forward_pass(architecture: str, piece_len: int) -> None:
-    model, data = reading_model(architecture), text(45)
+    model, data = reading_model(architecture, num_hidden_layers=1 + architecture.count("+")), text(45)
     logits, state = one_forward(model, document(data))
     reader = Reader(model, piece_len=piece_len)
     assert reader.read(data) == 45
@@ -72,7 +72,7 @@ def test_every_kind_of_source_gives_the_same_memory(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_read_as_it_comes() -> None:
-    model, data = reading_model("lmm"), text(300)
+    model, data = reading_model("lmm"), text(150)
     source, sink = os.pipe()
 
     def write() -> None:

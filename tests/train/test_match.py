@@ -3,10 +3,11 @@
 import dataclasses
 
 import pytest
+import torch
 
 from model_cases import ARCHITECTURES, STACKS, small_config
 from titans_lm.config import BackboneConfig
-from titans_lm.train.fresh import byte_model
+from titans_lm.train.fresh import byte_model, model_without_weights
 from titans_lm.train.match import check_near, count_parameters, fit_shape, match_parameters
 
 SHARED = BackboneConfig(architecture="lmm", hidden_size=128, num_attention_heads=4, num_hidden_layers=3)
@@ -16,6 +17,19 @@ SHARED = BackboneConfig(architecture="lmm", hidden_size=128, num_attention_heads
 def test_counted_without_making_them(architecture: str) -> None:
     config = small_config(architecture)
     assert count_parameters(config, 259) == sum(p.numel() for p in byte_model(config).parameters())
+
+
+@pytest.mark.parametrize("architecture", ["lmm+attention+mac", "tnt"])
+def test_weights_that_nobody_needs_are_not_drawn(architecture: str) -> None:
+    config = small_config(architecture)
+    before = torch.get_rng_state()
+    bare = model_without_weights(config, 259)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.is_meta for parameter in bare.parameters())
+    model = byte_model(config)
+    assert not torch.equal(torch.get_rng_state(), before), "and after it they are drawn as ever"
+    shapes = [{name: x.shape for name, x in one.state_dict().items()} for one in (bare, model)]
+    assert shapes[0] == shapes[1]
 
 
 def test_a_match_is_as_near_as_a_channel() -> None:

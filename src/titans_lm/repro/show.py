@@ -55,9 +55,8 @@ def _byte_ids() -> int:
 @cache
 def sized(model: BackboneConfig, baseline: str | None, parameters: int | None, vocab_size: int) -> int:
     """Count the parameters of a model that is trained; a baseline is as large as ours, or as `parameters` says."""
-    import torch
-
     from titans_lm.train.baselines import fit_baseline, make_baseline
+    from titans_lm.train.fresh import without_weights
     from titans_lm.train.match import count_parameters, match_parameters
 
     if baseline is None:
@@ -65,7 +64,7 @@ def sized(model: BackboneConfig, baseline: str | None, parameters: int | None, v
             model if parameters is None else match_parameters(model, vocab_size, parameters), vocab_size
         )
     size = count_parameters(model, vocab_size) if parameters is None else parameters
-    with torch.device("meta"):
+    with without_weights():
         return _count(make_baseline(fit_baseline(baseline, model, vocab_size, size)))
 
 
@@ -101,23 +100,21 @@ def _vocabulary(data: str | None) -> int:
 
 def _forecasters(s: EvaluateForecasters) -> Work:
     """Count the parameters of forecasters at all horizons, which channels share; their windows are the table's."""
-    import torch
-
     from titans_lm.forecast.baselines import make_model, model_spec
     from titans_lm.forecast.model import Shape
+    from titans_lm.train.fresh import without_weights
 
     trained = [one for one in (model_spec(name, s) for name in s.models) if one.trained]
-    with torch.device("meta"):
+    with without_weights():
         models = [make_model(m.base, m.net, Shape(s.lookback, h, 1), None) for h in s.horizons for m in trained]
     return Work(parameters=tuple(_count(model) for model in models))
 
 
 def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Work:
     """Count classifiers of DNA that learn by steps, and the nucleotides of sequences as long as they are read."""
-    import torch
-
     from titans_lm.genomics.evaluate import is_network, model_settings
     from titans_lm.genomics.model import make_network
+    from titans_lm.train.fresh import without_weights
 
     (one,) = (one for one in read_toml("table4")["sets"] if one["file"] in str(s.data))
     if isinstance(s, dna.EvaluateSettings):
@@ -126,7 +123,7 @@ def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Work:
     else:
         fits, steps = [s], s.steps
     length = min(fits[0].max_length or one["longest"], one["longest"])
-    with torch.device("meta"):
+    with without_weights():
         sizes = tuple(_count(make_network(fit, one.get("classes", 2))) for fit in fits)
     return Work(parameters=sizes, trained=steps * fits[0].batch_size * length, unit="nucleotides")
 

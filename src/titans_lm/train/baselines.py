@@ -13,9 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from titans_lm.config import BackboneConfig, nearest
+from titans_lm.train.fresh import without_weights
 from titans_lm.train.match import check_near, fit_shape, match_parameters
 from titans_lm.train.rules import RULES
 
@@ -140,7 +139,7 @@ def _count(config: "PreTrainedConfig") -> int:
     """Count the parameters of a model, a tied embedding once, without making them."""
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
+    with without_weights():
         model = AutoModelForCausalLM.from_config(config)
     return sum(parameter.numel() for parameter in model.parameters())
 
