@@ -37,6 +37,7 @@ __all__ = [
     "STACKS",
     "VOCABULARY",
     "prompt",
+    "shallow_model",
     "small_model",
     "words",
 ]
@@ -49,6 +50,11 @@ def small_model(architecture: str, dtype: torch.dtype = torch.float32, **setting
     model = TitansForCausalLM(TitansConfig(**named)).to(dtype).eval()
     wake(model, 0.2)
     return model
+
+
+def shallow_model(architecture: str, dtype: torch.dtype = torch.float32, **settings: Any) -> TitansForCausalLM:
+    """The same with a single block of a kind that stands alone: what several blocks are, mixed stacks show."""
+    return small_model(architecture, dtype, num_hidden_layers=1 + architecture.count("+"), **settings)
 
 
 def prompt(length: int, rows: int = 1, seed: int = 0) -> Tensor:

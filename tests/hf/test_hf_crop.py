@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf.hf_cases import GREEDY, STACKS, VOCABULARY, prompt, small_model
+from hf.hf_cases import GREEDY, STACKS, VOCABULARY, prompt, shallow_model, small_model
 from model_cases import ARCHITECTURES, assert_close, named_tensors
 from titans_lm.backbone import Backbone
 from titans_lm.hf import TitansCache, TitansForCausalLM
@@ -20,11 +20,6 @@ NEW = 200
 def assert_equal(a: Any, b: Any) -> None:
     for (name, x), (_, y) in zip(named_tensors(a), named_tensors(b), strict=True):
         assert torch.equal(x, y), name
-
-
-def one_block(architecture: str, dtype: torch.dtype = torch.float32, **settings: Any) -> TitansForCausalLM:
-    """A cache holds the state of the whole stack as one value: of stacks of several blocks, mixed ones are enough."""
-    return small_model(architecture, dtype, num_hidden_layers=1 + architecture.count("+"), **settings)
 
 
 @torch.no_grad()
@@ -42,7 +37,7 @@ def read(model: TitansForCausalLM, ids: Tensor, calls: list[int], cache: TitansC
 @pytest.mark.parametrize("calls", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize("architecture", STACKS)
 def test_a_cropped_cache_is_that_of_reading_less(architecture: str, calls: list[int]) -> None:
-    model, ids = one_block(architecture, attention_conv_size=2), prompt(40, 2)
+    model, ids = shallow_model(architecture, attention_conv_size=2), prompt(40, 2)
     whole = read(model, ids, calls, TitansCache(keep=64))
     shorter, start = TitansCache(), 0
     for length in calls:  # read once, and on from the last whole call to each place to come to
@@ -143,7 +138,7 @@ def test_a_long_call_is_kept_at_its_end_alone() -> None:
 
 @pytest.mark.parametrize("keep", [1, 16, 100])
 def test_what_is_kept_does_not_grow(keep: int) -> None:
-    model, cache = one_block("lmm"), TitansCache(keep=keep)
+    model, cache = shallow_model("lmm"), TitansCache(keep=keep)
     for length in [1] * (2 * keep + 50) + [3] * (keep + 10):
         read(model, prompt(length), [length], cache)
         assert sum(call.count[0] for call in cache.history.calls) <= 2 * keep + 3
@@ -153,7 +148,7 @@ def test_what_is_kept_does_not_grow(keep: int) -> None:
 @pytest.mark.parametrize("keep", [7, 64])
 def test_to_go_back_is_to_read_no_more_than_was_taken_back(keep: int) -> None:
     length = 2 * keep + 22
-    model, ids = one_block("lmm"), prompt(length)
+    model, ids = shallow_model("lmm"), prompt(length)
     cache = read(model, ids, [1] * length, TitansCache(keep=keep))
     for tokens in range(1, keep + 1):
         _, _, again = copy.deepcopy(cache.history).back((length - tokens,), (length,))
@@ -206,7 +201,7 @@ def draft(dtype: torch.dtype, vocab_size: int = VOCABULARY) -> TitansForCausalLM
 @pytest.mark.filterwarnings("ignore")  # transformers', of what it calls itself
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "sliding+mac"])
 def test_drafted_text_is_that_of_plain_greedy(architecture: str) -> None:
-    model, ids, new = one_block(architecture, torch.float64), prompt(12), NEW if architecture == "mac" else 80
+    model, ids, new = shallow_model(architecture, torch.float64), prompt(12), NEW if architecture == "mac" else 80
     plain = model.generate(ids, max_new_tokens=new, **GREEDY)
     assert plain.shape == (1, 12 + new)
     assert torch.equal(model.generate(ids, max_new_tokens=new, prompt_lookup_num_tokens=5, **GREEDY), plain)
@@ -216,7 +211,7 @@ def test_drafted_text_is_that_of_plain_greedy(architecture: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("architecture", ["mac", "lmm+attention+mac"])
 def test_drafted_text_is_that_of_plain_greedy_in_float32(architecture: str) -> None:
-    model, ids = one_block(architecture), prompt(12)
+    model, ids = shallow_model(architecture), prompt(12)
     plain = model.generate(ids, max_new_tokens=40, **GREEDY)
     assert torch.equal(model.generate(ids, max_new_tokens=40, prompt_lookup_num_tokens=5, **GREEDY), plain)
     assert torch.equal(model.generate(ids, max_new_tokens=40, assistant_model=draft(torch.float32), **GREEDY), plain)
@@ -224,7 +219,7 @@ def test_drafted_text_is_that_of_plain_greedy_in_float32(architecture: str) -> N
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_drafts_for_itself_and_its_cache_can_be_continued() -> None:
-    model, ids = one_block("mac", torch.float64), prompt(300)
+    model, ids = shallow_model("mac", torch.float64), prompt(300)
     plain = model.generate(ids, max_new_tokens=40, **GREEDY)
     settings = GREEDY | {"assistant_model": model, "max_new_tokens": 23, "return_dict_in_generate": True}
     out = model.generate(ids, **settings)

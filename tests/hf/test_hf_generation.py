@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, TextStreamer, pipeline
 
-from hf.hf_cases import EVERY_KIND, GREEDY, STACKS, prompt, small_model, words
+from hf.hf_cases import EVERY_KIND, GREEDY, STACKS, prompt, shallow_model, small_model, words
 from model_cases import assert_close
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.hf import TitansCache, TitansForCausalLM
@@ -35,7 +35,7 @@ def decoded(model: TitansForCausalLM, ids: Tensor, **settings: Any) -> tuple[Ten
 @pytest.mark.parametrize(("length", "new"), PROMPTS.items())
 @every_architecture
 def test_cached_logits_are_those_of_one_parallel_pass(architecture: str, length: int, new: int) -> None:
-    model = small_model(architecture, torch.float64, attention_conv_size=2)
+    model = shallow_model(architecture, torch.float64, attention_conv_size=2)
     sequences, logits = decoded(model, prompt(length, 2), max_new_tokens=new)
     assert sequences.shape == (2, length + new)
     assert_close(logits, model(sequences).logits[:, length - 1 : -1], 1e-9)
@@ -44,7 +44,7 @@ def test_cached_logits_are_those_of_one_parallel_pass(architecture: str, length:
 @pytest.mark.parametrize("length", [8, 45])
 @every_architecture
 def test_cached_logits_are_those_of_one_parallel_pass_in_float32(architecture: str, length: int) -> None:
-    model = small_model(architecture)
+    model = shallow_model(architecture)
     sequences, logits = decoded(model, prompt(length, 2), max_new_tokens=PROMPTS[length])
     assert_close(logits, model(sequences).logits[:, length - 1 : -1], 1e-4)
 
@@ -55,13 +55,13 @@ LENGTHS = (3, 13, 21, 1)
 @cache
 def each_alone(architecture: str) -> list[tuple[Tensor, Tensor]]:
     """What prompts of these lengths are written on with, one at a time."""
-    model = small_model(architecture, torch.float64)
+    model = shallow_model(architecture, torch.float64)
     return [decoded(model, prompt(length, seed=row)) for row, length in enumerate(LENGTHS)]
 
 
 @every_architecture
 def test_a_left_padded_batch_decodes_as_each_prompt_alone(architecture: str) -> None:
-    model, lengths = small_model(architecture, torch.float64), LENGTHS
+    model, lengths = shallow_model(architecture, torch.float64), LENGTHS
     ids, mask = torch.zeros(4, 21, dtype=torch.long), torch.zeros(4, 21, dtype=torch.long)
     for row, length in enumerate(lengths):
         ids[row, 21 - length :], mask[row, 21 - length :] = prompt(length, seed=row)[0], 1
@@ -74,7 +74,7 @@ def test_a_left_padded_batch_decodes_as_each_prompt_alone(architecture: str) -> 
 
 @every_architecture
 def test_a_right_padded_batch_is_written_on_after_each_rows_last_word(architecture: str) -> None:
-    model, lengths = small_model(architecture, torch.float64), LENGTHS
+    model, lengths = shallow_model(architecture, torch.float64), LENGTHS
     ids, mask = torch.zeros(4, 21, dtype=torch.long), torch.zeros(4, 21, dtype=torch.long)
     for row, length in enumerate(lengths):
         ids[row, :length], mask[row, :length] = prompt(length, seed=row)[0], 1
@@ -87,7 +87,7 @@ def test_a_right_padded_batch_is_written_on_after_each_rows_last_word(architectu
 
 @pytest.mark.parametrize("architecture", STACKS)
 def test_a_model_without_persistent_tokens_decodes(architecture: str) -> None:
-    model, ids = small_model(architecture, torch.float64, num_persistent=0), prompt(11, 2)
+    model, ids = shallow_model(architecture, torch.float64, num_persistent=0), prompt(11, 2)
     sequences, logits = decoded(model, ids)
     assert_close(logits, model(sequences).logits[:, 10:-1], 1e-9)
 
@@ -105,7 +105,7 @@ def test_a_text_ends_at_a_string() -> None:
 
 @every_architecture
 def test_greedy_sampling_and_beams_need_no_cache(architecture: str) -> None:
-    model, ids = small_model(architecture), prompt(5, 2)
+    model, ids = shallow_model(architecture), prompt(5, 2)
     for settings in ({"do_sample": False}, {"do_sample": True, "top_k": 10}, {"num_beams": 3, "do_sample": False}):
         found = []
         for use_cache in (True, False):
@@ -129,7 +129,7 @@ def test_several_samples_per_prompt_are_of_that_prompt() -> None:
 
 @every_architecture
 def test_the_cache_that_is_returned_can_be_continued(architecture: str) -> None:
-    model, ids = small_model(architecture, torch.float64), prompt(11, 2)
+    model, ids = shallow_model(architecture, torch.float64), prompt(11, 2)
     whole, _ = decoded(model, ids)
     first = model.generate(ids, max_new_tokens=7, return_dict_in_generate=True, **GREEDY)
     cache = first.past_key_values
@@ -140,7 +140,7 @@ def test_the_cache_that_is_returned_can_be_continued(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", ["mac", "mal", "attention"])
 def test_a_prompt_may_be_read_in_pieces(architecture: str) -> None:
-    model, ids = small_model(architecture, torch.float64), prompt(21, 2)
+    model, ids = shallow_model(architecture, torch.float64), prompt(21, 2)
     whole, _ = decoded(model, ids)
     cache = TitansCache()
     for start, stop in ((0, 5), (5, 14)):
@@ -152,7 +152,7 @@ def test_a_prompt_may_be_read_in_pieces(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["mac", "lmm", "sliding"])
 def test_a_padded_prompt_may_be_read_in_pieces(architecture: str) -> None:
     """The mask of a later piece covers what came before, as generate() passes it."""
-    model, ids = small_model(architecture, torch.float64), prompt(21, 2)
+    model, ids = shallow_model(architecture, torch.float64), prompt(21, 2)
     mask = torch.ones(2, 21, dtype=torch.long)
     mask[0, :9] = 0
     whole, _ = decoded(model, ids, attention_mask=mask)
@@ -165,7 +165,7 @@ def test_a_padded_prompt_may_be_read_in_pieces(architecture: str) -> None:
 
 @every_architecture
 def test_several_questions_can_be_asked_of_one_memory(architecture: str) -> None:
-    model, document = small_model(architecture, torch.float64), prompt(30)
+    model, document = shallow_model(architecture, torch.float64), prompt(30)
     read = model(document, use_cache=True).past_key_values
     for seed in (1, 2):
         text = torch.cat([document, prompt(4, seed=seed)], dim=1)

@@ -8,10 +8,7 @@ import warnings
 from pathlib import Path
 
 import torch
-import torch.distributed.fsdp  # the package loads it late; a process that is forked has it at once
-from transformers import LlamaConfig, LlamaForCausalLM
 
-import titans_lm.hf  # noqa: F401 - as above
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import DocumentLanes
 from titans_lm.data.packing import DocumentRows, PackedRows
@@ -23,10 +20,18 @@ from titans_lm.train.parallel import joined_distributed
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import FitSettings
 
+if __name__ != "__mp_main__":  # a process that makes batches beside a script needs nothing of this
+    import torch.distributed.fsdp  # the package loads it late; a process that is forked has it at once
+    import transformers.models.llama.modeling_llama  # noqa: F401 - as above
+
+    import titans_lm.hf  # noqa: F401
+
 SAMPLERS = {"packed": PackedRows, "documents": DocumentRows, "lanes": DocumentLanes}
 
 
 def make_model(case: dict, tokenizer) -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     if case["model"] == "llama":
         return LlamaForCausalLM(
