@@ -1,12 +1,16 @@
 """Small requests and small results for the tests of `titans bench`."""
 
+import json
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-from titans_lm.bench import gate
+from titans_lm.bench import gate, run
+from titans_lm.bench.measure import answer
+from titans_lm.bench.registry import Case
+from titans_lm.bench.worker import work
 
 REQUEST: dict[str, Any] = {
     "device": "cpu",
@@ -60,3 +64,16 @@ def checked() -> dict[str, Any]:
 def check_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `titans bench` take the check that was made before."""
     monkeypatch.setattr(gate, "check_op", lambda _: checked())
+
+
+def work_here(monkeypatch: pytest.MonkeyPatch, *modes: str) -> None:
+    """Let workers work in this process, which has imported everything; those of `modes` have one of their own."""
+    ask = run.ask
+
+    def here(request: dict[str, Any], case: Case, timeout: float, threads: int) -> dict[str, Any]:
+        if case.mode in modes:
+            return ask(request, case, timeout, threads)
+        sent = json.loads(json.dumps(request)) | {"memory_limit": None, "threads": 1}
+        return json.loads(json.dumps(answer(sent, work)))
+
+    monkeypatch.setattr(run, "ask", here)

@@ -7,6 +7,7 @@ from statistics import mean, stdev
 
 import pytest
 
+from bench.bench_cases import check_once, work_here
 from cli_cases import titans
 from repro.repro_cases import micro, named_sets, texts
 from titans_lm.repro import plans, run, show
@@ -132,7 +133,9 @@ def test_depth_by_position(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whole_models_are_timed(tmp_path: Path) -> None:
+def test_whole_models_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_once(monkeypatch)
+    work_here(monkeypatch, "train")
     plan = make_plan("figure9", "tiny", out=tmp_path, sizes=micro())
     plan = cut(plan, ("lmm",))
     whole, op = run_plan(plan, quiet)["tables"]
@@ -191,6 +194,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
 @pytest.mark.slow
 def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    check_once(monkeypatch)
+    work_here(monkeypatch)
     monkeypatch.setattr(plans, "read_amounts", lambda *_: micro())
     args = ["repro", "figure8", "--out", tmp_path / "out", "--json", tmp_path / "x.json"]
     code, out, err = titans(capsys, *args)
