@@ -100,14 +100,21 @@ def _vocabulary(data: str | None) -> int:
 
 def _forecasters(s: EvaluateForecasters) -> Work:
     """Count the parameters of forecasters at all horizons, which channels share; their windows are the table's."""
-    from titans_lm.forecast.baselines import make_model, model_spec
+    from titans_lm.forecast.baselines import model_spec
+
+    trained = [one for one in (model_spec(name, s) for name in s.models) if one.trained]
+    return Work(parameters=tuple(_forecaster(m.base, m.net, s.lookback, h) for h in s.horizons for m in trained))
+
+
+@cache
+def _forecaster(name: str, net: Any, lookback: int, horizon: int) -> int:
+    """Count the parameters of one forecaster: all data sets of a table have the same."""
+    from titans_lm.forecast.baselines import make_model
     from titans_lm.forecast.model import Shape
     from titans_lm.train.fresh import without_weights
 
-    trained = [one for one in (model_spec(name, s) for name in s.models) if one.trained]
     with without_weights():
-        models = [make_model(m.base, m.net, Shape(s.lookback, h, 1), None) for h in s.horizons for m in trained]
-    return Work(parameters=tuple(_count(model) for model in models))
+        return _count(make_model(name, net, Shape(lookback, horizon, 1), None))
 
 
 def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Work:

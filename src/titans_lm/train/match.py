@@ -5,8 +5,11 @@ block with two mixers is narrower and does not pay for them with its MLP.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from functools import cache, lru_cache
+
+from torch import nn
 
 from titans_lm.config import BackboneConfig
 from titans_lm.train.fresh import model_without_weights
@@ -21,8 +24,20 @@ TOLERANCE = 0.01
 
 @lru_cache(maxsize=1024)  # a comparison asks for the same sizes again for every seed and rate
 def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
-    """Count the parameters of a language model with this stack, the tied embedding once, without making them."""
-    return sum(parameter.numel() for parameter in model_without_weights(config, vocab_size).parameters())
+    """Count the parameters of a language model with this stack, the tied embedding once, without making them.
+
+    Blocks of a kind are alike, so one of each is enough: making 24 takes seconds even without weights.
+    """
+    kinds = Counter(config.blocks)
+    types = tuple(kinds) if len(kinds) > 1 else None
+    one_each = dataclasses.replace(config, num_hidden_layers=len(kinds), layer_types=types)
+    model = model_without_weights(one_each, vocab_size)
+    layers = model.base_model.get_submodule("backbone.layers").children()
+    return _size(model) + sum(_size(one) * (times - 1) for one, times in zip(layers, kinds.values(), strict=True))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def match_parameters(config: BackboneConfig, vocab_size: int, target: int) -> BackboneConfig:
