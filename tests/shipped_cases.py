@@ -11,7 +11,7 @@ from titans_lm.train.fresh import language_model
 def ship(folder: Path) -> Path:
     """Write facts and needles, of different architectures, into a folder."""
     for name, architecture in (("facts", "lmm"), ("needles", "mac")):
-        model: Any = language_model(small_config(architecture), word_count())
+        model: Any = language_model(small_config(architecture, segment_len=16, chunk_size=8), word_count())
         wake(model, 0.2)
         model.generation_config.eos_token_id = FULL_STOP
         model.save_pretrained(folder / name)

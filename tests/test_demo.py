@@ -25,6 +25,7 @@ from titans_lm.train import shipped
 SCRIPT = '<script src="http://example.org/x.js">alert("&")</script>'
 NUMBER = "The secret number of old house is 1234567.\n"
 LINE = f"{SCRIPT} é €\x07 <img src=x onerror=alert(1)>\n".encode()
+SHORT = functools.partial(ask.answer, max_new_tokens=4)  # a model that knows nothing goes on and on
 URL = re.compile(r"url\((?!#)|@import|javascript:", re.IGNORECASE)
 
 
@@ -66,10 +67,12 @@ def _shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a demo on a text and facts of one's own, with a copy of its numbers beside it."""
     folder = tmp_path_factory.mktemp("demo")
-    (folder / "<b>.txt").write_bytes(LINE * 60)
+    (folder / "<b>.txt").write_bytes(LINE * 16)
     (folder / "facts.txt").write_text(f"Peter went to the cellar.\n{NUMBER}")
     given = ["--text", folder / "<b>.txt", "--facts", folder / "facts.txt", "--json", folder / "copy.json"]
-    main(["demo", "--quick", "--out", str(folder / "out"), "--seed", "5", "--quiet", *map(str, given)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "answer", SHORT)
+        main(["demo", "--quick", "--out", str(folder / "out"), "--seed", "5", "--quiet", *map(str, given)])
     return folder / "out"
 
 
@@ -138,8 +141,7 @@ def test_the_comparison_is_fair(results: dict[str, Any]) -> None:
 def test_what_is_drawn_is_asked_from_memory_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = functools.partial(ask.answer, max_new_tokens=4)  # a model that knows nothing goes on and on
-    monkeypatch.setattr(search, "answer", short)
+    monkeypatch.setattr(search, "answer", SHORT)
     args = ["demo", "--quick", "--tokens", "1500", "--out", str(tmp_path / "out"), "--seed", "5"]
     main(args)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
