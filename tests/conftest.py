@@ -1,5 +1,6 @@
 """What every test stands on: one thread, no network, no screen, a fixed seed, and shapes checked."""
 
+import functools
 import gc
 import os
 import random
@@ -37,6 +38,11 @@ if os.environ.get("TITANS_TYPECHECK", "1") != "0":
     EVERYTHING = HOOK.should_instrument
     # A kernel is compiled from its own source: nothing may stand around it.
     HOOK.should_instrument = lambda name: EVERYTHING(name) and not name.startswith("titans_lm.ops.triton.kernels")
+from titans_lm.train import device  # noqa: E402
+
+# Every run says several times at which commit it ran, and git is three processes: it is asked once. A test of its own
+# asks again.
+device.commit = functools.cache(device.commit)
 
 # The same examples on every machine and in every run; no deadline, since machines differ.
 hypothesis.settings.register_profile("titans", derandomize=True, database=None, deadline=None)

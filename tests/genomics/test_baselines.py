@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from genomics.genomics_cases import letters, sequences, tiny_fit, words_of
+from titans_lm.genomics import model
 from titans_lm.genomics.baselines import STRENGTHS, fit_baseline
 from titans_lm.genomics.model import features
-from titans_lm.genomics.records import Sequences, encode, reverse_complement
+from titans_lm.genomics.records import PAD, Sequences, encode, reverse_complement
 from titans_lm.genomics.settings import extra
 
 
@@ -23,6 +24,16 @@ def test_words_by_hand() -> None:
     assert words("TTTT", 3) == {63: 2}, "overlapping ones too"
     assert words("AC", 3) == words("NNN", 1) == words("AC", 3, "kmer-lr") == {}
     assert words("ANNCAA", 1, "kmer-lr") == {0: 0.75, 1: 0.25}, "shares of the words that are there"
+
+
+def test_words_are_counted_by_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None reaches into the next one, whatever is counted at once; padding is left out."""
+    monkeypatch.setattr(model, "AT_ONCE", 3)
+    rows = [encode(text, "s") for text, _ in letters(8)]
+    rows[1], rows[2] = rows[1][:2], np.append(rows[2], np.full(3, PAD, np.uint8))
+    expected = [np.bincount(words_of(row[row != PAD], 3), minlength=64) for row in rows]
+    np.testing.assert_array_equal(features(rows, tiny_fit(baseline="kmer-nb", k=3)).toarray(), expected)
+    assert features([], tiny_fit(baseline="kmer-nb", k=3)).shape == (0, 64)
 
 
 def parts(seed: int = 0):
