@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.bench_cases import OP, check_once, measured, streamed
+from bench.bench_cases import OP, check_once, measured, streamed, work_here
 from titans_lm import ops
 from titans_lm.bench import gate, registry, run
 from titans_lm.bench.command import command_line, kinds, run_bench
@@ -27,6 +27,7 @@ from titans_lm.bench.settings import (
     TNTSettings,
 )
 from titans_lm.bench.tnt import tnt
+from titans_lm.train.device import commit
 
 CASE = Case(label="op", kind="op", mode="forward", case=OP, allocator="tuned")
 
@@ -59,7 +60,8 @@ def test_a_case_runs_in_a_process_of_its_own():
     assert "% of matmul" in said[0]
 
 
-def test_a_case_that_fails_is_a_row_that_says_why():
+def test_a_case_that_fails_is_a_row_that_says_why(monkeypatch):
+    work_here(monkeypatch)
     row = make_bench().measure(Case(label="op", kind="op", mode="forward", case={**OP, "depth": 9}))
     assert row["error"].startswith("ValueError: got memory_depth=9")
     assert "tokens_per_second" not in row
@@ -269,6 +271,7 @@ def test_on_a_gpu_the_allocator_is_torchs_own():
 
 
 def test_the_commit_is_known_or_said_to_be_unknown(monkeypatch):
+    monkeypatch.setattr("titans_lm.bench.hardware.commit", commit.__wrapped__)
     assert hardware()["commit"]
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent / "nothing"))
     assert hardware()["commit"] == "unknown"

@@ -14,7 +14,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from cli_cases import environment
-from model_cases import STACKS
+from model_cases import EVERY_KIND
 from question_cases import (
     SOURCES,
     ask,
@@ -77,7 +77,7 @@ def test_a_folder_is_a_model_of_lm_eval(tmp_path: Path, folders: tuple[Path, Pat
     assert theirs == answer_questions(model, words, read_questions("piqa", folders[0]), batch_size=4)[0]
 
 
-@pytest.mark.parametrize("architecture", STACKS)
+@pytest.mark.parametrize("architecture", [*EVERY_KIND, "tnt"])
 def test_one_row_is_like_many(architecture: str) -> None:
     """Scores and written text do not depend on what else is in the batch, with padding on either side."""
     model, words = small_titans(architecture), byte_tokenizer()

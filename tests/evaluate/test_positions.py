@@ -19,7 +19,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from model_cases import BOUNDED, MEMORIES, REMEMBERING, small_config, wake
+from model_cases import small_config, wake
 from titans_lm.backbone import frozen_memory
 from titans_lm.data.tokenizer import BOS, byte_vocabulary
 from titans_lm.evaluate.documents import Book, Encoder, TokenSource, books, spans
@@ -29,6 +29,8 @@ from titans_lm.train.fresh import byte_model
 
 TEXT = "Zoë walked, and “walked”, till the night fell.\n".encode()
 LENGTHS = (150, 333, 70)
+KINDS = ("mac", "tnt", "sliding+lmm+sliding", "mag+segment+mal")
+"""Every block whose state has a constant size; nothing here asks what a stack is made of."""
 PIECES = {"window": 32, "window_step": 8}
 
 
@@ -71,7 +73,7 @@ def read(model: Any, shelf: list[Book], *, piece_len: int = 16, batch_size: int 
     return score_spans(model, found, reading, batch_size=batch_size, **how)
 
 
-@pytest.mark.parametrize("architecture", [*MEMORIES, "sliding", "sliding+lmm+sliding"])
+@pytest.mark.parametrize("architecture", KINDS)
 def test_on_is_one_pass_over_the_whole_document(architecture: str, shelf: list[Book]) -> None:
     model = titans_model(architecture)
     for book, score in zip(shelf, read(model, shelf), strict=True):
@@ -89,7 +91,7 @@ def test_reset_is_pieces_from_nothing(shelf: list[Book]) -> None:
     assert read(model, shelf)[1].bits[0] == pytest.approx(read(model, shelf, reset_every=64)[1].bits[0], abs=1e-9)
 
 
-@pytest.mark.parametrize("architecture", [name for name in REMEMBERING if name in BOUNDED])
+@pytest.mark.parametrize("architecture", KINDS)
 def test_off_is_a_model_whose_theta_is_0(architecture: str, shelf: list[Book]) -> None:
     model, still = titans_model(architecture), titans_model(architecture, theta_bound=0.0)
     still.load_state_dict(model.state_dict())

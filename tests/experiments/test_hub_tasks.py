@@ -54,6 +54,12 @@ def test_a_needle_of_ruler_needs_no_data(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, offline: list[str]
 ) -> None:
     """What lm-eval would download, it can do without: sentences are told apart for essays alone."""
+    from lm_eval.tasks.ruler import prepare_niah
+
+    drawn = prepare_niah.generate_samples  # 500 needles, of which two are asked
+    monkeypatch.setattr(
+        prepare_niah, "generate_samples", lambda *args, **given: drawn(*args, **{**given, "num_samples": 20})
+    )
     one_knows(monkeypatch, lambda prompt: re.findall(r"is: (\d{7})\.", prompt)[0])
     options = ["--tasks", "niah_single_1", "--include-path", TASKS / "ruler", "--metadata", "max_seq_lengths=[512]"]
     files = ["--json", tmp_path / "scores.json", "--samples", tmp_path / "samples.jsonl", "--limit", 2]

@@ -22,6 +22,8 @@ from titans_lm.genomics.split import held_out
 from titans_lm.train.options import plain_settings
 from titans_lm.train.run import RunFolder
 
+SHORT = {"steps": 16, "eval_every": 4}
+
 
 def settings(folder: Path, **changes: Any) -> TrainSettings:
     fit = tiny_fit(**changes)
@@ -36,6 +38,12 @@ def parts(count: int = 40) -> tuple[Sequences, Sequences]:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainSettings, dict[str, Any]]:
     told = settings(tmp_path_factory.mktemp("train"), steps=40, eval_every=10)
+    return told, train_on_file(told)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainSettings, dict[str, Any]]:
+    told = settings(tmp_path_factory.mktemp("short"), **SHORT)
     return told, train_on_file(told)
 
 
@@ -115,11 +123,11 @@ def test_patience_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (again["best_step"], again["steps"]) == (2, 6), "one that was stopped before it said so ends as it had"
 
 
-@pytest.mark.parametrize("place", [15, 20], ids=["between looks", "at a look"])
-def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+@pytest.mark.parametrize("place", [6, 8], ids=["between looks", "at a look"])
+def test_a_run_that_was_stopped_goes_on(short, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     import titans_lm.genomics.fit as module
 
-    told = settings(tmp_path, steps=40, eval_every=10)
+    told = settings(tmp_path, **SHORT)
     fit, look, looks = module.fit, module._validate, []
     monkeypatch.setattr(module, "_validate", lambda *args: looks.append(1) or look(*args))
 
@@ -141,14 +149,14 @@ def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytes
         load_classifier(told.out, "cpu")
     with pytest.raises(ValueError, match=r"which holds .* already; choose another folder, or resume the run"):
         train_on_file(told)
-    other = settings(tmp_path, steps=41, eval_every=10)
-    with pytest.raises(ValueError, match="which was begun with steps=40 and not 41"):
+    other = settings(tmp_path, **{**SHORT, "steps": 17})
+    with pytest.raises(ValueError, match="which was begun with steps=16 and not 17"):
         train_on_file(replace(other, resume=True))
     result = train_on_file(replace(told, resume=True))
-    assert result["validation"] == done[1]["validation"]
-    assert result["best_step"] == done[1]["best_step"]
-    assert len(looks) == 4, "at 10, 20, 30 and 40, each once"
-    model, before = (load_classifier(run, "cpu").core.state_dict() for run in (told.out, done[0].out))
+    assert result["validation"] == short[1]["validation"]
+    assert result["best_step"] == short[1]["best_step"]
+    assert len(looks) == 4, "at 4, 8, 12 and 16, each once"
+    model, before = (load_classifier(run, "cpu").core.state_dict() for run in (told.out, short[0].out))
     assert all(torch.equal(model[name], before[name]) for name in before), "bit for bit"
 
 
