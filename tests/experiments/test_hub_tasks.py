@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wonderwords
 import yaml
 from lm_eval.tasks import TaskManager
 
@@ -50,10 +51,19 @@ def one_knows(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     monkeypatch.setattr(harness.TitansLM, "generate_until", helped)
 
 
+class FewWords(wonderwords.RandomWord):
+    """lm-eval sorts all pairs of an adjective and a noun, six million, as it is imported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._categories = {name: words[:50] for name, words in self._categories.items()}
+
+
 def test_a_needle_of_ruler_needs_no_data(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, offline: list[str]
 ) -> None:
     """What lm-eval would download, it can do without: sentences are told apart for essays alone."""
+    monkeypatch.setattr(wonderwords, "RandomWord", FewWords)
     from lm_eval.tasks.ruler import prepare_niah
 
     drawn = prepare_niah.generate_samples  # 500 needles, of which two are asked
