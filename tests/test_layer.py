@@ -85,6 +85,7 @@ def test_hooks_of_a_layer_are_called_once_with_padding_too() -> None:
         ),
         (r"got x torch.float64 \(11, 8\); expected", {"x": torch.ones(11, 8).double()}),
         (r"got x torch.int64", {"x": torch.ones(2, 11, 8).long()}),
+        (r"got x torch.float16 for weights torch.float64; expected one type", {"x": torch.ones(2, 11, 8).half()}),
         (r"got x of type LayerState; expected a tensor, and a state after it", {"x": make().init_state(2)}),
         (r"got a state of type Tensor; expected LayerState", {"state": torch.zeros(2)}),
         (r"got a state with tails .*; expected 3 of 2 rows", {"state": make().init_state(3)}),
@@ -96,6 +97,12 @@ def test_hooks_of_a_layer_are_called_once_with_padding_too() -> None:
 def test_what_a_layer_cannot_read_is_refused(message: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=message):
         make()(**({"x": tokens()} | arguments))
+
+
+def test_under_autocast_a_layer_reads_what_it_is_given() -> None:
+    layer, x = make().float(), tokens().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        torch.testing.assert_close(layer(x.bfloat16())[0], layer(x.bfloat16().float())[0], rtol=0.05, atol=0.05)
 
 
 @pytest.mark.usefixtures("unchecked")

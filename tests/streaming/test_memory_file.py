@@ -165,6 +165,9 @@ def test_other_files_and_newer_formats_are_refused(tmp_path: Path) -> None:
         load_memory(rewritten(version="2"), model)
     with pytest.raises(ValueError, match="is no memory file"):
         load_memory(rewritten(format="pt"), model)
+    (tmp_path / "book.txt").write_text("Call me Ishmael. Some years ago")
+    with pytest.raises(ValueError, match=r"book.txt', which is no memory file; expected one that `titans read`"):
+        load_memory(tmp_path / "book.txt", model)
     with pytest.raises(ValueError, match="does not exist"):
         load_memory(tmp_path / "none", model)
     with pytest.raises(ValueError, match="is a folder"):
