@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from genomics.genomics_cases import letters, sequences, tiny_fit, words_of
-from titans_lm.genomics import model
 from titans_lm.genomics.baselines import STRENGTHS, fit_baseline
 from titans_lm.genomics.model import features
 from titans_lm.genomics.records import PAD, Sequences, encode, reverse_complement
@@ -26,9 +25,8 @@ def test_words_by_hand() -> None:
     assert words("ANNCAA", 1, "kmer-lr") == {0: 0.75, 1: 0.25}, "shares of the words that are there"
 
 
-def test_words_are_counted_by_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None reaches into the next one, whatever is counted at once; padding is left out."""
-    monkeypatch.setattr(model, "AT_ONCE", 3)
+def test_words_are_counted_by_sequence() -> None:
+    """None reaches into the next one; padding is left out."""
     rows = [encode(text, "s") for text, _ in letters(8)]
     rows[1], rows[2] = rows[1][:2], np.append(rows[2], np.full(3, PAD, np.uint8))
     expected = [np.bincount(words_of(row[row != PAD], 3), minlength=64) for row in rows]

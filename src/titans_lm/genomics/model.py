@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import IGNORED, Batch
-from titans_lm.genomics.records import PAD, VOCAB_SIZE, N, Tokens
+from titans_lm.genomics.records import LETTERS, VOCAB_SIZE, N, Tokens, decode
 from titans_lm.genomics.settings import COUNTED, GenomicsFit, Pooling, extra
 from titans_lm.layers import RMSNorm
 from titans_lm.ops.state import state_dtype
@@ -25,8 +25,6 @@ Mask = Bool[Tensor, "B T"]
 Hidden = Float[Tensor, "B T E"]
 WAVES = np.geomspace(4.0, 2000.0, 32)
 """Wavelengths, in nucleotides: from those that tell 200 from 201 to those that tell short from long."""
-AT_ONCE = 1024
-"""Sequences whose words are counted at once, so that many take no more memory."""
 
 
 def length_features(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -201,23 +199,11 @@ def features(rows: Sequence[Tokens], settings: GenomicsFit) -> Any:
     """
     if settings.baseline == "length":
         return length_features(np.array([len(row) for row in rows], np.int64))
-    blocks = [count_words(rows[start : start + AT_ONCE], settings.k) for start in range(0, max(1, len(rows)), AT_ONCE)]
-    counts = extra("scipy.sparse").vstack(blocks, format="csr")
+    words = ["".join(word) for word in product(LETTERS[:4], repeat=settings.k)]
+    vectorizer = extra("sklearn.feature_extraction.text").CountVectorizer
+    vectorizer = vectorizer(analyzer="char", ngram_range=(settings.k, settings.k), vocabulary=words, lowercase=False)
+    counts = vectorizer.transform(map(decode, rows)).astype(float)
     return counts if settings.baseline == "kmer-nb" else extra("sklearn.preprocessing").normalize(counts, norm="l1")
-
-
-def count_words(rows: Sequence[Tokens], k: int) -> Any:
-    """Count the words of k nucleotides of every sequence, by their numbers in base 4: (rows, 4^k), sparse."""
-    ended = [np.append(row[row != PAD], np.uint8(N)) for row in rows]  # no word reaches into the next sequence
-    joined = np.concatenate([*ended, np.full(k - 1, N, np.uint8)])
-    count = len(joined) - k + 1
-    numbers, known = np.zeros(count, np.int64), np.ones(count, bool)
-    for place in range(k):
-        letters = joined[place : place + count]
-        numbers, known = 4 * numbers + letters, known & (letters < N)
-    of = np.repeat(np.arange(len(rows)), [len(row) for row in ended])
-    found = (np.ones(np.count_nonzero(known)), (of[known], numbers[known]))
-    return extra("scipy.sparse").coo_matrix(found, (len(rows), 4**k)).tocsr()
 
 
 class LinearClassifier(nn.Module):
