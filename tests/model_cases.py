@@ -114,6 +114,11 @@ def stack_named(name: str) -> dict[str, Any]:
     return {"architecture": name} if len(blocks) == 1 else {"layer_types": blocks, "num_hidden_layers": len(blocks)}
 
 
+def one_block(architecture: str) -> dict[str, int]:
+    """Settings of a single block of a kind that stands alone: what several blocks are, mixed stacks show."""
+    return {"num_hidden_layers": 1 + architecture.count("+")}
+
+
 def wake(module: nn.Module, scale: float = 0.3) -> None:
     """Move every parameter away from its start, where gates hardly depend on the token and norms are ones."""
     generator = torch.Generator().manual_seed(7)

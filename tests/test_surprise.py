@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from model_cases import BOUNDED, MEMORIES, REMEMBERING, small_config, wake
+from model_cases import BOUNDED, MEMORIES, REMEMBERING, one_block, small_config, wake
 from streaming.stream_cases import assert_same_memory
 from titans_lm.streaming import Reader
 from titans_lm.surprise import Surprise, measure_surprise
@@ -17,8 +17,7 @@ IDS = np.array([256, *b"import os\nimport sys\nprint(os.getcwd())\n"], np.uint16
 
 
 def made(architecture: str, **settings: Any) -> Any:
-    blocks = {} if "+" in architecture else {"num_hidden_layers": 1}  # of several, mixed stacks are enough
-    model = byte_model(small_config(architecture, **blocks | settings))
+    model = byte_model(small_config(architecture, **one_block(architecture) | settings))
     wake(model)
     return model
 

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from model_cases import BOUNDED, EVERY_KIND, MEMORIES, SHARED, STACKS, stack_named, wake
+from model_cases import BOUNDED, EVERY_KIND, MEMORIES, SHARED, STACKS, one_block, stack_named, wake
 from titans_lm.hf import TitansConfig, TitansForCausalLM
 
 VOCABULARY = 50
@@ -54,7 +54,7 @@ def small_model(architecture: str, dtype: torch.dtype = torch.float32, **setting
 
 def shallow_model(architecture: str, dtype: torch.dtype = torch.float32, **settings: Any) -> TitansForCausalLM:
     """The same with a single block of a kind that stands alone: what several blocks are, mixed stacks show."""
-    return small_model(architecture, dtype, num_hidden_layers=1 + architecture.count("+"), **settings)
+    return small_model(architecture, dtype, **one_block(architecture), **settings)
 
 
 def prompt(length: int, rows: int = 1, seed: int = 0) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from model_cases import MEMORIES
+from model_cases import MEMORIES, one_block
 from serve.serve_cases import check_said, complete, crowd, plain_model, serving, small_engine
 from streaming.stream_cases import assert_same_memory, reading_model
 from titans_lm.data.tokenizer import EOS, byte_tokenizer
@@ -85,7 +85,7 @@ def batcher() -> Any:
 @pytest.mark.parametrize("architecture", [*MEMORIES, "sliding", "sliding+lmm+sliding"])
 def test_an_answer_is_what_it_would_be_alone(architecture: str, batcher: Any) -> None:
     """Prompts of all lengths, answers that end at different tokens, some drawn; and the memories they leave."""
-    model = reading_model(architecture, num_hidden_layers=1 + architecture.count("+"))
+    model = reading_model(architecture, **one_block(architecture))
     memories, writing = [read(model, prompt) for prompt in PROMPTS], batcher(model)
     counts, heat = [5 + 3 * i for i in range(len(PROMPTS))], [0.0, 0.0, 1.3, 0.0, 0.8, 0.0]
     told = [

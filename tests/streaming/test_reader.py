@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hf.hf_cases import words
+from model_cases import one_block
 from streaming.stream_cases import (
     CONSTANT,
     assert_same_memory,
@@ -27,7 +28,7 @@ from titans_lm.streaming import Reader, TokenStream
 @pytest.mark.parametrize("piece_len", [1, 5])
 @pytest.mark.parametrize("architecture", CONSTANT)
 def test_reading_is_one_forward_pass(architecture: str, piece_len: int) -> None:
-    model, data = reading_model(architecture, num_hidden_layers=1 + architecture.count("+")), text(45)
+    model, data = reading_model(architecture, **one_block(architecture)), text(45)
     logits, state = one_forward(model, document(data))
     reader = Reader(model, piece_len=piece_len)
     assert reader.read(data) == 45

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf.hf_cases import words
-from model_cases import named_tensors
+from model_cases import named_tensors, one_block
 from streaming.stream_cases import CONSTANT, document, reading_model, text
 from titans_lm.data.tokenizer import BOS
 from titans_lm.streaming import Memory, Reader, save_memory
@@ -20,11 +20,6 @@ def assert_equal(a: Memory, b: Memory) -> None:
     assert (a.tokens, a.open, a.sources, a.pending.tolist()) == (b.tokens, b.open, b.sources, b.pending.tolist())
     for (name, x), (_, y) in zip(named_tensors(a.state), named_tensors(b.state), strict=True):
         assert torch.equal(x, y), name
-
-
-def one_block(architecture: str) -> dict[str, int]:
-    """What goes back is the state of the whole stack as one value: of several blocks, mixed ones are enough."""
-    return {} if "+" in architecture else {"num_hidden_layers": 1}
 
 
 def greedy(logits: torch.Tensor) -> int:
