@@ -248,12 +248,12 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _metadata(path: Path, file: io.BufferedIOBase) -> dict[str, str]:
     (length,) = struct.unpack("<Q", file.read(8))
-    start = file.read(1)
-    if length > MOST_HEADER and start == b"{":
-        raise SafetensorError(f"its header would be {length:,} bytes")
-    metadata = {} if length > MOST_HEADER else json.loads(start + file.read(max(0, length - 1))).get("__metadata__")
-    if (metadata or {}).get("format") != FORMAT:
-        raise ValueError(f"got {str(path)!r}, which is no memory file; expected one that `titans read` has written")
+    other = ValueError(f"got {str(path)!r}, which is no memory file; expected one that `titans read` has written")
+    if length > MOST_HEADER:
+        raise SafetensorError(f"its header would be {length:,} bytes") if file.read(1) == b"{" else other
+    metadata = json.loads(file.read(length)).get("__metadata__") or {}
+    if metadata.get("format") != FORMAT:
+        raise other
     version = metadata.get("version", "")
     if version != str(VERSION):
         raise ValueError(
