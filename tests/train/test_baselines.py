@@ -11,15 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from model_cases import small_config
 from titans_lm.config import BackboneConfig
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.train.baselines import (
-    FAMILIES,
-    Knob,
-    _count_by_two,
-    baseline_names,
-    fit_baseline,
-    make_baseline,
-    nearest_size,
-)
+from titans_lm.train.baselines import Knob, baseline_names, fit_baseline, make_baseline, nearest_size
 from titans_lm.train.language import train_language_model
 from titans_lm.train.match import count_parameters
 from titans_lm.train.progress import ProgressReport
@@ -55,13 +47,6 @@ def test_it_has_as_many_parameters_as_ours(name: str) -> None:
     config = fit_baseline(name, LIKE, 259, target, bos_token_id=1, eos_token_id=2, pad_token_id=0)
     assert abs(parameters(make_baseline(config)) / target - 1.0) <= 0.01
     assert (config.vocab_size, config.eos_token_id, config.tie_word_embeddings) == (259, 2, True)
-
-
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.alike])
-def test_blocks_that_are_alike_are_counted_by_two(name: str) -> None:
-    config = fit_baseline(name, LIKE, 259, 1_000_000)
-    size = parameters(make_baseline(config))
-    assert _count_by_two(config) == size
 
 
 @pytest.mark.parametrize("name", baseline_names())

@@ -56,7 +56,7 @@ def _byte_ids() -> int:
 def sized(model: BackboneConfig, baseline: str | None, parameters: int | None, vocab_size: int) -> int:
     """Count the parameters of a model that is trained; a baseline is as large as ours, or as `parameters` says."""
     from titans_lm.train.baselines import fit_baseline, make_baseline
-    from titans_lm.train.fresh import without_weights
+    from titans_lm.train.fresh import size_of, without_weights
     from titans_lm.train.match import count_parameters, match_parameters
 
     if baseline is None:
@@ -65,11 +65,7 @@ def sized(model: BackboneConfig, baseline: str | None, parameters: int | None, v
         )
     size = count_parameters(model, vocab_size) if parameters is None else parameters
     with without_weights():
-        return _count(make_baseline(fit_baseline(baseline, model, vocab_size, size)))
-
-
-def _count(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+        return size_of(make_baseline(fit_baseline(baseline, model, vocab_size, size)))
 
 
 def _compared(s: Any) -> Work:
@@ -111,17 +107,17 @@ def _forecaster(name: str, net: Any, lookback: int, horizon: int) -> int:
     """Count the parameters of one forecaster: all data sets of a table have the same."""
     from titans_lm.forecast.baselines import make_model
     from titans_lm.forecast.model import Shape
-    from titans_lm.train.fresh import without_weights
+    from titans_lm.train.fresh import size_of, without_weights
 
     with without_weights():
-        return _count(make_model(name, net, Shape(lookback, horizon, 1), None))
+        return size_of(make_model(name, net, Shape(lookback, horizon, 1), None))
 
 
 def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Work:
     """Count classifiers of DNA that learn by steps, and the nucleotides of sequences as long as they are read."""
     from titans_lm.genomics.evaluate import is_network, model_settings
     from titans_lm.genomics.model import make_network
-    from titans_lm.train.fresh import without_weights
+    from titans_lm.train.fresh import size_of, without_weights
 
     (one,) = (one for one in read_toml("table4")["sets"] if one["file"] in str(s.data))
     if isinstance(s, dna.EvaluateSettings):
@@ -131,7 +127,7 @@ def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Work:
         fits, steps = [s], s.steps
     length = min(fits[0].max_length or one["longest"], one["longest"])
     with without_weights():
-        sizes = tuple(_count(make_network(fit, one.get("classes", 2))) for fit in fits)
+        sizes = tuple(size_of(make_network(fit, one.get("classes", 2))) for fit in fits)
     return Work(parameters=sizes, trained=steps * fits[0].batch_size * length, unit="nucleotides")
 
 

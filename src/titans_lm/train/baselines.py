@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titans_lm.config import BackboneConfig, nearest
-from titans_lm.train.fresh import without_weights
+from titans_lm.train.fresh import size_of, without_weights
 from titans_lm.train.match import check_near, fit_shape, match_parameters
 from titans_lm.train.rules import RULES
 
@@ -42,8 +42,6 @@ class Family:
     settings: Callable[..., Settings]
     knobs: Callable[[BackboneConfig], tuple[Knob, ...]] | None = None
     """Sizes of its own; None for one with an MLP, whose width and MLP are found as ours are."""
-    alike: bool = True
-    """Whether every block has as many parameters as any other."""
 
 
 def baseline_names() -> tuple[str, ...]:
@@ -82,10 +80,9 @@ def fit_baseline(
 def _fitted(
     family: Family, config_of: Callable[..., "PreTrainedConfig"], like: BackboneConfig, parameters: int
 ) -> "PreTrainedConfig":
-    tried = _count_by_two if family.alike else _count
     if family.knobs is None:
         size, mlp = fit_shape(
-            lambda size, mlp: tried(config_of(hidden_size=size, intermediate_size=mlp)), like, parameters
+            lambda size, mlp: _count(config_of(hidden_size=size, intermediate_size=mlp)), like, parameters
         )
         return config_of(hidden_size=size, intermediate_size=mlp)
     knobs = family.knobs(like)
@@ -94,7 +91,7 @@ def _fitted(
 
         @cache
         def count(size: int, knob: Knob = knob) -> int:
-            return tried(config_of(**{**sizes, knob.name: size}))
+            return _count(config_of(**{**sizes, knob.name: size}))
 
         sizes[knob.name] = nearest_size(count, knob, parameters, below=knob is not knobs[-1])
     check_near(_count(config_of(**sizes)), parameters)
@@ -143,20 +140,7 @@ def _count(config: "PreTrainedConfig") -> int:
     from transformers import AutoModelForCausalLM
 
     with without_weights():
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _count_by_two(config: "PreTrainedConfig") -> int:
-    """Count a stack of blocks that are alike by stacks of one and two of them: twenty sizes are tried, 48 blocks deep.
-
-    The config is changed.
-    """
-    blocks, found = config.num_hidden_layers, []
-    for config.num_hidden_layers in (1, 2):
-        found.append(_count(config))
-    one, two = found
-    return one + (blocks - 1) * (two - one)
+        return size_of(AutoModelForCausalLM.from_config(config))
 
 
 def _read_config(name: str, given: Settings) -> "PreTrainedConfig":
@@ -248,6 +232,6 @@ FAMILIES = {
     "mistral": Family("mistral", _mistral),
     "mamba": Family("mamba", _mamba, _mamba_knobs),
     "mamba2": Family("mamba2", _mamba2, _mamba2_knobs),
-    "qwen3-next": Family("qwen3_next", _qwen3_next, alike=False),
+    "qwen3-next": Family("qwen3_next", _qwen3_next),
 }
 """Transformer++, the same with a sliding window, Mamba, Mamba2, and Gated DeltaNet with attention."""

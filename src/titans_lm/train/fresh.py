@@ -117,6 +117,11 @@ def describe_adapter(model: Any) -> dict[str, Any]:
     }
 
 
+def size_of(module: nn.Module) -> int:
+    """Count the parameters of a module, a tied one once; it may be on the meta device."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def count_parts(model: nn.Module) -> dict[str, int]:
     """Count a model's parameters by part; it may be on the meta device."""
     parts: Counter[str] = Counter()

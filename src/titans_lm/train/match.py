@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache, lru_cache
 
-from torch import nn
-
 from titans_lm.config import BackboneConfig
-from titans_lm.train.fresh import model_without_weights
+from titans_lm.train.fresh import model_without_weights, size_of
 
 MATCHED_BY = "width and MLP"
 """Name of the rule, for what depends on it; before it sizes were matched by the MLP's width alone."""
@@ -33,11 +31,7 @@ def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
     one_each = dataclasses.replace(config, num_hidden_layers=len(kinds), layer_types=types)
     model = model_without_weights(one_each, vocab_size)
     layers = model.base_model.get_submodule("backbone.layers").children()
-    return _size(model) + sum(_size(one) * (times - 1) for one, times in zip(layers, kinds.values(), strict=True))
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    return size_of(model) + sum(size_of(one) * (times - 1) for one, times in zip(layers, kinds.values(), strict=True))
 
 
 def match_parameters(config: BackboneConfig, vocab_size: int, target: int) -> BackboneConfig:
