@@ -37,11 +37,11 @@ def plain_model(architecture: str = "mac") -> Any:
     return model
 
 
-def small_engine(folder: Path, model: Any = None, **settings: Any) -> Engine:
+def small_engine(folder: Path, model: Any = None, tokenizer: Any = None, **settings: Any) -> Engine:
     model = plain_model() if model is None else model
     given = ServeSettings(out=folder, **{"in_memory": 4, "max_stored": 20, **settings})
     store = Store(given.out, model, in_memory=given.in_memory, most=given.max_stored)
-    return Engine(model, byte_tokenizer(), store, given)
+    return Engine(model, byte_tokenizer() if tokenizer is None else tokenizer, store, given)
 
 
 @contextmanager

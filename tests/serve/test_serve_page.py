@@ -7,8 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
+from model_cases import small_config
 from serve.serve_cases import Expected, complete, plain_model, serving, small_engine, wait_until_active
+from titans_lm.data.tasks.vocabulary import word_ids, word_tokenizer
+from titans_lm.train.fresh import model_for
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 expect = sync_api.expect
@@ -95,7 +99,13 @@ def test_a_document_becomes_a_memory_to_start_from(page: Any, client: httpx.Clie
     (conversation,) = client.get("/v1/conversations").json()["data"]
     assert conversation["memory"] == book.name
     assert conversation["tokens"] > memory["tokens"]
-    page.locator("#memories button.delete").click()
+    for answer, left in ((sync_api.Dialog.dismiss, 1), (sync_api.Dialog.accept, 0)):
+        asked = []
+        page.once("dialog", lambda dialog, answer=answer, asked=asked: (asked.append(dialog.message), answer(dialog)))
+        page.locator("#memories button.delete").click()
+        expect(page.locator("#memories li:not(.empty)")).to_have_count(left)
+        assert asked == [f"Delete {book.name} and its {memory['tokens']:,} tokens? It cannot be brought back."]
+    page.on("dialog", sync_api.Dialog.accept)
     expect(page.locator("#memories .empty")).to_have_count(1)
     page.locator("#conversations button.delete").click()
     expect(page.locator("#conversations .empty")).to_have_count(1)
@@ -164,6 +174,23 @@ def test_the_keyboard_is_enough(page: Any, tmp_path: Path) -> None:
     page.keyboard.type("who?")
     page.keyboard.press("Enter")
     expect(page.locator("#conversations li.current")).to_have_count(1)
+
+
+def test_words_that_the_model_was_not_taught_are_named(browser: Any, tmp_path: Path) -> None:
+    model, the = model_for(small_config("lmm", num_hidden_layers=1), word_tokenizer()), word_ids()[" the"]
+    model.lm_head.register_forward_hook(lambda _, __, logits: logits.index_fill(-1, torch.tensor(the), 1e3))
+    with serving(small_engine(tmp_path, model, word_tokenizer())) as client:
+        page = browser.new_page()
+        page.goto(str(client.base_url))
+        expect(page.locator("#temperature")).to_have_value("0")
+        page.fill("#most", "1")
+        assert send(page, "Where is Mary?") == "the"  # as a word and not with the space before it
+        assert page.locator(".message.assistant .legend").count() == 0
+        send(page, "Where is the Zyzzyva of Mary?")
+        expect(page.locator(".message.assistant .legend")).to_contain_text("was not taught the words Zyzzyva")
+        page.close()
+        ask = {"messages": [{"role": "user", "content": "Where is Zyzzyva?"}], "max_tokens": 1}
+        assert client.post("/v1/chat/completions", json=ask).json()["split_words"] == ["Zyzzyva"]
 
 
 def test_a_lost_connection_is_told_and_the_message_is_kept(browser: Any, model: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from titans_lm.data.tasks.vocabulary import split_words
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.generate import Chooser
 from titans_lm.report.surprise.pack import by_piece
@@ -51,6 +52,8 @@ class Answer:
     new_tokens: int
     memory_tokens: int
     """Tokens in the memory after it."""
+    split_words: list[str]
+    """Words of the messages that the model was not taught, where it was taught words."""
 
     @property
     def usage(self) -> dict[str, int]:
@@ -116,7 +119,8 @@ class Engine:
                 raise Cancelled
             self.store.put(Entry("conversation", asked.conversation, memory, notes))
         finish = "stop" if writing.stopped or ended is not None else "length"
-        return Answer(writing.text, finish, prompt_tokens, new, memory.tokens[0])
+        split = split_words(" ".join(message.text for message in turn or ()), self.tokenizer)
+        return Answer(writing.text, finish, prompt_tokens, new, memory.tokens[0], split)
 
     def _write(
         self, asked: Chat | Completion, chooser: Chooser, reader: Reader, emit: Emit, watch: Watch

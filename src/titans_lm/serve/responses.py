@@ -48,7 +48,8 @@ class Responses:
         return {**self.head, "object": self.part, "choices": [], "usage": answer.usage}
 
     def _memory(self, answer: Answer) -> dict[str, Any]:
-        return {"conversation": self.asked.conversation, "memory_tokens": answer.memory_tokens}
+        spelled = {"split_words": answer.split_words} if answer.split_words else {}
+        return {"conversation": self.asked.conversation, "memory_tokens": answer.memory_tokens} | spelled
 
 
 async def events(responses: Responses, first: Any, items: AsyncGenerator[Any, None]) -> AsyncIterator[str]:

@@ -103,6 +103,7 @@ function item(entry, choose) {
 }
 
 async function discard(entry) {
+  if (!confirm(`Delete ${entry.id} and its ${many(entry.tokens, "token")}? It cannot be brought back.`)) return;
   const kind = entry.object === "memory" ? "memories" : "conversations";
   await request(`v1/${kind}/${encodeURIComponent(entry.id)}`, { method: "DELETE" });
   if (entry.object === "conversation" && entry.id === state.conversation) begin("");
@@ -157,7 +158,9 @@ async function send(text) {
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
       const delta = event.choices.length ? event.choices[0].delta.content : null;
-      if (delta) answer.body.textContent += delta;
+      if (delta) answer.body.textContent = (answer.body.textContent + delta).trimStart();
+      const spelled = event.split_words || [];
+      if (spelled.length) legend(answer.message, `the model was not taught the words ${spelled.join(", ")}, and spells them; its answer may be wrong`);
       answer.message.scrollIntoView({ block: "end" });
     }
   } catch (error) {
