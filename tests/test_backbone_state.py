@@ -93,6 +93,23 @@ def test_a_state_is_float32_under_autocast(architecture: str) -> None:
 
 
 @every_architecture
+def test_gradients_may_be_asked_for_inside_autocast(architecture: str) -> None:
+    stack, x = small_backbone(architecture, torch.float32, attention_conv_size=2), tokens(dtype=torch.float32)
+    found = []
+    for inside in (True, False):
+        stack.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = stack(x)[0].square().sum()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        found.append([p.grad.clone() for p in stack.parameters() if p.grad is not None])
+    for a, b in zip(*found, strict=True):
+        assert_close(a, b, 1e-6 * max(1.0, b.abs().max().item()))
+
+
+@every_architecture
 def test_a_bfloat16_model_may_be_cut_anywhere_too(architecture: str) -> None:
     """What is cached is what one pass would have used, so only the order of sums may differ."""
     stack, x = small_backbone(architecture, torch.bfloat16), tokens(dtype=torch.bfloat16)
