@@ -238,6 +238,10 @@ def test_a_hundred_thousand_equal_keys_leave_it_finite() -> None:
         ({"memory_caching": "grm", "caching_segment": 0}, "got caching_segment=0; expected an integer of at least 1"),
         ({"memory_caching": "grm", "caching_slots": 0}, "got caching_slots=0"),
         ({"memory_caching": "ssc", "caching_top": 0}, "got caching_top=0"),
+        (
+            {"memory_caching": "grm", "caching_open": float("nan")},
+            "got caching_open=nan; expected a number from -100.0 to",
+        ),
         ({"memory_caching": "grm", "caching_lengths": "fenwik"}, "did you mean 'fenwick'"),
         (
             {"memory_caching": "grm", "caching_lengths": "fenwick", "caching_start": "independent"},

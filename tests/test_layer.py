@@ -54,6 +54,8 @@ def test_a_state_is_detached_moved_saved_and_loaded(tmp_path: Path) -> None:
     assert state.memory.M[0].requires_grad
     assert not any(tensor.requires_grad for _, tensor in named_tensors(state.detach()))
     assert {tensor.dtype for _, tensor in named_tensors(state.to(torch.float32))} == {torch.float32, torch.int64}
+    with pytest.raises(ValueError, match=r"got torch\.bfloat16 for a state; expected torch\.float32"):
+        state.to(torch.bfloat16)
     assert not state.memory.detach().to("cpu").M[0].requires_grad
     state.save(tmp_path / "state.pt")
     again = LayerState.load(tmp_path / "state.pt")

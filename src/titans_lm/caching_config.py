@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from titans_lm.checks import check_at_least, check_choice
+from titans_lm.checks import check_at_least, check_between, check_choice
 
 Caching = Literal["residual", "grm", "ssc"]
 CachingStart = Literal["checkpoint", "independent"]
@@ -36,6 +36,7 @@ class CachingConfig:
             check_choice(name, getattr(self, name), get_args(kind))
         for name in ("caching_segment", "caching_slots", "caching_top"):
             check_at_least(name, getattr(self, name), 1)
+        check_between("caching_open", self.caching_open, -100.0, 100.0)
         if self.memory_caching is None:
             return
         if self.memory_caching == "soup":

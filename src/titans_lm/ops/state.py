@@ -113,10 +113,17 @@ def detach_state(state: State) -> State:
 
 
 def move_state(state: State, *args: Any, **kwargs: Any) -> State:
-    """The state on another device, as `Tensor.to` takes it; counts stay integers where a precision is asked for."""
+    """The state on another device, as `Tensor.to` takes it; counts stay integers where a precision is asked for.
+
+    ValueError for a precision below float32, in which no call would take it.
+    """
 
     def move(x: Tensor) -> Tensor:
         moved = x.to(*args, **kwargs)
+        if moved.dtype != x.dtype and moved.dtype.is_floating_point and moved.dtype.itemsize < 4:
+            raise ValueError(
+                f"got {moved.dtype} for a state; expected torch.float32 or torch.float64, or a device alone"
+            )
         return moved if x.dtype.is_floating_point else moved.to(x.dtype)
 
     return map_state(move, state)
