@@ -110,7 +110,7 @@ def test_further_runs_of_a_task_are_rows_of_one_table(written):
     head = next(line for line in written["recall"].splitlines() if line.startswith("| model | run |"))
     sizes = head.strip("| ").split(" | ")[6:]
     assert sizes == ["64:4", "64:8", "64:16", "128:8", "128:32", "256:64", "512:128"]
-    assert "| **LMM, induction init false** | mqar-start | 100 |" in written["recall"]
+    assert "| **LMM, no induction init** | mqar-start | 100 |" in written["recall"]
 
 
 def test_nothing_measured_is_said():

@@ -64,7 +64,8 @@ def parts(name: str) -> tuple[str, str]:
 
 
 def changes_told(changes: str) -> str:
-    """Write what is varied for a reader."""
+    """Write what is varied for a reader: a switch by its name, or by its name and a "no"."""
+    changes = re.sub(r"(\w+)=true", r"\1", re.sub(r"(\w+)=false", r"no \1", changes))
     return changes.replace(",", ", ").replace("=", " ").replace("_", " ")
 
 
