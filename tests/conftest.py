@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Containers often keep no bytecode: every process that a test starts would compile the package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if not torch.cuda.is_available():  # kernels run in Triton's interpreter: to be said before anything imports triton
     os.environ["TRITON_INTERPRET"] = "1"
 torch.set_num_threads(1)
