@@ -4,6 +4,7 @@ The definition (`reference`) is itself checked against an independent loop (memo
 """
 
 from dataclasses import replace
+from importlib import import_module
 from itertools import product
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ops.memory_cases import Case, assert_agree, make_call
+from ops.memory_cases import Case, assert_agree, disagreement, make_call
+from titans_lm import NeuralMemory
 
 LINEAR = {"depth": 1, "residual": False, "norm": "none"}
 NETWORKS = {
@@ -100,6 +102,26 @@ def alone() -> list[Case]:
             (3, 9), ((1, 1), (1, 2), (2, 1)), ("zero", "init"), ("head", "layer", "channel"), (LINEAR, {})
         )
     ]
+
+
+@pytest.mark.parametrize("case", described(structures()[::3] + starts()[::3] + edges()[::7]))
+def test_what_is_kept_of_a_small_call_is_what_would_be_made_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = make_call(case)
+    kept = call.results("chunked")
+    monkeypatch.setattr(import_module("titans_lm.ops.chunkwise"), "KEPT", 0)
+    for x, y in zip(kept, call.results("chunked"), strict=True):
+        assert x.keys() == y.keys()
+        wrong = {name: error for name, error in disagreement(x, y).items() if not error <= 1e-12}
+        assert not wrong, f"{case}: kept and made again differ by {wrong}"
+
+
+def test_gradients_of_a_small_call_may_be_asked_for_again() -> None:
+    x = torch.randn(1, 9, 8, dtype=torch.float64)
+    memory = NeuralMemory(hidden_size=8, num_attention_heads=2, chunk_size=4).double()
+    loss = memory(x)[0].square().sum()
+    first, again = (torch.autograd.grad(loss, list(memory.parameters()), retain_graph=True) for _ in range(2))
+    for a, b in zip(first, again, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("case", described(alone()))

@@ -190,10 +190,12 @@ def write(
     states: ChunkStates,
     complete: tuple[bool | Tensor, ...],
     kept: Tensor | None = None,
+    collect: bool = False,
 ) -> WriteCache:
     """Write all chunks of a group, one after another: z, h, δ of every token, and the states between.
 
-    A second time, for the gradients of writing, `kept` is z_L of the first (n, R, C, D), which then is not made again.
+    A second time, for the gradients of writing, `kept` is z_L of the first (n, R, C, D), which then is not made again;
+    with `collect` the first time leaves all that they need.
     """
     k, n, L, act = tokens.k, len(complete), len(gates), rows.network.activation
     lead, widths = k.shape[:3], [x.shape[-1] for x in states.both]
@@ -203,7 +205,7 @@ def write(
         pre.append(kept)
     deltas = [k.new_empty(*lead, width) for width in widths]
     back = [k.new_empty(*lead, width) for width in widths[:-1]]
-    last = LastError(rows, tokens, collect=kept is not None)
+    last = LastError(rows, tokens, collect=collect or kept is not None)
     scaled = [k.new_empty(*lead, 2 * h.shape[-1]) for h in inputs]
     scale_pair(k, gates[0].memory_end, gates[0].surprise_end, scaled[0])
     h, z, delta, d_h = by_chunk(inputs), by_chunk(pre), by_chunk(deltas), by_chunk(back)

@@ -2,14 +2,15 @@
 
 A call is cut into groups of some chunks (chunk_forward.py). When gradients are asked for, only the state at the start
 of each group is kept, and the backward pass makes the rest again, a group at a time (chunk_backward.py): memory grows
-with the tokens themselves and the square root of the number of chunks. Small chunks of a linear memory are worked on a
-tile at a time (tiles.py), which is then what is called a chunk here.
+with the tokens themselves and the square root of the number of chunks. A small call, whose time goes to the number of
+operations, keeps all that it made. Small chunks of a linear memory are worked on a tile at a time (tiles.py), which is
+then what is called a chunk here.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from titans_lm.config import SurpriseSizes
 from titans_lm.ops.anchor import LARGEST_GROUP, AnchorBackward, end_gates, read_anchors
+from titans_lm.ops.call import CallSpec, Inputs, Inside, Saved, State
 from titans_lm.ops.chunk_backward import ChunkBackward, Parameters, StateGrads
 from titans_lm.ops.chunk_forward import (
     BatchedNetwork,
@@ -41,54 +43,8 @@ from titans_lm.ops.tiles_adjoint import TileBackward
 
 LEAST_CHUNKS = 8
 """Chunks of a group, where a call has as many."""
-
-State = tuple[Weights, Weights, Weights | None]
-"""M, S and the anchor by rows, (R, D_in, D_out); an anchor of None is M itself."""
-
-
-class Saved(NamedTuple):
-    """What the forward pass keeps for the backward pass besides its inputs.
-
-    `starts` is the state before every group but the first. `written` and `read` are z_L of the keys at the anchor and
-    of the queries, (N, R, C, D): the size of k and of o, and with them the last layer's products are not made again.
-    """
-
-    starts: list[State]
-    written: Tensor
-    read: Tensor
-
-
-class Inputs(NamedTuple):
-    """Everything a gradient may reach.
-
-    Tokens are laid out in chunks, (N, B, C, H, D), k and v of windows with those before each chunk; so are the gates
-    (ops/gates.py) and thresholds (N, B, C, H, 1). Weights are (B, H, D_{l−1}, D_l), `initial` is (H, D_{l−1}, D_l) or
-    empty.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    gates: Weights
-    M: Weights
-    S: Weights
-    anchor: Weights
-    threshold: Tensor | None
-    norm_weight: Tensor | None
-    norm_bias: Tensor | None
-    initial: Weights
-
-    def flat(self) -> list[Tensor | None]:
-        """All tensors in a row, as autograd wants them."""
-        return [x for part in self for x in (part if isinstance(part, tuple) else (part,))]
-
-    @classmethod
-    def of(cls, flat: Sequence[Tensor | None], L: int, gates: int) -> "Inputs":
-        """Undo `flat` for a memory of L layers and so many tensors of gates."""
-        start = 3 + gates
-        M, S, anchor = (tuple(flat[i : i + L]) for i in range(start, start + 3 * L, L))
-        threshold, norm_weight, norm_bias, *initial = flat[start + 3 * L :]
-        return cls(*flat[:3], tuple(flat[3:start]), M, S, anchor, threshold, norm_weight, norm_bias, tuple(initial))
+KEPT = 2**20
+"""Numbers that the states of a call of one group may have for its inside to be kept, not made again."""
 
 
 def group_size(chunks: int) -> int:
@@ -99,20 +55,6 @@ def group_size(chunks: int) -> int:
 def lagging_group(chunks: int, size: int) -> int:
     """The same of chunks of `size` tokens that are read at their anchors."""
     return min(group_size(chunks), max(1, LARGEST_GROUP // size))
-
-
-@dataclass(frozen=True)
-class CallSpec:
-    """What a call is besides the tensors of `Inputs`; the tensors of `network` are to be taken from there."""
-
-    network: MemoryNetwork
-    present: Tensor | None
-    complete: tuple[bool | Tensor, ...]
-    anchored: bool
-    """Whether the first chunk takes its gradients at `Inputs.anchor`; otherwise at M."""
-    surprise: SurpriseSizes
-    inside: int | None = None
-    """Tokens of a chunk where what is laid out are tiles of them; None where it is the chunks."""
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -147,6 +89,13 @@ class ChunkedCall:
         self.lags = spec.network.read_at == "anchor"
         size = lagging_group(N, inputs.q.shape[2]) if self.lags else group_size(N)
         self.groups = [slice(start, min(start + size, N)) for start in range(0, N, size)]
+        self.inside: Inside | None = None
+
+    def is_kept(self) -> bool:
+        """Whether the inside of the call is worth keeping: a small one, whose time goes to the number of operations."""
+        x, plain = self.inputs, self.spec.inside is None and not self.lags
+        states = 2 * (x.q.shape[0] + 1) * sum(map(torch.numel, x.M))
+        return plain and len(self.groups) == 1 and max(states, x.q.numel() * self.L) <= KEPT
 
     def first_state(self) -> State:
         x = self.inputs
@@ -167,11 +116,11 @@ class ChunkedCall:
         return tuple([c.repeat_interleave(H).view(-1, 1, 1) if isinstance(c, Tensor) else c for c in flags])
 
     def _write(
-        self, where: slice, tokens: Tokens, gates: list[ChunkGates], z: Tensor | None = None
+        self, where: slice, tokens: Tokens, gates: list[ChunkGates], z: Tensor | None = None, collect: bool = False
     ) -> tuple[WriteCache, System | None]:
-        """Write a group, by chunks or by tiles; with `z`, what the first time left, for the gradients."""
+        """Write a group, by chunks or by tiles; with `z`, what the first time left, or `collect` for the gradients."""
         if self.spec.inside is None:
-            return write(self.rows, tokens, gates, self.states, self._complete(where), z), None
+            return write(self.rows, tokens, gates, self.states, self._complete(where), z, collect), None
         system = make_system(tokens.k, gates[0], self.spec.inside)
         return write_tiles(self.rows, tokens, gates[0], self.states, system, z), system
 
@@ -206,11 +155,15 @@ class ChunkedCall:
 
     def _forward_group(self, where: slice, saved: Saved | None, out: Tensor, norms: Tensor | None) -> None:
         """Write and read a group; all that is made for it but the states ends with the call."""
-        tokens, gates, _ = self._group(where)
-        written, _ = self._write(where, tokens, gates)
-        z = self._read(tokens, gates, written).pre[-1]
+        keep = saved is not None and self.is_kept()
+        tokens, gates, back = self._group(where, adjoint=keep)
+        written, system = self._write(where, tokens, gates, collect=keep)
+        found = self._read(tokens, gates, written)
+        z = found.pre[-1]
         out[where] = split_heads(network_output(self.rows, tokens.q, z), self.rows.batch)
-        if saved is not None:
+        if keep:
+            self.inside = Inside(tokens, gates, back, written, system, found)
+        elif saved is not None:
             saved.written[where], saved.read[where] = written.pre[-1], z
         if norms is None:
             return
@@ -230,7 +183,8 @@ class ChunkedCall:
         """The gradients by `inputs`, group by group from the last."""
         x, L, B = self.inputs, self.L, self.rows.batch
         starts = [self.first_state(), *saved.starts]
-        self.states = ChunkStates(self.groups[0].stop, starts[0][0], self.rows)
+        if self.inside is None:
+            self.states = ChunkStates(self.groups[0].stop, starts[0][0], self.rows)
         after = [
             (torch.zeros_like(w) if d is None else d.clone(memory_format=torch.contiguous_format)).flatten(0, 1)
             for w, d in zip((*x.M, *x.S, *x.anchor), d_state, strict=False)
@@ -242,9 +196,9 @@ class ChunkedCall:
         tokens_grad = [torch.empty_like(y) for y in (*x[:3], *(() if x.threshold is None else (x.threshold,)))]
         gates_grad = tuple([torch.empty_like(y) for y in x.gates])
         for where, start in zip(reversed(self.groups), reversed(starts), strict=True):
-            self.states.begin(*start)
+            inside = self.inside or self._inside(where, start, saved)
             d = None if d_out is None else d_out[where]
-            self._backward_group(where, saved, d, carried, shared, tokens_grad, gates_grad)
+            self._backward_group(where, inside, d, carried, shared, tokens_grad, gates_grad)
         M, S = (tuple([w.unflatten(0, (B, -1)) for w in part]) for part in (carried.W, carried.S))
         anchor = tuple([w.unflatten(0, (B, -1)) for w in carried.anchor or ()]) if self.spec.anchored else (None,) * L
         weight, bias = (
@@ -254,22 +208,27 @@ class ChunkedCall:
         by_extra = d_threshold[0] if d_threshold else None
         return Inputs(dq, dk, dv, gates_grad, M, S, anchor, by_extra, weight, bias, tuple(shared.initial))
 
+    def _inside(self, where: slice, start: State, saved: Saved) -> Inside:
+        """Write and read a group again."""
+        self.states.begin(*start)
+        tokens, gates, back = self._group(where, adjoint=True)
+        written, system = self._write(where, tokens, gates, saved.written[where])
+        return Inside(tokens, gates, back, written, system, self._read(tokens, gates, written, saved.read[where]))
+
     def _backward_group(
         self,
         where: slice,
-        saved: Saved,
+        inside: Inside,
         d_out: Tensor | None,
         carried: StateGrads,
         shared: Parameters,
         tokens_grad: list[Tensor],
         gates_grad: Weights,
     ) -> None:
-        """Write and read a group again, and lead its gradients back; all that is made for it ends with the call."""
-        tokens, gates, back = self._group(where, adjoint=True)
+        """Lead the gradients of a group back."""
+        tokens, gates, back, written, system, found = inside
         assert back is not None, "it was asked for"
-        d = torch.zeros_like(saved.read[where]) if d_out is None else merge_heads(d_out)
-        written, system = self._write(where, tokens, gates, saved.written[where])
-        found = self._read(tokens, gates, written, saved.read[where])
+        d = torch.zeros_like(found.pre[-1]) if d_out is None else merge_heads(d_out)
         given = self.rows, tokens, gates, self.states, written, shared
         if system is None or self.spec.inside is None:
             kind = AnchorBackward if self.lags else ChunkBackward
@@ -289,8 +248,11 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx: Any, spec: CallSpec, L: int, gates: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs = Inputs.of(tensors, L, gates)
         N, B, _, H, D = inputs.v.shape
-        saved = Saved([], *[x.new_empty(N, B * H, x.shape[2], D) for x in (inputs.k, inputs.q)])
-        out, norms, (M, S, anchor) = ChunkedCall(spec, inputs).forward(saved)
+        call = ChunkedCall(spec, inputs)
+        again = 0 if call.is_kept() else N
+        saved = Saved([], *[x.new_empty(again, B * H, x.shape[2], D) for x in (inputs.k, inputs.q)])
+        out, norms, (M, S, anchor) = call.forward(saved)
+        ctx.call = call if call.inside is not None else None
         ctx.spec, ctx.layers, ctx.gates, ctx.anchored = spec, L, gates, [start[2] is not None for start in saved.starts]
         states = [x for start in saved.starts for part in start for x in part or ()]
         ctx.save_for_backward(*tensors, saved.written, saved.read, *states)
@@ -313,7 +275,8 @@ class _Chunked(torch.autograd.Function):
             M, S = (tuple([next(states) for _ in range(L)]) for _ in range(2))
             saved.starts.append((M, S, tuple([next(states) for _ in range(L)]) if anchored else None))
         with torch.autocast(device_type=inputs.q.device.type, enabled=False):
-            return None, None, None, *ChunkedCall(ctx.spec, inputs).backward(saved, d_out, d_state).flat()
+            call = ctx.call or ChunkedCall(ctx.spec, inputs)
+            return None, None, None, *call.backward(saved, d_out, d_state).flat()
 
 
 CallTokens = tuple[Tensor, Tensor, Tensor, Weights, Weights, Weights]
