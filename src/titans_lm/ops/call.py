@@ -21,6 +21,7 @@ class Saved(NamedTuple):
 
     `starts` is the state before every group but the first. `written` and `read` are z_L of the keys at the anchor and
     of the queries, (N, R, C, D): the size of k and of o, and with them the last layer's products are not made again.
+    Both are empty where the call keeps its inside.
     """
 
     starts: list[State]

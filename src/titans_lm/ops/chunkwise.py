@@ -212,8 +212,9 @@ class ChunkedCall:
         """Write and read a group again."""
         self.states.begin(*start)
         tokens, gates, back = self._group(where, adjoint=True)
-        written, system = self._write(where, tokens, gates, saved.written[where])
-        return Inside(tokens, gates, back, written, system, self._read(tokens, gates, written, saved.read[where]))
+        z, o = (saved.written[where], saved.read[where]) if len(saved.written) else (None, None)
+        written, system = self._write(where, tokens, gates, z, collect=True)
+        return Inside(tokens, gates, back, written, system, self._read(tokens, gates, written, o))
 
     def _backward_group(
         self,
@@ -275,7 +276,7 @@ class _Chunked(torch.autograd.Function):
             M, S = (tuple([next(states) for _ in range(L)]) for _ in range(2))
             saved.starts.append((M, S, tuple([next(states) for _ in range(L)]) if anchored else None))
         with torch.autocast(device_type=inputs.q.device.type, enabled=False):
-            call = ctx.call or ChunkedCall(ctx.spec, inputs)
+            call, ctx.call = ctx.call or ChunkedCall(ctx.spec, inputs), None  # who keeps a loss need not keep this
             return None, None, None, *call.backward(saved, d_out, d_state).flat()
 
 

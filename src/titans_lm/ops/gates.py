@@ -219,8 +219,7 @@ def _of_channels(
             layer[name].view_as(x) for layer, g in zip(grads, layers, strict=True) for name, x in g._asdict().items()
         ]
         flat = [x for gate in leaves for x in gate]
-        # retained: a small call that is kept may be led back again
-        found = torch.autograd.grad(outputs, flat, by_output, allow_unused=True, retain_graph=True)
+        found = torch.autograd.grad(outputs, flat, by_output, allow_unused=True)
         return [torch.zeros_like(x) if d is None else d for x, d in zip(flat, found, strict=True)]
 
     return [ChunkGates(*(x.detach() for x in g)) for g in layers], back if adjoint else None
