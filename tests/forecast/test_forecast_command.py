@@ -213,7 +213,7 @@ def test_the_page_of_results_has_forecasts(fitted, capsys, tmp_path):
         ("lmm", "test", "**LMM**"),
         ("lmm", "carried", "**LMM, carried from window to window**"),
         ("lmm", "still", "**LMM, frozen**"),
-        (models[1], "test", "**LMM, theta bound 0, decay false**"),
+        (models[1], "test", "**LMM, theta bound 0, no decay**"),
         ("mamba", "test", "Mamba in the memory's place"),
         ("patchtst:lr=0.002", "test", "PatchTST, lr 0.002"),
         ("nlinear", "test", "NLinear, closed form"),
