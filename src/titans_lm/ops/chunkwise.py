@@ -44,7 +44,7 @@ from titans_lm.ops.tiles_adjoint import TileBackward
 LEAST_CHUNKS = 8
 """Chunks of a group, where a call has as many."""
 KEPT = 2**20
-"""Numbers that the states of a call of one group may have for its inside to be kept, not made again."""
+"""Numbers that the inside of a call of one group may have, about, to be kept and not made again."""
 
 
 def group_size(chunks: int) -> int:
@@ -93,9 +93,12 @@ class ChunkedCall:
 
     def is_kept(self) -> bool:
         """Whether the inside of the call is worth keeping: a small one, whose time goes to the number of operations."""
-        x, plain = self.inputs, self.spec.inside is None and not self.lags
-        states = 2 * (x.q.shape[0] + 1) * sum(map(torch.numel, x.M))
-        return plain and len(self.groups) == 1 and max(states, x.q.numel() * self.L) <= KEPT
+        if self.spec.inside is not None or self.lags or len(self.groups) > 1:
+            return False
+        x, (N, _, C, _, D) = self.inputs, self.inputs.q.shape
+        pairs = 3 * self.L * C * (D if len(x.gates) > 2 else 1)  # x hᵀ, G and their product; G by channel if gates are
+        by_token = 12 * sum([w.shape[-1] for w in x.M]) + pairs
+        return 2 * (N + 1) * sum([w.numel() for w in x.M]) + x.q.numel() // D * by_token <= KEPT
 
     def first_state(self) -> State:
         x = self.inputs
@@ -154,8 +157,8 @@ class ChunkedCall:
         return out, norms, _copied(state, last)
 
     def _forward_group(self, where: slice, saved: Saved | None, out: Tensor, norms: Tensor | None) -> None:
-        """Write and read a group; all that is made for it but the states ends with the call."""
-        keep = saved is not None and self.is_kept()
+        """Write and read a group; all that is made for it but the states ends with the call, if it is not kept."""
+        keep = saved is not None and not len(saved.written)
         tokens, gates, back = self._group(where, adjoint=keep)
         written, system = self._write(where, tokens, gates, collect=keep)
         found = self._read(tokens, gates, written)
