@@ -54,7 +54,8 @@ def tile_size(
     plain = network.objective in ("l2", "dot") and network.read_at == "token"
     if len(state.M) > 1 or network.norm_weight is not None or not plain:
         return chunk_size
-    most = largest_tile(state.M[0].shape[2], any(x.dim() > 3 for gate in gates for x in gate))
+    width = min(state.M[0].shape[2:])  # keys wider than values make pairs cost more, and a pass over the state does not
+    most = largest_tile(width, any(x.dim() > 3 for gate in gates for x in gate))
     if FEWEST_CHUNKS * chunk_size > most:
         return chunk_size
     return max(1, min(most, length) // chunk_size) * chunk_size
