@@ -16,6 +16,7 @@ from hf.hf_cases import GREEDY, prompt, small_model
 from model_cases import small_backbone
 from titans_lm import MemoryConfig, NeuralMemory
 from titans_lm.backbone import frozen_memory
+from titans_lm.memory_gates import PolynomialKeys
 from titans_lm.ops.opaque import memory_operator
 
 # torch looks at the gradients of what is no leaf while it traces
@@ -54,6 +55,16 @@ def test_a_layer_is_one_graph_in_a_first_call_in_later_ones_and_token_by_token()
     with torch.no_grad():
         _, state = compiled(x[:, :17])
         assert_same(compiled(x[:, 17:], state)[0], memory(x)[0][:, 17:])
+
+
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated")  # torch's own, while it traces a function
+def test_polynomial_keys_are_one_graph() -> None:
+    keys, found = PolynomialKeys(MemoryConfig(hidden_size=6, num_attention_heads=2, memory_depth=1, key_degree=2)), []
+    x = torch.randn(2, 5, 2, 3, requires_grad=True)
+    for module in (keys, torch.compile(keys, backend="aot_eager", fullgraph=True)):
+        y = module(x)
+        found.append((y, torch.autograd.grad(y.sin().sum(), (x, keys.log_shares))))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("architecture", ["mac", "mag, shared", "segment"])

@@ -3,37 +3,91 @@
     φ(x) · φ(y) = Σ_i a_i (x · y)^i,   i = 0 … p        C(D + p, p) channels for D
 
 A monomial x_1^m_1 … x_D^m_D of degree i stands there once, times √(a_i i! / (m_1! … m_D!)).
+
+Monomials that begin with channel c are x_c times those of one degree less of channels c and later, which stand together
+at the end of the degree before. So all is slices, forward and backward: gathering channels costs several times as much,
+and torch's own gradients of slices fill one tensor with zeros for each of them.
 """
 
 import functools
 import itertools
 import math
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def polynomial(x: Float[Tensor, "*s D"], a: Float[Tensor, "*s2 P"]) -> Float[Tensor, "*s K"]:
     """φ(x) for coefficients a_0 … a_p above 0, which broadcast over all but the last dimension of x."""
-    D, roots = x.shape[-1], a.sqrt()
-    pieces, scales = [torch.ones_like(x[..., :1])], [roots[..., :1]]
-    product = pieces[0]
-    for i in range(1, a.shape[-1]):
-        # Monomials that begin with a channel are it times those of one degree less of it and later ones, which are the
-        # last C(D − c + i − 2, i − 1) there: slices, as gathering channels costs several times as much.
-        later = [product[..., product.shape[-1] - math.comb(D - c + i - 2, i - 1) :] for c in range(D)]
-        found = [x[..., c : c + 1] * later[c] for c in range(D)]
-        product = torch.cat(found, dim=-1) if i < a.shape[-1] - 1 else product
-        pieces.extend(found)
-        scales.append(_multiplicity(D, i).to(x) * roots[..., i : i + 1])
-    return torch.cat(pieces, dim=-1) * torch.cat(scales, dim=-1)
+    return _Polynomial.apply(x, a.sqrt(), _multiplicity(x.shape[-1], a.shape[-1] - 1).to(x))
+
+
+def _slices(channels: int, degree: int) -> Iterator[tuple[int, slice, slice]]:
+    """Of every channel c: c, where the monomials of a degree that begin with it are, and what it multiplies there."""
+    start, end = _count(channels, degree - 1), _count(channels, degree - 1)
+    for c in range(channels):
+        count = math.comb(channels - c + degree - 2, degree - 1)
+        yield c, slice(start, start + count), slice(end - count, end)
+        start += count
+
+
+def _count(channels: int, degree: int) -> int:
+    """Monomials up to a degree."""
+    return math.comb(channels + degree, degree) if degree >= 0 else 0
+
+
+class _Polynomial(torch.autograd.Function):
+    """φ(x) from √a. Without their factors only the monomials below the highest degree are made, and kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, roots: Tensor, multiplicity: Tensor) -> Tensor:
+        (*lead, D), p = x.shape, roots.shape[-1] - 1
+        out = x.new_empty(*lead, _count(D, p))
+        lower = x.new_ones(*lead, max(1, _count(D, p - 1)))
+        parts = multiplicity.split([math.comb(D + i - 1, i) for i in range(p + 1)])
+        scales = torch.cat([part * roots[..., i : i + 1] for i, part in enumerate(parts)], dim=-1)
+        for i in range(1, p + 1):
+            for c, where, later in _slices(D, i):
+                (lower if i < p else out)[..., where] = x[..., c : c + 1] * lower[..., later]
+        out[..., : lower.shape[-1]] = lower
+        out *= scales
+        ctx.save_for_backward(x, roots, lower, out, scales)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        (x, roots, lower, out, scales), g = ctx.saved_tensors, grads[0]
+        D, p = x.shape[-1], roots.shape[-1] - 1
+        d = g * out
+        ends = [_count(D, i) for i in range(-1, p + 1)]
+        by_degree = [d[..., start:end].sum(-1) for start, end in itertools.pairwise(ends)]
+        d_roots = (torch.stack(by_degree, dim=-1) / roots).sum_to_size(roots.shape)
+        torch.mul(g, scales, out=d)
+        dx = torch.zeros_like(x)
+        for i in range(p, 0, -1):
+            for c, where, later in _slices(D, i):
+                dx[..., c] += torch.linalg.vecdot(d[..., where], lower[..., later])
+                d[..., later].addcmul_(d[..., where], x[..., c : c + 1])
+        return dx, d_roots, None
+
+
+@torch.compiler.assume_constant_result
+def _multiplicity(channels: int, degree: int) -> Float[Tensor, " n"]:
+    """The root of how often every monomial up to a degree is in the power of a sum; a constant where it is compiled."""
+    return _count_monomials(channels, degree)
 
 
 @functools.cache
-def _multiplicity(channels: int, degree: int) -> Float[Tensor, " n"]:
-    """The root of how often every monomial of a degree is in the power of a sum."""
-    every = itertools.combinations_with_replacement(range(channels), degree)
-    counts = [math.prod(math.factorial(m) for m in Counter(one).values()) for one in every]
-    return torch.tensor([math.sqrt(math.factorial(degree) / count) for count in counts], dtype=torch.float64)
+def _count_monomials(channels: int, degree: int) -> Float[Tensor, " n"]:
+    found = []
+    for i in range(degree + 1):
+        for one in itertools.combinations_with_replacement(range(channels), i):
+            found.append(math.factorial(i) / math.prod(math.factorial(m) for m in Counter(one).values()))
+    return torch.tensor(found, dtype=torch.float64).sqrt()
