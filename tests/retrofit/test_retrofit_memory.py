@@ -7,18 +7,21 @@ import torch
 from torch.nn import functional as F
 
 from retrofit.retrofit_cases import SINKS, WINDOW, apart, base_of, some_ids, with_memory
+from titans_lm.ops.polynomial import polynomial
 from titans_lm.retrofit import adapter_of, load, save
 from titans_lm.retrofit.attention import Layer, LayerState, Reach, Tokens, read
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.settings import AdapterMemory
 
 CLOSE = 1e-9
+SQUARED = AdapterMemory(key_degree=2)
 DEEP = AdapterMemory(memory_depth=2, memory_expansion=2, chunk_size=4, momentum=True)
 
 
-def test_a_layer_is_its_equations():
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_layer_is_its_equations(degree):
     B, T, H, K, D, E = 1, 22, 4, 2, 6, 10
-    memory = LayerMemory(E, AdapterMemory().of_layer(H, D)).double()
+    memory = LayerMemory(E, AdapterMemory(key_degree=degree).of_layer(H, D)).double()
     torch.manual_seed(2)
     for parameter in memory.parameters():
         parameter.data.add_(torch.randn_like(parameter))
@@ -33,17 +36,23 @@ def test_a_layer_is_its_equations():
         opened = 2.0 * torch.sigmoid(unit @ memory.read_proj.weight.T + memory.read_proj.bias)[0]
         for h in range(H):
             queries, keys, values = q[0, :, h], k[0, :, h // 2], v[0, :, h // 2]
-            M = torch.zeros(D, D, dtype=torch.float64)
+            shares = torch.ones(2) if degree == 1 else memory.key_map.log_shares[h].softmax(-1)
+
+            def mapped(x, shares=shares):
+                x = F.normalize(x, dim=0)
+                return x if degree == 1 else polynomial(x, shares)
+
+            M = torch.zeros(len(mapped(keys[0])), D, dtype=torch.float64)
             for t in range(T):
                 seen = [i for i in range(t + 1) if i > t - WINDOW or i < SINKS]
                 y = torch.softmax(0.4 * queries[t] @ keys[seen].T, -1) @ values[seen]
                 i = t - WINDOW
                 if i >= SINKS:
                     theta, alpha = 0.5 * gates[i, h], gates[i, H + h]
-                    key = F.normalize(keys[i], dim=0)
+                    key = mapped(keys[i])
                     error = key @ M - values[i]
                     M = (1.0 - alpha) * M - 2.0 * theta * torch.outer(key, error)
-                    m = F.normalize(queries[t], dim=0) @ M
+                    m = mapped(queries[t]) @ M
                     y = y + opened[t, h] * (m @ memory.output[h])
                 assert apart(found[0, t, h], y) <= CLOSE
 
@@ -51,8 +60,15 @@ def test_a_layer_is_its_equations():
 @torch.no_grad()
 @pytest.mark.parametrize(
     "settings",
-    [{"memory": DEEP}, {"rotary": "after"}, {"layers": "every:2"}, {"sinks": 0}, {"window": 1, "sinks": 3}],
-    ids=["deep", "after-rotary", "every-second", "no-sinks", "window-1"],
+    [
+        {"memory": DEEP},
+        {"memory": SQUARED},
+        {"rotary": "after"},
+        {"layers": "every:2"},
+        {"sinks": 0},
+        {"window": 1, "sinks": 3},
+    ],
+    ids=["deep", "degree-2", "after-rotary", "every-second", "no-sinks", "window-1"],
 )
 def test_other_forms_are_one_pass_in_any_pieces_and_with_padding(settings):
     model = with_memory(base_of(), **settings)

@@ -1,7 +1,7 @@
 """The memory that stands beside one attention layer: all that is trained of a retrofitted model.
 
 θ, α [, η] = gates(x̂_i)                    x̂ is the hidden state with norm 1, here of the token that is written
-M          ← M − θ ∇‖M(k̂_i) − v_i‖²        k̂, q̂ are the layer's own k, q with norm 1, v its own v
+M          ← M − θ ∇‖M(k̂_i) − v_i‖²        k̂, q̂ are the layer's own k, q with norm 1 [and φ of them], v its own v
 m_t        = 2 σ(x̂_t w) ∘ (M(q̂_t) W)       W (H, D, D) starts at zero: at first the base answers alone
 
 Hidden states of pretrained models have a few channels that are far larger than the rest: gates that saw them as they
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from titans_lm.backbone import is_frozen
 from titans_lm.config import MemoryConfig, Start, log_spaced
+from titans_lm.memory_gates import PolynomialKeys
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 from titans_lm.ops.state import state_dtype
 
@@ -39,6 +40,7 @@ class LayerMemory(nn.Module):
         self.read_proj = nn.Linear(width, H)
         self.output = nn.Parameter(torch.empty(H, D, D))
         deep = config.memory_depth > 1
+        self.key_map = PolynomialKeys(config) if config.key_degree > 1 else None
         self.initial = nn.ParameterList(torch.empty(H, a, b) for a, b in pairwise(config.memory_widths) if deep)
         self.norm_weight = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
         self.norm_bias = nn.Parameter(torch.empty(H, D)) if config.use_norm else None
@@ -73,7 +75,7 @@ class LayerMemory(nn.Module):
     @property
     def _initial(self) -> tuple[Tensor, ...]:
         if not len(self.initial):
-            return (torch.zeros_like(self.output, requires_grad=False),)
+            return (self.output.detach().new_zeros(len(self.output), *self.config.memory_widths),)
         return tuple(w * (1.0 if i == 0 else w.shape[1] ** -0.5) for i, w in enumerate(self.initial))
 
     def forward(
@@ -94,6 +96,8 @@ class LayerMemory(nn.Module):
         dtype = state_dtype(q.dtype)
         q, k, v = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k, v))
         q, k = (F.normalize(x, dim=-1) for x in (q, k))
+        if self.key_map is not None:
+            q, k = self.key_map(q), self.key_map(k)
         if c.use_norm:  # what ends in a LayerNorm cannot reach other sizes
             v = _rms_norm(v)
         theta, alpha, *rest = (

@@ -19,6 +19,8 @@ class AdapterMemory:
     """Hidden width of the memory network in multiples of the head dimension (depth 2 and more)."""
     chunk_size: int = 1
     """Tokens whose gradients are taken at the same memory; 1 is exact, and slow for depth 2 and more."""
+    key_degree: int = 1
+    """Degree of the polynomial of keys that a linear memory reads (D50); 2 has a state some D / 2 times as large."""
     momentum: bool = False
     """Whether past surprise is carried (η)."""
     theta_init: Start = 0.5
