@@ -29,7 +29,7 @@ def polynomial(x: Float[Tensor, "*s D"], a: Float[Tensor, "*s2 P"]) -> Float[Ten
 
 def _slices(channels: int, degree: int) -> Iterator[tuple[int, slice, slice]]:
     """Of every channel c: c, where the monomials of a degree that begin with it are, and what it multiplies there."""
-    start, end = _count(channels, degree - 1), _count(channels, degree - 1)
+    start = end = _count(channels, degree - 1)
     for c in range(channels):
         count = math.comb(channels - c + degree - 2, degree - 1)
         yield c, slice(start, start + count), slice(end - count, end)
@@ -41,6 +41,11 @@ def _count(channels: int, degree: int) -> int:
     return math.comb(channels + degree, degree) if degree >= 0 else 0
 
 
+def _degrees(channels: int, degree: int) -> list[slice]:
+    """Where the monomials of each degree are."""
+    return [slice(_count(channels, i - 1), _count(channels, i)) for i in range(degree + 1)]
+
+
 class _Polynomial(torch.autograd.Function):
     """φ(x) from √a. Without their factors only the monomials below the highest degree are made, and kept."""
 
@@ -49,8 +54,8 @@ class _Polynomial(torch.autograd.Function):
         (*lead, D), p = x.shape, roots.shape[-1] - 1
         out = x.new_empty(*lead, _count(D, p))
         lower = x.new_ones(*lead, max(1, _count(D, p - 1)))
-        parts = multiplicity.split([math.comb(D + i - 1, i) for i in range(p + 1)])
-        scales = torch.cat([part * roots[..., i : i + 1] for i, part in enumerate(parts)], dim=-1)
+        parts = [multiplicity[here] * roots[..., i : i + 1] for i, here in enumerate(_degrees(D, p))]
+        scales = torch.cat(parts, dim=-1)
         for i in range(1, p + 1):
             for c, where, later in _slices(D, i):
                 (lower if i < p else out)[..., where] = x[..., c : c + 1] * lower[..., later]
@@ -66,9 +71,8 @@ class _Polynomial(torch.autograd.Function):
         (x, roots, lower, out, scales), g = ctx.saved_tensors, grads[0]
         D, p = x.shape[-1], roots.shape[-1] - 1
         d = g * out
-        ends = [_count(D, i) for i in range(-1, p + 1)]
-        by_degree = [d[..., start:end].sum(-1) for start, end in itertools.pairwise(ends)]
-        d_roots = (torch.stack(by_degree, dim=-1) / roots).sum_to_size(roots.shape)
+        by_degree = torch.stack([d[..., here].sum(-1) for here in _degrees(D, p)], dim=-1)
+        d_roots = (by_degree / roots).sum_to_size(roots.shape)
         torch.mul(g, scales, out=d)
         dx = torch.zeros_like(x)
         for i in range(p, 0, -1):
