@@ -78,7 +78,8 @@ class _Polynomial(torch.autograd.Function):
         for i in range(p, 0, -1):
             for c, where, later in _slices(D, i):
                 dx[..., c] += torch.linalg.vecdot(d[..., where], lower[..., later])
-                d[..., later].addcmul_(d[..., where], x[..., c : c + 1])
+                if i > 1:  # the constant leads nowhere
+                    d[..., later].addcmul_(d[..., where], x[..., c : c + 1])
         return dx, d_roots, None
 
 
