@@ -148,4 +148,5 @@ def test_among_everything_the_rows_of_a_missing_peer_say_why(tmp_path, monkeypat
     assert theirs
     assert all("No matching distribution" in row["error"] for row in theirs)
     assert all("error" not in row for row in found["rows"] if row["side"] != "titans-pytorch")
-    assert sorted(os.listdir(tmp_path / "out")) == ["model.json", "ops.json", "peers.json", "scaling.json", "tnt.json"]
+    parts = ("model", "ops", "peers", "scaling", "tnt", "training")
+    assert sorted(os.listdir(tmp_path / "out")) == [f"{part}.json" for part in parts]

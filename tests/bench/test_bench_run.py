@@ -10,7 +10,6 @@ from bench.bench_cases import OP, check_once, measured, streamed, work_here
 from titans_lm import ops
 from titans_lm.bench import gate, registry, run
 from titans_lm.bench.command import command_line, kinds, run_bench
-from titans_lm.bench.hardware import hardware
 from titans_lm.bench.models import model_cases
 from titans_lm.bench.ops import op_cases
 from titans_lm.bench.peers import comparisons
@@ -25,9 +24,12 @@ from titans_lm.bench.settings import (
     PeersSettings,
     ScalingSettings,
     TNTSettings,
+    TrainingSettings,
 )
 from titans_lm.bench.tnt import tnt
+from titans_lm.bench.training import training
 from titans_lm.train.device import commit
+from titans_lm.train.hardware import hardware
 
 CASE = Case(label="op", kind="op", mode="forward", case=OP, allocator="tuned")
 
@@ -225,7 +227,7 @@ def test_a_stream_that_fails_in_one_round_says_why(tmp_path, monkeypatch):
 
 def test_everything_is_every_kind_with_its_own_defaults():
     parts = kinds(AllSettings(threads=1, peers_env=Path("/env")))
-    assert list(parts) == ["ops", "model", "peers", "scaling", "tnt"]
+    assert list(parts) == ["ops", "model", "peers", "scaling", "tnt", "training"]
     assert all((part.threads, part.repeats, part.rounds) == (1, 2, 2) for part in parts.values())
     assert parts["peers"].peers_env == Path("/env")
     assert parts["ops"].lengths == OpsSettings().lengths
@@ -262,6 +264,15 @@ def test_a_layer_of_tnt_stands_beside_plain_ones_of_its_chunk_and_of_long_chunks
     assert {case.allocator for case in found.cases} == {"tuned"}
 
 
+def test_models_of_one_size_are_trained_in_turn_by_the_names_of_compare():
+    (found,) = training(TrainingSettings(models=("lmm", "lmm:key_degree=2,memory_depth=1")), Place("cpu", print))
+    assert found.title == "1,240,000 parameters, 2 × 1,024"
+    assert [case.label for case in found.cases] == ["lmm", "lmm:key_degree=2,memory_depth=1"]
+    assert {(case.kind, case.mode) for case in found.cases} == {("model", "train")}
+    with pytest.raises(ValueError, match="got 'key_degre'"):
+        next(training(TrainingSettings(models=("lmm", "lmm:key_degre=2")), Place("cpu", print)))
+
+
 def test_on_a_gpu_the_allocator_is_torchs_own():
     assert allocators("cpu") == ("default", "tuned")
     assert allocators("cuda:0") == ("default",)
@@ -271,7 +282,7 @@ def test_on_a_gpu_the_allocator_is_torchs_own():
 
 
 def test_the_commit_is_known_or_said_to_be_unknown(monkeypatch):
-    monkeypatch.setattr("titans_lm.bench.hardware.commit", commit.__wrapped__)
+    monkeypatch.setattr("titans_lm.train.hardware.commit", commit.__wrapped__)
     assert hardware()["commit"]
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent / "nothing"))
     assert hardware()["commit"] == "unknown"

@@ -58,6 +58,14 @@ def test_models(name):
         assert row["milliseconds_per_call"] == pytest.approx(1e3 * row["seconds"]["median"] / calls)
 
 
+@pytest.mark.parametrize("name", ["lmm:memory_depth=1,key_degree=2", "mamba2"])
+def test_a_model_by_the_name_of_compare_is_as_large_as_asked_for(name):
+    sized = {"sized": name, "parameters": 150_000, "vocab": 256}
+    row = run("model", "train", {**sized, "rows": 1, "tokens": 16})
+    assert row["tokens"] == 16
+    assert row["parameters"] == pytest.approx(150_000, rel=0.01)
+
+
 @pytest.mark.parametrize("name", ["attention", "llama"])
 def test_full_attention_gets_a_context_that_nobody_read(name, monkeypatch):
     monkeypatch.setattr(subjects_model, "PIECE", 8)

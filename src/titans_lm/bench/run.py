@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from titans_lm.bench.hardware import asked_threads, hardware, machine_memory, usable_cores
 from titans_lm.bench.registry import Benchmark, Case, Comparison, Place, Repeated
 from titans_lm.bench.settings import ALLOCATORS, BenchSettings
 from titans_lm.report.sources import FORMAT
 from titans_lm.train.files import write_json
+from titans_lm.train.hardware import asked_threads, hardware, machine_memory, usable_cores
 from titans_lm.train.options import plain_settings
 
 WORKER = ("-m", "titans_lm.bench.worker")
@@ -187,7 +187,7 @@ def report(
         "dtype": bench.settings.dtype,
         "threads": bench.threads,
         "wall_seconds": time.perf_counter() - bench.started,
-        "hardware": hardware(),
+        "hardware": {**hardware(), "allocators": ALLOCATORS},
         "check": check,
         "settings": plain_settings(bench.settings),
         **more,

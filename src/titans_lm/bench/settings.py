@@ -18,6 +18,24 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 """Environments of a worker. Tuned tells glibc to keep what is freed, instead of giving it back to the kernel and
 asking for it, zeroed and page by page, in the next step."""
 MODELS = (*get_args(Architecture), "llama", "mamba2")
+LINEAR = "lmm:memory_depth=1,chunk_size=16"
+METHODS = (
+    LINEAR,
+    *(
+        f"{LINEAR},{own}"
+        for own in (
+            "omega_window=4",
+            "key_degree=2",
+            "memory_objective=huber",
+            "memory_objective=lp",
+            "memory_caching=grm,caching_segment=128",
+            "memory_caching=ssc,caching_segment=128",
+            "lookahead_values=true",
+        )
+    ),
+    "tnt:memory_depth=1,tnt_local_chunks=[16],tnt_global_chunk=256,tnt_shard=256",
+)
+"""A linear memory, and what later papers change in it (docs/guides/beyond.md)."""
 PEER_CASES = ("layer", "paper", "exact", "mac", "generation")
 PEER = "titans-pytorch==0.5.5"
 PEERS_ENV = Path("~/.cache/titans-lm/peers")
@@ -224,6 +242,30 @@ class TNTSettings(BenchSettings):
         for name in ("widths", "shards"):
             check_all(name, getattr(self, name))
         for name in ("heads", "expansion", "tokens", "rows", "chunk"):
+            check_at_least(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings(BenchSettings):
+    """Training steps of models of equal size in turn: memories beyond the paper beside the plain one."""
+
+    models: tuple[str, ...] = METHODS
+    """Models by the names that titans compare takes, variants such as lmm:key_degree=2 among them."""
+    parameters: int = 1_240_000
+    """Parameters of every model, up to 1 %."""
+    vocab_size: int = 4096
+    """Ids of the vocabulary."""
+    tokens: int = 1024
+    """Tokens of a row."""
+    rows: int = 2
+    """Rows of a batch."""
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.models:
+            raise ValueError("got no models; expected at least one, by the name that titans compare takes")
+        for name in ("parameters", "vocab_size", "tokens", "rows"):
             check_at_least(name, getattr(self, name), 1)
 
 

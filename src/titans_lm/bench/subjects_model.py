@@ -167,6 +167,8 @@ def model(request: dict[str, Any], device: torch.device) -> Runnable:
 
 def make_model(case: dict[str, Any]) -> nn.Module:
     """Make the model that a case names, with fresh weights; the embedding is tied in all of them."""
+    if "sized" in case:
+        return sized_model(case)
     name = case["model"]
     if name == "llama":
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -193,6 +195,15 @@ def make_model(case: dict[str, Any]) -> nn.Module:
         num_persistent=case["persistent"],
     )  # fmt: skip
     return TitansForCausalLM(TitansConfig(vocab_size=case["vocab"], **dataclasses.asdict(config)))
+
+
+def sized_model(case: dict[str, Any]) -> nn.Module:
+    """Make a model by the name that `titans compare` takes, as large as the case says."""
+    from titans_lm.experiments.models import model_settings
+    from titans_lm.experiments.settings import small_training
+    from titans_lm.train.sized import sized_for
+
+    return sized_for(model_settings(small_training(), case["sized"], case["parameters"]), case["vocab"]).model
 
 
 def draw(case: dict[str, Any], tokens: int, device: torch.device) -> Tensor:

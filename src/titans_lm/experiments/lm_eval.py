@@ -14,7 +14,6 @@ from typing import Any
 
 from rich.progress import MofNCompleteColumn
 
-from titans_lm.bench.hardware import hardware
 from titans_lm.experiments.reading_settings import QuestionSettings
 from titans_lm.experiments.runner import Say
 from titans_lm.questions import (
@@ -27,6 +26,7 @@ from titans_lm.questions import (
 )
 from titans_lm.report.sources import FORMAT
 from titans_lm.train.files import finite, write_atomically, write_json
+from titans_lm.train.hardware import hardware
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import Report
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model

@@ -109,7 +109,7 @@ def kernels(result: Result) -> list[Table]:
     return [Table(columns=columns, rows=result["rows"])]
 
 
-def tnt(result: Result) -> list[Table]:
+def in_turn(result: Result) -> list[Table]:
     """Give a line per side of each comparison, and its ratio to the first one."""
     first = {row["comparison"]: row["label"] for row in reversed(result["rows"])}
 
@@ -118,7 +118,7 @@ def tnt(result: Result) -> list[Table]:
         return NOTHING if found is None else f"{found['median']:.2f}"
 
     columns = [
-        field("layer", "comparison"),
+        field("measured", "comparison"),
         field("side", "label"),
         SPEED,
         Column("× the first", ratio),
@@ -232,7 +232,8 @@ KINDS: dict[str, tuple[str, Callable[[Result], list[Table]]]] = {
     "peers": ("Beside peers", peers),
     "model": ("Language models", models),
     "ops": ("The op alone", ops),
-    "tnt": ("TNT beside plain memories", tnt),
+    "training": ("Training of memories beyond the paper", in_turn),
+    "tnt": ("TNT beside plain memories", in_turn),
     "ops-triton": ("The kernels beside others", kernels),
     "kernels": ("The kernels beside the chunked backend", kernels),
 }

@@ -6,12 +6,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from titans_lm.bench.settings import ALLOCATORS
 from titans_lm.train.device import commit, environment
 
 
 def hardware() -> dict[str, Any]:
-    """Describe the machine, the versions, the commit and the allocator settings."""
+    """Describe the machine, the versions, the commit and what the allocator was told."""
     versions = environment()
     return {
         "processor": processor(),
@@ -24,7 +23,6 @@ def hardware() -> dict[str, Any]:
         "threads_of_this_process": versions.pop("threads"),
         "versions": versions,
         "commit": commit(),
-        "allocators": ALLOCATORS,
         "inherited_allocator": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",
     }
