@@ -15,13 +15,14 @@ from titans_lm.retrofit.settings import AdapterMemory
 
 CLOSE = 1e-9
 SQUARED = AdapterMemory(key_degree=2)
+OWN = AdapterMemory(key_degree=2, keys="hidden")
 DEEP = AdapterMemory(memory_depth=2, memory_expansion=2, chunk_size=4, momentum=True)
 
 
-@pytest.mark.parametrize("degree", [1, 2])
-def test_a_layer_is_its_equations(degree):
+@pytest.mark.parametrize(("degree", "own"), [(1, "attention"), (2, "attention"), (1, "hidden"), (2, "hidden")])
+def test_a_layer_is_its_equations(degree, own):
     B, T, H, K, D, E = 1, 22, 4, 2, 6, 10
-    memory = LayerMemory(E, AdapterMemory(key_degree=degree).of_layer(H, D)).double()
+    memory = LayerMemory(E, AdapterMemory(key_degree=degree).of_layer(H, D), own).double()
     torch.manual_seed(2)
     for parameter in memory.parameters():
         parameter.data.add_(torch.randn_like(parameter))
@@ -29,30 +30,36 @@ def test_a_layer_is_its_equations(degree):
     x = torch.randn(B, T, E, dtype=torch.float64)
     layer = Layer(Reach(WINDOW, SINKS), 0.4, 0.0, memory, None)
     with torch.no_grad():
-        tokens = Tokens(q, k, v, memory.gates(x), x)
+        tokens = Tokens(q, k, v, memory.notes(x), x)
         found, _ = read(tokens, LayerState.start(tokens, layer, whole=False), 0, None, layer)
         unit = x / x.norm(dim=-1, keepdim=True)
         gates = torch.sigmoid(unit @ memory.gate_proj.weight.T + memory.gate_proj.bias)[0]
         opened = 2.0 * torch.sigmoid(unit @ memory.read_proj.weight.T + memory.read_proj.bias)[0]
         for h in range(H):
             queries, keys, values = q[0, :, h], k[0, :, h // 2], v[0, :, h // 2]
+            asked, told, after = queries, keys, values
+            if own == "hidden":  # one map for both, and the value of the token after
+                asked = told = (
+                    x[0] @ memory.key_proj.weight[h * D : h * D + D].T + memory.key_proj.bias[h * D : h * D + D]
+                )
+                after = values.roll(-1, 0)
             shares = torch.ones(2) if degree == 1 else memory.key_map.log_shares[h].softmax(-1)
 
             def mapped(x, shares=shares):
                 x = F.normalize(x, dim=0)
                 return x if degree == 1 else polynomial(x, shares)
 
-            M = torch.zeros(len(mapped(keys[0])), D, dtype=torch.float64)
+            M = torch.zeros(len(mapped(told[0])), D, dtype=torch.float64)
             for t in range(T):
                 seen = [i for i in range(t + 1) if i > t - WINDOW or i < SINKS]
                 y = torch.softmax(0.4 * queries[t] @ keys[seen].T, -1) @ values[seen]
                 i = t - WINDOW
                 if i >= SINKS:
                     theta, alpha = 0.5 * gates[i, h], gates[i, H + h]
-                    key = mapped(keys[i])
-                    error = key @ M - values[i]
+                    key = mapped(told[i])
+                    error = key @ M - after[i]
                     M = (1.0 - alpha) * M - 2.0 * theta * torch.outer(key, error)
-                    m = mapped(queries[t]) @ M
+                    m = mapped(asked[t]) @ M
                     y = y + opened[t, h] * (m @ memory.output[h])
                 assert apart(found[0, t, h], y) <= CLOSE
 
@@ -63,12 +70,14 @@ def test_a_layer_is_its_equations(degree):
     [
         {"memory": DEEP},
         {"memory": SQUARED},
+        {"memory": OWN},
+        {"memory": OWN, "window": 1, "sinks": 0},
         {"rotary": "after"},
         {"layers": "every:2"},
         {"sinks": 0},
         {"window": 1, "sinks": 3},
     ],
-    ids=["deep", "degree-2", "after-rotary", "every-second", "no-sinks", "window-1"],
+    ids=["deep", "degree-2", "own-keys", "own-keys-window-1", "after-rotary", "every-second", "no-sinks", "window-1"],
 )
 def test_other_forms_are_one_pass_in_any_pieces_and_with_padding(settings):
     model = with_memory(base_of(), **settings)

@@ -41,7 +41,8 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
     owner: Any = model
     attentions = find_attentions(model)
     chosen = chosen_layers(adapter, len(attentions))
-    rotations = find_rotations(model, attentions) if adapter.rotary == "before" else {}
+    seen = adapter.rotary == "before" and adapter.memory.keys == "attention"
+    rotations = find_rotations(model, attentions) if seen else {}
     memories = {index: _memory_beside(attentions[index], index, owner.config, adapter) for index in chosen}
     model.requires_grad_(False)
     if adapter.lora_rank:
@@ -139,7 +140,7 @@ def _memory_beside(attention: Any, index: int, config: Any, adapter: AdapterSett
         )
     weight = attention.q_proj.weight
     heads, width = weight.shape[0] // attention.head_dim, weight.shape[1]
-    made = LayerMemory(width, adapter.memory.of_layer(heads, attention.head_dim))
+    made = LayerMemory(width, adapter.memory.of_layer(heads, attention.head_dim), adapter.memory.keys)
     return made.to(weight.device, state_dtype(weight.dtype))
 
 

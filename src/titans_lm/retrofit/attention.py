@@ -48,9 +48,9 @@ FULL = Reach(None, 0, False)
 class LayerState(NamedTuple):
     """What a layer keeps of the tokens that it has read; its size is constant once the window is full.
 
-    k, v and notes are of the last slots, at most W; a token's notes are the gates that it will be written with, and
-    its rotary angles where the memory sees keys before rotary. `position` (B,) counts the tokens that rows have read,
-    None where every slot was one.
+    k, v and notes are of the last slots, at most W; a token's notes are the gates that it will be written with, and its
+    own key, where the memory has keys of its own, or its rotary angles, where the memory sees keys before rotary.
+    `position` (B,) counts the tokens that rows have read, None where every slot was one.
     """
 
     sink_k: Heads
@@ -185,13 +185,11 @@ def read(
     o, memory = windowed(tokens.q, k, v, sink_k, sink_v, window, place, layer), state.memory
     fallen = _fallen(T, kept, window, sinks, place, lengths, o.device)
     if layer.memory is not None and memory is not None and fallen is not None:
-        (begin, left, valid), numbers = fallen, layer.memory.num_gates
-        q, k_left, angles = tokens.q[:, begin:], k[:, left], notes[:, left, numbers:]
-        if layer.rotate is not None:
-            q = _unrotated(q, tokens.notes[:, begin:, numbers:], layer.rotate)
-            k_left = _unrotated(k_left, angles, layer.rotate)
-        gates, readers = notes[:, left, :numbers], tokens.hidden[:, begin:]
-        m, memory = layer.memory(q, k_left, v[:, left], gates, readers, memory, valid)
+        begin, left, valid = fallen
+        readers, written = Tokens(*(x[:, begin:] for x in tokens)), notes[:, left]
+        q, k_left, v_left = _asked_and_told(readers, k, v, written, left, layer)
+        gates = written[..., : layer.memory.num_gates]
+        m, memory = layer.memory(q, k_left, v_left, gates, readers.hidden, memory, valid)
         if valid is not None:  # nothing has left the window yet, or nobody asks
             m = m.masked_fill(~valid[:, :, None, None], 0.0)
         o = torch.cat((o[:, :begin], o[:, begin:] + m.to(o.dtype)), 1)
@@ -202,6 +200,20 @@ def read(
         slots = (kept + lengths - size)[:, None] + torch.arange(size, device=position.device)
         last, position = [_pick(x, slots.clamp(min=0)) for x in (k, v, notes)], position + lengths
     return o, LayerState(sink_k.clone(), sink_v.clone(), *last, position, memory)
+
+
+def _asked_and_told(
+    readers: Tokens, k: Heads, v: Heads, written: Tensor, left: slice, layer: Layer
+) -> tuple[Heads, Heads, Heads]:
+    """What the memory is asked by the readers, and the keys and values of the tokens that leave the window."""
+    memory, numbers = layer.memory, layer.memory.num_gates if layer.memory else 0
+    if memory is not None and memory.key_proj is not None:  # whoever leaves, the token after is in the window
+        return memory.own_keys(readers.notes), memory.own_keys(written), v[:, left.start + 1 : left.stop + 1]
+    q, k, v = readers.q, k[:, left], v[:, left]
+    if layer.rotate is not None:
+        q = _unrotated(q, readers.notes[..., numbers:], layer.rotate)
+        k = _unrotated(k, written[..., numbers:], layer.rotate)
+    return q, k, v
 
 
 def windowed(
@@ -274,12 +286,12 @@ def _first(old: Tensor, x: Tensor, place: Place, count: int, stop: Int[Tensor, "
 def _notes(layer: Layer, call: Call) -> Float[Tensor, "B T X"]:
     if layer.memory is None:
         return call.hidden[..., :0]
-    gates = layer.memory.gates(call.hidden)
+    notes = layer.memory.notes(call.hidden)
     if layer.rotate is None:
-        return gates
+        return notes
     if call.angles is None:
         raise ValueError("got a layer without position_embeddings; expected add_memory(…, rotary='after') for it")
-    return torch.cat((gates, *(x.expand(len(gates), -1, -1) for x in call.angles)), -1)
+    return torch.cat((notes, *(x.expand(len(notes), -1, -1) for x in call.angles)), -1)
 
 
 def _unrotated(x: Heads, angles: Float[Tensor, "B T A"], rotate: Callable[..., Any]) -> Heads:

@@ -4,6 +4,9 @@
 M          ← M − θ ∇‖M(k̂_i) − v_i‖²        k̂, q̂ are the layer's own k, q with norm 1 [and φ of them], v its own v
 m_t        = 2 σ(x̂_t w) ∘ (M(q̂_t) W)       W (H, D, D) starts at zero: at first the base answers alone
 
+With keys = "hidden", k̂_i and q̂_i are both W_k x_i + b with norm 1, one map of the hidden states as attention gets them,
+and the value beside k̂_i is that of the token after, v_{i+1}: what followed a similar token is what is read.
+
 Hidden states of pretrained models have a few channels that are far larger than the rest: gates that saw them as they
 are would swing with every step of the optimiser. What is read keeps its size: it says how well q̂ fits what was written.
 """
@@ -21,15 +24,16 @@ from titans_lm.config import MemoryConfig, Start, log_spaced
 from titans_lm.memory_gates import PolynomialKeys
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 from titans_lm.ops.state import state_dtype
+from titans_lm.retrofit.settings import Keys
 
 EPS = 1e-6
 """Added to mean squares under a root."""
 
 
 class LayerMemory(nn.Module):
-    """One memory per row and query head, written with the keys and values of attention, read with its queries."""
+    """One memory per row and query head, written with the values of attention, by its keys or by those of its own."""
 
-    def __init__(self, width: int, config: MemoryConfig) -> None:
+    def __init__(self, width: int, config: MemoryConfig, keys: Keys = "attention") -> None:
         super().__init__()
         self.config = config
         H, D = config.num_attention_heads, config.head_dim
@@ -39,6 +43,7 @@ class LayerMemory(nn.Module):
         self.gate_proj = nn.Linear(width, len(self.starts) * H)
         self.read_proj = nn.Linear(width, H)
         self.output = nn.Parameter(torch.empty(H, D, D))
+        self.key_proj = nn.Linear(width, H * D) if keys == "hidden" else None
         deep = config.memory_depth > 1
         self.key_map = PolynomialKeys(config) if config.key_degree > 1 else None
         self.initial = nn.ParameterList(torch.empty(H, a, b) for a, b in pairwise(config.memory_widths) if deep)
@@ -55,6 +60,9 @@ class LayerMemory(nn.Module):
             nn.init.zeros_(zero)
         for weight in self.initial:
             nn.init.normal_(weight)
+        if self.key_proj is not None:  # keys are cut to norm 1: how large these numbers are says how fast they change
+            nn.init.normal_(self.key_proj.weight)
+            nn.init.zeros_(self.key_proj.bias)
         if self.norm_weight is not None and self.norm_bias is not None:
             nn.init.ones_(self.norm_weight)
             nn.init.zeros_(self.norm_bias)
@@ -67,6 +75,25 @@ class LayerMemory(nn.Module):
     def gates(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B T G"]:
         """The shares of θ, α and η for tokens with these hidden states, by kind and then by head."""
         return self._gate(self.gate_proj, hidden)
+
+    def notes(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B T X"]:
+        """What is kept of tokens with these hidden states until they are written: gates, and own keys."""
+        gates = self.gates(hidden)
+        if self.key_proj is None:
+            return gates
+        return torch.cat((gates, self.key_proj(hidden.to(self.key_proj.weight.dtype))), -1)
+
+    def own_keys(self, notes: Float[Tensor, "B T X"]) -> Float[Tensor, "B T H D"]:
+        """The keys among what is kept of tokens, which are their queries too."""
+        return notes[..., self.num_gates :].unflatten(-1, (self.config.num_attention_heads, -1))
+
+    @torch.no_grad()
+    def whiten(self, mean: Float[Tensor, " E"], deviation: Float[Tensor, " E"]) -> None:
+        """Start own keys from hidden states without what all tokens share: each channel with mean 0 and deviation 1."""
+        if self.key_proj is None:
+            raise ValueError("got a memory with the keys of attention; expected keys='hidden'")
+        self.key_proj.weight.div_(deviation.clamp(min=EPS))
+        self.key_proj.bias.copy_(-self.key_proj.weight @ mean)
 
     def init_state(self, batch_size: int) -> MemoryState:
         """A linear memory starts empty, a deep one at its learned M_init."""
@@ -81,7 +108,7 @@ class LayerMemory(nn.Module):
     def forward(
         self,
         q: Float[Tensor, "B T H D"],
-        k: Float[Tensor, "B T K D"],
+        k: Float[Tensor, "B T _ D"],
         v: Float[Tensor, "B T K D"],
         gates: Float[Tensor, "B T G"],
         hidden: Float[Tensor, "B T E"],

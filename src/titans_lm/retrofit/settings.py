@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from titans_lm.config import MemoryConfig, Start, check_at_least, check_choice, check_known
 
 Rotary = Literal["before", "after"]
+Keys = Literal["attention", "hidden"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,9 @@ class AdapterMemory:
     """Hidden width of the memory network in multiples of the head dimension (depth 2 and more)."""
     chunk_size: int = 1
     """Tokens whose gradients are taken at the same memory; 1 is exact, and slow for depth 2 and more."""
+    keys: Keys = "attention"
+    """What a memory is written and read by: attention's own keys and queries, or a map of the hidden states, by which
+    a token is found where a similar one was read and answers with the value of the token after that (D45)."""
     key_degree: int = 1
     """Degree of the polynomial of keys that a linear memory reads (D50); 2 has a state some D / 2 times as large."""
     momentum: bool = False
@@ -30,9 +34,9 @@ class AdapterMemory:
 
     def of_layer(self, heads: int, head_dim: int) -> MemoryConfig:
         """The settings of the memory beside an attention layer of these sizes, checked."""
-        return MemoryConfig(
-            hidden_size=heads * head_dim, num_attention_heads=heads, gates="head", **dataclasses.asdict(self)
-        )
+        check_choice("keys", self.keys, get_args(Keys))
+        own = {name: value for name, value in dataclasses.asdict(self).items() if name != "keys"}
+        return MemoryConfig(hidden_size=heads * head_dim, num_attention_heads=heads, gates="head", **own)
 
 
 @dataclass(frozen=True, kw_only=True)
