@@ -22,7 +22,8 @@ DEEP = AdapterMemory(memory_depth=2, memory_expansion=2, chunk_size=4, momentum=
 @pytest.mark.parametrize(("degree", "own"), [(1, "attention"), (2, "attention"), (1, "hidden"), (2, "hidden")])
 def test_a_layer_is_its_equations(degree, own):
     B, T, H, K, D, E = 1, 22, 4, 2, 6, 10
-    memory = LayerMemory(E, AdapterMemory(key_degree=degree).of_layer(H, D), own).double()
+    M = K if own == "hidden" else H  # memories, each for H / M queries
+    memory = LayerMemory(E, AdapterMemory(key_degree=degree).of_layer(M, D), own, H).double()
     torch.manual_seed(2)
     for parameter in memory.parameters():
         parameter.data.add_(torch.randn_like(parameter))
@@ -39,28 +40,27 @@ def test_a_layer_is_its_equations(degree, own):
             queries, keys, values = q[0, :, h], k[0, :, h // 2], v[0, :, h // 2]
             asked, told, after = queries, keys, values
             if own == "hidden":  # one map for both, and the value of the token after
-                asked = told = (
-                    x[0] @ memory.key_proj.weight[h * D : h * D + D].T + memory.key_proj.bias[h * D : h * D + D]
-                )
+                weight, bias = memory.key_proj.weight.view(K, D, E)[h // 2], memory.key_proj.bias.view(K, D)[h // 2]
+                asked = told = F.linear(x[0], weight, bias)
                 after = values.roll(-1, 0)
-            shares = torch.ones(2) if degree == 1 else memory.key_map.log_shares[h].softmax(-1)
+            m = h * M // H
+            shares = torch.ones(2) if degree == 1 else memory.key_map.log_shares[m].softmax(-1)
 
             def mapped(x, shares=shares):
                 x = F.normalize(x, dim=0)
                 return x if degree == 1 else polynomial(x, shares)
 
-            M = torch.zeros(len(mapped(told[0])), D, dtype=torch.float64)
+            W = torch.zeros(len(mapped(told[0])), D, dtype=torch.float64)
             for t in range(T):
                 seen = [i for i in range(t + 1) if i > t - WINDOW or i < SINKS]
                 y = torch.softmax(0.4 * queries[t] @ keys[seen].T, -1) @ values[seen]
                 i = t - WINDOW
                 if i >= SINKS:
-                    theta, alpha = 0.5 * gates[i, h], gates[i, H + h]
+                    theta, alpha = 0.5 * gates[i, m], gates[i, M + m]
                     key = mapped(told[i])
-                    error = key @ M - after[i]
-                    M = (1.0 - alpha) * M - 2.0 * theta * torch.outer(key, error)
-                    m = mapped(asked[t]) @ M
-                    y = y + opened[t, h] * (m @ memory.output[h])
+                    error = key @ W - after[i]
+                    W = (1.0 - alpha) * W - 2.0 * theta * torch.outer(key, error)
+                    y = y + opened[t, h] * (mapped(asked[t]) @ W @ memory.output[h])
                 assert apart(found[0, t, h], y) <= CLOSE
 
 

@@ -14,7 +14,7 @@ from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer
 from titans_lm.distill.loss import Distillation, HeadLoss
 from titans_lm.distill.rows import ReturningRows, Text
 from titans_lm.distill.settings import RetrofitSettings
-from titans_lm.distill.train import Gap, checkpoint_blocks, retrofit
+from titans_lm.distill.train import Gap, checkpoint_blocks, retrofit, whiten_keys
 from titans_lm.retrofit import FULL, AdapterSettings, Reach, adapter_of, load
 from titans_lm.retrofit.file import FILE, read_adapter
 
@@ -67,7 +67,7 @@ def test_the_loss_is_what_it_says():
     tokens = some_ids(1, SETTINGS.seq_len + 1)
     batch = {
         "input_ids": tokens[:, :-1], "targets": tokens[:, 1:],
-        "window": torch.tensor([WINDOW]), "sinks": torch.tensor([SINKS]),
+        "window": torch.tensor([WINDOW]), "sinks": torch.tensor([SINKS]), "alone": torch.tensor([False]),
     }  # fmt: skip
     loss, metrics = Distillation(model, 2.0, 0.5)(model, batch)
     with torch.no_grad():
@@ -87,6 +87,42 @@ def test_the_loss_is_what_it_says():
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.9 * losses[0]
     assert all((x.grad is not None) == x.requires_grad for x in model.parameters())
+
+
+def test_alone_a_layer_learns_what_its_attention_answers_from_beyond_the_window():
+    """The first layer gets the same whatever is beyond: the loss can be read off what leaves its attention."""
+    model = with_memory(base_of(), layers=(0,), memory={"keys": "hidden", "key_degree": 2})
+    first, seen = model.model.layers[0].self_attn, []
+    first.register_forward_hook(lambda _, __, out: seen.append(out[0].detach()[:, WINDOW:]))
+    batch = ReturningRows(text_of(some_ids(1, 900)[0].numpy()), dataclasses.replace(SETTINGS, alone_steps=5))(4)
+    loss, metrics = Distillation(model, 1.0, 0.0)(model, batch)
+    seen.clear()
+    with torch.no_grad():
+        for reach in (FULL, Reach(WINDOW, SINKS, memory=False), Reach(WINDOW, SINKS)):
+            model(batch["input_ids"], reach=reach)
+    full, windowed, ours = seen
+    left = (ours - full).square().sum()
+    assert float(loss.detach()) == pytest.approx(float(left / full.square().sum()), rel=1e-6)
+    assert float(metrics["unexplained"]) == pytest.approx(float(left / (windowed - full).square().sum()), rel=1e-6)
+    loss.backward()
+    assert all(x.grad is not None for x in adapter_of(model).parameters())
+    assert "watch" not in first.__dict__
+    untrained = with_memory(base_of(), trained=False)
+    assert float(Distillation(untrained, 1.0, 0.0)(untrained, batch)[1]["unexplained"]) == 1.0
+
+
+def test_own_keys_start_without_what_all_tokens_share():
+    model = with_memory(base_of(), trained=False, memory={"keys": "hidden"})
+    rows, states = ReturningRows(text_of(some_ids(1, 900)[0].numpy()), SETTINGS), []
+    second = model.model.layers[1].self_attn
+    second.register_forward_pre_hook(lambda _, __, given: states.append(given["hidden_states"][0]), with_kwargs=True)
+    before = second.memory.key_proj.weight.clone()
+    whiten_keys(model, rows)
+    x = torch.cat(states)
+    plain = (x - x.mean(0)) / x.std(0)
+    torch.testing.assert_close(second.memory.key_proj(x), plain @ before.T)
+    with pytest.raises(ValueError, match="expected keys='hidden'"):
+        with_memory(base_of()).model.layers[0].self_attn.memory.whiten(x[0], x[0])
 
 
 @pytest.mark.parametrize("weights", [(2.0, 0.5), (1.0, 0.0), (0.0, 1.0)])
@@ -136,10 +172,12 @@ def test_of_rows_in_which_nothing_can_return_the_text_alone_is_measured():
     assert "returns_share" not in found
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(folder, tmp_path):
+@pytest.mark.parametrize("keys", ["attention", "hidden"])
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(keys, folder, tmp_path):
     asked = dataclasses.replace(
-        SETTINGS, model=str(folder), data=str(folder / "text.txt"), held_out=0.2, out=tmp_path, save_every=2
-    )
+        SETTINGS, model=str(folder), data=str(folder / "text.txt"), held_out=0.2, out=tmp_path, save_every=2,
+        adapter=AdapterSettings(window=WINDOW, sinks=SINKS, memory={"keys": keys}), alone_steps=3,
+    )  # fmt: skip
     whole = retrofit(asked)
     assert (whole["steps"], whole["tokens"]) == (4, 4 * 48)
     header, adapter = read_adapter(tmp_path / "model" / FILE)

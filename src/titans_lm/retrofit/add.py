@@ -139,8 +139,9 @@ def _memory_beside(attention: Any, index: int, config: Any, adapter: AdapterSett
             "most, or layers without this one"
         )
     weight = attention.q_proj.weight
-    heads, width = weight.shape[0] // attention.head_dim, weight.shape[1]
-    made = LayerMemory(width, adapter.memory.of_layer(heads, attention.head_dim), adapter.memory.keys)
+    queries, width, keys = weight.shape[0] // attention.head_dim, weight.shape[1], adapter.memory.keys
+    heads = queries if keys == "attention" else attention.k_proj.weight.shape[0] // attention.head_dim
+    made = LayerMemory(width, adapter.memory.of_layer(heads, attention.head_dim), keys, queries)
     return made.to(weight.device, state_dtype(weight.dtype))
 
 

@@ -131,8 +131,7 @@ def attend(
     rotate = own.get("rotate") if memory is not None else None
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer = Layer(reach, scale, dropout, memory, rotate)
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    tokens = Tokens(q, k, v, _notes(layer, retrofit), retrofit.hidden)
+    tokens = tokens_of(query, key, value, retrofit, layer)
     order = lengths = None
     if attention_mask is not None:
         order, lengths = torch.argsort(~attention_mask, dim=1, stable=True), attention_mask.sum(1)
@@ -146,7 +145,15 @@ def attend(
     o, state = read(tokens, state, seen, lengths, layer)
     if cache is not None:
         cache.store(detach_state(state) if torch.is_grad_enabled() else state, query.shape[2])
+    if "watch" in own:
+        own["watch"](module, query, key, value, retrofit, scale, o)
     return (o if order is None else _pick(o, torch.argsort(order, dim=1))), None
+
+
+def tokens_of(query: Tensor, key: Tensor, value: Tensor, call: Call, layer: Layer) -> Tokens:
+    """The tokens of a call of `attend`, with what is kept of them for this layer's memory."""
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    return Tokens(q, k, v, _notes(layer, call), call.hidden)
 
 
 def padding_mask(attention_mask: Tensor | None = None, q_length: int = 0, **settings: Any) -> Tensor | None:

@@ -5,7 +5,8 @@ M          ← M − θ ∇‖M(k̂_i) − v_i‖²        k̂, q̂ are the laye
 m_t        = 2 σ(x̂_t w) ∘ (M(q̂_t) W)       W (H, D, D) starts at zero: at first the base answers alone
 
 With keys = "hidden", k̂_i and q̂_i are both W_k x_i + b with norm 1, one map of the hidden states as attention gets them,
-and the value beside k̂_i is that of the token after, v_{i+1}: what followed a similar token is what is read.
+and the value beside k̂_i is that of the token after, v_{i+1}: what followed a similar token is what is read. Query heads
+with the same values then read one memory, each with a map W of its own.
 
 Hidden states of pretrained models have a few channels that are far larger than the rest: gates that saw them as they
 are would swing with every step of the optimiser. What is read keeps its size: it says how well q̂ fits what was written.
@@ -31,18 +32,22 @@ EPS = 1e-6
 
 
 class LayerMemory(nn.Module):
-    """One memory per row and query head, written with the values of attention, by its keys or by those of its own."""
+    """A memory per row and head of `config`, written with attention's values, by its keys or by keys of its own.
 
-    def __init__(self, width: int, config: MemoryConfig, keys: Keys = "attention") -> None:
+    The heads of `config` are those of the queries, or with own keys those of the values, each for several of `queries`.
+    """
+
+    def __init__(self, width: int, config: MemoryConfig, keys: Keys = "attention", queries: int | None = None) -> None:
         super().__init__()
         self.config = config
         H, D = config.num_attention_heads, config.head_dim
+        queries = queries or H
         self.starts: list[tuple[Start, float]] = [(config.theta_init, config.theta_max), (config.alpha_init, 1.0)]
         if config.momentum:
             self.starts.append((config.eta_init, config.eta_max))
         self.gate_proj = nn.Linear(width, len(self.starts) * H)
-        self.read_proj = nn.Linear(width, H)
-        self.output = nn.Parameter(torch.empty(H, D, D))
+        self.read_proj = nn.Linear(width, queries)
+        self.output = nn.Parameter(torch.empty(queries, D, D))
         self.key_proj = nn.Linear(width, H * D) if keys == "hidden" else None
         deep = config.memory_depth > 1
         self.key_map = PolynomialKeys(config) if config.key_degree > 1 else None
@@ -102,12 +107,12 @@ class LayerMemory(nn.Module):
     @property
     def _initial(self) -> tuple[Tensor, ...]:
         if not len(self.initial):
-            return (self.output.detach().new_zeros(len(self.output), *self.config.memory_widths),)
+            return (self.output.detach().new_zeros(self.config.num_attention_heads, *self.config.memory_widths),)
         return tuple(w * (1.0 if i == 0 else w.shape[1] ** -0.5) for i, w in enumerate(self.initial))
 
     def forward(
         self,
-        q: Float[Tensor, "B T H D"],
+        q: Float[Tensor, "B T M D"],
         k: Float[Tensor, "B T _ D"],
         v: Float[Tensor, "B T K D"],
         gates: Float[Tensor, "B T G"],
@@ -115,11 +120,12 @@ class LayerMemory(nn.Module):
         state: MemoryState,
         valid: Bool[Tensor, "B T"] | None,
     ) -> tuple[Float[Tensor, "B T H D"], MemoryState]:
-        """Write the tokens of k and v with their gates, each before the query beside it reads; K heads serve H queries.
+        """Write the tokens of k and v with their gates, each before the query beside it reads; K heads serve M
+        memories, and these H queries of attention.
 
         `hidden` are the hidden states of the readers; where `valid` is false nothing is written.
         """
-        c, heads = self.config, q.shape[2]
+        c, heads = self.config, self.config.num_attention_heads
         dtype = state_dtype(q.dtype)
         q, k, v = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k, v))
         q, k = (F.normalize(x, dim=-1) for x in (q, k))
@@ -141,7 +147,8 @@ class LayerMemory(nn.Module):
             q, k, v, thetas, rest[0] if rest else torch.zeros_like(theta), alpha, state,
             network=network, chunk_size=c.chunk_size, valid=valid,
         )  # fmt: skip
-        o = torch.einsum("bthd,hde->bthe", o.to(self.output.dtype), self.output)
+        o = o.to(self.output.dtype).repeat_interleave(len(self.output) // heads, dim=2)
+        o = torch.einsum("bthd,hde->bthe", o, self.output)
         return 2.0 * self._gate(self.read_proj, hidden)[..., None] * o, state
 
     @staticmethod
