@@ -14,9 +14,12 @@ from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer
 from titans_lm.distill.loss import Distillation, HeadLoss
 from titans_lm.distill.rows import ReturningRows, Text
 from titans_lm.distill.settings import RetrofitSettings
-from titans_lm.distill.train import Gap, checkpoint_blocks, retrofit, whiten_keys
+from titans_lm.distill.start import BATCHES, RIDGE, start_memories
+from titans_lm.distill.train import Gap, checkpoint_blocks, retrofit
 from titans_lm.retrofit import FULL, AdapterSettings, Reach, adapter_of, load
 from titans_lm.retrofit.file import FILE, read_adapter
+from titans_lm.retrofit.memory import LayerMemory
+from titans_lm.retrofit.settings import AdapterMemory
 
 SETTINGS = RetrofitSettings(
     adapter=AdapterSettings(window=WINDOW, sinks=SINKS), seq_len=48, passages=(4, 8), grow_steps=4, steps=4, lr=1e-2,
@@ -67,7 +70,7 @@ def test_the_loss_is_what_it_says():
     tokens = some_ids(1, SETTINGS.seq_len + 1)
     batch = {
         "input_ids": tokens[:, :-1], "targets": tokens[:, 1:],
-        "window": torch.tensor([WINDOW]), "sinks": torch.tensor([SINKS]), "alone": torch.tensor([False]),
+        "window": torch.tensor([WINDOW]), "sinks": torch.tensor([SINKS]),
     }  # fmt: skip
     loss, metrics = Distillation(model, 2.0, 0.5)(model, batch)
     with torch.no_grad():
@@ -89,40 +92,46 @@ def test_the_loss_is_what_it_says():
     assert all((x.grad is not None) == x.requires_grad for x in model.parameters())
 
 
-def test_alone_a_layer_learns_what_its_attention_answers_from_beyond_the_window():
-    """The first layer gets the same whatever is beyond: the loss can be read off what leaves its attention."""
-    model = with_memory(base_of(), layers=(0,), memory={"keys": "hidden", "key_degree": 2})
-    first, seen = model.model.layers[0].self_attn, []
-    first.register_forward_hook(lambda _, __, out: seen.append(out[0].detach()[:, WINDOW:]))
-    batch = ReturningRows(text_of(some_ids(1, 900)[0].numpy()), dataclasses.replace(SETTINGS, alone_steps=5))(4)
-    loss, metrics = Distillation(model, 1.0, 0.0)(model, batch)
-    seen.clear()
-    with torch.no_grad():
-        for reach in (FULL, Reach(WINDOW, SINKS, memory=False), Reach(WINDOW, SINKS)):
-            model(batch["input_ids"], reach=reach)
-    full, windowed, ours = seen
-    left = (ours - full).square().sum()
-    assert float(loss.detach()) == pytest.approx(float(left / full.square().sum()), rel=1e-6)
-    assert float(metrics["unexplained"]) == pytest.approx(float(left / (windowed - full).square().sum()), rel=1e-6)
-    loss.backward()
-    assert all(x.grad is not None for x in adapter_of(model).parameters())
-    assert "watch" not in first.__dict__
-    untrained = with_memory(base_of(), trained=False)
-    assert float(Distillation(untrained, 1.0, 0.0)(untrained, batch)[1]["unexplained"]) == 1.0
-
-
-def test_own_keys_start_without_what_all_tokens_share():
-    model = with_memory(base_of(), trained=False, memory={"keys": "hidden"})
-    rows, states = ReturningRows(text_of(some_ids(1, 900)[0].numpy()), SETTINGS), []
-    second = model.model.layers[1].self_attn
-    second.register_forward_pre_hook(lambda _, __, given: states.append(given["hidden_states"][0]), with_kwargs=True)
-    before = second.memory.key_proj.weight.clone()
-    whiten_keys(model, rows)
-    x = torch.cat(states)
-    plain = (x - x.mean(0)) / x.std(0)
-    torch.testing.assert_close(second.memory.key_proj(x), plain @ before.T)
+def test_own_keys_start_as_principal_components():
+    memory = LayerMemory(10, AdapterMemory(keys="hidden").of_layer(2, 4), "hidden", 4).double()
+    states = torch.randn(300, 3).double() @ torch.randn(3, 10).double() + 0.01 * torch.randn(300, 10) + 5.0
+    memory.start_keys(states)
+    keys = memory.key_proj(states).detach()
+    assert torch.equal(keys[:, :4], keys[:, 4:])
+    covariance = keys[:, :4].T.cov()
+    torch.testing.assert_close(keys.mean(0), torch.zeros(8).double())
+    torch.testing.assert_close(covariance, covariance[0, 0] * torch.eye(4).double())
+    plain = (states - states.mean(0)) / states.std(0)
+    left = (
+        plain
+        - plain @ torch.linalg.lstsq(plain, keys[:, :3]).solution @ torch.linalg.lstsq(keys[:, :3], plain).solution
+    )
+    assert left.square().mean() < 1e-3
     with pytest.raises(ValueError, match="expected keys='hidden'"):
-        with_memory(base_of()).model.layers[0].self_attn.memory.whiten(x[0], x[0])
+        LayerMemory(10, AdapterMemory().of_layer(2, 4)).start_keys(states)
+
+
+@torch.no_grad()
+def test_answers_start_as_least_squares_of_what_the_window_misses():
+    """The first layer gets the same whatever is beyond: all that counts can be read off what leaves its attention."""
+    model = with_memory(base_of(), layers=(0,), trained=False, memory={"keys": "hidden", "key_degree": 2})
+    rows, seen = ReturningRows(text_of(some_ids(1, 900)[0].numpy()), SETTINGS), []
+    attention = model.model.layers[0].self_attn
+    start_memories(model, rows)
+    attention.o_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0][:, WINDOW:]))
+    W = attention.memory.output.clone()
+    attention.memory.output.copy_(torch.eye(W.shape[1]))
+    squares, products = torch.zeros_like(W), torch.zeros_like(W)
+    for step in range(BATCHES):
+        for reach in (FULL, Reach(WINDOW, SINKS, memory=False), Reach(WINDOW, SINKS)):
+            model(rows(step)["input_ids"], reach=reach)
+        full, windowed, ours = (x.unflatten(-1, (4, -1)) for x in seen[-3:])
+        squares += torch.einsum("bthd,bthe->hde", ours - windowed, ours - windowed)
+        products += torch.einsum("bthd,bthe->hde", ours - windowed, full - windowed)
+    ridge = RIDGE * squares.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * W
+    torch.testing.assert_close(squares @ W + ridge, products)
+    assert W.abs().max() > 0.01
+    assert "watch" not in attention.__dict__
 
 
 @pytest.mark.parametrize("weights", [(2.0, 0.5), (1.0, 0.0), (0.0, 1.0)])
@@ -176,7 +185,7 @@ def test_of_rows_in_which_nothing_can_return_the_text_alone_is_measured():
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(keys, folder, tmp_path):
     asked = dataclasses.replace(
         SETTINGS, model=str(folder), data=str(folder / "text.txt"), held_out=0.2, out=tmp_path, save_every=2,
-        adapter=AdapterSettings(window=WINDOW, sinks=SINKS, memory={"keys": keys}), alone_steps=3,
+        adapter=AdapterSettings(window=WINDOW, sinks=SINKS, memory={"keys": keys}),
     )  # fmt: skip
     whole = retrofit(asked)
     assert (whole["steps"], whole["tokens"]) == (4, 4 * 48)

@@ -3,12 +3,6 @@
     loss = d · KL(full attention ‖ ours) + t · (− log p(text))
 
 Teacher and student are the same weights, read twice: with attention over everything and no memory, and with both.
-Before that each layer can learn alone, from what it gets inside the teacher; nothing goes back through the base:
-
-    loss = mean over layers of Σ_t ‖(y_t + m_t − o_t) W_o‖² / Σ_t ‖o_t W_o‖²
-
-o is what attention over everything answers, y attention over sinks and window, m the memory. `unexplained` is the same
-in units of Σ_t ‖(y_t − o_t) W_o‖²: 1 is no memory at all.
 """
 
 from typing import Any
@@ -16,16 +10,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from titans_lm.data.batches import Batch
-from titans_lm.retrofit.add import OUTPUTS
-from titans_lm.retrofit.attention import FULL, Call, Layer, LayerState, Reach, read, tokens_of
-from titans_lm.retrofit.memory import LayerMemory
+from titans_lm.retrofit.attention import FULL, Reach
 from titans_lm.retrofit.reading import PIECE, as_base, hidden
 
-EPS = 1e-12
-"""The least that is divided by: of rows shorter than their window nothing is left unexplained."""
 Hidden = Float[Tensor, "B N E"]
 
 
@@ -37,9 +26,6 @@ class Distillation:
 
     def __call__(self, _: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         window, sinks = int(batch["window"][0]), int(batch["sinks"][0])
-        if bool(batch["alone"][0]):
-            loss, unexplained = self.layers_alone(batch["input_ids"], Reach(window, sinks))
-            return loss, {"unexplained": unexplained}
         ids, targets = batch["input_ids"], batch["targets"][:, window:]
         with torch.no_grad(), as_base(self.model):
             taught = hidden(self.model, ids, FULL)[:, window:] if self.weights[0] else None
@@ -47,41 +33,6 @@ class Distillation:
         loss, parts = HeadLoss.apply(ours, taught, targets, self.model.get_output_embeddings(), self.weights)
         kl, text = parts
         return loss, {"kl": kl, "nats_per_token": text}
-
-    def layers_alone(self, ids: Int[Tensor, "B T"], reach: Reach) -> tuple[Tensor, Tensor]:
-        """What the memories leave of what attention answers from beyond the window, a mean over layers."""
-        losses, left, layers = (
-            [],
-            [],
-            [m for m in self.model.modules() if isinstance(getattr(m, "memory", None), LayerMemory)],
-        )
-
-        def watch(module: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float, full: Tensor) -> None:
-            weight = next(getattr(module, name) for name in OUTPUTS if hasattr(module, name)).weight
-
-            def size(o: Tensor) -> Tensor:
-                return F.linear(o[:, reach.window :].flatten(2), weight).float().square().sum()
-
-            def error(memory: LayerMemory | None) -> Tensor:
-                layer = Layer(reach, scale, 0.0, memory, module.rotate)
-                tokens = tokens_of(q, k, v, call, layer if memory else layer._replace(rotate=None))
-                o, _ = read(tokens, LayerState.start(tokens, layer, whole=False), 0, None, layer)
-                return size(o - full)
-
-            with torch.enable_grad():
-                found = error(module.memory)
-                losses.append(found / size(full))
-            left.append(found.detach() / error(None).clamp(min=EPS))
-
-        for layer in layers:
-            layer.watch = watch
-        try:
-            with torch.no_grad(), as_base(self.model):
-                hidden(self.model, ids, FULL)
-        finally:
-            for layer in layers:
-                del layer.watch
-        return torch.stack(losses).mean(), torch.stack(left).mean()
 
 
 class HeadLoss(torch.autograd.Function):

@@ -81,7 +81,7 @@ class ReturningRows:
         grown = min(1.0, step / s.grow_steps) if s.grow_steps else 1.0
         reach = int(2 * window + grown * max(0, s.seq_len - 2 * window))
         rows = [self.row(rng, window, reach if rng.random() < s.returning else None) for _ in range(s.batch_size)]
-        return as_batch(rows, window, sinks, alone=step < s.alone_steps)
+        return as_batch(rows, window, sinks)
 
     def row(self, rng: np.random.Generator, window: int, reach: int | None) -> tuple[np.ndarray, np.ndarray]:
         """T + 1 tokens and whether each was there before; without a reach, plain text in which nothing returns."""
@@ -110,8 +110,8 @@ class ReturningRows:
         return self.text.take(start, start + length).astype(np.int64)
 
 
-def as_batch(rows: list[tuple[np.ndarray, np.ndarray]], window: int, sinks: int, *, alone: bool = False) -> Batch:
-    """Rows of T + 1 tokens as a batch, and whether layers learn `alone` from it; see `ReturningRows`."""
+def as_batch(rows: list[tuple[np.ndarray, np.ndarray]], window: int, sinks: int) -> Batch:
+    """Rows of T + 1 tokens as a batch; see `ReturningRows`."""
     tokens, again = (torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True))
     return {
         "input_ids": tokens[:, :-1].contiguous(),
@@ -119,5 +119,4 @@ def as_batch(rows: list[tuple[np.ndarray, np.ndarray]], window: int, sinks: int,
         "again": again[:, 1:].contiguous(),
         "window": torch.full((len(rows),), window),
         "sinks": torch.full((len(rows),), sinks),
-        "alone": torch.full((len(rows),), alone),
     }

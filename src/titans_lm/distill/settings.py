@@ -36,9 +36,6 @@ class RetrofitSettings(FitSettings):
     """Weight of the loss KL(full attention ‖ ours), beyond the window."""
     text_loss: float = 0.0
     """Weight of the loss of the text itself, beyond the window."""
-    alone_steps: int = 0
-    """First steps in which every layer learns alone what its attention answers from beyond the window: a third of the
-    time or less, as nothing goes back through the base."""
     windows: tuple[int, ...] = ()
     """Windows that one is drawn of for every batch; by default the adapter's alone."""
     sink_counts: tuple[int, ...] = ()
@@ -60,10 +57,7 @@ class RetrofitSettings(FitSettings):
         super().__post_init__()
         for name in ("seq_len", "batch_size", "eval_rows"):
             check_at_least(name, getattr(self, name), 1)
-        for name in ("grow_steps", "alone_steps"):
-            check_at_least(name, getattr(self, name), 0)
-        if self.alone_steps and not self.adapter.layers:
-            raise ValueError(f"got alone_steps={self.alone_steps} without a memory; expected 0, or layers with one")
+        check_at_least("grow_steps", self.grow_steps, 0)
         check_between("returning", self.returning, 0.0, 1.0)
         for name in ("distill", "text_loss"):
             check_between(name, getattr(self, name), 0.0, float("inf"))

@@ -15,10 +15,10 @@ from titans_lm.data.batches import Batch
 from titans_lm.distill.loss import Distillation
 from titans_lm.distill.rows import ReturningRows, as_batch, open_texts
 from titans_lm.distill.settings import RetrofitSettings
+from titans_lm.distill.start import start_memories
 from titans_lm.retrofit.add import adapter_of, add_memory
 from titans_lm.retrofit.attention import FULL, Reach
 from titans_lm.retrofit.file import FILE, fingerprint, from_pretrained, load_base, read_adapter, save
-from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.reading import as_base, hidden, nats
 from titans_lm.train.checkpoint import quiet_transformers
 from titans_lm.train.device import choose_device
@@ -27,9 +27,6 @@ from titans_lm.train.loop import fit
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, RunFolder
-
-CALIBRATED = 4
-"""Batches whose hidden states say where own keys start."""
 
 
 def retrofit(
@@ -60,7 +57,8 @@ def retrofit(
     if settings.activation_checkpointing:
         checkpoint_blocks(model)
     if settings.adapter.memory.keys == "hidden" and not resume:  # a run that goes on has its own
-        whiten_keys(model, ReturningRows(train, settings))
+        progress.say("reading some rows to start the memories from")
+        start_memories(model, ReturningRows(train, settings))
     adapter, gap = adapter_of(model), Gap(model, ReturningRows(held_out, settings))
     trained = sum(x.numel() for x in adapter.parameters())
     folder = RunFolder.open if resume else lambda path: RunFolder.create(path, plain_settings(settings))
@@ -92,28 +90,6 @@ def retrofit(
         **result.evaluation,
         "settings": plain_settings(settings),
     }
-
-
-@torch.no_grad()
-def whiten_keys(model: Any, rows: ReturningRows) -> None:
-    """Start the own keys of memories from what tokens of some rows do not share (`LayerMemory.whiten`)."""
-    seen: dict[Any, list[torch.Tensor]] = {}
-
-    def look(attention: Any, _: Any, kwargs: dict[str, Any]) -> None:
-        seen.setdefault(attention.memory, []).append(kwargs["retrofit"].hidden.flatten(0, 1))
-
-    layers = [m for m in model.modules() if isinstance(getattr(m, "memory", None), LayerMemory)]
-    hooks = [layer.register_forward_pre_hook(look, with_kwargs=True) for layer in layers]
-    device = next(model.parameters()).device
-    try:
-        for step in range(CALIBRATED):
-            hidden(model, rows(step)["input_ids"].to(device), Reach(rows.windows[0], rows.sinks[0], memory=False))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for memory, parts in seen.items():
-        states = torch.cat(parts).to(memory.output.dtype)
-        memory.whiten(states.mean(0), states.std(0))
 
 
 class Gap:

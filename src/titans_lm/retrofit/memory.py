@@ -27,6 +27,8 @@ from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.settings import Keys
 
+HIGHER = 20.0
+"""How much more a degree of own keys counts than the one below, at the start: what is not alike then hardly meets."""
 EPS = 1e-6
 """Added to mean squares under a root."""
 
@@ -68,6 +70,9 @@ class LayerMemory(nn.Module):
         if self.key_proj is not None:  # keys are cut to norm 1: how large these numbers are says how fast they change
             nn.init.normal_(self.key_proj.weight)
             nn.init.zeros_(self.key_proj.bias)
+            if self.key_map is not None:
+                with torch.no_grad():
+                    self.key_map.log_shares.copy_(torch.arange(self.config.key_degree + 1) * math.log(HIGHER))
         if self.norm_weight is not None and self.norm_bias is not None:
             nn.init.ones_(self.norm_weight)
             nn.init.zeros_(self.norm_bias)
@@ -93,12 +98,17 @@ class LayerMemory(nn.Module):
         return notes[..., self.num_gates :].unflatten(-1, (self.config.num_attention_heads, -1))
 
     @torch.no_grad()
-    def whiten(self, mean: Float[Tensor, " E"], deviation: Float[Tensor, " E"]) -> None:
-        """Start own keys from hidden states without what all tokens share: each channel with mean 0 and deviation 1."""
+    def start_keys(self, states: Float[Tensor, "N E"]) -> None:
+        """Start own keys as the first D principal components of hidden states, each of the same deviation."""
         if self.key_proj is None:
             raise ValueError("got a memory with the keys of attention; expected keys='hidden'")
-        self.key_proj.weight.div_(deviation.clamp(min=EPS))
-        self.key_proj.bias.copy_(-self.key_proj.weight @ mean)
+        x, weight = states.to(torch.float64), self.key_proj.weight
+        mean, deviation = x.mean(0), x.std(0).clamp(min=EPS)
+        values, vectors = torch.linalg.eigh(((x - mean) / deviation).T.cov())
+        first = (vectors / values.clamp(min=EPS).sqrt()).flip(1)[:, : self.config.head_dim] / deviation[:, None]
+        first = first / first.square().mean().sqrt()  # only directions count, and how fast the optimiser turns them
+        weight.copy_(first.T.repeat(self.config.num_attention_heads, 1))
+        self.key_proj.bias.copy_(-(weight.double() @ mean))
 
     def init_state(self, batch_size: int) -> MemoryState:
         """A linear memory starts empty, a deep one at its learned M_init."""

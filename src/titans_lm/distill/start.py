@@ -1,0 +1,82 @@
+"""How memories with keys of their own start, before they are trained: from what a few rows show (D45).
+
+    W_k, b       the first D principal components of the hidden states, each with deviation 1
+    W            argmin Σ_t ‖m_t W − (o_t − y_t)‖² + λ‖W‖²       for every query head, beyond the window
+
+o is what attention over everything answers, y attention over sinks and window, m what the memory reads. Both are
+solved, not learned: from zero, W would take hundreds of steps to where one solution puts it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from titans_lm.distill.rows import ReturningRows
+from titans_lm.retrofit.attention import FULL, Call, Layer, LayerState, Reach, read, tokens_of
+from titans_lm.retrofit.memory import LayerMemory
+from titans_lm.retrofit.reading import as_base, hidden
+
+BATCHES = 16
+"""Batches that are read for each of the two."""
+RIDGE = 0.01
+"""λ, in units of the mean square of what the memory reads."""
+Watch = Callable[..., None]
+
+
+@torch.no_grad()
+def start_memories(model: Any, rows: ReturningRows) -> None:
+    """Start the keys of memories, then what their answers are mapped by."""
+    layers = [m for m in model.modules() if isinstance(getattr(m, "memory", None), LayerMemory)]
+    reach, states = Reach(rows.windows[0], rows.sinks[0]), {layer: [] for layer in layers}
+
+    def look(module: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float, o: Tensor) -> None:
+        states[module].append(call.hidden.flatten(0, 1))
+
+    with watched(layers, look):
+        read_rows(model, rows, reach._replace(memory=False))
+    for layer in layers:
+        layer.memory.start_keys(torch.cat(states.pop(layer)))
+    sums = {layer: [torch.zeros_like(layer.memory.output) for _ in range(2)] for layer in layers}
+
+    def compare(module: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float, full: Tensor) -> None:
+        def answers(layer: Layer) -> Tensor:
+            tokens = tokens_of(q, k, v, call, layer)
+            o, _ = read(tokens, LayerState.start(tokens, layer, whole=False), 0, None, layer)
+            return o[:, reach.window :].to(module.memory.output.dtype)
+
+        windowed = answers(Layer(reach, scale, 0.0, None, None))
+        m = answers(Layer(reach, scale, 0.0, module.memory, None)) - windowed
+        missing = full[:, reach.window :].to(m.dtype) - windowed
+        for one, other in zip(sums[module], (m, missing), strict=True):
+            one += torch.einsum("bthd,bthe->hde", m, other)
+
+    for layer in layers:  # m as it is read: every gate of readers starts at 1
+        layer.memory.output.copy_(torch.eye(layer.memory.output.shape[-1]))
+    with watched(layers, compare):
+        read_rows(model, rows, FULL)
+    for layer, (squares, products) in sums.items():
+        eye = torch.eye(squares.shape[-1], device=squares.device, dtype=squares.dtype)
+        mean = squares.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+        layer.memory.output.copy_(torch.linalg.solve(squares + (RIDGE * mean + 1e-12) * eye, products))
+
+
+def read_rows(model: Any, rows: ReturningRows, reach: Reach) -> None:
+    device = next(model.parameters()).device
+    with as_base(model):
+        for step in range(BATCHES):
+            hidden(model, rows(step)["input_ids"].to(device), reach)
+
+
+@contextmanager
+def watched(layers: list[Any], watch: Watch) -> Iterator[None]:
+    """Show every call of these layers' attention inside the block: q, k, v, what else it was given, and its answer."""
+    for layer in layers:
+        layer.watch = watch
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.watch
