@@ -117,19 +117,22 @@ def test_answers_start_as_least_squares_of_what_the_window_misses():
     model = with_memory(base_of(), layers=(0,), trained=False, memory={"keys": "hidden", "key_degree": 2})
     rows, seen = ReturningRows(text_of(some_ids(1, 900)[0].numpy()), SETTINGS), []
     attention = model.model.layers[0].self_attn
-    start_memories(model, rows)
+    (share,) = start_memories(model, rows).values()
     attention.o_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0][:, WINDOW:]))
     W = attention.memory.output.clone()
     attention.memory.output.copy_(torch.eye(W.shape[1]))
-    squares, products = torch.zeros_like(W), torch.zeros_like(W)
+    squares, products, missed, left = torch.zeros_like(W), torch.zeros_like(W), 0.0, 0.0
     for step in range(BATCHES):
         for reach in (FULL, Reach(WINDOW, SINKS, memory=False), Reach(WINDOW, SINKS)):
             model(rows(step)["input_ids"], reach=reach)
         full, windowed, ours = (x.unflatten(-1, (4, -1)) for x in seen[-3:])
         squares += torch.einsum("bthd,bthe->hde", ours - windowed, ours - windowed)
         products += torch.einsum("bthd,bthe->hde", ours - windowed, full - windowed)
+        missed += (full - windowed).square().sum()
+        left += (full - windowed - torch.einsum("bthd,hde->bthe", ours - windowed, W)).square().sum()
     ridge = RIDGE * squares.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * W
     torch.testing.assert_close(squares @ W + ridge, products)
+    assert share == pytest.approx(float(1.0 - left / missed))
     assert W.abs().max() > 0.01
     assert "watch" not in attention.__dict__
 
@@ -212,6 +215,14 @@ def test_the_command_and_what_is_refused(folder, tmp_path, capsys):
     ]  # fmt: skip
     main(["retrofit", str(folder), str(folder / "text.txt"), "--out", str(tmp_path / "run"), *small])
     assert "share of the gap recovered" in capsys.readouterr().out
+    own = ["--adapter.memory.keys", "hidden", "--steps", "2", "--save-every", "0"]
+    main(["retrofit", str(folder), str(folder / "text.txt"), "--out", str(tmp_path / "own"), *small, *own])
+    assert "memories start with these shares" in (told := capsys.readouterr()).out + told.err
+    trained = read_adapter(tmp_path / "own" / "model" / FILE)[1]
+    shutil.rmtree(tmp_path / "own" / "checkpoints")  # a run that got no further than its start is started again
+    main(["retrofit", "--resume", str(tmp_path / "own")])
+    again = read_adapter(tmp_path / "own" / "model" / FILE)[1]
+    assert all(torch.equal(x, again[name]) for name, x in trained.items())
     for changes, said in (
         ({"data": str(folder / "short.txt")}, "expected more than seq_len=48"),
         ({"data": None}, "got no data"),

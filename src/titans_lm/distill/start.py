@@ -27,8 +27,11 @@ Watch = Callable[..., None]
 
 
 @torch.no_grad()
-def start_memories(model: Any, rows: ReturningRows) -> None:
-    """Start the keys of memories, then what their answers are mapped by."""
+def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
+    """Start the keys of memories, then what their answers are mapped by.
+
+    Gives by layer the share of Σ ‖o − y‖² that it starts with: which layers copy, and so are worth a memory.
+    """
     layers = [m for m in model.modules() if isinstance(getattr(m, "memory", None), LayerMemory)]
     reach, states = Reach(rows.windows[0], rows.sinks[0]), {layer: [] for layer in layers}
 
@@ -39,7 +42,7 @@ def start_memories(model: Any, rows: ReturningRows) -> None:
         read_rows(model, rows, reach._replace(memory=False))
     for layer in layers:
         layer.memory.start_keys(torch.cat(states.pop(layer)))
-    sums = {layer: [torch.zeros_like(layer.memory.output) for _ in range(2)] for layer in layers}
+    sums = {layer: [torch.zeros_like(layer.memory.output) for _ in range(3)] for layer in layers}
 
     def compare(module: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float, full: Tensor) -> None:
         def answers(layer: Layer) -> Tensor:
@@ -50,17 +53,22 @@ def start_memories(model: Any, rows: ReturningRows) -> None:
         windowed = answers(Layer(reach, scale, 0.0, None, None))
         m = answers(Layer(reach, scale, 0.0, module.memory, None)) - windowed
         missing = full[:, reach.window :].to(m.dtype) - windowed
-        for one, other in zip(sums[module], (m, missing), strict=True):
-            one += torch.einsum("bthd,bthe->hde", m, other)
+        for found, one, other in zip(sums[module], (m, m, missing), (m, missing, missing), strict=True):
+            found += torch.einsum("bthd,bthe->hde", one, other)
 
     for layer in layers:  # m as it is read: every gate of readers starts at 1
         layer.memory.output.copy_(torch.eye(layer.memory.output.shape[-1]))
     with watched(layers, compare):
         read_rows(model, rows, FULL)
-    for layer, (squares, products) in sums.items():
+    shares = {}
+    for layer, (squares, products, missed) in sums.items():
         eye = torch.eye(squares.shape[-1], device=squares.device, dtype=squares.dtype)
         mean = squares.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
-        layer.memory.output.copy_(torch.linalg.solve(squares + (RIDGE * mean + 1e-12) * eye, products))
+        W = torch.linalg.solve(squares + (RIDGE * mean + 1e-12) * eye, products)
+        layer.memory.output.copy_(W)
+        explained = (W * (2.0 * products - squares @ W)).sum()
+        shares[layer.layer_idx] = float(explained / missed.diagonal(dim1=1, dim2=2).sum())
+    return shares
 
 
 def read_rows(model: Any, rows: ReturningRows, reach: Reach) -> None:

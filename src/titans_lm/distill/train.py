@@ -56,9 +56,6 @@ def retrofit(
     check_head(model)
     if settings.activation_checkpointing:
         checkpoint_blocks(model)
-    if settings.adapter.memory.keys == "hidden" and not resume:  # a run that goes on has its own
-        progress.say("reading some rows to start the memories from")
-        start_memories(model, ReturningRows(train, settings))
     adapter, gap = adapter_of(model), Gap(model, ReturningRows(held_out, settings))
     trained = sum(x.numel() for x in adapter.parameters())
     folder = RunFolder.open if resume else lambda path: RunFolder.create(path, plain_settings(settings))
@@ -70,6 +67,11 @@ def retrofit(
                 f"got the run {str(run.path)!r}, begun on other weights than {settings.model!r} has; expected its base"
             )
     progress.say(f"{trained:,} numbers to train beside {model.num_parameters() - trained:,}; run folder {run.path}")
+    if settings.adapter.memory.keys == "hidden" and run.latest() is None:
+        progress.say("reading rows that tell the memories where to start")
+        shares = start_memories(model, ReturningRows(train, settings)).items()
+        told = ", ".join(f"{share:.2f} in layer {index}" for index, share in shares)
+        progress.say(f"of what the window misses, memories start with these shares: {told}")
 
     def evaluate(_: nn.Module) -> dict[str, Any]:
         with new_folder(run.path / MODEL) as unfinished:

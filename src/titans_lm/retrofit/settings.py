@@ -50,7 +50,8 @@ class AdapterSettings:
     layers: str | tuple[int, ...] = "all"
     """Layers with a memory: all, every:N, or their numbers; all layers have the window."""
     rotary: Rotary = "before"
-    """Whether the memory sees queries and keys before rotary, when they say what and not where, or after it."""
+    """Whether a memory with attention's keys sees them and queries before rotary, when they say what and not where, or
+    after it."""
     lora_rank: int = 0
     """Rank of a LoRA of the four projections, trained with the memory; it needs peft."""
     memory: AdapterMemory = field(default_factory=AdapterMemory)
