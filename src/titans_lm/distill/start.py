@@ -23,7 +23,6 @@ BATCHES = 16
 """Batches that are read for each of the two."""
 RIDGE = 0.01
 """λ, in units of the mean square of what the memory reads."""
-Watch = Callable[..., None]
 
 
 @torch.no_grad()
@@ -42,7 +41,8 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
         read_rows(model, rows, reach._replace(memory=False))
     for layer in layers:
         layer.memory.start_keys(torch.cat(states.pop(layer)))
-    sums = {layer: [torch.zeros_like(layer.memory.output) for _ in range(3)] for layer in layers}
+    sums = {layer: [torch.zeros_like(layer.memory.output) for _ in range(2)] for layer in layers}
+    missed = dict.fromkeys(layers, 0.0)
 
     def compare(module: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float, full: Tensor) -> None:
         def answers(layer: Layer) -> Tensor:
@@ -53,21 +53,21 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
         windowed = answers(Layer(reach, scale, 0.0, None, None))
         m = answers(Layer(reach, scale, 0.0, module.memory, None)) - windowed
         missing = full[:, reach.window :].to(m.dtype) - windowed
-        for found, one, other in zip(sums[module], (m, m, missing), (m, missing, missing), strict=True):
-            found += torch.einsum("bthd,bthe->hde", one, other)
+        missed[module] += float(missing.square().sum())
+        for found, other in zip(sums[module], (m, missing), strict=True):
+            found += torch.einsum("bthd,bthe->hde", m, other)
 
     for layer in layers:  # m as it is read: every gate of readers starts at 1
         layer.memory.output.copy_(torch.eye(layer.memory.output.shape[-1]))
     with watched(layers, compare):
         read_rows(model, rows, FULL)
     shares = {}
-    for layer, (squares, products, missed) in sums.items():
+    for layer, (squares, products) in sums.items():
         eye = torch.eye(squares.shape[-1], device=squares.device, dtype=squares.dtype)
         mean = squares.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
         W = torch.linalg.solve(squares + (RIDGE * mean + 1e-12) * eye, products)
         layer.memory.output.copy_(W)
-        explained = (W * (2.0 * products - squares @ W)).sum()
-        shares[layer.layer_idx] = float(explained / missed.diagonal(dim1=1, dim2=2).sum())
+        shares[layer.layer_idx] = float((W * (2.0 * products - squares @ W)).sum()) / missed[layer]
     return shares
 
 
@@ -79,7 +79,7 @@ def read_rows(model: Any, rows: ReturningRows, reach: Reach) -> None:
 
 
 @contextmanager
-def watched(layers: list[Any], watch: Watch) -> Iterator[None]:
+def watched(layers: list[Any], watch: Callable[..., None]) -> Iterator[None]:
     """Show every call of these layers' attention inside the block: q, k, v, what else it was given, and its answer."""
     for layer in layers:
         layer.watch = watch

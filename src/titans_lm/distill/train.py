@@ -57,6 +57,7 @@ def retrofit(
     if settings.activation_checkpointing:
         checkpoint_blocks(model)
     adapter, gap = adapter_of(model), Gap(model, ReturningRows(held_out, settings))
+    rows = ReturningRows(train, settings)
     trained = sum(x.numel() for x in adapter.parameters())
     folder = RunFolder.open if resume else lambda path: RunFolder.create(path, plain_settings(settings))
     run = folder(settings.out)
@@ -69,7 +70,7 @@ def retrofit(
     progress.say(f"{trained:,} numbers to train beside {model.num_parameters() - trained:,}; run folder {run.path}")
     if settings.adapter.memory.keys == "hidden" and run.latest() is None:
         progress.say("reading rows that tell the memories where to start")
-        shares = start_memories(model, ReturningRows(train, settings)).items()
+        shares = start_memories(model, rows).items()
         told = ", ".join(f"{share:.2f} in layer {index}" for index, share in shares)
         progress.say(f"of what the window misses, memories start with these shares: {told}")
 
@@ -81,7 +82,7 @@ def retrofit(
 
     loss = Distillation(model, settings.distill, settings.text_loss)
     own = dataclasses.replace(settings, activation_checkpointing=False)  # switched on above, in the base
-    result = fit(adapter, ReturningRows(train, settings), loss, own, eval_fn=evaluate, run=run, progress=progress)
+    result = fit(adapter, rows, loss, own, eval_fn=evaluate, run=run, progress=progress)
     return {
         "model": str(run.path / MODEL),
         "parameters": trained,

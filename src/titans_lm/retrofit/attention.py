@@ -194,7 +194,7 @@ def read(
     if layer.memory is not None and memory is not None and fallen is not None:
         begin, left, valid = fallen
         readers, written = Tokens(*(x[:, begin:] for x in tokens)), notes[:, left]
-        q, k_left, v_left = _asked_and_told(readers, k, v, written, left, layer)
+        q, k_left, v_left = _asked_and_told(layer.memory, layer.rotate, readers, written, k, v, left)
         gates = written[..., : layer.memory.num_gates]
         m, memory = layer.memory(q, k_left, v_left, gates, readers.hidden, memory, valid)
         if valid is not None:  # nothing has left the window yet, or nobody asks
@@ -210,16 +210,16 @@ def read(
 
 
 def _asked_and_told(
-    readers: Tokens, k: Heads, v: Heads, written: Tensor, left: slice, layer: Layer
+    memory: LayerMemory, rotate: Any, readers: Tokens, written: Tensor, k: Heads, v: Heads, left: slice
 ) -> tuple[Heads, Heads, Heads]:
     """What the memory is asked by the readers, and the keys and values of the tokens that leave the window."""
-    memory, numbers = layer.memory, layer.memory.num_gates if layer.memory else 0
-    if memory is not None and memory.key_proj is not None:  # whoever leaves, the token after is in the window
+    if memory.key_proj is not None:  # whoever leaves, the token after is in the window
         return memory.own_keys(readers.notes), memory.own_keys(written), v[:, left.start + 1 : left.stop + 1]
     q, k, v = readers.q, k[:, left], v[:, left]
-    if layer.rotate is not None:
-        q = _unrotated(q, readers.notes[..., numbers:], layer.rotate)
-        k = _unrotated(k, written[..., numbers:], layer.rotate)
+    if rotate is not None:
+        q, k = (
+            _unrotated(x, notes[..., memory.num_gates :], rotate) for x, notes in ((q, readers.notes), (k, written))
+        )
     return q, k, v
 
 

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from titans_lm.backbone import is_frozen
 from titans_lm.config import MemoryConfig, Start, log_spaced
+from titans_lm.layers import init_from
 from titans_lm.memory_gates import PolynomialKeys
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 from titans_lm.ops.state import state_dtype
@@ -71,8 +72,8 @@ class LayerMemory(nn.Module):
             nn.init.normal_(self.key_proj.weight)
             nn.init.zeros_(self.key_proj.bias)
             if self.key_map is not None:
-                with torch.no_grad():
-                    self.key_map.log_shares.copy_(torch.arange(self.config.key_degree + 1) * math.log(HIGHER))
+                higher = torch.arange(self.config.key_degree + 1) * math.log(HIGHER)
+                init_from(self.key_map.log_shares, higher.expand_as(self.key_map.log_shares))
         if self.norm_weight is not None and self.norm_bias is not None:
             nn.init.ones_(self.norm_weight)
             nn.init.zeros_(self.norm_bias)
