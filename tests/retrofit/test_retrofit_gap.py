@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from retrofit.retrofit_cases import SINKS, WINDOW, base_of, with_memory
+from titans_lm.backbone import frozen_memory
 from titans_lm.cli import main
 from titans_lm.commands.evaluate import command_line
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer
@@ -55,11 +56,14 @@ def test_the_share_is_that_of_the_logits(settings, result):
             reaches = FULL, Reach(window, SINKS, memory=False), Reach(window, SINKS)
             with torch.no_grad():
                 logits = [model(ids[:, :-1], reach=reach).logits[0, window:] for reach in reaches]
+                with frozen_memory(model):
+                    logits.append(model(ids[:, :-1], reach=reaches[-1]).logits[0, window:])
             costs.append([float(F.cross_entropy(one, ids[0, 1 + window :])) for one in logits])
-        full, windowed, ours = np.array(costs).mean(0)
-        told = [found[name]["mean"] for name in ("full", "windowed", "ours")]
-        assert told == pytest.approx([full, windowed, ours], rel=1e-6)
+        full, windowed, ours, frozen = np.array(costs).mean(0)
+        told = [found[name]["mean"] for name in ("full", "windowed", "ours", "frozen")]
+        assert told == pytest.approx([full, windowed, ours, frozen], rel=1e-6)
         assert abs(windowed - ours) > 1e-4
+        assert frozen == pytest.approx(windowed, rel=1e-6), "without LoRA, an empty memory that is frozen adds nothing"
         share = (told[1] - told[2]) / (told[1] - told[0])
         assert found["share"]["mean"] == pytest.approx(share, rel=1e-9)
         assert found["low"] <= share <= found["high"]
@@ -71,7 +75,7 @@ def test_the_share_is_that_of_the_logits(settings, result):
 def test_the_table_has_a_row_for_every_adapter_and_window(result):
     (table,) = tables(result)
     assert [row[2] for row in table.body] == ["8", "12*"] * 2
-    assert "share" in table.head
+    assert {"share", "frozen"} <= set(table.head)
     assert SECTION.heading(result)
 
 

@@ -3,7 +3,7 @@
     share = (windowed − ours) / (windowed − full)      nats per token at positions beyond the window
 
 The base with its window is 0, the base with full attention 1. Rows of books are read from nothing, each with every
-window.
+window; the adapter reads them a second time with its memory frozen, which says what the rest of it is worth.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from titans_lm.backbone import frozen_memory
 from titans_lm.evaluate.documents import Book, Encoder, TokenSource, books
 from titans_lm.evaluate.intervals import bounds
 from titans_lm.experiments.reading import Planned, Reader, Reading, costs, parts_of, read_all
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FILE = "gap.json"
-READ = ("full", "windowed", "ours")
-"""How a row is read: the base as it was, with its window, and with the adapter beside it."""
+READ = ("full", "windowed", "ours", "frozen")
+"""How a row is read: the base as it was, with its window, and with the adapter, whose memory learns or is frozen."""
 
 
 def run_gap(settings: GapSettings, command: str, say: Say) -> Result:
@@ -45,7 +46,7 @@ def run_gap(settings: GapSettings, command: str, say: Say) -> Result:
 
 @dataclass(frozen=True)
 class Gaps:
-    """Rows of books, read by every adapter in three ways."""
+    """Rows of books, read by every adapter in four ways."""
 
     settings: GapSettings
     books: list[Book]
@@ -78,7 +79,7 @@ class Gaps:
                 "adapter_parameters": trained}  # fmt: skip
 
     def plan(self, model: "PreTrainedModel", corpus: np.ndarray, mark: str) -> Iterator[Planned]:
-        """List one reading: all rows, in the three ways and with every window."""
+        """List one reading: all rows, in the four ways and with every window."""
         own: Any = model
         if not hasattr(model, "retrofit"):
             raise ValueError(
@@ -90,8 +91,12 @@ class Gaps:
             raise ValueError(
                 f"got a window of {max(windows)} and rows of {self.settings.seq_len}; expected longer rows"
             )
-        spec = {"rows": hashlib.blake2b(corpus.tobytes(), digest_size=16).hexdigest(), "windows": list(windows)}
-        tokens = corpus.shape[0] * self.settings.seq_len * (1 + 2 * len(windows))
+        spec = {
+            "rows": hashlib.blake2b(corpus.tobytes(), digest_size=16).hexdigest(),
+            "windows": list(windows),
+            "read": READ,
+        }
+        tokens = corpus.shape[0] * self.settings.seq_len * (1 + 3 * len(windows))
 
         def measure(on_piece: Callable[[int], None]) -> Result:
             found = [self._row(own, torch.from_numpy(row[None]), windows, on_piece) for row in corpus]
@@ -102,7 +107,7 @@ class Gaps:
     def _row(
         self, model: Any, row: torch.Tensor, windows: Sequence[int], on_piece: Callable[[int], None]
     ) -> list[list[float]]:
-        """Nats per token of one row beyond every window, full, windowed and ours."""
+        """Nats per token of one row beyond every window, in the order of READ."""
         from titans_lm.retrofit import FULL, Reach
         from titans_lm.retrofit.reading import as_base, nats
 
@@ -120,7 +125,10 @@ class Gaps:
             reach = Reach(window, model.retrofit.sinks)
             with as_base(model):
                 windowed = read(reach._replace(memory=False))
-            found.append([float(cost[window:].double().mean()) for cost in (full, windowed, read(reach))])
+            learning = read(reach)
+            with frozen_memory(model):
+                costs = full, windowed, learning, read(reach)
+            found.append([float(cost[window:].double().mean()) for cost in costs])
         return found
 
     def describe(self, reading: Reading) -> str:
@@ -132,8 +140,8 @@ class Gaps:
 
 
 def share_of(nats: np.ndarray) -> float:
-    """The share of the gap of rows (3, R)."""
-    full, windowed, ours = nats.mean(1)
+    """The share of the gap that the adapter recovers, of rows (4, R)."""
+    full, windowed, ours, _ = nats.mean(1)
     return float((windowed - ours) / (windowed - full))
 
 
@@ -150,8 +158,8 @@ def _summary(seeds: Sequence[Reader], settings: GapSettings) -> Result:
 
 def _window(readings: Sequence[Reading], place: int, settings: GapSettings) -> Result:
     """One window: means over rows and seeds, and an interval over rows in which seeds are averaged."""
-    nats = np.array([reading.found["nats"][place] for reading in readings])  # (seeds, 3, R)
-    full, windowed, ours = nats.mean(0)
+    nats = np.array([reading.found["nats"][place] for reading in readings])  # (seeds, 4, R)
+    full, windowed, ours, _ = nats.mean(0)
     low, high = bounds(np.stack((windowed - ours, windowed - full)), lambda sums: sums[0] / sums[1], settings.seed)
     return {
         "window": readings[0].key[place],

@@ -13,7 +13,8 @@ def tables(result: Result) -> list[Table]:
     """Shares by adapter and window."""
     rows: list[Row] = [(model, one) for model in result["models"] for one in model["windows"]]
     trained = [Column("adapter", lambda row: row[0]["name"])]
-    nats = [Column(name, lambda row, name=name: written(row[1][name], ".4f")) for name in ("full", "windowed", "ours")]
+    names = [name for name in ("full", "windowed", "ours", "frozen") if all(name in one for _, one in rows)]
+    nats = [Column(name, lambda row, name=name: written(row[1][name], ".4f")) for name in names]
     return [
         Table(
             columns=[
@@ -38,8 +39,9 @@ def said(result: Result) -> str:
     return (
         f"Nats per token of {settings['rows']} rows of {settings['seq_len']:,} tokens of held-out books, each read "
         "from nothing, at positions beyond the window: the base with full attention, with its window and sinks alone, "
-        "and with the adapter. **Share** of the gap between the first two that the adapter recovers, with its interval "
-        f"over rows (bootstrap). The base is {'/'.join(first['base'].split('/')[-2:])}; * a window that was not "
+        "and with the adapter, where it says so with its memory frozen. **Share** of the gap between the first two "
+        "that the adapter recovers, with its interval over rows (bootstrap). "
+        f"The base is {'/'.join(first['base'].split('/')[-2:])}; * a window that was not "
         "trained with."
     )
 
