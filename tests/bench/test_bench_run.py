@@ -297,6 +297,8 @@ def test_the_commit_is_known_or_said_to_be_unknown(monkeypatch):
         (lambda: OpsSettings(modes=("froward",)), "did you mean 'forward'"),
         (lambda: ModelSettings(models=("lama",)), "did you mean 'llama'"),
         (lambda: PeersSettings(allocators=("tunned",)), "did you mean 'tuned'"),
+        (lambda: TrainingSettings(models=()), "expected one or more"),
+        (lambda: TrainingSettings(models=("lmm", "lmm")), "each once"),
         (lambda: ScalingSettings(stream_tokens=-1), "stream_tokens=-1"),
         (lambda: ScalingSettings(stream_models=("llama",)), "stream_models='llama'"),
         (lambda: BenchSettings(threads=0), "threads=0"),

@@ -263,8 +263,10 @@ class TrainingSettings(BenchSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.models:
-            raise ValueError("got no models; expected at least one, by the name that titans compare takes")
+        if not self.models or len(set(self.models)) < len(self.models):
+            raise ValueError(
+                f"got models={self.models!r}; expected one or more by the names that titans compare takes, each once"
+            )
         for name in ("parameters", "vocab_size", "tokens", "rows"):
             check_at_least(name, getattr(self, name), 1)
 

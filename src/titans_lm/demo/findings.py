@@ -51,7 +51,7 @@ def search_findings(found: Found) -> list[str]:
     ]
     for reading in found.readings:
         lines.append(
-            f"pretrained:{reading.model}, {reading.parameters:,} parameters, read {reading.tokens:,} tokens in "
+            f"pretrained:{reading.model}, {reading.parameters:,} parameters, read them in "
             f"{reading.seconds:.0f} s; its memory stayed at {reading.state_bytes / 1000:.0f} kB, and is a file of "
             f"{reading.file_bytes / 1000:.0f} kB."
         )
