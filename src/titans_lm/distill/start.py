@@ -19,8 +19,8 @@ from titans_lm.retrofit.attention import FULL, Call, Layer, LayerState, Reach, r
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.reading import as_base, hidden
 
-BATCHES = 16
-"""Batches that are read for each of the two."""
+KEY_BATCHES, BATCHES = 4, 8
+"""Batches that are read for the keys and for what answers are mapped by."""
 RIDGE = 0.01
 """λ, in units of the mean square of what the memory reads."""
 
@@ -38,7 +38,7 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
         states[module].append(call.hidden.flatten(0, 1))
 
     with watched(layers, look):
-        read_rows(model, rows, reach._replace(memory=False))
+        read_rows(model, rows, reach._replace(memory=False), KEY_BATCHES)
     for layer in layers:
         layer.memory.start_keys(torch.cat(states.pop(layer)))
     sums = {layer: [torch.zeros_like(layer.memory.output) for _ in range(2)] for layer in layers}
@@ -60,7 +60,7 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
     for layer in layers:  # m as it is read: every gate of readers starts at 1
         layer.memory.output.copy_(torch.eye(layer.memory.output.shape[-1]))
     with watched(layers, compare):
-        read_rows(model, rows, FULL)
+        read_rows(model, rows, FULL, BATCHES)
     shares = {}
     for layer, (squares, products) in sums.items():
         eye = torch.eye(squares.shape[-1], device=squares.device, dtype=squares.dtype)
@@ -71,10 +71,10 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
     return shares
 
 
-def read_rows(model: Any, rows: ReturningRows, reach: Reach) -> None:
+def read_rows(model: Any, rows: ReturningRows, reach: Reach, batches: int) -> None:
     device = next(model.parameters()).device
     with as_base(model):
-        for step in range(BATCHES):
+        for step in range(batches):
             hidden(model, rows(step)["input_ids"].to(device), reach)
 
 
