@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
@@ -213,10 +214,18 @@ def test_the_command_and_what_is_refused(folder, tmp_path, capsys):
     ]  # fmt: skip
     main(["retrofit", str(folder), str(folder / "text.txt"), "--out", str(tmp_path / "run"), *small])
     assert "share of the gap recovered" in capsys.readouterr().out
-    own = ["--adapter.memory.keys", "hidden", "--steps", "2", "--save-every", "0"]
+    own = ["--adapter.memory.keys", "hidden", "--adapter.layers", "best:1", "--steps", "2", "--save-every", "0"]
     main(["retrofit", str(folder), str(folder / "text.txt"), "--out", str(tmp_path / "own"), *small, *own])
-    assert "memories start with these shares" in (told := capsys.readouterr()).out + told.err
-    trained = read_adapter(tmp_path / "own" / "model" / FILE)[1]
+    said = (told := capsys.readouterr()).out + told.err
+    shares = dict(re.findall(r"([-.\d]+) in layer (\d)", said.split("these shares: ")[1]))
+    assert sorted(shares.values()) == ["0", "1"]
+    header, trained = read_adapter(tmp_path / "own" / "model" / FILE)
+    kept = shares[max(shares, key=float)]
+    assert (header["settings"]["layers"], f"layers with a memory: {kept}" in said) == ([int(kept)], True)
+    assert all(f"/{kept}/" in name for name in trained)
+    with pytest.raises(SystemExit):
+        main(["retrofit", "--resume", str(tmp_path / "own"), "--adapter.layers", "best:1"])
+    assert "got layers='best:1' for a run that goes on" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "own" / "checkpoints")  # a run that got no further than its start is started again
     main(["retrofit", "--resume", str(tmp_path / "own")])
     again = read_adapter(tmp_path / "own" / "model" / FILE)[1]

@@ -16,17 +16,17 @@ from titans_lm.distill.loss import Distillation
 from titans_lm.distill.rows import ReturningRows, as_batch, open_texts
 from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.distill.start import start_memories
-from titans_lm.retrofit.add import adapter_of, add_memory
+from titans_lm.retrofit.add import adapter_of, add_memory, keep_memories
 from titans_lm.retrofit.attention import FULL, Reach
 from titans_lm.retrofit.file import FILE, fingerprint, from_pretrained, load_base, read_adapter, save
 from titans_lm.retrofit.reading import as_base, hidden, nats
 from titans_lm.train.checkpoint import quiet_transformers
 from titans_lm.train.device import choose_device
-from titans_lm.train.files import new_folder
+from titans_lm.train.files import new_folder, write_json
 from titans_lm.train.loop import fit
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import ProgressReport
-from titans_lm.train.run import MODEL, RunFolder
+from titans_lm.train.run import MODEL, SETTINGS, RunFolder
 
 
 def retrofit(
@@ -52,13 +52,12 @@ def retrofit(
     exact = device.type == "cpu" or settings.precision == "float32"
     with quiet_transformers():
         model = load_base(settings.model, dtype=torch.float32 if exact else "auto").to(device)
-    add_memory(model, **vars(settings.adapter))
+    best = settings.adapter.best
+    add_memory(model, **vars(settings.adapter) | ({} if best is None else {"layers": "all"}))
     check_head(model)
     if settings.activation_checkpointing:
         checkpoint_blocks(model)
-    adapter, gap = adapter_of(model), Gap(model, ReturningRows(held_out, settings))
-    rows = ReturningRows(train, settings)
-    trained = sum(x.numel() for x in adapter.parameters())
+    gap, rows = Gap(model, ReturningRows(held_out, settings)), ReturningRows(train, settings)
     folder = RunFolder.open if resume else lambda path: RunFolder.create(path, plain_settings(settings))
     run = folder(settings.out)
     if (run.path / MODEL / FILE).is_file():
@@ -67,12 +66,10 @@ def retrofit(
             raise ValueError(
                 f"got the run {str(run.path)!r}, begun on other weights than {settings.model!r} has; expected its base"
             )
+    settings = begin(model, rows, settings, run, progress)
+    adapter = adapter_of(model)
+    trained = sum(x.numel() for x in adapter.parameters())
     progress.say(f"{trained:,} numbers to train beside {model.num_parameters() - trained:,}; run folder {run.path}")
-    if settings.adapter.memory.keys == "hidden" and run.latest() is None:
-        progress.say("reading rows that tell the memories where to start")
-        shares = start_memories(model, rows).items()
-        told = ", ".join(f"{share:.2f} in layer {index}" for index, share in shares)
-        progress.say(f"of what the window misses, memories start with these shares: {told}")
 
     def evaluate(_: nn.Module) -> dict[str, Any]:
         with new_folder(run.path / MODEL) as unfinished:
@@ -93,6 +90,31 @@ def retrofit(
         **result.evaluation,
         "settings": plain_settings(settings),
     }
+
+
+def begin(
+    model: Any, rows: ReturningRows, settings: RetrofitSettings, run: RunFolder, progress: ProgressReport
+) -> RetrofitSettings:
+    """Start memories with own keys, unless the run goes on, and choose their layers where that is asked for."""
+    own, best = settings.adapter, settings.adapter.best
+    if run.latest() is not None:
+        if best is not None:
+            raise ValueError(f"got layers={own.layers!r} for a run that goes on; expected those of its {SETTINGS}")
+        return settings
+    if own.memory.keys != "hidden":
+        return settings
+    progress.say("reading rows that tell the memories where to start")
+    shares = start_memories(model, rows)
+    told = ", ".join(f"{share:.2f} in layer {index}" for index, share in shares.items())
+    progress.say(f"of what the window misses, memories start with these shares: {told}")
+    if best is None:
+        return settings
+    chosen = tuple(sorted(sorted(shares, key=shares.__getitem__)[-best:]))
+    keep_memories(model, chosen)
+    progress.say(f"layers with a memory: {', '.join(map(str, chosen))}")
+    settings = dataclasses.replace(settings, adapter=model.retrofit)
+    write_json(run.path / SETTINGS, plain_settings(settings))
+    return settings
 
 
 class Gap:

@@ -1,6 +1,7 @@
 """Put a memory beside the attention of a pretrained decoder, which stays as it is and answers as it did."""
 
 import copy
+import dataclasses
 import sys
 from collections.abc import Callable
 from types import MethodType
@@ -150,6 +151,8 @@ def chosen_layers(settings: AdapterSettings, count: int) -> tuple[int, ...]:
     layers = settings.layers
     if layers == "all":
         return tuple(range(count))
+    if settings.best is not None:
+        raise ValueError(f"got layers={layers!r}; expected numbers: titans retrofit alone reads text to find the best")
     if isinstance(layers, str):
         step = layers.removeprefix("every:")
         if layers == step or not step.isdecimal() or not 0 < int(step) <= count:
@@ -161,6 +164,15 @@ def chosen_layers(settings: AdapterSettings, count: int) -> tuple[int, ...]:
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
             raise ValueError(f"got layer {index!r}; expected 0 to {count - 1}")
     return tuple(layers)
+
+
+def keep_memories(model: "PreTrainedModel", layers: tuple[int, ...]) -> None:
+    """Take the memory away from all layers but these."""
+    owner: Any = model
+    for module in list(model.modules()):
+        if isinstance(getattr(module, "memory", None), LayerMemory) and module.layer_idx not in layers:
+            del module.memory
+    owner.retrofit = dataclasses.replace(owner.retrofit, layers=layers)
 
 
 @torch.no_grad()

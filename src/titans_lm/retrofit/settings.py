@@ -48,7 +48,8 @@ class AdapterSettings:
     sinks: int = 4
     """First tokens that attention always sees; without them a windowed model falls apart."""
     layers: str | tuple[int, ...] = "all"
-    """Layers with a memory: all, every:N, or their numbers; all layers have the window."""
+    """Layers with a memory: all, every:N, their numbers, or best:N, where own keys start with the largest share of what
+    the window misses, which titans retrofit finds out; all layers have the window."""
     rotary: Rotary = "before"
     """Whether a memory with attention's keys sees them and queries before rotary, when they say what and not where, or
     after it."""
@@ -72,4 +73,15 @@ class AdapterSettings:
             if len(set(self.layers)) < len(self.layers):
                 raise ValueError(f"got layers={self.layers}; expected every number once")
         elif not isinstance(self.layers, str):
-            raise ValueError(f"got layers={self.layers!r}; expected all, every:N, or a list of their numbers")
+            raise ValueError(f"got layers={self.layers!r}; expected all, every:N, best:N, or a list of their numbers")
+        if self.best is not None and (self.best < 1 or self.memory.keys != "hidden"):
+            raise ValueError(
+                f"got layers={self.layers!r} with keys={self.memory.keys!r}; expected best:1 or more with "
+                "keys='hidden': layers are chosen by what memories with own keys start with"
+            )
+
+    @property
+    def best(self) -> int | None:
+        """How many layers are chosen by what their memories start with; None where layers are named."""
+        count = self.layers.removeprefix("best:") if isinstance(self.layers, str) else ""
+        return int(count) if count != self.layers and count.isdecimal() else None
