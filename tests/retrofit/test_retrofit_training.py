@@ -234,6 +234,13 @@ def test_the_command_and_what_is_refused(folder, tmp_path, capsys):
         ({"data": str(folder / "short.txt")}, "expected more than seq_len=48"),
         ({"data": None}, "got no data"),
         ({"out": None}, "got no model or no --out"),
+        (
+            {
+                "data": str(folder / "text.txt"),
+                "adapter": AdapterSettings(window=WINDOW, layers="best:3", memory={"keys": "hidden"}),
+            },
+            "expected best:2 at most",
+        ),
         ({"model": "no-such-model"}, "cannot be loaded"),
     ):
         with pytest.raises(ValueError, match=said):

@@ -20,6 +20,7 @@ from titans_lm.retrofit.add import adapter_of, add_memory, keep_memories
 from titans_lm.retrofit.attention import FULL, Reach
 from titans_lm.retrofit.file import FILE, fingerprint, from_pretrained, load_base, read_adapter, save
 from titans_lm.retrofit.reading import as_base, hidden, nats
+from titans_lm.retrofit.settings import AdapterSettings
 from titans_lm.train.checkpoint import quiet_transformers
 from titans_lm.train.device import choose_device
 from titans_lm.train.files import new_folder, write_json
@@ -52,8 +53,7 @@ def retrofit(
     exact = device.type == "cpu" or settings.precision == "float32"
     with quiet_transformers():
         model = load_base(settings.model, dtype=torch.float32 if exact else "auto").to(device)
-    best = settings.adapter.best
-    add_memory(model, **vars(settings.adapter) | ({} if best is None else {"layers": "all"}))
+    add_memory(model, **vars(before_choice(settings.adapter, model.config.num_hidden_layers)))
     check_head(model)
     if settings.activation_checkpointing:
         checkpoint_blocks(model)
@@ -90,6 +90,15 @@ def retrofit(
         **result.evaluation,
         "settings": plain_settings(settings),
     }
+
+
+def before_choice(adapter: AdapterSettings, count: int) -> AdapterSettings:
+    """Put a memory in every layer where the best of them are yet to be chosen."""
+    if adapter.best is None:
+        return adapter
+    if adapter.best > count:
+        raise ValueError(f"got layers={adapter.layers!r} for a model of {count} layers; expected best:{count} at most")
+    return dataclasses.replace(adapter, layers="all")
 
 
 def begin(
