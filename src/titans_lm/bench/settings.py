@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from titans_lm.config import MEMORY_BLOCKS, Architecture, check_at_least, check_choice, check_positive
+from titans_lm.experiments.settings import check_once
 
 Precision = Literal["float32", "bf16"]
 ALLOCATORS: dict[str, dict[str, str]] = {
@@ -263,10 +264,7 @@ class TrainingSettings(BenchSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.models or len(set(self.models)) < len(self.models):
-            raise ValueError(
-                f"got models={self.models!r}; expected one or more by the names that titans compare takes, each once"
-            )
+        check_once(self, "models")
         for name in ("parameters", "vocab_size", "tokens", "rows"):
             check_at_least(name, getattr(self, name), 1)
 
