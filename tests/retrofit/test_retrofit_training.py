@@ -72,6 +72,7 @@ def test_the_loss_is_what_it_says():
     batch = {
         "input_ids": tokens[:, :-1], "targets": tokens[:, 1:],
         "window": torch.tensor([WINDOW]), "sinks": torch.tensor([SINKS]),
+        "again": torch.zeros(1, SETTINGS.seq_len, dtype=torch.bool),
     }  # fmt: skip
     loss, metrics = Distillation(model, 2.0, 0.5)(model, batch)
     with torch.no_grad():
@@ -120,18 +121,21 @@ def test_answers_start_as_least_squares_of_what_the_window_misses():
     attention.o_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0][:, WINDOW:]))
     W = attention.memory.output.clone()
     attention.memory.output.copy_(torch.eye(W.shape[1]))
-    squares, products, missed, left = torch.zeros_like(W), torch.zeros_like(W), 0.0, 0.0
+    kinds = {kind: [torch.zeros_like(W), torch.zeros_like(W), 0.0, 0.0] for kind in (False, True)}
     for step in range(BATCHES):
         for reach in (FULL, Reach(WINDOW, SINKS, memory=False), Reach(WINDOW, SINKS)):
             model(rows(step)["input_ids"], reach=reach)
         full, windowed, ours = (x.unflatten(-1, (4, -1)) for x in seen[-3:])
-        squares += torch.einsum("bthd,bthe->hde", ours - windowed, ours - windowed)
-        products += torch.einsum("bthd,bthe->hde", ours - windowed, full - windowed)
-        missed += (full - windowed).square().sum()
-        left += (full - windowed - torch.einsum("bthd,hde->bthe", ours - windowed, W)).square().sum()
+        m, missing = ours - windowed, full - windowed
+        left = (missing - torch.einsum("bthd,hde->bthe", m, W)).square().sum()
+        found = [torch.einsum("bthd,bthe->hde", m, x) for x in (m, missing)]
+        kind = kinds[bool(rows(step)["again"].any())]
+        kind[:] = [x + y for x, y in zip(kind, (*found, missing.square().sum(), left), strict=True)]
+    assert all(kind[2] > 0 for kind in kinds.values())
+    squares, products = (sum(kind[i] / kind[2] for kind in kinds.values()) for i in (0, 1))
     ridge = RIDGE * squares.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * W
     torch.testing.assert_close(squares @ W + ridge, products)
-    assert share == pytest.approx(float(1.0 - left / missed))
+    assert share == pytest.approx(sum(float(1.0 - left / missed) for _, _, missed, left in kinds.values()) / 2)
     assert W.abs().max() > 0.01
     assert "watch" not in attention.__dict__
 
@@ -142,12 +146,14 @@ def test_the_gradient_that_is_made_beside_the_loss_is_that_of_autograd(weights):
     head = torch.nn.Linear(12, 31).double().requires_grad_(False)
     ours, taught = torch.randn(2, 300, 12, dtype=torch.float64, requires_grad=True), torch.randn(2, 300, 12).double()
     targets = torch.randint(0, 31, (2, 300))
-    loss, (kl, text) = HeadLoss.apply(ours, taught if weights[0] else None, targets, head, weights)
+    rows = torch.tensor([1.0, 0.2])
+    loss, (kl, text) = HeadLoss.apply(ours, taught if weights[0] else None, targets, head, weights, rows)
     q, p = head(ours).log_softmax(-1), head(taught).log_softmax(-1)
-    terms = (p.exp() * (p - q)).sum(-1).mean(), -q.gather(-1, targets[..., None]).mean()
-    expected = weights[0] * terms[0] + weights[1] * terms[1]
+    terms = (p.exp() * (p - q)).sum(-1).mean(1), -q.gather(-1, targets[..., None])[..., 0].mean(1)
+    expected = (rows.double() * (weights[0] * terms[0] + weights[1] * terms[1])).mean()
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0.0)
-    torch.testing.assert_close(torch.stack((kl, text)), torch.stack((terms[0] if weights[0] else kl * 0, terms[1])))
+    means = terms[0].mean() if weights[0] else kl * 0, terms[1].mean()
+    torch.testing.assert_close(torch.stack((kl, text)), torch.stack(means))
     found, made = (torch.autograd.grad(3.0 * one, ours)[0] for one in (loss, expected))
     torch.testing.assert_close(found, made, rtol=1e-10, atol=1e-14)
 

@@ -42,6 +42,8 @@ class RetrofitSettings(FitSettings):
     """Counts of sinks that one is drawn of for every batch; by default the adapter's alone."""
     returning: float = 0.5
     """Share of the rows in which passages return that have left the window."""
+    returning_weight: float = 1.0
+    """Weight of the loss of these rows beside that of plain text."""
     passages: tuple[int, int] = (32, 256)
     """Shortest and longest passage of these rows, in tokens."""
     grow_steps: int = 50
@@ -59,7 +61,7 @@ class RetrofitSettings(FitSettings):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("grow_steps", self.grow_steps, 0)
         check_between("returning", self.returning, 0.0, 1.0)
-        for name in ("distill", "text_loss"):
+        for name in ("distill", "text_loss", "returning_weight"):
             check_between(name, getattr(self, name), 0.0, float("inf"))
         if not self.distill and not self.text_loss:
             raise ValueError("got distill=0 and text_loss=0; expected a loss: a weight above 0 for one of them")

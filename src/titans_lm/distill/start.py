@@ -1,10 +1,12 @@
 """How memories with keys of their own start, before they are trained: from what a few rows show (D45).
 
     W_k, b       the first D principal components of the hidden states, each with deviation 1
-    W            argmin Σ_t ‖m_t W − (o_t − y_t)‖² + λ‖W‖²       for every query head, beyond the window
+    W            argmin Σ_t c_t ‖m_t W − (o_t − y_t)‖² + λ‖W‖²   for every query head, beyond the window
 
-o is what attention over everything answers, y attention over sinks and window, m what the memory reads. Both are
-solved, not learned: from zero, W would take hundreds of steps to where one solution puts it.
+o is what attention over everything answers, y attention over sinks and window, m what the memory reads. c_t makes rows
+of text and rows with returns count the same, though much more is missed in the second: 1 / Σ ‖o − y‖² of the layer,
+over the rows of t's kind. Both are solved, not learned: from zero, W would take hundreds of steps to where one solution
+puts it.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from titans_lm.data.batches import Batch
 from titans_lm.distill.rows import ReturningRows
-from titans_lm.retrofit.attention import FULL, Call, Layer, LayerState, Reach, read, tokens_of
+from titans_lm.retrofit.attention import FULL, Call, Layer, LayerState, Reach, tokens_of
+from titans_lm.retrofit.attention import read as attend
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.reading import as_base, hidden
 
@@ -29,7 +33,7 @@ RIDGE = 0.01
 def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
     """Start the keys of memories, then what their answers are mapped by.
 
-    Gives by layer the share of Σ ‖o − y‖² that it starts with: which layers copy, and so are worth a memory.
+    Gives by layer the share of Σ ‖o − y‖² that it starts with: which layers are worth a memory.
     """
     layers = [m for m in model.modules() if isinstance(getattr(m, "memory", None), LayerMemory)]
     reach, states = Reach(rows.windows[0], rows.sinks[0]), {layer: [] for layer in layers}
@@ -38,44 +42,65 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
         states[module].append(call.hidden.flatten(0, 1))
 
     with watched(layers, look):
-        read_rows(model, rows, reach._replace(memory=False), KEY_BATCHES)
+        for batch in batches_of(model, rows, KEY_BATCHES):
+            read(model, batch, reach._replace(memory=False))
     for layer in layers:
         layer.memory.start_keys(torch.cat(states.pop(layer)))
-    sums = {layer: [torch.zeros_like(layer.memory.output) for _ in range(2)] for layer in layers}
-    missed = dict.fromkeys(layers, 0.0)
+        layer.memory.output.copy_(torch.eye(layer.memory.output.shape[-1]))  # m as it is read: readers' gates are 1
+    found = {layer: Squares(layer.memory.output) for layer in layers}
 
     def compare(module: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float, full: Tensor) -> None:
         def answers(layer: Layer) -> Tensor:
             tokens = tokens_of(q, k, v, call, layer)
-            o, _ = read(tokens, LayerState.start(tokens, layer, whole=False), 0, None, layer)
+            o, _ = attend(tokens, LayerState.start(tokens, layer, whole=False), 0, None, layer)
             return o[:, reach.window :].to(module.memory.output.dtype)
 
         windowed = answers(Layer(reach, scale, 0.0, None, None))
         m = answers(Layer(reach, scale, 0.0, module.memory, None)) - windowed
-        missing = full[:, reach.window :].to(m.dtype) - windowed
-        missed[module] += float(missing.square().sum())
-        for found, other in zip(sums[module], (m, missing), strict=True):
-            found += torch.einsum("bthd,bthe->hde", m, other)
+        found[module].add(m, full[:, reach.window :].to(m.dtype) - windowed, kinds)
 
-    for layer in layers:  # m as it is read: every gate of readers starts at 1
-        layer.memory.output.copy_(torch.eye(layer.memory.output.shape[-1]))
     with watched(layers, compare):
-        read_rows(model, rows, FULL, BATCHES)
-    shares = {}
-    for layer, (squares, products) in sums.items():
-        eye = torch.eye(squares.shape[-1], device=squares.device, dtype=squares.dtype)
+        for batch in batches_of(model, rows, BATCHES):
+            kinds = batch["again"].any(1)
+            read(model, batch, FULL)
+    return {layer.layer_idx: found[layer].solve(layer.memory.output) for layer in layers}
+
+
+class Squares:
+    """Sums of squares of one layer, for rows of text and for rows with returns: what W is solved of."""
+
+    def __init__(self, output: Tensor) -> None:
+        self.m, self.product = output.new_zeros(2, 2, *output.shape)
+        self.missed = output.new_zeros(2)
+
+    def add(self, m: Tensor, missing: Tensor, kinds: Tensor) -> None:
+        """Add the rows of a batch; `kinds` (B,) says in which of them passages return."""
+        for kind in (0, 1):
+            mine, other = m[kinds == kind], missing[kinds == kind]
+            self.m[kind] += torch.einsum("bthd,bthe->hde", mine, mine)
+            self.product[kind] += torch.einsum("bthd,bthe->hde", mine, other)
+            self.missed[kind] += other.square().sum()
+
+    def solve(self, output: Tensor) -> float:
+        """Put W in place, and give the share of Σ ‖o − y‖² that it explains: the mean of the two kinds'."""
+        weights = torch.where(self.missed > 0, 1.0 / self.missed, 0.0)
+        squares, product = (torch.einsum("k,khde->hde", weights, x) for x in (self.m, self.product))
         mean = squares.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
-        W = torch.linalg.solve(squares + (RIDGE * mean + 1e-12) * eye, products)
-        layer.memory.output.copy_(W)
-        shares[layer.layer_idx] = float((W * (2.0 * products - squares @ W)).sum()) / missed[layer]
-    return shares
+        eye = torch.eye(squares.shape[-1], device=squares.device, dtype=squares.dtype)
+        W = torch.linalg.solve(squares + (RIDGE * mean + 1e-12) * eye, product)
+        output.copy_(W)
+        return float((W * (2.0 * product - squares @ W)).sum() / (weights > 0).sum())
 
 
-def read_rows(model: Any, rows: ReturningRows, reach: Reach, batches: int) -> None:
+def batches_of(model: Any, rows: ReturningRows, count: int) -> Iterator[Batch]:
     device = next(model.parameters()).device
+    for step in range(count):
+        yield {name: x.to(device) for name, x in rows(step).items()}
+
+
+def read(model: Any, batch: Batch, reach: Reach) -> None:
     with as_base(model):
-        for step in range(batches):
-            hidden(model, rows(step)["input_ids"].to(device), reach)
+        hidden(model, batch["input_ids"], reach)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def retrofit(
             tokenizer.save_pretrained(unfinished)
         return gap()
 
-    loss = Distillation(model, settings.distill, settings.text_loss)
+    loss = Distillation(model, settings.distill, settings.text_loss, settings.returning_weight)
     own = dataclasses.replace(settings, activation_checkpointing=False)  # switched on above, in the base
     result = fit(adapter, rows, loss, own, eval_fn=evaluate, run=run, progress=progress)
     return {
