@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from model_cases import small_config
+from retrofit.retrofit_cases import base_of, with_memory
 from serve.serve_cases import Expected, complete, plain_model, serving, small_engine, wait_until_active
 from titans_lm.data.tasks.vocabulary import word_ids, word_tokenizer
+from titans_lm.data.tokenizer import VOCAB_SIZE
 from titans_lm.train.fresh import model_for
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
@@ -243,4 +245,17 @@ def test_a_key_is_asked_for(browser: Any, model: Any, tmp_path: Path) -> None:
         page.fill("#key", "open sesame")
         page.press("#key", "Enter")
         expect(page.locator("#model")).to_have_text("small")
+        page.close()
+
+
+def test_an_adapter_s_memory_has_no_surprise_to_show(browser: Any, tmp_path: Path) -> None:
+    model = with_memory(base_of(vocab_size=VOCAB_SIZE)).float()
+    with serving(small_engine(tmp_path, model, max_new_tokens=4)) as client:
+        assert not client.get("/v1/models").json()["data"][0]["surprise"]
+        page = browser.new_page()
+        page.goto(str(client.base_url))
+        expect(page.locator("#model")).to_have_text("small")
+        expect(page.locator("#watch")).to_be_hidden()
+        send(page, "Hello")
+        assert "surprise" not in page.inner_text("body")
         page.close()

@@ -56,7 +56,7 @@ def create_app(engine: Engine, name: str, api_key: str | None) -> FastAPI:
     app.add_middleware(Counted, metrics=metrics)  # the outer one
     _handle_errors(app)
     _pages(app, engine, runner, metrics)
-    _models(app, name, ANSWERS if is_word_tokenizer(engine.tokenizer) else WRITES)
+    _models(app, name, engine)
     _answers(app, engine, runner, metrics, name)
     _memories(app, engine, runner)
     return app
@@ -134,9 +134,10 @@ def _file(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
     return page
 
 
-def _models(app: FastAPI, name: str, temperature: float) -> None:
+def _models(app: FastAPI, name: str, engine: Engine) -> None:
     card = {
-        "id": name, "object": "model", "created": int(time.time()), "owned_by": "titans-lm", "temperature": temperature
+        "id": name, "object": "model", "created": int(time.time()), "owned_by": "titans-lm",
+        "temperature": ANSWERS if is_word_tokenizer(engine.tokenizer) else WRITES, "surprise": engine.shows_surprise,
     }  # fmt: skip
 
     @app.get("/v1/models")

@@ -89,6 +89,15 @@ class Engine:
         self.batcher = Batcher(self.model, tokenizer, settings.max_batch)
         self._reading = threading.Semaphore(settings.workers)
 
+    @property
+    def shows_surprise(self) -> bool:
+        """Whether the memory can be looked at by `look`."""
+        try:
+            check_surprised(self.model)
+        except ValueError:
+            return False
+        return True
+
     def close(self) -> None:
         """End what is being written, and let another server have the store."""
         self.batcher.close()

@@ -306,6 +306,8 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
 get("v1/models").then(({ data }) => {
   $("model").textContent = data[0].id;
   $("temperature").value = data[0].temperature;
+  $("watch").checked = data[0].surprise;
+  $("watch").parentElement.hidden = !data[0].surprise;
   if (data[0].temperature === 0) $("text").placeholder = "Ask about a document, in the form that the model was taught: Where is Mary?";
   begin("");
 }).catch(complain);
