@@ -28,6 +28,7 @@ from titans_lm.forecast.windows import Prepared, prepare
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.report.table import aligned
 from titans_lm.train.device import choose_device
+from titans_lm.train.fresh import size_of
 from titans_lm.train.options import plain_settings, written_command
 from titans_lm.train.progress import Outlook, ProgressReport
 from titans_lm.train.run import RunFolder, begun_with
@@ -107,7 +108,7 @@ class ForecastJob:
             **fitted._asdict(),
             "validation": fitted.validation._asdict(),
             CHOSEN: fitted.validation.mse if math.isfinite(fitted.validation.mse) else None,
-            "parameters": _parameters(model),
+            "parameters": size_of(model),
             "windows": data.counts,
         }
         if not self.counts:
@@ -133,10 +134,6 @@ class ForecastJob:
             line += f", test {shown('test', 'mse')} {shown('test', 'mae')}"
         took = f", {result['steps']:,} steps in {result['seconds'] / 60:.1f} minutes" if result["steps"] else ""
         return f"{line}; {result['parameters']:,} parameters{took}"
-
-
-def _parameters(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def fresh_model(spec: ModelSpec, data: Prepared, seed: int) -> torch.nn.Module:
@@ -179,7 +176,7 @@ def train_forecaster(settings: TrainForecaster, say: Say) -> dict[str, Any]:
         say(f"note: {note}")
     counts = ", ".join(f"{count:,} {part}" for part, count in data.counts.items())
     say(f"{data.table.name}: {len(data.table.values):,} rows of {len(data.table.channels)} channels; windows: {counts}")
-    say(f"{job.name}: {_parameters(model):,} parameters; run folder {job.folder}")
+    say(f"{job.name}: {size_of(model):,} parameters; run folder {job.folder}")
     result = run_job(job, Outlook("--epochs N", say=say))
     say(job.describe(result))
     return {"command": _command("train", tables, settings, None), "model": str(job.folder / MODEL), **result}

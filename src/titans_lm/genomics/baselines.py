@@ -1,17 +1,62 @@
 """Baselines that learn without steps: linear classifiers of counted words, or of the length, by scikit-learn."""
 
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from titans_lm.genomics.model import LinearClassifier, features
-from titans_lm.genomics.records import Sequences, reverse_complement
+from titans_lm.genomics.records import LETTERS, Sequences, Tokens, decode, reverse_complement
 from titans_lm.genomics.settings import GenomicsFit, extra
 
 STRENGTHS = {"kmer-lr": (1e-4, 1e-3, 1e-2, 1e-1), "length": (1e-1, 1.0, 1e1, 1e2)}
 """C of logistic regression, the inverse of its penalty: the best on the validation part is taken."""
+WAVES = np.geomspace(4.0, 2000.0, 32)
+"""Wavelengths, in nucleotides: from those that tell 200 from 201 to those that tell short from long."""
+
+
+def length_features(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Give sin(2π T / λ) and cos(2π T / λ) for every number of nucleotides T and 32 wavelengths λ: (rows, 64)."""
+    turns = 2.0 * np.pi * lengths[:, None] / WAVES
+    return np.concatenate([np.sin(turns), np.cos(turns)], 1)
+
+
+def features(rows: Sequence[Tokens], settings: GenomicsFit) -> Any:
+    """Give what a baseline reads of sequences: (rows, F).
+
+    kmer-nb   how often each of the 4^k words, AA…A to TT…T, is there; none that has an N in it; sparse
+    kmer-lr   the same, as shares of all words of the sequence
+    length    `length_features`
+    """
+    if settings.baseline == "length":
+        return length_features(np.array([len(row) for row in rows], np.int64))
+    words = ["".join(word) for word in product(LETTERS[:4], repeat=settings.k)]
+    vectorizer = extra("sklearn.feature_extraction.text").CountVectorizer
+    vectorizer = vectorizer(analyzer="char", ngram_range=(settings.k, settings.k), vocabulary=words, lowercase=False)
+    counts = vectorizer.transform(map(decode, rows)).astype(float)
+    return counts if settings.baseline == "kmer-nb" else extra("sklearn.preprocessing").normalize(counts, norm="l1")
+
+
+class LinearClassifier(nn.Module):
+    """The baselines without steps: softmax(f W + b) of `features` f, W (F, K), in float64; fitted by `fit_baseline`."""
+
+    def __init__(self, settings: GenomicsFit, classes: int) -> None:
+        super().__init__()
+        self.settings = settings
+        size = 2 * len(WAVES) if settings.baseline == "length" else 4**settings.k
+        self.weight = nn.Parameter(torch.zeros(size, classes, dtype=torch.float64), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(classes, dtype=torch.float64), requires_grad=False)
+
+    def probabilities(self, rows: Sequence[Tokens]) -> NDArray[np.float64]:
+        """Give the probability of every class for every sequence, (rows, K)."""
+        return self.of_features(features(rows, self.settings))
+
+    def of_features(self, found: Any) -> NDArray[np.float64]:
+        logits = found @ self.weight.cpu().numpy() + self.bias.cpu().numpy()
+        return torch.from_numpy(logits).softmax(1).numpy()
 
 
 def fit_baseline(settings: GenomicsFit, train: Sequences, valid: Sequences) -> tuple[LinearClassifier, dict[str, Any]]:

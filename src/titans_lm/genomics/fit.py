@@ -13,31 +13,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from titans_lm.data.batches import IGNORED
+from titans_lm.evaluate.stream import evaluating
 from titans_lm.experiments.early_stopping import BestStep
 from titans_lm.genomics.baselines import fit_baseline, fit_part
 from titans_lm.genomics.batches import SequenceBatches, pieces, with_targets
 from titans_lm.genomics.metrics import scores, write_own_confusion
-from titans_lm.genomics.model import (
-    NucleotideModel,
-    SequenceClassifier,
-    class_loss,
-    evaluating,
-    make_network,
-    nucleotide_loss,
-)
+from titans_lm.genomics.model import NucleotideModel, SequenceClassifier, class_loss, make_network, nucleotide_loss
 from titans_lm.genomics.predict import Classifier, load_classifier, load_nucleotides, save_classifier, save_nucleotides
 from titans_lm.genomics.records import VOCAB_SIZE, Sequences, Tokens, read_sequences
-from titans_lm.genomics.settings import (
-    COUNTED,
-    GenomicsFit,
-    PretrainSettings,
-    TrainSettings,
-    extra,
-    small_model,
-)
+from titans_lm.genomics.settings import COUNTED, GenomicsFit, PretrainSettings, TrainSettings, extra, small_model
 from titans_lm.genomics.split import held_out
 from titans_lm.train.device import environment, to_device
 from titans_lm.train.files import write_json
+from titans_lm.train.fresh import size_of
 from titans_lm.train.loop import Interrupted, fit
 from titans_lm.train.match import match_parameters
 from titans_lm.train.options import as_settings, plain_settings
@@ -162,7 +150,7 @@ def _train_network(
     network = make_network(settings, len(train.classes))
     if initial is not None and isinstance(network, SequenceClassifier):
         network.encoder.load_state_dict(initial)
-    progress.say(f"{sum(p.numel() for p in network.parameters()):,} parameters; run folder {path}")
+    progress.say(f"{size_of(network):,} parameters; run folder {path}")
     best = BestStep(
         network, lambda model: _validate(settings, model, valid), _rank, steps=settings.steps,
         every=settings.eval_every, patience=settings.patience, path=path / BEST, writes=world.main,
@@ -280,7 +268,7 @@ def pretrain(
     return {
         "pieces": len(train),
         "held_out_pieces": len(test),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": size_of(model),
         "steps": ended.step,
         "tokens": ended.tokens,
         "seconds": ended.seconds,
@@ -293,9 +281,8 @@ def bits_per_nucleotide(model: nn.Module, rows: Sequence[Tokens], batch_size: in
 
     The model is left in the mode that it was in.
     """
-    device = next(model.parameters()).device
     total, many = 0.0, 0
-    with evaluating(model):
+    with evaluating(model) as device:
         for start in range(0, len(rows), batch_size):
             batch = to_device(with_targets(rows[start : start + batch_size]), device)
             logits = model(batch["tokens"], batch["valid"]).float().flatten(0, 1)

@@ -1,36 +1,24 @@
 """Networks: the backbone with masked pooling, a CNN and a bag of words as baselines, the backbone over nucleotides."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import pairwise, product
-from typing import Any
+from itertools import pairwise
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import IGNORED, Batch
-from titans_lm.genomics.records import LETTERS, VOCAB_SIZE, N, Tokens, decode
-from titans_lm.genomics.settings import COUNTED, GenomicsFit, Pooling, extra
+from titans_lm.genomics.baselines import WAVES, LinearClassifier, length_features
+from titans_lm.genomics.records import VOCAB_SIZE, N
+from titans_lm.genomics.settings import COUNTED, GenomicsFit, Pooling
 from titans_lm.layers import RMSNorm
 from titans_lm.ops.state import state_dtype
 
 Ids = Int[Tensor, "B T"]
 Mask = Bool[Tensor, "B T"]
 Hidden = Float[Tensor, "B T E"]
-WAVES = np.geomspace(4.0, 2000.0, 32)
-"""Wavelengths, in nucleotides: from those that tell 200 from 201 to those that tell short from long."""
-
-
-def length_features(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Give sin(2π T / λ) and cos(2π T / λ) for every number of nucleotides T and 32 wavelengths λ: (rows, 64)."""
-    turns = 2.0 * np.pi * lengths[:, None] / WAVES
-    return np.concatenate([np.sin(turns), np.cos(turns)], 1)
 
 
 class WordEmbedding(nn.Module):
@@ -190,57 +178,10 @@ class NucleotideModel(nn.Module):
         return self.head(self.encoder(tokens, valid))
 
 
-def features(rows: Sequence[Tokens], settings: GenomicsFit) -> Any:
-    """Give what a baseline reads of sequences: (rows, F).
-
-    kmer-nb   how often each of the 4^k words, AA…A to TT…T, is there; none that has an N in it; sparse
-    kmer-lr   the same, as shares of all words of the sequence
-    length    `length_features`
-    """
-    if settings.baseline == "length":
-        return length_features(np.array([len(row) for row in rows], np.int64))
-    words = ["".join(word) for word in product(LETTERS[:4], repeat=settings.k)]
-    vectorizer = extra("sklearn.feature_extraction.text").CountVectorizer
-    vectorizer = vectorizer(analyzer="char", ngram_range=(settings.k, settings.k), vocabulary=words, lowercase=False)
-    counts = vectorizer.transform(map(decode, rows)).astype(float)
-    return counts if settings.baseline == "kmer-nb" else extra("sklearn.preprocessing").normalize(counts, norm="l1")
-
-
-class LinearClassifier(nn.Module):
-    """The baselines without steps: softmax(f W + b) of `features` f, W (F, K), in float64; fitted in `baselines`."""
-
-    def __init__(self, settings: GenomicsFit, classes: int) -> None:
-        super().__init__()
-        self.settings = settings
-        size = 2 * len(WAVES) if settings.baseline == "length" else 4**settings.k
-        self.weight = nn.Parameter(torch.zeros(size, classes, dtype=torch.float64), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(classes, dtype=torch.float64), requires_grad=False)
-
-    def probabilities(self, rows: Sequence[Tokens]) -> NDArray[np.float64]:
-        """Give the probability of every class for every sequence, (rows, K)."""
-        return self.of_features(features(rows, self.settings))
-
-    def of_features(self, found: Any) -> NDArray[np.float64]:
-        logits = found @ self.weight.cpu().numpy() + self.bias.cpu().numpy()
-        return torch.from_numpy(logits).softmax(1).numpy()
-
-
 def make_network(settings: GenomicsFit, classes: int) -> nn.Module:
     """Build the network or the linear classifier that settings describe, with fresh weights."""
     made = {"cnn": ConvolutionalClassifier, "words": BagOfWords, **dict.fromkeys(COUNTED, LinearClassifier)}
     return made.get(settings.baseline or "", SequenceClassifier)(settings, classes)
-
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Switch dropout and gradients off; in the end the network is in the mode that it was in."""
-    training = network.training
-    network.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        network.train(training)
 
 
 def _precise(logits: Tensor) -> Tensor:

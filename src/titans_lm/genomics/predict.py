@@ -18,14 +18,17 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from titans_lm.config import BackboneConfig
+from titans_lm.evaluate.stream import evaluating
+from titans_lm.genomics.baselines import LinearClassifier
 from titans_lm.genomics.batches import padded
 from titans_lm.genomics.metrics import scores, write_own_confusion
-from titans_lm.genomics.model import LinearClassifier, NucleotideModel, evaluating, make_network
+from titans_lm.genomics.model import NucleotideModel, make_network
 from titans_lm.genomics.records import Sequences, Tokens, read_sequences, reverse_complement
 from titans_lm.genomics.settings import GenomicsFit, PredictSettings, extra
 from titans_lm.train.checkpoint import WEIGHTS
 from titans_lm.train.device import choose_device, to_device
 from titans_lm.train.files import new_folder, write_atomically, write_json
+from titans_lm.train.fresh import size_of
 from titans_lm.train.options import merge_settings, plain_settings
 from titans_lm.train.run import MODEL, SETTINGS
 
@@ -62,10 +65,9 @@ class Classifier:
         """Read sequences of about one length together, in the precision of the weights, however they were trained."""
         if isinstance(self.core, LinearClassifier):
             return self.core.probabilities(rows)
-        device = next(self.core.parameters()).device
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
         found: list[Tensor] = []
-        with evaluating(self.core), torch.autocast(device.type, enabled=False):
+        with evaluating(self.core) as device, torch.autocast(device.type, enabled=False):
             for start in range(0, len(order), batch_size):
                 batch = to_device(padded([rows[place] for place in order[start : start + batch_size]]), device)
                 found.append(self.core(batch["tokens"], batch["valid"]).double().softmax(1).cpu())
@@ -73,7 +75,7 @@ class Classifier:
 
     def parameters(self) -> int:
         """Count the numbers that were fitted."""
-        return sum(parameter.numel() for parameter in self.core.parameters())
+        return size_of(self.core)
 
 
 def save_classifier(folder: Path, classifier: Classifier) -> Path:
