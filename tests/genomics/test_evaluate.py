@@ -14,6 +14,7 @@ import pytest
 from genomics.genomics_cases import letters, tiny_fit, write_table
 from titans_lm.experiments.runner import run_job
 from titans_lm.genomics.baselines import fit_baseline
+from titans_lm.genomics.batches import folds, held_out
 from titans_lm.genomics.evaluate import (
     FILE,
     PREDICTIONS,
@@ -26,7 +27,6 @@ from titans_lm.genomics.evaluate import (
 from titans_lm.genomics.metrics import corrected_t, mcnemar
 from titans_lm.genomics.records import Sequences, read_sequences
 from titans_lm.genomics.settings import Baseline, EvaluateSettings, GenomicsFit, ReadSettings
-from titans_lm.genomics.split import folds, held_out
 from titans_lm.report.genomics import BASELINES, heading, named, short, tables
 from titans_lm.report.page import render_results
 from titans_lm.report.table import screen

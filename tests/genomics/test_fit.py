@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model, words_of, write_table
-from titans_lm.genomics.batches import with_targets
+from titans_lm.genomics.batches import held_out, with_targets
 from titans_lm.genomics.fit import bits_per_nucleotide, pretrain_on_file, train_classifier, train_on_file
 from titans_lm.genomics.model import NucleotideModel, make_network, nucleotide_loss
 from titans_lm.genomics.predict import Classifier, load_classifier, load_nucleotides, save_classifier, save_nucleotides
 from titans_lm.genomics.records import Sequences, reverse_complement
 from titans_lm.genomics.settings import GenomicsFit, PretrainSettings, TrainSettings
-from titans_lm.genomics.split import held_out
 from titans_lm.train.options import plain_settings
 from titans_lm.train.run import RunFolder
 

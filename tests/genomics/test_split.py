@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from genomics.genomics_cases import letters, sequences
+from titans_lm.genomics.batches import folds, overlap_groups
+from titans_lm.genomics.batches import held_out as split_off
 from titans_lm.genomics.records import Sequences, reverse_complement
-from titans_lm.genomics.split import folds, overlap_groups
-from titans_lm.genomics.split import held_out as split_off
 
 
 def many(counts: tuple[int, ...]) -> Sequences:

@@ -1,13 +1,94 @@
-"""Batches of sequences: padded on the right to the longest, a pure function of the seed and the step."""
+"""Labelled sequences in parts, folds or a validation part by class with copies together; and padded batches of them.
 
-from collections.abc import Sequence
+A batch is a pure function of the seed and the step.
+"""
+
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from titans_lm.data.batches import IGNORED, Batch, fingerprint, shuffled
-from titans_lm.genomics.records import PAD, N, Tokens, reverse_complement
+from titans_lm.genomics.records import PAD, N, Sequences, Tokens, reverse_complement
+from titans_lm.genomics.settings import extra
+
+Places = NDArray[np.int64]
+
+
+def overlap_groups(tokens: Sequence[Tokens], *cropped: Sequence[Tokens], overlap: int = 0) -> Places:
+    """Number the groups of sequences that belong on one side of a split, from 0 in the order of their first members.
+
+    Sequences are of one group where they are equal, or each other's reverse complement, whole or as they are `cropped`
+    for a model; with `overlap` also where they share so many nucleotides in a row, none of them N, on either strand.
+    Groups are the connected components of that.
+    """
+    edges: set[tuple[int, int]] = set()
+    for rows, shared in ((tokens, overlap), *((rows, 0) for rows in cropped)):
+        first: dict[bytes, int] = {}
+        edges |= {(first.setdefault(key, place), place) for place, row in enumerate(rows) for key in _keys(row, shared)}
+    ends = np.array(list(edges), np.int64).reshape(-1, 2).T
+    shape = (len(tokens), len(tokens))
+    graph = extra("scipy.sparse").coo_matrix((np.ones(len(edges), np.int8), tuple(ends)), shape)
+    return extra("scipy.sparse.csgraph").connected_components(graph, directed=False)[1].astype(np.int64)
+
+
+def _keys(row: Tokens, overlap: int) -> Iterator[bytes]:
+    """Give the whole sequence, and all its stretches of `overlap` nucleotides; each as the lesser of its strands."""
+    this, other = row.tobytes(), reverse_complement(row).tobytes()
+    yield min(this, other)
+    for start in range(len(row) - overlap + 1 if overlap else 0):
+        stretch = min(this[start : start + overlap], other[len(row) - overlap - start : len(row) - start])
+        if N not in stretch:
+            yield stretch
+
+
+def folds(data: Sequences, count: int, seed: int, *cropped: Sequence[Tokens], overlap: int = 0) -> Places:
+    """Deal `overlap_groups` into `count` folds, class by class in an order that the seed draws.
+
+    Where every group is one sequence, sizes of folds differ by one at most, and so do those of each class. ValueError
+    for a class with fewer groups than there are folds.
+    """
+    rng = np.random.default_rng([seed, 0])
+    groups = overlap_groups(data.tokens, *cropped, overlap=overlap)
+    fold = np.zeros(len(data), np.int64)
+    dealt = 0
+    for name, members in _by_class(data, groups):
+        if len(members) < count:
+            raise ValueError(
+                f"got the class {name!r} with {len(members)} different sequences for {count} folds; expected at least "
+                "one for each fold"
+            )
+        fold[rng.permutation(members)] = (dealt + np.arange(len(members))) % count
+        dealt += len(members)
+    return fold[groups]
+
+
+def held_out(data: Sequences, share: float, seed: int, overlap: int = 0) -> tuple[Sequences, Sequences]:
+    """Part sequences into those to train on and a validation part, class by class; `overlap_groups` stay together.
+
+    Each class gives `share` of its groups, rounded, and one at least. ValueError for a class with a single one.
+    """
+    rng = np.random.default_rng([seed, 1])
+    groups = overlap_groups(data.tokens, overlap=overlap)
+    chosen = np.zeros(len(data), bool)
+    for name, members in _by_class(data, groups):
+        if len(members) < 2:
+            raise ValueError(
+                f"got the class {name!r} with {len(members)} different sequences; expected at least two, one to train "
+                "on and one to choose by"
+            )
+        many = min(max(round(len(members) * share), 1), len(members) - 1)
+        chosen[rng.permutation(members)[:many]] = True
+    inside = chosen[groups]
+    return data.take(np.flatnonzero(~inside)), data.take(np.flatnonzero(inside))
+
+
+def _by_class(data: Sequences, groups: Places) -> list[tuple[str, Places]]:
+    """List the groups of every class; one whose members are of several classes counts for that of its first."""
+    numbers, first = np.unique(groups, return_index=True)
+    label = data.with_labels()[first]
+    return [(name, numbers[label == number]) for number, name in enumerate(data.classes)]
 
 
 def padded(rows: Sequence[Tokens]) -> Batch:

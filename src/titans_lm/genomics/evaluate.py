@@ -18,11 +18,11 @@ from titans_lm.data.batches import fingerprint
 from titans_lm.experiments.models import ARCHITECTURES, STACK, parse_model, split_changes, stack_of
 from titans_lm.experiments.result import Result, kept, runs_of, write_record
 from titans_lm.experiments.runner import SPEC, TRIAL_SEED, Say, best_rate, run_jobs, run_trials, shorter
+from titans_lm.genomics.batches import Places, folds, held_out
 from titans_lm.genomics.fit import check_network, describe_data, train_classifier
 from titans_lm.genomics.metrics import corrected_t, mcnemar, resampling_ratio, scores, write_confusion
 from titans_lm.genomics.records import VOCAB_SIZE, Sequences, read_sequences
 from titans_lm.genomics.settings import COUNTED, Baseline, EvaluateSettings, GenomicsFit, extra
-from titans_lm.genomics.split import Places, folds, held_out
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_atomically
 from titans_lm.train.match import count_parameters, match_parameters
@@ -128,7 +128,6 @@ class FoldJob:
         }
 
     def saved_spec(self) -> Result | None:
-        """Give the spec that a run which is not done was begun with."""
         return begun_with(self.folder)
 
     def train(self, outlook: Outlook | None = None) -> Result:
@@ -151,7 +150,6 @@ class FoldJob:
         return {**result, **found, "places": places.tolist(), "predicted": predicted.tolist()}
 
     def describe(self, result: Result) -> str:
-        """Phrase what came out."""
         what = result.get("accuracy", result.get(CHOSEN, 0.0))
         part = "of the fold" if self.counts else "of the validation part"
         return f"{100 * what:.1f} % {part}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
@@ -183,8 +181,9 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> Result
     settings.out.mkdir(parents=True, exist_ok=True)
     tuning, rates = _tune(settings, fits, data, parts, say)
     ran = run_jobs(final_jobs(settings, fits, data, parts, rates), settings.jobs, say, Outlook(SHORTER, say=say))
-    predicted = {name: _predicted(ran, name, len(data)) for name in settings.models}
-    models = [_summary(name, tuning[name], ran, data, predicted[name]) for name in settings.models]
+    by_model = {name: [result for result in ran if result["name"] == name] for name in settings.models}
+    predicted = {name: _predicted(results, len(data)) for name, results in by_model.items()}
+    models = [_summary(name, tuning[name], by_model[name], data, predicted[name]) for name in settings.models]
     result = write_record(
         settings.out / FILE, "genomics", command, settings, runs_of(models), sequences=len(data),
         classes=data.counts(), cut_sequences=cut, majority=max(data.counts().values()) / len(data),
@@ -239,30 +238,28 @@ def _tune(
     networks = [fit.steps for name, fit in fits.items() if is_network(name)]
     outlook = Outlook(SHORTER, say=say, later=sum(networks) * len(settings.seeds) * settings.folds)
     trials = run_trials(jobs, settings.jobs, say, CHOSEN, lambda job: f"{job.name} in fold {job.fold}", outlook)
+    by_model: dict[str, list[Result]] = {name: [] for name in fits}
     for name, fold in product(tuned, every):
-        found = trials[f"{name} in fold {fold}"]
-        rates[name, fold] = best_rate(f"{name} in fold {fold}", found, CHOSEN, most=True)
-        trials[f"{name} in fold {fold}"] = [{"fold": fold, **trial} for trial in found]
+        place = f"{name} in fold {fold}"
+        rates[name, fold] = best_rate(place, trials[place], CHOSEN, most=True)
+        by_model[name] += [{"fold": fold, **trial} for trial in trials[place]]
     for name in tuned:
         say(f"learning rates of {name} by fold: " + ", ".join(f"{rates[name, fold]:g}" for fold in every))
-    by_model = {name: [one for fold in every for one in trials.get(f"{name} in fold {fold}", [])] for name in fits}
     return by_model, rates
 
 
-def _predicted(ran: list[Result], name: str, count: int) -> dict[int, NDArray[np.int64]]:
+def _predicted(results: list[Result], count: int) -> dict[int, NDArray[np.int64]]:
     """Put together what a model took every sequence for, over all folds, by seed."""
     found: dict[int, NDArray[np.int64]] = {}
-    for result in ran:
-        if result["name"] == name:
-            whole = found.setdefault(result[SPEC]["settings"]["seed"], np.full(count, -1, np.int64))
-            whole[result["places"]] = result["predicted"]
+    for result in results:
+        whole = found.setdefault(result[SPEC]["settings"]["seed"], np.full(count, -1, np.int64))
+        whole[result["places"]] = result["predicted"]
     return found
 
 
 def _summary(
-    name: str, tuning: list[Result], ran: list[Result], data: Sequences, predicted: dict[int, NDArray[np.int64]]
+    name: str, tuning: list[Result], results: list[Result], data: Sequences, predicted: dict[int, NDArray[np.int64]]
 ) -> Result:
-    mine = [result for result in ran if result["name"] == name]
     runs = [
         {
             "seed": result[SPEC]["settings"]["seed"],
@@ -270,13 +267,13 @@ def _summary(
             "rate": result[SPEC]["settings"]["lr"] if is_network(name) else None,
             **kept(result, *KEPT),
         }
-        for result in mine
+        for result in results
     ]
     whole = [scores(data.with_labels(), found, len(data.classes)) for found in predicted.values()]
     by_fold = [[run for run in runs if run["fold"] == fold] for fold in sorted({run["fold"] for run in runs})]
     return {
         "name": name,
-        "parameters": mine[0]["parameters"],
+        "parameters": results[0]["parameters"],
         "rates": [same[0]["rate"] for same in by_fold] if is_network(name) else None,
         "tuning": tuning,
         "runs": runs,
