@@ -1,21 +1,21 @@
 """Models by name: stacks of ours beside repeat-last, seasonal naive, NLinear in closed form, DLinear and PatchTST."""
 
 import dataclasses
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from titans_lm.config import Architecture, BackboneConfig, nearest
-from titans_lm.experiments.models import parse_model, split_changes, stack_of
+from titans_lm.config import BackboneConfig, nearest
+from titans_lm.experiments.models import ARCHITECTURES, parse_model, split_changes, stack_of
 from titans_lm.forecast.model import Forecaster, Future, InstanceNorm, Past, Shape, over_time
 from titans_lm.forecast.settings import ForecastSettings, NetSettings, Normalisation, TrainSettings
 from titans_lm.forecast.windows import Windows
 from titans_lm.train.options import merge_settings
 
-STACKS = (*get_args(Architecture), "mamba")
+STACKS = (*ARCHITECTURES, "mamba")
 TRAINED = (*STACKS, "patchtst", "dlinear")
 MODELS = (*TRAINED, "nlinear", "seasonal", "repeat")
 
@@ -181,7 +181,7 @@ class ModelSpec(NamedTuple):
     @property
     def has_memory(self) -> bool:
         """Whether it has a memory that can be carried, or frozen."""
-        return self.base in get_args(Architecture) and self.net.backbone.has_memory
+        return self.base in ARCHITECTURES and self.net.backbone.has_memory
 
 
 def model_spec(name: str, shared: ForecastSettings) -> ModelSpec:
@@ -202,7 +202,7 @@ def model_spec(name: str, shared: ForecastSettings) -> ModelSpec:
         _names(BackboneConfig, "architecture") if blocks else (),
     )
     given = merge_settings(shared.net, net)
-    ours = base in get_args(Architecture)
+    ours = base in ARCHITECTURES
     backbone = stack_of(given.backbone, base, stack) if ours else merge_settings(given.backbone, stack)
     own = merge_settings(shared.train, train)
     return ModelSpec(name, base, dataclasses.replace(given, backbone=backbone), own, own_rate="lr" in train)

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -90,7 +89,6 @@ class ForecastJob:
         }
 
     def saved_spec(self) -> Result | None:
-        """Give the spec that a run which is not done was begun with."""
         return begun_with(self.run)
 
     def prepare(self) -> tuple[Prepared, torch.nn.Module]:
@@ -150,27 +148,17 @@ def fresh_model(spec: ModelSpec, data: Prepared, seed: int) -> torch.nn.Module:
     return make_model(spec.base, spec.net, Shape(windows.lookback, windows.horizon, windows.channels), data.season)
 
 
-def _check_tables(paths: tuple[Path, ...], command: str) -> None:
-    if not paths:
-        raise ValueError(f"got no table; expected a CSV file{command}")
-    for path in paths:
-        if not path.is_file():
-            raise ValueError(f"got the table {str(path)!r}, which is no file; expected a CSV file")
-    if len({path.stem for path in paths}) < len(paths):
-        raise ValueError(f"got two tables of one name in {', '.join(map(str, paths))}; expected names that differ")
-
-
 def train_forecaster(settings: TrainForecaster, say: Say) -> dict[str, Any]:
     """Fit a model to a table, test it once, and leave it in OUT/model; stopped, the same call goes on.
 
     Raises ValueError for a table, a model or a folder that will not do.
     """
-    tables = () if settings.data is None else (settings.data,)
-    _check_tables(tables, ": titans forecast train DATA.csv")
-    spec, [path] = model_spec(settings.model, settings), tables
+    if settings.data is None:
+        raise ValueError("got no table; expected a CSV file: titans forecast train DATA.csv")
+    spec = model_spec(settings.model, settings)
     job = ForecastJob(
-        spec, settings, path, settings.horizon, settings.seed, settings.out, progress=not settings.quiet
-    )  # fmt: skip
+        spec, settings, settings.data, settings.horizon, settings.seed, settings.out, progress=not settings.quiet
+    )
     data, model = job.prepare()
     for note in data.notes:
         say(f"note: {note}")
@@ -179,7 +167,8 @@ def train_forecaster(settings: TrainForecaster, say: Say) -> dict[str, Any]:
     say(f"{job.name}: {size_of(model):,} parameters; run folder {job.folder}")
     result = run_job(job, Outlook("--epochs N", say=say))
     say(job.describe(result))
-    return {"command": _command("train", tables, settings, None), "model": str(job.folder / MODEL), **result}
+    command = written_command("forecast", "train", str(settings.data), settings=settings, data=None)
+    return {"command": command, "model": str(job.folder / MODEL), **result}
 
 
 def evaluate_forecasters(settings: EvaluateForecasters, say: Say) -> dict[str, Any]:
@@ -188,7 +177,11 @@ def evaluate_forecasters(settings: EvaluateForecasters, say: Say) -> dict[str, A
     Every model is made once for every table and horizon before the first is trained: ValueError for what will not do.
     The wall time is that of the runs that count, with the trials that they went on from.
     """
-    _check_tables(settings.data, " or more: titans forecast evaluate DATA.csv")
+    if not settings.data:
+        raise ValueError("got no table; expected a CSV file or more: titans forecast evaluate DATA.csv")
+    if len({path.stem for path in settings.data}) < len(settings.data):
+        listed = ", ".join(map(str, settings.data))
+        raise ValueError(f"got two tables of one name in {listed}; expected names that differ")
     specs = [model_spec(name, settings) for name in settings.models]
     for path in settings.data:
         table = read_table(path, settings.table)
@@ -207,11 +200,7 @@ def evaluate_forecasters(settings: EvaluateForecasters, say: Say) -> dict[str, A
 
 def evaluate_command(settings: EvaluateForecasters) -> str:
     """Write the command that the settings came from."""
-    return _command("evaluate", settings.data, settings, ())
-
-
-def _command(word: str, paths: Sequence[Path], settings: Any, none: Any) -> str:
-    return written_command("forecast", word, *map(str, paths), settings=settings, data=none)
+    return written_command("forecast", "evaluate", *map(str, settings.data), settings=settings, data=())
 
 
 def _jobs(settings: EvaluateForecasters, specs: list[ModelSpec], say: Say) -> list[ForecastJob]:

@@ -29,20 +29,20 @@ class Shape(NamedTuple):
 class InstanceNorm(nn.Module):
     """Normalise each window and channel by itself, z = (x − centre) / scale; `inverse` is the way back.
 
-    "mean"   centre = mean over time, scale = √(variance + ε)      (RevIN: Kim et al., ICLR 2022)
+    "mean"   centre = mean over time, scale = √(variance + 10⁻⁵)   (RevIN: Kim et al., ICLR 2022)
     "last"   centre = the last value, scale = 1                    (NLinear: Zeng et al., arXiv 2205.13504)
     "none"   centre = 0, scale = 1
     """
 
-    def __init__(self, kind: Normalisation, eps: float = 1e-5) -> None:
+    def __init__(self, kind: Normalisation) -> None:
         super().__init__()
-        self.kind, self.eps = kind, eps
+        self.kind = kind
 
     def forward(self, x: Past) -> tuple[Past, Statistics]:
         centre, scale = x[:, -1:], torch.ones_like(x[:, :1])
         if self.kind == "mean":
             variance, centre = torch.var_mean(x, dim=1, keepdim=True, correction=0)
-            scale = torch.sqrt(variance + self.eps)
+            scale = torch.sqrt(variance + 1e-5)
         elif self.kind == "none":
             centre = torch.zeros_like(scale)
         return (x - centre) / scale, (centre, scale)

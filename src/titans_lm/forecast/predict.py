@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def _with_channels(table: Table, channels: tuple[str, ...]) -> Table:
             f"the model was fitted to: {', '.join(channels[:8])}"
         )
     order = [table.channels.index(name) for name in channels]
-    return Table(table.name, table.values[:, order], channels, table.dates, table.notes)
+    return replace(table, values=table.values[:, order], channels=channels)
 
 
 def _origin(given: str | None, table: Table, lookback: int) -> int:

@@ -113,7 +113,7 @@ class Windows:
             yield self.batch(places)
 
 
-def windows_at_once(channels: int, most: int = ROWS) -> int:
+def windows_at_once(channels: int, most: int) -> int:
     """Windows of all channels that are read at once, so that a table of many channels takes no more memory."""
     return max(1, min(most, ROWS // channels))
 
