@@ -170,7 +170,7 @@ class ModelSpec(NamedTuple):
     base: str
     net: NetSettings
     train: TrainSettings
-    own_rate: bool = False
+    own_rate: bool
     """Whether its name says its learning rate, which then stands."""
 
     @property

@@ -210,7 +210,7 @@ def _jobs(settings: EvaluateForecasters, specs: list[ModelSpec], say: Say) -> li
     """
     places = [(path, horizon, spec) for path in settings.data for horizon in settings.horizons for spec in specs]
     rated = [place for place in places if settings.rates and place[2].trained and not place[2].own_rate]
-    best, first = dict.fromkeys(rated, *settings.rates[:1]), settings.seeds[0]
+    best, first = {place: settings.rates[0] for place in rated}, settings.seeds[0]
     if len(settings.rates) > 1:
         jobs = [_job(settings, *place, first, rate, counts=False) for place in rated for rate in settings.rates]
         runs = sum(spec.trained for _, _, spec in places) * len(settings.seeds)
