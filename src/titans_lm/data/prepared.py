@@ -13,13 +13,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from titans_lm.data.text import blocks
 from titans_lm.data.tokenizer import TokenIds
 
 if TYPE_CHECKING:
@@ -63,10 +62,8 @@ def is_token_folder(path: str | Path) -> bool:
 
 def file_sum(path: Path) -> str:
     """BLAKE2b of a file's bytes."""
-    digest = blake2b(digest_size=16)
-    for block in blocks(path):
-        digest.update(block)
-    return digest.hexdigest()
+    with path.open("rb") as file:
+        return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
 
 
 class Split(Sequence[TokenIds]):
@@ -144,9 +141,8 @@ class Split(Sequence[TokenIds]):
     @property
     def fingerprint(self) -> str:
         """A name for exactly these tokens, from the sums of the shards."""
-        return blake2b(
-            "".join(shard.sum + shard.ends_sum for shard in self.shards).encode(), digest_size=16
-        ).hexdigest()
+        sums = "".join(shard.sum + shard.ends_sum for shard in self.shards)
+        return blake2b(sums.encode(), digest_size=16).hexdigest()
 
 
 class TokenFolder:

@@ -82,13 +82,15 @@ def read_documents(source: str | Path) -> tuple[list[Document], list[str]]:
     A file that is named is read whatever it holds. In a folder, files that are empty, hold a zero byte near their start
     or cannot be opened are skipped, as are names that start with a dot. ValueError where nothing is left to read.
     """
-    if str(source) == STDLIB:
-        folder = Path(sysconfig.get_paths()["stdlib"])
-        documents, skipped = _read_folder(folder, left_out=STDLIB_LEFT_OUT, suffix=".py")
-    elif Path(source).is_dir():
-        documents, skipped = _read_folder(Path(source))
-    elif Path(source).is_file():
-        documents, skipped = _read_one(Path(source)), []
+    path, documents, skipped = Path(source), list[Document](), list[str]()
+    if str(source) == STDLIB or path.is_dir():
+        folder, files = stdlib_files() if str(source) == STDLIB else (path, files_below(path))
+        for file in files:
+            found = read_file(file, file.relative_to(folder).as_posix())
+            documents.append(found) if isinstance(found, Document) else skipped.append(found)
+    elif path.is_file():
+        data = path.read_bytes()
+        documents += [Document(path.name, data)] if data else []
     else:
         raise ValueError(f"got {str(source)!r}, which does not exist; expected a file, a folder or the word stdlib")
     if not documents:
@@ -136,60 +138,40 @@ def chance(name: str) -> float:
     return int.from_bytes(blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") / 2**64
 
 
-def _read_one(path: Path) -> list[Document]:
-    data = path.read_bytes()
-    return [Document(path.name, data)] if data else []
-
-
-def _read_folder(
-    folder: Path, left_out: frozenset[str] = frozenset(), suffix: str = ""
-) -> tuple[list[Document], list[str]]:
-    documents, skipped = [], []
-    for path in files_below(folder, left_out):
-        if path.name.endswith(suffix):
-            found = read_file(path, path.relative_to(folder).as_posix())
-            documents.append(found) if isinstance(found, Document) else skipped.append(found)
-    return documents, skipped
+def stdlib_files() -> tuple[Path, list[Path]]:
+    """Find the folder of the running interpreter's Python library, and the source files below it."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return folder, [path for path in files_below(folder, STDLIB_LEFT_OUT) if path.suffix == ".py"]
 
 
 def read_file(path: Path, name: str) -> Document | str:
     """Read a file as a document of that name, or say why it is skipped: empty, no text, or not to be opened."""
     try:
-        data = _read_text(path)
+        with path.open("rb") as file:
+            start = file.read(SNIFFED)
+            if looks_binary(start):
+                return f"{name}: not text (it holds a zero byte)"
+            data = start + file.read()
     except OSError as error:
         return f"{name}: {error.strerror}"
-    if data:
-        return Document(name, data)
-    return f"{name}: {'empty' if data is not None else 'not text (it holds a zero byte)'}"
+    return Document(name, data) if data else f"{name}: empty"
 
 
 def files_below(folder: Path, left_out: frozenset[str] = frozenset()) -> list[Path]:
-    """List the regular files below a folder in the order of their names; those that start with a dot are left out."""
-    return sorted(_files(folder, left_out), key=lambda path: path.relative_to(folder).as_posix())
+    """List the regular files below a folder in the order of their names; those that start with a dot are left out.
+
+    Links to folders are not followed, so the walk ends. Folders that cannot be opened are listed as they are, and
+    whoever opens them hears why.
+    """
+    shut: list[OSError] = []
+    found = []
+    for root, folders, files in os.walk(folder, onerror=shut.append):
+        folders[:] = [name for name in folders if name not in left_out and not name.startswith(".")]
+        found += [Path(root, name) for name in files if not name.startswith(".")]
+    found = [path for path in found if path.is_file()] + [Path(error.filename) for error in shut]
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def looks_binary(data: bytes) -> bool:
     """Tell by its start whether something is no text."""
     return b"\0" in data[:SNIFFED]
-
-
-def _read_text(path: Path) -> bytes | None:
-    """Read a file, or return None where its start shows that it is no text: then the rest is not read."""
-    with path.open("rb") as file:
-        start = file.read(SNIFFED)
-        return None if looks_binary(start) else start + file.read()
-
-
-def _files(folder: Path, left_out: frozenset[str]) -> Iterator[Path]:
-    """Walk over the regular files of a folder; links to folders are not followed, so the walk ends.
-
-    Folders that cannot be opened come last, as they are, and whoever opens them hears why.
-    """
-    shut: list[OSError] = []
-    for root, folders, files in os.walk(folder, onerror=shut.append):
-        folders[:] = [name for name in folders if name not in left_out and not name.startswith(".")]
-        for name in files:
-            path = Path(root, name)
-            if not name.startswith(".") and path.is_file():
-                yield path
-    yield from (Path(error.filename) for error in shut)

@@ -4,7 +4,6 @@ import gzip
 import importlib
 import json
 import os
-import sysconfig
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from titans_lm.data.text import STDLIB, STDLIB_LEFT_OUT, Document, files_below, read_file
+from titans_lm.data.text import STDLIB, Document, files_below, read_file, stdlib_files
 from titans_lm.prepare.settings import HUB, PrepareSettings
 
 JSONL, PARQUET = (".jsonl", ".jsonl.gz"), (".parquet",)
@@ -41,9 +40,7 @@ def open_source(name: str, settings: PrepareSettings) -> Source:
     if name.startswith(HUB):
         return _hub(name.removeprefix(HUB), settings)
     if name == STDLIB:
-        folder = Path(sysconfig.get_paths()["stdlib"])
-        files = [path for path in files_below(folder, STDLIB_LEFT_OUT) if path.name.endswith(".py")]
-        return _files(folder, files, settings)
+        return _files(*stdlib_files(), settings)
     path = Path(name)
     if path.is_file():
         return _files(path.parent, [path], settings)
