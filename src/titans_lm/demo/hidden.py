@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from titans_lm.data.tasks.stories import GO, PEOPLE, ROOMS
-from titans_lm.data.tasks.vocabulary import two_words, two_words_count
+from titans_lm.data.tasks.vocabulary import TWO_WORDS
 from titans_lm.demo.prose import count_tokens
 
 Kind = Literal["place", "number"]
@@ -63,8 +63,8 @@ def drawn_facts(rng: np.random.Generator, parts: int, moves: int, numbers: int) 
     for part in range(parts):
         who = rng.permutation(PEOPLE) if part == 0 else rng.choice(PEOPLE, moves)
         told.append([went(str(one), str(rng.choice(GO)), str(rng.choice(ROOMS))) for one in who])
-    for pick in rng.choice(two_words_count(), numbers, replace=False):
-        name, number = two_words(int(pick)), str(rng.integers(1_000_000, 10_000_000))
+    for pick in rng.choice(len(TWO_WORDS), numbers, replace=False):
+        name, number = TWO_WORDS[int(pick)], str(rng.integers(1_000_000, 10_000_000))
         fact = Fact("number", name, number, f"The secret number of {name} is {number}.")
         told[int(rng.integers(parts))].append(fact)
     return [[facts[i] for i in rng.permutation(len(facts))] for facts in told]

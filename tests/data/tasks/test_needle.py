@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from titans_lm.data.tasks.needle import NeedleSettings
-from titans_lm.data.tasks.vocabulary import ADJECTIVES, INTRODUCTION, NOUNS
+from titans_lm.data.tasks.vocabulary import ADJECTIVES, INTRODUCTION, NOUNS, Names
 
 FORMS = {
     "number": NeedleSettings(length=400),
@@ -108,8 +108,7 @@ def test_words_are_different() -> None:
 
 def test_chance_is_that_of_all_values_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four words, two values are guessed once in sixteen."""
-    for name, words in (("ADJECTIVES", ("calm", "cold")), ("NOUNS", ("bell", "fern"))):
-        monkeypatch.setattr(f"titans_lm.data.tasks.vocabulary.{name}", words)
+    monkeypatch.setattr("titans_lm.data.tasks.needle.TWO_WORDS", Names(("calm", "cold"), ("bell", "fern"), between=" "))
     for values, said in ((1, " calm fern."), (2, " calm fern, cold bell.")):
         task = NeedleSettings(value="words", values=values, length=0)
         answers = [answer for _, found in texts(task, 2000) for answer in found]

@@ -91,9 +91,7 @@ class BabiLongSettings(HiddenFacts):
 
     def count_facts(self, rng: "np.random.Generator", rows: int) -> list[int]:
         """Count the facts of the rows that `draw` gives for the same numbers."""
-        return [
-            len(self.draw_story(rng).facts) for _ in range(rows)
-        ]  # stories are drawn before what they are hidden in
+        return [len(self.draw_story(rng).facts) for _ in range(rows)]  # drawn before what they are hidden in
 
     def draw_story(self, rng: "np.random.Generator") -> Story:
         """Draw a question that fits."""

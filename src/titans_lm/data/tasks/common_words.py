@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, asked_batch, encode, encode_all, vocabulary
 from titans_lm.data.tasks.task import TaskPlan, read_size
-from titans_lm.data.tasks.vocabulary import spelled, two_words, two_words_count
+from titans_lm.data.tasks.vocabulary import TWO_WORDS, Names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 Word = Literal["letters", "words"]
 SYLLABLES = tuple(consonant + vowel for consonant in "bcdfghjklmnpqrstvwxz" for vowel in "aeiou")
-PARTS = 3
-"""Syllables of a word of letters."""
-WORDS = {"letters": len(SYLLABLES) ** PARTS, "words": two_words_count()}
-"""Words of each kind that there are."""
+WORDS = {"letters": Names(*[SYLLABLES] * 3), "words": TWO_WORDS}
 INTRODUCTION = "Keep the words in mind."
 
 
@@ -68,9 +65,9 @@ class CommonWordsSettings:
         for name in ("common", "rarely", "length"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("often", self.often, self.rarely + 1)
-        if self.common >= WORDS[self.word]:
+        if self.common >= len(WORDS[self.word]):
             raise ValueError(
-                f"got common={self.common}; expected fewer than the {WORDS[self.word]} words that there are"
+                f"got common={self.common}; expected fewer than the {len(WORDS[self.word])} words that there are"
             )
 
     @property
@@ -80,7 +77,7 @@ class CommonWordsSettings:
     @property
     def chance(self) -> float:
         """Share of answers that are right as a whole by saying any words in their order."""
-        return 1 / math.comb(WORDS[self.word], self.common)
+        return 1 / math.comb(len(WORDS[self.word]), self.common)
 
     def resized(self, size: str) -> "CommonWordsSettings":
         """Give the task with rows of so many tokens at most, 64K, or 64Kx3 with three common words."""
@@ -96,13 +93,11 @@ class CommonWordsSettings:
         """Draw what a row says, and its question with the answer."""
         import numpy as np
 
+        kind = WORDS[self.word]
         count = int(self.length / (self.rarely * _tokens_of_one(self.word, self.tokenizer))) + 1
         while True:
-            count = min(count, WORDS[self.word] - self.common)
-            words = [
-                _written(self.word, int(pick))
-                for pick in rng.choice(WORDS[self.word], self.common + count, replace=False)
-            ]
+            count = min(count, len(kind) - self.common)
+            words = [kind[pick] for pick in rng.choice(len(kind), self.common + count, replace=False).tolist()]
             said = encode_all([f" {word}." for word in words], self.tokenizer)
             sizes = np.array([len(one) for one in said])
             before, asked = encode(INTRODUCTION, self.tokenizer), self._asked(words[: self.common])
@@ -111,7 +106,7 @@ class CommonWordsSettings:
             ends = taken + np.cumsum(sizes[rare])
             if ends[-1] >= self.length:
                 break
-            if len(words) == WORDS[self.word]:
+            if len(words) == len(kind):
                 raise ValueError(
                     f"got length={self.length}, for which the {len(words)} words of word={self.word!r} are too few "
                     f"with rarely={self.rarely}; expected about {ends[-1]} or less, or more of rarely"
@@ -133,16 +128,12 @@ class CommonWordsSettings:
         return encode(f"\nWhat {what}? Answer:", self.tokenizer), encode(answer, self.tokenizer)
 
 
-def _written(kind: Word, which: int) -> str:
-    """Write a word by its number."""
-    return two_words(which) if kind == "words" else spelled(which, [SYLLABLES] * PARTS)
-
-
 @lru_cache(maxsize=8)
 def _tokens_of_one(kind: Word, tokenizer: str) -> float:
     """Measure the tokens of a word on 64 of them, the mean."""
-    some = range(0, WORDS[kind], WORDS[kind] // 64)
-    return sum(len(encode(f" {_written(kind, which)}.", tokenizer)) for which in some) / len(some)
+    words = WORDS[kind]
+    some = range(0, len(words), len(words) // 64)
+    return sum(len(encode(f" {words[which]}.", tokenizer)) for which in some) / len(some)
 
 
 @dataclass(frozen=True, kw_only=True)

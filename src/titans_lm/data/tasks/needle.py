@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story
 from titans_lm.data.tasks.task import AT, Task, read_size
-from titans_lm.data.tasks.vocabulary import INTRODUCTION, two_words, two_words_count
+from titans_lm.data.tasks.vocabulary import INTRODUCTION, TWO_WORDS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,8 +64,8 @@ class NeedleSettings(HiddenFacts):
         check_at_least("length", self.length, 0)
         for name in ("keys", "values", "queries"):
             check_at_least(name, getattr(self, name), 1)
-        if self.keys > two_words_count():
-            raise ValueError(f"got keys={self.keys}; expected {two_words_count()} or fewer")
+        if self.keys > len(TWO_WORDS):
+            raise ValueError(f"got keys={self.keys}; expected {len(TWO_WORDS)} or fewer")
         if self.queries > self.keys:
             raise ValueError(f"got queries={self.queries} and keys={self.keys}; expected no more queries than keys")
         if self.depth is not None and not 0.0 <= self.depth <= 1.0:
@@ -79,7 +79,7 @@ class NeedleSettings(HiddenFacts):
     @property
     def chance(self) -> float:
         """Share of answers that are right as a whole by saying any values, with several of a key all of them."""
-        one = {"number": 1 / 9_000_000, "uuid": 2.0**-122, "words": 1 / two_words_count()}[self.value]
+        one = {"number": 1 / 9_000_000, "uuid": 2.0**-122, "words": 1 / len(TWO_WORDS)}[self.value]
         return one**self.values
 
     def resized(self, size: str) -> "NeedleSettings":
@@ -97,7 +97,7 @@ class NeedleSettings(HiddenFacts):
 
     def draw_story(self, rng: "np.random.Generator") -> Story:
         """Draw what a row says."""
-        keys = [two_words(int(pick)) for pick in rng.choice(two_words_count(), self.keys, replace=False)]
+        keys = [TWO_WORDS[pick] for pick in rng.choice(len(TWO_WORDS), self.keys, replace=False).tolist()]
         needles = [(key, self._value(rng)) for key in keys for _ in range(self.values)]
         needles = [needles[i] for i in rng.permutation(len(needles))]
         facts = tuple(f"The secret {self._thing} of {key} is {value}. " for key, value in needles)
@@ -124,7 +124,7 @@ class NeedleSettings(HiddenFacts):
 
                 return str(uuid.UUID(bytes=rng.bytes(16), version=4))
             case "words":
-                return two_words(int(rng.integers(two_words_count())))
+                return TWO_WORDS[int(rng.integers(len(TWO_WORDS)))]
 
 
 @dataclass(frozen=True, kw_only=True)

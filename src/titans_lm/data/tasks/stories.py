@@ -29,7 +29,7 @@ WORDS = (
 """Everything that sentences and questions are made of."""
 LABELS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qa1", "qa2", "qa3", "qa4"), ROOMS),
-    "qa5": ("Bill", "Fred", "Jeff", "Mary", *THINGS),
+    "qa5": (*GIVERS, *THINGS),
 }
 """All answers that a task has."""
 

@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story
 from titans_lm.data.tasks.task import read_size
-from titans_lm.data.tasks.vocabulary import spelled, two_words, two_words_count
+from titans_lm.data.tasks.vocabulary import TWO_WORDS, Names
 
 if TYPE_CHECKING:
     import numpy as np
 
 
 Name = Literal["letters", "words"]
-LETTERS = 5
-"""Letters of a name."""
-NAMES = {"letters": len(ascii_uppercase) ** LETTERS, "words": two_words_count()}
-"""Names of each kind that there are."""
+NAMES = {"letters": Names(*[ascii_uppercase] * 5), "words": TWO_WORDS}
 LEAST, MOST = 10_000, 99_999
 """Numbers: all of five digits."""
 INTRODUCTION = "Keep the numbers in mind.\n"
@@ -75,16 +72,16 @@ class VariablesSettings(HiddenFacts):
         check_at_least("length", self.length, 0)
         if self.chains > MOST - LEAST + 1:
             raise ValueError(f"got chains={self.chains}; expected {MOST - LEAST + 1} or fewer")
-        if self.chains * (self.hops + 1) > NAMES[self.name]:
+        if self.chains * (self.hops + 1) > len(NAMES[self.name]):
             raise ValueError(
                 f"got chains={self.chains} of hops={self.hops}, which need {self.chains * (self.hops + 1)} names; "
-                f"expected {NAMES[self.name]} or fewer of name={self.name!r}"
+                f"expected {len(NAMES[self.name])} or fewer of name={self.name!r}"
             )
 
     @property
     def chance(self) -> float:
         """Share of answers that are right as a whole by saying any names."""
-        return 1 / math.perm(NAMES[self.name], self.hops + 1)
+        return 1 / math.perm(len(NAMES[self.name]), self.hops + 1)
 
     def resized(self, size: str) -> "VariablesSettings":
         """Give the task with rows of so many tokens, 64K, or 64Kx3 with chains of three hops."""
@@ -95,8 +92,8 @@ class VariablesSettings(HiddenFacts):
     def draw_story(self, rng: "np.random.Generator") -> Story:
         """Draw what a row says."""
         size = self.hops + 1
-        picks = rng.choice(NAMES[self.name], self.chains * size, replace=False).tolist()
-        names = [_called(self.name, pick) for pick in picks]
+        picks = rng.choice(len(NAMES[self.name]), self.chains * size, replace=False).tolist()
+        names = [NAMES[self.name][pick] for pick in picks]
         values = (LEAST + rng.choice(MOST - LEAST + 1, self.chains, replace=False)).tolist()
         facts, said = [], [0] * self.chains
         for place in rng.permutation(self.chains * size).tolist():  # chains take turns, each in its own order
@@ -107,11 +104,6 @@ class VariablesSettings(HiddenFacts):
             said[chain] += 1
         question = f"\nWhat has the number {values[0]}? Answer:"
         return Story(INTRODUCTION, tuple(facts), ((question, f" {', '.join(names[:size])}."),))
-
-
-def _called(kind: Name, which: int) -> str:
-    """Write a name by its number."""
-    return two_words(which) if kind == "words" else spelled(which, [ascii_uppercase] * LETTERS)
 
 
 @dataclass(frozen=True, kw_only=True)

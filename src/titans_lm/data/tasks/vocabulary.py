@@ -14,6 +14,7 @@ reads running text as the tasks have it (white space inside is one space, or two
 letter and the one before ends no sentence), and whose chat template writes a question as they do.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -143,20 +144,22 @@ def encode_words(text: str) -> "np.ndarray":
     return np.array([*ids, *text[last:].encode()], np.int64)
 
 
-def spelled(which: int, places: Sequence[Sequence[str]], between: str = "") -> str:
-    """Write a name by its number: one part for every place, and the last place changes with every number."""
-    parts = []
-    for choices in reversed(places):
-        which, at = divmod(which, len(choices))
-        parts.append(choices[at])
-    return between.join(reversed(parts))
+class Names:
+    """Names by their numbers, made of one part for every place; the last place changes with every number."""
+
+    def __init__(self, *places: Sequence[str], between: str = "") -> None:
+        self.places, self.between = places, between
+
+    def __len__(self) -> int:
+        return math.prod(map(len, self.places))
+
+    def __getitem__(self, which: int) -> str:
+        parts = []
+        for choices in reversed(self.places):
+            which, at = divmod(which, len(choices))
+            parts.append(choices[at])
+        return self.between.join(reversed(parts))
 
 
-def two_words(which: int) -> str:
-    """Write an adjective and a noun by their number."""
-    return spelled(which, (ADJECTIVES, NOUNS), " ")
-
-
-def two_words_count() -> int:
-    """Count the pairs of an adjective and a noun."""
-    return len(ADJECTIVES) * len(NOUNS)
+TWO_WORDS = Names(ADJECTIVES, NOUNS, between=" ")
+"""An adjective and a noun."""
