@@ -10,7 +10,7 @@ from rich.console import Console
 from cli_cases import titans
 from titans_lm.cli import parse
 from titans_lm.streaming import read
-from titans_lm.train.hardware import asked_threads
+from titans_lm.train.device import asked_threads
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import load_tokenizer
 from titans_lm.train.settings import LanguageSettings

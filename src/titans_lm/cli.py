@@ -170,7 +170,7 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
             raise ValueError(
                 f"got --init {init} and --resume {resume}; expected one of them: a run goes on with its own weights"
             )
-        from titans_lm.train.start import saved_settings
+        from titans_lm.train.sized import saved_settings
 
         layers.append(saved_settings(Path(init)))
     if hasattr(default, "what"):

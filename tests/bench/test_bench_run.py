@@ -28,8 +28,7 @@ from titans_lm.bench.settings import (
 )
 from titans_lm.bench.tnt import tnt
 from titans_lm.bench.training import training
-from titans_lm.train.device import commit
-from titans_lm.train.hardware import hardware
+from titans_lm.train.device import commit, hardware
 
 CASE = Case(label="op", kind="op", mode="forward", case=OP, allocator="tuned")
 
@@ -282,7 +281,7 @@ def test_on_a_gpu_the_allocator_is_torchs_own():
 
 
 def test_the_commit_is_known_or_said_to_be_unknown(monkeypatch):
-    monkeypatch.setattr("titans_lm.train.hardware.commit", commit.__wrapped__)
+    monkeypatch.setattr("titans_lm.train.device.commit", commit.__wrapped__)
     assert hardware()["commit"]
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent / "nothing"))
     assert hardware()["commit"] == "unknown"

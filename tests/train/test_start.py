@@ -14,7 +14,7 @@ from titans_lm.config import BackboneConfig
 from titans_lm.train.language import train_language_model
 from titans_lm.train.run import load_model
 from titans_lm.train.settings import LanguageSettings
-from titans_lm.train.start import model_from
+from titans_lm.train.sized import model_from
 
 SMALL: dict[str, Any] = {
     "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "memory_expansion": 1, "intermediate_size": 8,

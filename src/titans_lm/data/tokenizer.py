@@ -64,9 +64,7 @@ def is_byte_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> bool:
     if len(tokenizer) != VOCAB_SIZE:  # the vocabulary of a large one takes a fifth of a second to ask for
         return False
     vocabulary = tokenizer.get_vocab()
-    return len(vocabulary) == VOCAB_SIZE and all(
-        vocabulary.get(character) == byte for character, byte in byte_vocabulary().items()
-    )
+    return len(vocabulary) == VOCAB_SIZE and byte_vocabulary().items() <= vocabulary.items()
 
 
 def encode_bytes(data: bytes) -> TokenIds:

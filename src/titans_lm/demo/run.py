@@ -17,9 +17,8 @@ from titans_lm.demo.findings import recall_findings, search_findings
 from titans_lm.demo.recall import RecallOutcome, run_recall
 from titans_lm.demo.search import MODELS, TEXT, Found, make_hidden, search, today
 from titans_lm.demo.settings import DemoPlan, DemoSettings, full_plan, quick_plan
-from titans_lm.train.device import environment
+from titans_lm.train.device import environment, processor, usable_cores
 from titans_lm.train.files import write_atomically, write_json
-from titans_lm.train.hardware import processor, usable_cores
 from titans_lm.train.options import plain_settings
 
 FORMAT = "titans-lm demo 2"

@@ -25,8 +25,8 @@ from titans_lm.questions import (
     starts_with_bos,
 )
 from titans_lm.report.sources import FORMAT
+from titans_lm.train.device import hardware
 from titans_lm.train.files import finite, write_atomically, write_json
-from titans_lm.train.hardware import hardware
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import Report
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model

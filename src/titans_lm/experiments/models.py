@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from titans_lm.config import MEMORY_BLOCKS, SHARING_BLOCKS, Architecture, BackboneConfig, nearest
 from titans_lm.train.options import merge_settings
-from titans_lm.train.rules import RULES
-from titans_lm.train.settings import ModelSettings
+from titans_lm.train.settings import RULES, ModelSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm.report.sources import FORMAT
-from titans_lm.train.device import commit
+from titans_lm.train.device import commit, hardware
 from titans_lm.train.files import write_json
-from titans_lm.train.hardware import hardware
 from titans_lm.train.options import plain_settings
 from titans_lm.train.run import COMMITS, UNKNOWN, commits_of, seconds_of
 

@@ -81,11 +81,12 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
     remove_unfinished(out)
     reading = time.monotonic()
     done = folder.fill(_placed(settings, source, valid), progress)
-    index = folder.finish([*source.skipped, *(valid.skipped if valid is not None else [])])
+    skipped = [*source.skipped, *(valid.skipped if valid is not None else [])]
+    index = folder.finish(skipped)
     return {
         **TokenFolder(out, verify=False).describe(),
         "shards": sum(len(shards) for shards in index["splits"].values()),
-        "skipped": len(source.skipped) + (len(valid.skipped) if valid is not None else 0),
+        "skipped": len(skipped),
         "seconds": time.monotonic() - started,
         "megabytes_per_second": done / 1e6 / (time.monotonic() - reading),
         "peak_resident_bytes": peak_resident(),

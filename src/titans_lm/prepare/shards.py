@@ -84,7 +84,6 @@ class ShardWriter:
 
     def _failed(self, error: OSError) -> OSError:
         self.discard()
-        why = (
-            f"{error.strerror or os.strerror(error.errno or 0)}; finished shards are kept: free space, and run the same"
-        )
-        return OSError(error.errno, f"{why} command again", str(self.folder / self.name))
+        why = error.strerror or os.strerror(error.errno or 0)
+        told = f"{why}; finished shards are kept: free space, and run the same command again"
+        return OSError(error.errno, told, str(self.folder / self.name))

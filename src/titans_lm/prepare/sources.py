@@ -13,6 +13,7 @@ from typing import Any
 
 from titans_lm.data.text import STDLIB, Document, files_below, read_file, stdlib_files
 from titans_lm.prepare.settings import HUB, PrepareSettings
+from titans_lm.train.files import one_line
 
 JSONL, PARQUET = (".jsonl", ".jsonl.gz"), (".parquet",)
 
@@ -146,8 +147,7 @@ def _hub(name: str, settings: PrepareSettings) -> Source:
         try:
             rows = datasets.load_dataset(name, settings.subset, split=settings.split, streaming=True)
         except (OSError, ValueError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise ValueError(f"the data set {name!r} cannot be opened: {reason}") from error
+            raise ValueError(f"the data set {name!r} cannot be opened: {one_line(error)}") from error
         yield from _rows(rows, name, settings.column, source)
 
     return Source(_identity(["hub", name, settings.subset, settings.split, settings.column]), False, documents)

@@ -12,6 +12,7 @@ import numpy as np
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import TokenIds, byte_tokenizer, encode_document, is_byte_tokenizer
 from titans_lm.prepare.settings import PrepareSettings
+from titans_lm.train.files import one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,9 +42,8 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:300]
         raise ValueError(
-            f"the tokenizer {name!r} cannot be loaded: {reason}; expected bytes, a folder with a Hugging Face "
+            f"the tokenizer {name!r} cannot be loaded: {one_line(error)}; expected bytes, a folder with a Hugging Face "
             "tokenizer, or its name on the hub"
         ) from error
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:

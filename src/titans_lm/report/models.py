@@ -7,7 +7,7 @@ from typing import Any
 from titans_lm.config import MEMORY_ARCHITECTURES, MEMORY_BLOCKS
 from titans_lm.report.figures import Line
 from titans_lm.report.table import Column, bold
-from titans_lm.train.rules import RULES
+from titans_lm.train.settings import RULES
 
 COLOURS = ("#3451c6", "#0f9d8a", "#8a4fd3", "#c2417c", "#e07a1f", "#9a6a00", "#5b6472", "#2f7d32", "#b3261e", "#00788a")
 TITLES = {

@@ -16,8 +16,8 @@ from titans_lm.streaming.memory import Memory
 from titans_lm.streaming.reader import Reader
 from titans_lm.streaming.tokens import TokenStream
 from titans_lm.train.files import remove_unfinished
+from titans_lm.train.loop import StopRequest
 from titans_lm.train.progress import Report, in_words
-from titans_lm.train.signals import StopRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titans_lm.config import BackboneConfig, nearest
+from titans_lm.train.files import one_line
 from titans_lm.train.fresh import size_of, without_weights
 from titans_lm.train.match import check_near, fit_shape, match_parameters
-from titans_lm.train.rules import RULES
+from titans_lm.train.settings import RULES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -60,7 +61,10 @@ def fit_baseline(
     """
     given = {"vocab_size": vocab_size, **special}
     if name in RULES:
-        return _titans_config(match_parameters(dataclasses.replace(like, **RULES[name]), vocab_size, parameters), given)
+        from titans_lm.hf import TitansConfig
+
+        stack = match_parameters(dataclasses.replace(like, **RULES[name]), vocab_size, parameters)
+        return TitansConfig(**given, **dataclasses.asdict(stack))
     if name not in FAMILIES:
         return _read_config(name, given)
     family = FAMILIES[name]
@@ -96,12 +100,6 @@ def _fitted(
         sizes[knob.name] = nearest_size(count, knob, parameters, below=knob is not knobs[-1])
     check_near(_count(config_of(**sizes)), parameters)
     return config_of(**sizes)
-
-
-def _titans_config(config: BackboneConfig, given: Settings) -> "PreTrainedConfig":
-    from titans_lm.hf import TitansConfig
-
-    return TitansConfig(**given, **dataclasses.asdict(config))
 
 
 def make_baseline(config: "PreTrainedConfig") -> "PreTrainedModel":
@@ -154,8 +152,7 @@ def _read_config(name: str, given: Settings) -> "PreTrainedConfig":
     try:
         return AutoConfig.from_pretrained(path, **given)
     except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"got the baseline {name!r}, whose config cannot be read: {reason}") from error
+        raise ValueError(f"got the baseline {name!r}, whose config cannot be read: {one_line(error)}") from error
 
 
 def _llama(c: BackboneConfig, hidden_size: int, intermediate_size: int) -> Settings:

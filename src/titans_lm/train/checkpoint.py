@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from titans_lm.data.text import blocks
-from titans_lm.train.files import new_folder, write_json
+from titans_lm.train.files import new_folder, one_line, write_json
 from titans_lm.train.parallel import ALONE, Distributed
 
 if TYPE_CHECKING:
@@ -101,11 +101,7 @@ def save_checkpoint(
 
 
 def _os_error(error: BaseException, path: Path) -> OSError:
-    return OSError(errno.EIO, _one_line(error), str(path))
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    return OSError(errno.EIO, one_line(error), str(path))
 
 
 def write_sums(folder: Path) -> None:
@@ -148,7 +144,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
         model.load_state_dict(_laid_out(weights, model))
     except (OSError, RuntimeError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(
-            f"the weights in {folder} do not fit this {type(model).__name__}: {_one_line(error)}; "
+            f"the weights in {folder} do not fit this {type(model).__name__}: {one_line(error)}; "
             "give the model that they were saved from"
         ) from error
 
@@ -242,7 +238,7 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
             dcp.load(tensors, storage_reader=_Reader(folder / OPTIMIZER, listed))
     except (CheckpointException, OSError, RuntimeError, KeyError, ValueError) as error:
         raise ValueError(
-            f"{folder / OPTIMIZER} does not fit this model, or cannot be read: {_one_line(error)}"
+            f"{folder / OPTIMIZER} does not fit this model, or cannot be read: {one_line(error)}"
         ) from error
     order = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     places = {parameter: place for place, parameter in enumerate(order)}

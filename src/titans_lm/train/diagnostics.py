@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -61,21 +63,17 @@ def _listening(memories: list[MemoryRule]) -> Iterator[list[dict[str, list[float
     found: list[dict[str, list[float]]] = [{} for _ in memories]
     heard: dict[tuple[int, str], list[tuple[int, Tensor]]] = defaultdict(list)
 
-    def listen(index: int, name: str, gate: nn.Module) -> Any:
-        def hook(module: nn.Module, given: Any, out: Any) -> None:
-            parts = out if isinstance(out, tuple) else out.unbind(-1)
-            means = torch.stack([part.double().mean() for part in parts])
-            heard[index, name].append((parts[0].shape[1], means))
+    def hear(index: int, name: str, module: nn.Module, given: Any, out: Any) -> None:
+        parts = out if isinstance(out, tuple) else out.unbind(-1)
+        means = torch.stack([part.double().mean() for part in parts])
+        heard[index, name].append((parts[0].shape[1], means))
 
-        return gate.register_forward_hook(hook)
-
-    gates = [(i, name, getattr(memory, f"{name}_proj")) for i, memory in enumerate(memories) for name in GATES]
-    handles = [listen(*gate) for gate in gates if gate[2] is not None]
-    try:
+    with ExitStack() as hooks:
+        for index, name in product(range(len(memories)), GATES):
+            gate = getattr(memories[index], f"{name}_proj")
+            if gate is not None:
+                hooks.callback(gate.register_forward_hook(partial(hear, index, name)).remove)
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
     for (index, name), calls in heard.items():
         config = memories[index].config  # its first call reads the persistent tokens in some stacks (D16), not the text
         calls = calls[int(isinstance(config, BackboneConfig) and config.memory_begins_persistent) :]

@@ -68,6 +68,11 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
 
 
+def one_line(error: BaseException) -> str:
+    """What an error of a library says, in a line that is not too long for a message of ours."""
+    return " ".join(str(error).split())[:300]
+
+
 def finite(value: Any) -> Any:
     """Replace numbers that JSON cannot hold by None."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -26,8 +26,7 @@ from titans_lm.train.parallel import Distributed, joined_distributed
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, RunFolder
 from titans_lm.train.settings import LanguageSettings
-from titans_lm.train.sized import Sized, sized_model
-from titans_lm.train.start import model_from
+from titans_lm.train.sized import Sized, model_from, sized_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -4,8 +4,11 @@
 loss that carries something from step to step offers `state_dict`, `load_state_dict` and `forget`.
 """
 
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 from torch import nn
@@ -15,9 +18,38 @@ from titans_lm.train.parallel import open_distributed
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import FitSettings
-from titans_lm.train.signals import StopRequest
 from titans_lm.train.trainer import FitResult, LossFunction, Record, Trainer
 from titans_lm.train.writer import RunWriter, due
+
+
+class StopRequest:
+    """Turn the first Ctrl-C or SIGTERM into a wish that a loop reads between steps; the second stops at once.
+
+    Truthy once asked to stop. Outside of the main thread, which alone receives signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.before: dict[int, Any] = {}
+
+    def __bool__(self) -> bool:
+        return self.asked
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            self.before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
 
 
 class Interrupted(KeyboardInterrupt):

@@ -6,7 +6,7 @@ nothing is shifted here.
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,12 +78,10 @@ def recorded_gates(model: nn.Module) -> Iterator[list[Tensor]]:
     def keep(_: nn.Module, __: object, gate: Tensor | tuple[Tensor, ...]) -> None:
         found.extend(gate if isinstance(gate, tuple) else (gate,))
 
-    handles = [gate.register_forward_hook(keep) for gate in write_gates(model)]
-    try:
+    with ExitStack() as hooks:
+        for gate in write_gates(model):
+            hooks.callback(gate.register_forward_hook(keep).remove)
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def accuracy(logits: Tensor, targets: Tensor) -> Tensor:

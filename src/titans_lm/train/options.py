@@ -129,11 +129,6 @@ def plain_settings(settings: Any) -> dict[str, Any]:
     }
 
 
-def as_options(settings: Any, default: Any) -> list[str]:
-    """Write settings as the options of a command line that turn the default into them; those inside go by dots."""
-    return _options("--", settings, default)
-
-
 def written_command(*words: str, settings: Any, **left_out: Any) -> str:
     """Write the command that settings came from: `titans`, words, and the options that are not the defaults.
 
@@ -146,13 +141,14 @@ def written_command(*words: str, settings: Any, **left_out: Any) -> str:
     return shlex.join(["titans", *words, *as_options(told, type(settings)())])
 
 
-def _options(prefix: str, settings: Any, default: Any) -> list[str]:
+def as_options(settings: Any, default: Any, prefix: str = "--") -> list[str]:
+    """Write settings as the options of a command line that turn the default into them; those inside go by dots."""
     parts = []
     for name, option in option_names(type(settings)).items():
         value, usual = getattr(settings, name), getattr(default, name)
         option = option.replace("_", "-")
         if dataclasses.is_dataclass(value):
-            parts += _options(f"{prefix}{option}." if option else prefix, value, usual)
+            parts += as_options(value, usual, f"{prefix}{option}." if option else prefix)
         elif value == usual:
             continue
         elif isinstance(value, bool):
@@ -164,15 +160,12 @@ def _options(prefix: str, settings: Any, default: Any) -> list[str]:
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
     """Take a value as the type that a setting has, without guessing: no "3" for 3, no 1 for true."""
-    if get_origin(hint) is Literal:
-        check_choice(name, value, get_args(hint))
-        return value
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     several = next((kind for kind in kinds if get_origin(kind) is tuple), None)
     if several is not None and isinstance(value, list | tuple):
         return tuple(_convert(name, item, get_args(several)[0]) for item in value)
     literal = next((kind for kind in kinds if get_origin(kind) is Literal), None)
-    if literal is not None and value is not None:
+    if literal is not None and not (value is None and type(None) in kinds):
         check_choice(name, value, get_args(literal))
         return value
     for kind in kinds:

@@ -34,6 +34,7 @@ from titans_lm.train.device import choose_device, commit, environment
 from titans_lm.train.files import (
     JsonLines,
     new_folder,
+    one_line,
     remove_folder,
     remove_unfinished,
     write_atomically,
@@ -84,8 +85,10 @@ class RunFolder:
         return cls(path, tokenizer)
 
     def latest(self) -> Path | None:
-        """Find the checkpoint to go on from: the one that LATEST names, else the newest that is there."""
-        return latest_checkpoint(self.path)
+        """Find the newest checkpoint, or None: what LATEST names, unless somebody removed it."""
+        pointer, steps = self.checkpoints / LATEST, _steps(self.path)
+        named = pointer.read_bytes().strip() if pointer.is_file() else b""
+        return next((path for path in steps if path.name.encode() == named), (steps or [None])[-1])
 
     def whole(self, passed_over: Callable[[DamagedCheckpoint], None]) -> Path | None:
         """Find the newest checkpoint that is as it was written; DamagedCheckpoint where there are some and none is."""
@@ -168,8 +171,7 @@ def _note_commit(run: Path) -> None:
 
 def seconds_of(run: Path) -> float:
     """Tell for how many seconds a run has trained, as far as it has logged; 0 where there is none."""
-    records = JsonLines(run / METRICS).read()
-    return next((record["seconds"] for record in reversed(records) if "seconds" in record), 0.0)
+    return progress_of(run).get("seconds", 0.0)
 
 
 def progress_of(run: Path) -> dict[str, Any]:
@@ -178,13 +180,6 @@ def progress_of(run: Path) -> dict[str, Any]:
     for record in JsonLines(run / METRICS).read():
         told |= {name: record[name] for name in ("step", "seconds", "held_out_bits_per_byte") if name in record}
     return told
-
-
-def latest_checkpoint(run: Path) -> Path | None:
-    """Find a run's newest checkpoint, or None: what LATEST names, unless somebody removed it."""
-    pointer, steps = run / CHECKPOINTS / LATEST, _steps(run)
-    named = pointer.read_bytes().strip() if pointer.is_file() else b""
-    return next((path for path in steps if path.name.encode() == named), (steps or [None])[-1])
 
 
 def resolve_model(path: str | Path) -> Path:
@@ -201,7 +196,7 @@ def resolve_model(path: str | Path) -> Path:
         raise ValueError(f"got the model {str(path)!r}, which is a file; expected the folder that holds it")
     if (path / "config.json").is_file():
         return path
-    finished, checkpoint = path / MODEL, latest_checkpoint(path)
+    finished, checkpoint = path / MODEL, RunFolder(path).latest()
     candidates = [folder for folder in (finished, checkpoint) if folder and (folder / "config.json").is_file()]
     if not candidates:
         found = "a run without a checkpoint yet" if (path / SETTINGS).is_file() else "neither a run nor a saved model"
@@ -250,8 +245,7 @@ def _load(auto_class: Any, folder: Path, what: str) -> Any:
         with quiet_transformers():
             return auto_class.from_pretrained(folder)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"the {what} in {folder} cannot be loaded: {reason}") from error
+        raise ValueError(f"the {what} in {folder} cannot be loaded: {one_line(error)}") from error
 
 
 def _steps(run: Path) -> list[Path]:

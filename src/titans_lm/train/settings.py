@@ -2,16 +2,27 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice
 from titans_lm.data.curriculum import RereadCurriculum
-from titans_lm.train.rules import RULES
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Boundaries = Literal["carry", "reset"]
 Parallel = Literal["auto", "ddp", "fsdp"]
 Sink = Literal["tensorboard", "wandb", "trackio"]
+
+DELTA_RULE: dict[str, Any] = {
+    "architecture": "lmm", "layer_types": None, "shared_qkv": False,
+    "memory_depth": 1, "memory_residual": False, "memory_norm": False, "memory_objective": "l2",
+    "chunk_size": 1, "momentum": False, "forget_to": "zero", "gates": "head", "theta_bound": 0.5,
+    "theta_stretch": 0.0, "alpha_stretch": 0.0,
+}  # fmt: skip
+RULES: dict[str, dict[str, Any]] = {
+    "delta-net": {**DELTA_RULE, "decay": False, "alpha_init": 0.002},
+    "gated-delta-net": {**DELTA_RULE, "decay": True, "decay_first": True},
+}
+"""Settings that make the rule of another model of our op, in our block and from our start; 2 θ is its β."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,15 @@
-"""The model that settings describe, as large as they say, and its shape."""
+"""The model that a training begins with: a fresh one as large as settings say, or a saved one; and its shape."""
 
+import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from titans_lm.config import BackboneConfig
 from titans_lm.train.baselines import fit_baseline, make_baseline
-from titans_lm.train.fresh import language_model, special_ids
+from titans_lm.train.fresh import language_model, model_without_weights, size_of, special_ids
 from titans_lm.train.match import count_parameters, match_parameters
+from titans_lm.train.run import load_model, resolve_model
 from titans_lm.train.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -60,7 +64,7 @@ class Sized:
     @classmethod
     def given(cls, model: "PreTrainedModel", asked: int | None = None) -> "Sized":
         """Count a model's parameters, a tied embedding once."""
-        return cls(model, sum(parameter.numel() for parameter in model.parameters()), asked)
+        return cls(model, size_of(model), asked)
 
     @property
     def shape(self) -> Shape:
@@ -91,3 +95,40 @@ def sized_for(settings: ModelSettings, vocab_size: int, **special: int | None) -
     if asked is not None:
         config = match_parameters(config, vocab_size, asked)
     return Sized.given(language_model(config, vocab_size, **special), asked)
+
+
+def saved_settings(path: Path) -> dict[str, Any]:
+    """Read what a saved model of ours is, for a command line to begin with: its stack, and its vocabulary."""
+    from titans_lm.hf import TitansConfig
+
+    config = TitansConfig.from_pretrained(resolve_model(path))
+    return {"model": dataclasses.asdict(config.backbone_config()), "vocab_size": config.vocab_size}
+
+
+def model_from(path: Path, config: BackboneConfig) -> "PreTrainedModel":
+    """Load a saved model with other settings; ValueError where it is none of ours, or a weight would not fit.
+
+    That is the second stage of TNT, at shorter local chunks, and the way to another `chunk_size` of any memory.
+    """
+    from titans_lm.hf import TitansConfig, TitansForCausalLM
+
+    saved: Any = load_model(path, "cpu")
+    if not isinstance(saved, TitansForCausalLM):
+        raise ValueError(f"got init={str(path)!r}, a {type(saved).__name__}; expected a model that titans train made")
+    before, size = saved.config.backbone_config(), saved.config.vocab_size
+    shapes = _shapes(saved)
+    changed = [name for name, value in vars(config).items() if value != getattr(before, name)]
+    if _shapes(model_without_weights(config, size)) != shapes:
+        told = ", ".join(f"{name}={getattr(config, name)!r}, which was {getattr(before, name)!r}" for name in changed)
+        raise ValueError(
+            f"got init={str(path)!r} with {told}: its weights would be of other shapes; expected settings that leave "
+            "all shapes as they are, such as chunk_size, or tnt_local_chunks of as many memories"
+        )
+    settings = {**saved.config.to_dict(), **dataclasses.asdict(config)}
+    model = TitansForCausalLM(TitansConfig.from_dict(settings))
+    model.load_state_dict(saved.state_dict())
+    return model
+
+
+def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

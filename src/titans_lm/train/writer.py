@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from titans_lm.train.checkpoint import copied, optimizer_tensors
-from titans_lm.train.files import HIDDEN, claimed
+from titans_lm.train.files import HIDDEN, claimed, one_line
 from titans_lm.train.parallel import Distributed, whole_weights
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import IN_USE, RunFolder
@@ -155,7 +155,7 @@ class AsyncSave:
         try:
             work.result()
         except (OSError, ValueError, RuntimeError) as error:
-            failed = f"could not be written: {' '.join(str(error).split())[:300]}"
+            failed = f"could not be written: {one_line(error)}"
         failed = next((one for one in self.training.all_gather(failed) if one is not None), None)
         return None if failed is None else OSError(errno.EIO, failed, str(self._into))
 
