@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from titans_lm.data.batches import IGNORED, DocumentLanes, RandomCrops
+from titans_lm.data.batches import IGNORED, DocumentLanes, RandomCrops, prefetched
 from titans_lm.data.tokenizer import PAD, encode_document
 
 DOCUMENTS = [encode_document(bytes([65 + i]) * n) for i, n in enumerate((3, 40, 1, 17, 8, 8, 25))]
@@ -132,3 +132,19 @@ def test_a_long_document_is_shared_among_the_lanes():
 def test_lanes_need_a_token_to_predict():
     with pytest.raises(ValueError, match="got no document of two tokens or more"):
         DocumentLanes(numbered(1, 1), seq_len=4, batch_size=2)
+
+
+@pytest.mark.parametrize(("kind", "workers"), [(RandomCrops, 0), (DocumentLanes, 0), (DocumentLanes, 2)])
+def test_batches_of_other_processes_are_the_same_from_any_step_on(kind, workers: int) -> None:
+    documents = [np.arange(5 + 3 * i, dtype=np.uint16) for i in range(9)]
+    batches = kind(documents, seq_len=4, batch_size=2, seed=1)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    found = list(prefetched(batches, 3, 9, workers))
+    assert len(found) == 6
+    for step, batch in enumerate(found, 3):
+        wanted = batches(step)
+        assert batch.keys() == wanted.keys()
+        assert all((batch[name] == part).all() for name, part in wanted.items())
+    assert list(prefetched(batches, 9, 9, workers)) == []
+    assert torch.equal(before, torch.get_rng_state()), "training draws its numbers as if nobody had worked ahead"

@@ -115,9 +115,9 @@ def nearest_size(count: Callable[[int], int], knob: Knob, target: int, *, below:
     With `below`, the largest whose count is not above it, or one step. ValueError where one step is too much already.
     """
     low = high = knob.step
-    if count(low) > target and below:
-        return low
     if count(low) > target:
+        if below:
+            return low
         raise ValueError(
             f"with {knob.name}={low} it has {count(low):,} parameters; expected {target:,} or fewer: ask for more, "
             "or give a smaller hidden_size or fewer layers"

@@ -7,6 +7,7 @@ loss that carries something from step to step offers `state_dict`, `load_state_d
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -92,7 +93,7 @@ def fit(
     trainer = Trainer(model, batches, loss_fn, settings, world)
     result = trainer.result
     shown = progress if progress is not None and world.main else ProgressReport(quiet=True)
-    with RunWriter(trainer, run, shown) as writer:
+    with closing(RunWriter(trainer, run, shown)) as writer:
         writer.resume()
         with StopRequest() as asked, shown.start(settings.steps, result.step), trainer.reading():
             finished, stop = result.step >= settings.steps, world.anybody(bool(asked))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from titans_lm.train.checkpoint import copied, optimizer_tensors
@@ -28,7 +27,7 @@ def due(step: int, every: int) -> bool:
 
 
 class RunWriter:
-    """What a run leaves on disk and on the screen; a context manager."""
+    """What a run leaves on disk and on the screen, until it is closed."""
 
     def __init__(self, trainer: Trainer, run: RunFolder | None, progress: ProgressReport) -> None:
         self.trainer, self.run, self.progress = trainer, run, progress
@@ -36,12 +35,8 @@ class RunWriter:
         self.async_save, self.stack = AsyncSave(trainer.world), ExitStack()
         self.loggers: list[Logger] = []
 
-    def __enter__(self) -> "RunWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Let an asynchronous save come to its end, and loggers too."""
         self.async_save.end()
         self.stack.close()  # loggers write what they have kept back
 
