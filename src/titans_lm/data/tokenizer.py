@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 BOS, EOS, PAD = 256, 257, 258
@@ -38,24 +39,26 @@ def byte_vocabulary() -> dict[str, int]:
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
-    """Build the byte tokenizer as a Hugging Face tokenizer that loads again without code of ours.
-
-    Special tokens are never parsed from text: "<eos>" written in a document is five bytes, as it must be.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    """Build the byte tokenizer as a Hugging Face tokenizer that loads again without code of ours."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocab=byte_vocabulary(), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    # a batch is written on at its right end
+    return byte_level(tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", padding_side="left")
+
+
+def byte_level(tokenizer: "Tokenizer", **special: str) -> "PreTrainedTokenizerFast":
+    """Give a byte-level tokenizer to Hugging Face: every text comes back from its tokens byte for byte.
+
+    Special tokens are never parsed from text: "<eos>" written in a document is no token of its own, as it must be.
+    """
+    from tokenizers import decoders
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<bos>",
-        eos_token="<eos>",
-        pad_token="<pad>",
-        padding_side="left",  # a batch is written on at its right end
-        split_special_tokens=True,
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=tokenizer, split_special_tokens=True, clean_up_tokenization_spaces=False, **special
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from titans_lm.data.text import Document
-from titans_lm.data.tokenizer import TokenIds, byte_tokenizer, encode_document, is_byte_tokenizer
+from titans_lm.data.tokenizer import TokenIds, byte_level, byte_tokenizer, encode_document, is_byte_tokenizer
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.train.files import one_line
 
@@ -60,12 +60,10 @@ def train_bpe(texts: Iterable[Document], settings: PrepareSettings) -> "PreTrain
     Every text comes back from its tokens byte for byte, and special tokens are never read out of text. ValueError where
     the text is too small for so many ids.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=settings.train_bpe,
         special_tokens=[BOS, EOS, PAD],
@@ -78,10 +76,7 @@ def train_bpe(texts: Iterable[Document], settings: PrepareSettings) -> "PreTrain
             f"got train_bpe={settings.train_bpe}, and text that gives {tokenizer.get_vocab_size()} ids at most; "
             "give more text, or ask for fewer"
         )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, split_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+    return byte_level(tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD)
 
 
 def _sample(texts: Iterable[Document], most: int) -> Iterator[str]:

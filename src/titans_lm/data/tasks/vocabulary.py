@@ -87,10 +87,9 @@ def word_count() -> int:
 @cache
 def word_tokenizer() -> "PreTrainedTokenizerFast":
     """Build the tokenizer as a Hugging Face tokenizer that loads again without code of ours."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-    from titans_lm.data.tokenizer import byte_vocabulary
+    from titans_lm.data.tokenizer import byte_level, byte_vocabulary
 
     words = {form.replace(" ", "Ġ"): token for form, token in word_ids().items()}  # Ġ is the letter of that byte
     vocabulary = {**byte_vocabulary(), "<pad>": NOTHING, **words}
@@ -107,15 +106,7 @@ def word_tokenizer() -> "PreTrainedTokenizerFast":
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        padding_side="left",  # a batch is written on at its right end
-        split_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-        chat_template=QUESTION,
-    )
+    return byte_level(tokenizer, pad_token="<pad>", padding_side="left", chat_template=QUESTION)
 
 
 def is_word_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> bool:
