@@ -73,6 +73,25 @@ def test_the_change_of_a_difference_takes_the_text_out() -> None:
     assert (both.books, both.stretches) == (3, 4)
 
 
+def readings(*bits: float) -> list[SpanScore]:
+    """Books of 100 bytes, each of so many bits."""
+    return [SpanScore(f"{i:02}", 0, (64,), (100,), (one,)) for i, one in enumerate(bits)]
+
+
+def test_a_difference_is_clear_where_all_books_agree() -> None:
+    worse, better = readings(*[300.0] * 12), readings(*[200.0 + i for i in range(12)])
+    found = difference(better, worse)
+    assert found.value == pytest.approx((205.5 - 300.0) / 100)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.value < found.high < 0.0
+    assert difference(worse, better).low == pytest.approx(-found.high)
+    mixed = difference(readings(*[280.0, 320.0] * 6), worse)
+    assert mixed.low is not None
+    assert mixed.high is not None
+    assert mixed.low < 0.0 < mixed.high
+
+
 def test_seeds_are_averaged_and_count_as_one_reading() -> None:
     other = [moved(one, near=0.0, far=1.0) for one in SCORES]
     found = late_minus_early([*SCORES, *other], NEAR, FAR)

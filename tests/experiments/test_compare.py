@@ -13,7 +13,7 @@ from experiments.experiment_cases import finals, trials
 from model_cases import small_config
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.evaluate.bits_per_byte import bits_per_byte, encode_text
+from titans_lm.evaluate.bits_per_byte import encode_text, token_bits
 from titans_lm.experiments.models import folder_name
 from titans_lm.experiments.runner import run_job
 from titans_lm.experiments.settings import CompareSettings
@@ -115,8 +115,8 @@ def bits_of_pieces(model: torch.nn.Module, source: Path, positions: int, every: 
     text = encode_text(Document("x", source.read_bytes()))
     total = 0.0
     for stretch in stretches(text, positions):
-        for start in range(0, len(stretch.ids) - 1, every):
-            ids = torch.from_numpy(stretch.ids[start : start + every + 1].astype(np.int64))[None]
+        for start in range(0, len(stretch) - 1, every):
+            ids = torch.from_numpy(stretch[start : start + every + 1].astype(np.int64))[None]
             with torch.no_grad():
                 logits = model(input_ids=ids[:, :-1]).logits
             total += float(torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="sum")) / np.log(2)
@@ -196,9 +196,9 @@ def test_a_run_that_was_stopped_goes_on(done, texts: Path, tmp_path: Path) -> No
 def test_stretches_begin_as_a_text_does_and_lose_nothing() -> None:
     text = encode_text(Document("x", bytes(range(65, 90))))
     pieces = stretches(text, 10)
-    assert [len(piece.ids) for piece in pieces] == [11, 11, 6]
-    assert {int(piece.ids[0]) for piece in pieces} == {int(text.ids[0])}
-    assert np.concatenate([piece.ids[1:] for piece in pieces]).tolist() == text.ids[1:].tolist()
+    assert [len(piece) for piece in pieces] == [11, 11, 6]
+    assert {int(piece[0]) for piece in pieces} == {int(text.ids[0])}
+    assert np.concatenate([piece[1:] for piece in pieces]).tolist() == text.ids[1:].tolist()
 
 
 def test_one_stretch_scores_as_a_document(tmp_path: Path) -> None:
@@ -209,7 +209,8 @@ def test_one_stretch_scores_as_a_document(tmp_path: Path) -> None:
     llama = make_baseline(fit_baseline("llama", small_config("mac", hidden_size=16), 259, 20_000))
     for model in (ours, llama):
         whole = {} if model is ours else {"reset_every": len(document.ids)}
-        expected = bits_per_byte(model, [document], **whole).bits_per_byte
+        [bits] = token_bits(model, [document.ids], **whole)
+        expected = bits.sum() / document.bytes
         found = score(model, read_texts(tmp_path / "a.txt", byte_tokenizer(), 10**6), 4096)
         assert found["bits_per_byte"] == pytest.approx(expected, rel=1e-5)
         parts = [(b["tokens"], b["bits_per_byte"]) for b in found["by_position"]]

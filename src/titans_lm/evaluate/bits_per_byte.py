@@ -8,7 +8,7 @@ last token read. Models without a state read plain windows of that length.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -175,25 +175,21 @@ class HeldOut:
         }
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A document as a model reads it."""
 
-    name: str
     ids: TokenIds
     bytes: int
     """Bytes that the tokens after the first stand for: those that are predicted."""
 
 
-def encode_text(
-    document: Document, tokenizer: "PreTrainedTokenizerBase | None" = None, *, max_bytes: int | None = None
-) -> Text:
-    """Turn a document, or its first `max_bytes` bytes, into what a model reads; without a tokenizer, into bytes.
+def encode_text(document: Document, tokenizer: "PreTrainedTokenizerBase | None" = None) -> Text:
+    """Turn a document into what a model reads; without a tokenizer, into bytes.
 
     Raises ValueError where there is nothing to predict, and for bytes that are not UTF-8 with a tokenizer that needs
     text.
     """
-    data = document.data[:max_bytes]
+    data = document.data
     if tokenizer is None or is_byte_tokenizer(tokenizer):
         ids, count = encode_document(data, eos=False), len(data)
     else:
@@ -209,59 +205,4 @@ def encode_text(
         count = len(data) - (len(str(tokenizer.decode(words[:1])).encode()) if bos is None else 0)
     if len(ids) < 2:
         raise ValueError(f"got {document.name!r} with {len(ids)} tokens; expected at least one to predict")
-    return Text(document.name, ids, count)
-
-
-@dataclass(frozen=True)
-class DocumentScore:
-    """What one document cost."""
-
-    name: str
-    bytes: int
-    bits: float
-
-
-@dataclass(frozen=True)
-class BitsPerByte:
-    """How well a model predicts documents; lower is better, 8 is knowing nothing."""
-
-    bits_per_byte: float
-    bits_per_token: float
-    bytes: int
-    tokens: int
-    memory: str
-    """What was known of earlier tokens: on, or reset every N tokens."""
-    by_position: tuple[Bucket, ...]
-    by_document: tuple[DocumentScore, ...]
-
-    @property
-    def perplexity(self) -> float:
-        """2 to the bits per token."""
-        return 2.0**self.bits_per_token
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "perplexity": self.perplexity}
-
-
-def bits_per_byte(
-    model: nn.Module, texts: Sequence[Text], *, edges: Sequence[int] | None = None, **reading: Any
-) -> BitsPerByte:
-    """Measure how many bits a model needs for the bytes of documents; `reading` is what `token_bits` takes.
-
-    `edges` are the borders of the position buckets, by default 0, 64, 128, 256 and so on. ValueError for no text.
-    """
-    if not texts:
-        raise ValueError("got no text to measure on; expected at least one document")
-    bits = token_bits(model, [text.ids for text in texts], **reading)
-    joined, count, reset_every = np.concatenate(bits), sum(text.bytes for text in texts), reading.get("reset_every")
-    return BitsPerByte(
-        bits_per_byte=float(joined.sum()) / count,
-        bits_per_token=float(joined.mean()),
-        bytes=count,
-        tokens=len(joined),
-        memory="on" if reset_every is None else f"reset every {reset_every} tokens",
-        by_position=buckets(bits, default_edges(max(map(len, bits))) if edges is None else edges),
-        by_document=tuple(
-            DocumentScore(text.name, text.bytes, float(part.sum())) for text, part in zip(texts, bits, strict=True)
-        ),
-    )
+    return Text(ids, count)

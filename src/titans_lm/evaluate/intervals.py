@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from titans_lm.evaluate.bits_per_byte import BitsPerByte
 from titans_lm.evaluate.positions import SpanScore
 
 Range = tuple[int, int]
@@ -116,31 +115,3 @@ def _bounded(sums: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], st
     if books < 2:
         return Estimate(value, None, None, books, stretches)
     return Estimate(value, *bounds(sums, statistic, seed), books, stretches)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Bits per byte of one measurement minus those of another on the same documents, below 0 where the first is better.
-
-    `low` and `high` bound it with 95 % confidence over documents like these (bootstrap over documents, not over seeds).
-    """
-
-    bits_per_byte: float
-    low: float
-    high: float
-    documents: int
-
-    @property
-    def clear(self) -> bool:
-        """Whether the difference is significant over the documents."""
-        return self.documents > 1 and (self.high < 0.0 or self.low > 0.0)
-
-
-def compare(a: BitsPerByte, b: BitsPerByte, *, seed: int = 0) -> Difference:
-    """Compare two measurements of the same documents; ValueError where they are not the same."""
-    if [(d.name, d.bytes) for d in a.by_document] != [(d.name, d.bytes) for d in b.by_document]:
-        raise ValueError("got measurements of different documents; expected the same ones in the same order")
-    sizes = np.array([d.bytes for d in a.by_document], float)
-    bits = np.array([x.bits - y.bits for x, y in zip(a.by_document, b.by_document, strict=True)])
-    low, high = bounds(np.array([bits, sizes]), lambda sums: sums[0] / sums[1], seed)
-    return Difference(float(bits.sum() / sizes.sum()), low, high, len(bits))

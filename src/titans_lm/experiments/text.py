@@ -213,7 +213,7 @@ def score_run(folder: Path, source: Path, *, device: str, positions: int, most_b
     texts = read_texts(source, tokenizer, most_bytes)
     found: Result = {"test": score(model, texts, positions)}
     if has_state(model):  # thrown away every so many tokens
-        pieces = [piece.ids for text in texts for piece in stretches(text, positions)]
+        pieces = [piece for text in texts for piece in stretches(text, positions)]
         bits = token_bits(model, pieces, reset_every=reset_every, piece_len=PIECE, batch_size=4)
         found["reset"] = {"every": reset_every, "bits_per_byte": _total(bits) / found["test"]["bytes"]}
     return found
@@ -227,7 +227,7 @@ def score(model: Any, texts: list[Text], positions: int) -> Result:
     tokens per byte of the whole text.
     """
     count = sum(text.bytes for text in texts)
-    pieces = [piece.ids for text in texts for piece in stretches(text, positions)]
+    pieces = [piece for text in texts for piece in stretches(text, positions)]
     if has_state(model):
         bits = token_bits(model, pieces, piece_len=PIECE, batch_size=4)
     else:
@@ -251,7 +251,7 @@ def read_texts(source: Path, tokenizer: Any, most_bytes: int) -> list[Text]:
         if data:
             text = encode_text(Document(document.name, data), tokenizer)
             if tokenizer.bos_token_id is None:  # a text begins after what ends one, so that its first token counts too
-                text = Text(text.name, np.concatenate([[tokenizer.eos_token_id], text.ids]), len(data))
+                text = Text(np.concatenate([[tokenizer.eos_token_id], text.ids]), len(data))
             texts.append(text)
             count += len(data)
     if not texts:
@@ -268,10 +268,7 @@ def _whole(data: bytes, most: int) -> int:
     return max(most, 0)
 
 
-def stretches(text: Text, positions: int) -> list[Text]:
-    """Cut a text into stretches, each after the token that the text began with."""
+def stretches(text: Text, positions: int) -> list[np.ndarray]:
+    """Cut the tokens of a text into stretches, each after the token that the text began with."""
     begin, ids = text.ids[:1], text.ids[1:]
-    return [
-        Text(f"{text.name}#{start}", np.concatenate([begin, ids[start : start + positions]]), 0)
-        for start in range(0, len(ids), positions)
-    ]
+    return [np.concatenate([begin, ids[start : start + positions]]) for start in range(0, len(ids), positions)]
