@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from report.surprise_cases import FACTS, HOSTILE, HOSTILE_NAME, Page, as_text, made_up, relative, starts_of, unpacked
-from titans_lm.report.heat import levels
-from titans_lm.report.surprise.page import surprise_page
+from titans_lm.report.surprise.page import levels, surprise_page
 from titans_lm.surprise import PARTS
 
 TEXT = "Alice was beginning to get very tired of sitting by her sister on the bank.\nŒuvre: 3 €.\n".encode() * 12

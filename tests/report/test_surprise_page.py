@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from report.surprise_cases import FACTS, HOSTILE, HOSTILE_NAME, Page, as_text, made_up
-from titans_lm.report.heat import levels
 from titans_lm.report.surprise.pack import by_piece
-from titans_lm.report.surprise.page import COLOURS, shades, surprise_page
+from titans_lm.report.surprise.page import COLOURS, LEVELS, levels, shades, surprise_page
 
 
 def hostile() -> str:
@@ -105,6 +104,22 @@ def test_choosers_have_labels_and_a_choice_for_each_memory() -> None:
     assert text_box["aria-label"]
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
+
+
+def test_every_shade_gets_equally_many() -> None:
+    values = np.random.default_rng(0).normal(size=10 * LEVELS) ** 3
+    found = levels(values)
+    assert np.bincount(found).tolist() == [10] * LEVELS
+    assert found[values.argmax()] == LEVELS - 1
+    assert found[values.argmin()] == 0
+    assert levels(np.array([5.0, np.nan, 7.0]))[1] == 0
+    assert levels(np.zeros(0)).tolist() == []
+
+
+def test_equal_values_have_one_shade() -> None:
+    assert levels(np.full(50, 3.0)).tolist() == [0] * 50
+    values = np.repeat([1.0, np.nan, 2.0, 9.0], 4)
+    assert levels(values).tolist() == [4] * 4 + [0] * 4 + [8] * 4 + [12] * 4
 
 
 def luminance(colour: tuple[int, ...]) -> float:

@@ -9,7 +9,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from hf.hf_cases import words
 from report.surprise_cases import TOKENIZER, as_text
 from titans_lm.data.tokenizer import BOS, EOS, byte_vocabulary
-from titans_lm.report.surprise.text import read_file, token_text
+from titans_lm.report.surprise.text import characters, read_file, token_text
 from titans_lm.streaming import TokenStream
 
 
@@ -20,6 +20,14 @@ def byte_pairs() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", clean_up_tokenization_spaces=False)
+
+
+def test_characters_and_the_bytes_they_stand_for() -> None:
+    data = "aé\n€".encode() + b"\xff\x00b"
+    found = list(characters(data))
+    assert [shown for shown, _ in found] == ["a", "é", "\n", "€", "\\xff", "\\x00", "b"]
+    assert b"".join(data[place] for _, place in found) == data
+    assert [shown for shown, _ in characters("\u200b\u00a0".encode())] == ["\\xe2\\x80\\x8b", "\\xc2\\xa0"]
 
 
 def test_bytes_and_the_characters_they_make() -> None:

@@ -1,7 +1,6 @@
 """Numbers of a page, small: sixteen bits each on a logarithmic scale, which page.js turns back into numbers."""
 
 from base64 import b64encode
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,25 +14,12 @@ FLOOR = 1e-50
 """What is smaller than this share of the largest counts as zero, so that no scale is too coarse."""
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Series of numbers of at least 0 as codes, (…, N): 0 is zero, c up to 65534 is low · e^{step · (c − 1)}.
+def pack(values: np.ndarray) -> dict[str, Any]:
+    """Pack series of numbers of at least 0, (…, N): code 0 is zero, c up to 65534 is low · e^{step · (c − 1)}.
 
-    A number comes back with a relative error of at most ln(1 / FLOOR) / 65533 / 2, which is below 1e-3.
+    A number comes back with a relative error of at most ln(1 / FLOOR) / 65533 / 2, which is below 1e-3; what is not
+    finite becomes nothing. Codes are in base64, little-endian, the scales of the series in flat lists.
     """
-
-    codes: np.ndarray
-    low: np.ndarray
-    step: np.ndarray
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: codes in base64, little-endian, the scale of each series in a flat list."""
-        scales = {"low": self.low.ravel().tolist(), "step": self.step.ravel().tolist()}
-        return {"codes": base64(self.codes.astype("<u2")), **scales}
-
-
-def pack(values: np.ndarray) -> Packed:
-    """Give each series (along the last axis) a scale of its own; what is not finite becomes nothing."""
     x = values.astype(np.float64)
     known = np.isfinite(x)
     high = np.where(known, x, 0.0).max(-1, initial=0.0)
@@ -43,7 +29,8 @@ def pack(values: np.ndarray) -> Packed:
     step = np.log(high / low) / (TOP - 1)
     place = np.log(np.where(counts, x, low[..., None]) / low[..., None])
     codes = np.where(counts, 1 + np.rint(place / np.where(step > 0.0, step, 1.0)[..., None]), 0)
-    return Packed(np.where(known, codes, NOTHING).astype(np.uint16), low, step)
+    packed = base64(np.where(known, codes, NOTHING).astype("<u2"))
+    return {"codes": packed, "low": low.ravel().tolist(), "step": step.ravel().tolist()}
 
 
 def base64(x: np.ndarray) -> str:
@@ -65,7 +52,7 @@ def page_data(surprise: Surprise, text: TokenText, pieces: int) -> dict[str, Any
     sizes = {}
     for what in PARTS:
         found = by_piece(surprise.part(what), starts)  # (P, blocks, H, L)
-        sizes[what] = {**pack(np.moveaxis(found, 0, -1)).as_dict(), "scale": surprise.scale(what).ravel().tolist()}
+        sizes[what] = {**pack(np.moveaxis(found, 0, -1)), "scale": surprise.scale(what).ravel().tolist()}
     blocks, heads, layers = surprise.part().shape[1:]
     return {
         "blocks": blocks,
@@ -75,5 +62,5 @@ def page_data(surprise: Surprise, text: TokenText, pieces: int) -> dict[str, Any
         "tokens": int(starts[-1]),
         "starts": base64(starts[:-1].astype("<u4")),
         "sizes": sizes,
-        "bits": pack(by_piece(surprise.bits, starts, total=True)).as_dict(),
+        "bits": pack(by_piece(surprise.bits, starts, total=True)),
     }

@@ -11,7 +11,6 @@ from importlib.resources import files
 import numpy as np
 
 from titans_lm.config import ForgetTo
-from titans_lm.report.heat import LEVELS, levels
 from titans_lm.report.html import Markup, filled, join, page, tag
 from titans_lm.report.surprise.pack import by_piece, page_data
 from titans_lm.report.surprise.text import TokenText
@@ -25,6 +24,8 @@ NAMES = {
 }
 COLOURS = {"momentary": (240, 120, 50), "past": (170, 130, 230), "forgotten": (60, 175, 150), "bits": (110, 150, 240)}
 """The strongest shade of each: on all of them the text keeps a contrast of at least 4.5."""
+LEVELS = 16
+"""Shades, from the least to the most; the style sheet has one rule for each."""
 FORGETTING = {
     "zero": ("‖α_t M_{t−1}‖", "nothing"),
     "init": ("‖α_t (M_{t−1} − M_init)‖", "what it was before it had read anything"),
@@ -74,6 +75,15 @@ def surprise_page(surprise: Surprise, text: TokenText, facts: Facts, max_tokens:
     )
     title, style = f"{text.name}: what surprised the memory", _own("page.css") + shades()
     return page(title, body, style=style, script=_own("page.js"))
+
+
+def levels(values: np.ndarray) -> np.ndarray:
+    """Sort values into shades by rank: every shade gets equally many, whatever their spread.
+
+    Equal values get the same shade, the one of the first of them; NaN gets the least.
+    """
+    values = np.where(np.isnan(values), -np.inf, values)
+    return np.searchsorted(np.sort(values), values) * LEVELS // max(len(values), 1)
 
 
 def shades() -> str:

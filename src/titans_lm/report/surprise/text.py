@@ -1,6 +1,6 @@
 """A file as a model reads it: its tokens, what each of them says, and pieces of text that can be shown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +9,20 @@ import numpy as np
 
 from titans_lm.data.tokenizer import encode_bytes, is_byte_tokenizer
 from titans_lm.evaluate.documents import blocks_of_lines
-from titans_lm.report.heat import characters
 from titans_lm.streaming.reader import document_marks, opening_marks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+def characters(data: bytes) -> Iterator[tuple[str, slice]]:
+    r"""Walk over the characters of a text with the bytes each stands for; bytes that make none are shown as \xNN."""
+    start = 0
+    for character in data.decode("utf-8", "surrogateescape"):
+        stop = start + len(character.encode("utf-8", "surrogateescape"))
+        odd = 0xDC80 <= ord(character) <= 0xDCFF or not (character.isprintable() or character in "\n\t")
+        yield ("".join(f"\\x{byte:02x}" for byte in data[start:stop]) if odd else character), slice(start, stop)
+        start = stop
 
 
 @dataclass(frozen=True)
