@@ -29,6 +29,11 @@ class Tokens(NamedTuple):
     ids: np.ndarray
     sizes: np.ndarray
 
+    @classmethod
+    def uncounted(cls, ids: np.ndarray) -> "Tokens":
+        """Ids whose bytes nobody counts."""
+        return cls(ids, np.zeros(len(ids), np.int64))
+
 
 @dataclass(frozen=True)
 class Book:
@@ -215,8 +220,7 @@ class Span:
     @classmethod
     def of(cls, ids: TokenIds) -> "Span":
         """Token ids, of which the first begins the text; nobody counts their bytes."""
-        rest = ids[1:]
-        return cls("", 0, ids[:1], TokenSource([Tokens(rest, np.zeros(len(rest), np.int64))]))
+        return cls("", 0, ids[:1], TokenSource([Tokens.uncounted(ids[1:])]))
 
 
 def spans(

@@ -36,22 +36,18 @@ class PieceReader(Protocol):
 
     def piece(self, read: int) -> int:
         """Tell how many tokens to read next, after `read` tokens."""
-        ...
 
     def step(self, ids: Tensor, state: State, keep: int | Tensor = 0) -> tuple[Tensor, State]:
         """Read tokens (B, T); return logits, and what is known then.
 
         The logits are those after each token, after the last `keep` at least, or of the columns `keep`.
         """
-        ...
 
     def fork(self, state: State) -> State:
         """Give a state of its own to read on from: the one that is given stays as it is."""
-        ...
 
     def keep_rows(self, state: State, rows: Tensor) -> State:
         """Go on with some of the rows only."""
-        ...
 
 
 @dataclass

@@ -76,19 +76,15 @@ class Evaluation(Protocol):
 
     def prepare(self, tokenizer: "PreTrainedTokenizerBase") -> Any:
         """Look through the documents with a tokenizer; models with the same one share what this gives."""
-        ...
 
     def about(self, model: "PreTrainedModel") -> Result:
         """Say how a model reads, and what of it stands in the result."""
-        ...
 
     def plan(self, model: "PreTrainedModel", corpus: Any, mark: str) -> Iterable[Planned]:
         """List the readings of a model; `mark` is the fingerprint of its tokenizer."""
-        ...
 
     def describe(self, reading: Reading) -> str:
         """Phrase a reading and what it came to; nothing where it came to nothing."""
-        ...
 
 
 def read_all(evaluation: Evaluation, settings: ReadingSettings, say: Say) -> list[list[Reader]]:

@@ -40,43 +40,34 @@ class Job(Protocol):
     @property
     def name(self) -> str:
         """Name the model."""
-        ...
 
     @property
     def folder(self) -> Path:
         """Give the folder of the result."""
-        ...
 
     @property
     def rate(self) -> float:
         """Give the learning rate."""
-        ...
 
     @property
     def counts(self) -> bool:
         """Say whether it is no trial; one that diverges is a result as well."""
-        ...
 
     @property
     def work(self) -> int:
         """Say what it takes beside others of its kind: its steps, or 1; 0 is next to nothing."""
-        ...
 
     def spec(self) -> Result:
         """Give all that the result depends on, as JSON holds it."""
-        ...
 
     def saved_spec(self) -> Result | None:
         """Give the spec that a run in the folder that is not done was begun with, if there is one."""
-        ...
 
     def train(self, outlook: Outlook | None = None) -> Result:
         """Train, from where it stopped if it did, and test; `outlook` says how long all takes."""
-        ...
 
     def describe(self, result: Result) -> str:
         """Phrase what came out."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,7 +89,9 @@ def read_files(
     report = ReadingReport(quiet=quiet, title="reading").start(_total(paths[done:]), first)
     with report as job.report, StopRequest() as job.stop:
         for index, path in enumerate(paths[done:]):
-            job.read(_stream(reader, path, unfinished and index == 0))
+            source = sys.stdin.buffer if str(path) == STDIN else path
+            opened = reader.resume if unfinished and index == 0 else reader.stream
+            job.read(opened(source, _name(path)))
     if job.saved != reader.memory.sources or not out.exists() or precision != "exact":
         job.save(precision)
     seconds = time.perf_counter() - began
@@ -190,11 +192,6 @@ def _single(memory: Memory, path: Path) -> Memory:
 
 def _name(path: Path) -> str:
     return "stdin" if str(path) == STDIN else str(path)
-
-
-def _stream(reader: Reader, path: Path, unfinished: bool) -> TokenStream:
-    source = sys.stdin.buffer if str(path) == STDIN else path
-    return (reader.resume if unfinished else reader.stream)(source, _name(path))
 
 
 def _total(paths: list[Path]) -> int | None:

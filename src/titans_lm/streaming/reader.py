@@ -58,18 +58,17 @@ class Reader:
         check_at_least("piece_len", piece_len, 1)
         check_at_least("batch_size", batch_size, 1)
         check_readable(model)
-        model = model if caching is None else with_caching(model, **caching)
-        self.model, self.tokenizer, self.piece_len = model, tokenizer, piece_len
+        self.model: Any = model if caching is None else with_caching(model, **caching)
+        self.tokenizer, self.piece_len = tokenizer, piece_len
         self.batch_size = batch_size if memory is None else memory.rows
         self.device = next(model.parameters()).device
         self.bos, self.eos = document_marks(tokenizer)
         self._history = History(keep)
-        self.ends = ending_tokens(model, tokenizer)
-        owner: Any = model
+        self.ends = ending_tokens(self.model, tokenizer)
         if memory is None:
-            with torch.no_grad():
-                memory = Memory.empty(owner.init_state(batch_size))
-        self._start(memory)
+            self.reset()
+        else:
+            self._start(memory)
 
     def _start(self, memory: Memory) -> None:
         self._told = Told(memory.open, memory.sources)
@@ -94,12 +93,11 @@ class Reader:
         memory = self.memory.repeat(times)
         return Reader(self.model, self.tokenizer, piece_len=self.piece_len, memory=memory, keep=self._history.keep)
 
+    @torch.no_grad()
     def reset(self) -> None:
         """Forget everything: the state before the first token."""
-        owner: Any = self.model
         self._history.clear()
-        with torch.no_grad():
-            self._start(Memory.empty(owner.init_state(self.batch_size)))
+        self._start(Memory.empty(self.model.init_state(self.batch_size)))
 
     def undo(self, tokens: int) -> None:
         """Take back the last tokens of every row: the memory is that of a reader that has read no more (D51).
@@ -227,8 +225,7 @@ class Reader:
         found = self._feed(self._rows(ids), logits=logits)
         if not logits:
             return None
-        owner: Any = self.model
-        empty = torch.empty(self.batch_size, 0, owner.config.vocab_size, device=self.device)
+        empty = torch.empty(self.batch_size, 0, self.model.config.vocab_size, device=self.device)
         return torch.cat(found, dim=1) if found else empty
 
     def _feed(self, rows: list[np.ndarray], *, logits: bool = False, **told: Any) -> list[Any]:
@@ -319,8 +316,7 @@ class Reader:
         if len(rows) != self.batch_size or any(row.ndim != 1 for row in rows):
             shapes = [row.shape for row in rows]
             raise ValueError(f"got token ids of shapes {shapes}; expected {self.batch_size} rows of tokens")
-        owner: Any = self.model
-        size = owner.config.vocab_size
+        size = self.model.config.vocab_size
         for row in rows:
             if len(row) and (row.dtype.kind not in "iu" or row.min() < 0 or row.max() >= size):
                 raise ValueError(f"got token ids from {row.min()} to {row.max()}; expected whole numbers below {size}")
@@ -333,9 +329,8 @@ class Reader:
         ids, valid = np.zeros((len(rows), longest), dtype=np.int64), np.zeros((len(rows), longest), dtype=bool)
         for row, tokens in enumerate(rows):
             ids[row, : len(tokens)], valid[row, : len(tokens)] = tokens, True
-        owner: Any = self.model
         mask = None if valid.all() else torch.from_numpy(valid).to(self.device)
-        read = owner if logits else owner.base_model
+        read = self.model if logits else self.model.base_model
         out = read(
             torch.from_numpy(ids).to(self.device),
             attention_mask=mask, state=self._state, return_state=True, use_cache=False,

@@ -9,7 +9,7 @@ import numpy as np
 
 from titans_lm.config import check_at_least
 from titans_lm.data.tokenizer import encode_bytes, is_byte_tokenizer
-from titans_lm.evaluate.documents import BLOCK, blocks_of_lines
+from titans_lm.evaluate.documents import BLOCK, Tokens, TokenSource, blocks_of_lines
 from titans_lm.streaming.memory import Source
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ class TokenStream:
         self.of_text = isinstance(source, str | bytes | Path) or hasattr(source, "read")
         self._bytes_sha, self._tokens_sha = hashlib.sha256(), hashlib.sha256()
         self._file: IO[bytes] | None = None
-        self._pieces = self._open(source, tokenizer)
-        self._left = np.empty(0, dtype=np.int64)
+        self._source = TokenSource(Tokens.uncounted(ids) for ids in self._open(source, tokenizer))
 
     def _open(self, source: Any, tokenizer: "PreTrainedTokenizerBase | None") -> Iterator[np.ndarray]:
         if not self.of_text:
@@ -70,19 +69,10 @@ class TokenStream:
     def take(self, count: int) -> np.ndarray:
         """Draw up to `count` tokens; fewer only where the source ends."""
         check_at_least("count", count, 1)
-        parts, missing = [], count
-        while missing > 0:
-            if len(self._left) == 0:
-                piece = next(self._pieces, None)
-                if piece is None:
-                    self.exhausted = True
-                    self.close()
-                    break
-                self._left = piece
-            parts.append(self._left[:missing])
-            self._left = self._left[missing:]
-            missing -= len(parts[-1])
-        drawn = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        drawn = self._source.take(count).ids
+        if len(drawn) < count:
+            self.exhausted = True
+            self.close()
         self._tokens_sha.update(drawn.astype("<u4").tobytes())
         self.tokens += len(drawn)
         return drawn
