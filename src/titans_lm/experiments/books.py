@@ -11,9 +11,9 @@ from titans_lm.evaluate.documents import Book, Encoder, books, spans
 from titans_lm.evaluate.intervals import Estimate, complete, difference, difference_in_differences, late_minus_early
 from titans_lm.evaluate.positions import SpanScore, by_position, overall, score_spans
 from titans_lm.evaluate.stream import has_neural_memory, reader_for
-from titans_lm.experiments.reading import Planned, Reader, Reading, costs, parts_of, read_all
+from titans_lm.experiments.reading import Planned, Reader, Reading, costs, run_reading
 from titans_lm.experiments.reading_settings import Mode, PerplexitySettings
-from titans_lm.experiments.result import Result, write_record
+from titans_lm.experiments.result import Result
 from titans_lm.experiments.runner import Say
 from titans_lm.report.spread import mean_with_spread
 
@@ -30,11 +30,7 @@ def run_perplexity(settings: PerplexitySettings, command: str, say: Say) -> Resu
     Raises ValueError for models and texts that will not do.
     """
     settings.named()
-    readers = read_all(Perplexity(settings, books(settings.text)), settings, say)
-    models = [_summary(seeds, settings) for seeds in readers]
-    return write_record(
-        settings.out / FILE, "perplexity", command, settings, parts_of(readers), seed=settings.seed, models=models
-    )
+    return run_reading(Perplexity(settings, books(settings.text)), settings, FILE, command, say)
 
 
 @dataclass(frozen=True)
@@ -113,6 +109,27 @@ class Perplexity:
         score = overall(scores_of(reading))
         return f"{reading.key.name}: {score.bits_per_byte:.4f} bits per byte of {score.bytes:,} bytes"
 
+    def summarize(self, seeds: Sequence[Reader]) -> Result:
+        """Put the seeds of a model together: every mode, and the first against each of the others."""
+        first, settings = seeds[0], self.settings
+        modes = list(zip(*(reader.readings for reader in seeds), strict=True))
+        scores = [[scores_of(reading) for reading in readings] for readings in modes]
+        return {
+            "documents": first.corpus.documents,
+            "readings": [
+                _mode(readings, found, first.about["carries"], settings)
+                for readings, found in zip(modes, scores, strict=True)
+            ],
+            "differences": [
+                {
+                    "mode": modes[0][0].key.name,
+                    "minus": readings[0].key.name,
+                    **_difference(scores[0], found, settings),
+                }
+                for readings, found in zip(modes[1:], scores[1:], strict=True)
+            ],
+        }
+
 
 def scores_of(reading: Reading) -> list[SpanScore]:
     """Give what every stretch cost."""
@@ -120,30 +137,6 @@ def scores_of(reading: Reading) -> list[SpanScore]:
         SpanScore(one["document"], one["start"], **{name: tuple(one[name]) for name in SUMS})
         for one in reading.found["stretches"]
     ]
-
-
-def _summary(seeds: Sequence[Reader], settings: PerplexitySettings) -> Result:
-    """Put the seeds of a model together."""
-    first = seeds[0]
-    modes = list(zip(*(reader.readings for reader in seeds), strict=True))
-    scores = [[scores_of(reading) for reading in readings] for readings in modes]
-    return {
-        **first.about,
-        "runs": [str(reader.named.path) for reader in seeds],
-        "documents": first.corpus.documents,
-        "readings": [
-            _mode(readings, found, first.about["carries"], settings)
-            for readings, found in zip(modes, scores, strict=True)
-        ],
-        "differences": [
-            {
-                "mode": modes[0][0].key.name,
-                "minus": readings[0].key.name,
-                **_difference(scores[0], found, settings),
-            }
-            for readings, found in zip(modes[1:], scores[1:], strict=True)
-        ],
-    }
 
 
 def _mode(

@@ -17,9 +17,10 @@ import torch
 from titans_lm.backbone import frozen_memory
 from titans_lm.evaluate.documents import Book, Encoder, TokenSource, books
 from titans_lm.evaluate.intervals import bounds
-from titans_lm.experiments.reading import Planned, Reader, Reading, costs, parts_of, read_all
+from titans_lm.evaluate.stream import ENDLESS
+from titans_lm.experiments.reading import Planned, Reader, Reading, costs, run_reading
 from titans_lm.experiments.reading_settings import GapSettings
-from titans_lm.experiments.result import Result, write_record
+from titans_lm.experiments.result import Result
 from titans_lm.experiments.runner import Say
 from titans_lm.report.spread import mean_with_spread
 
@@ -37,11 +38,7 @@ def run_gap(settings: GapSettings, command: str, say: Say) -> Result:
     Raises ValueError for models and texts that will not do.
     """
     settings.named()
-    readers = read_all(Gaps(settings, books(settings.text)), settings, say)
-    return write_record(
-        settings.out / FILE, "gap", command, settings, parts_of(readers), seed=settings.seed,
-        models=[_summary(seeds, settings) for seeds in readers],
-    )  # fmt: skip
+    return run_reading(Gaps(settings, books(settings.text)), settings, FILE, command, say)
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class Gaps:
                 continue
             source = TokenSource(encoder.tokens(book))
             source.take(told.skip_tokens)
-            tokens, size = source.take(2**62).ids, told.seq_len + 1
+            tokens, size = source.take(ENDLESS).ids, told.seq_len + 1
             if len(tokens) < count * size:
                 raise ValueError(
                     f"got {count} rows of {size:,} tokens from {book.name!r}, which has {len(tokens):,} tokens after "
@@ -138,6 +135,12 @@ class Gaps:
             f"{share:.1%} with a window of {window}" for window, share in zip(reading.key, shares, strict=True)
         )
 
+    def summarize(self, seeds: Sequence[Reader]) -> Result:
+        """Put the seeds of an adapter together."""
+        readings = [seed.readings[0] for seed in seeds]
+        windows = [_window(readings, place, self.settings.seed) for place in range(len(readings[0].key))]
+        return {**costs(readings), "windows": windows}
+
 
 def share_of(nats: np.ndarray) -> float:
     """The share of the gap that the adapter recovers, of rows (4, R)."""
@@ -145,22 +148,11 @@ def share_of(nats: np.ndarray) -> float:
     return float((windowed - ours) / (windowed - full))
 
 
-def _summary(seeds: Sequence[Reader], settings: GapSettings) -> Result:
-    """Put the seeds of an adapter together."""
-    readings = [seed.readings[0] for seed in seeds]
-    return {
-        **seeds[0].about,
-        "runs": [str(reader.named.path) for reader in seeds],
-        **costs(readings),
-        "windows": [_window(readings, place, settings) for place in range(len(readings[0].key))],
-    }
-
-
-def _window(readings: Sequence[Reading], place: int, settings: GapSettings) -> Result:
+def _window(readings: Sequence[Reading], place: int, seed: int) -> Result:
     """One window: means over rows and seeds, and an interval over rows in which seeds are averaged."""
     nats = np.array([reading.found["nats"][place] for reading in readings])  # (seeds, 4, R)
     full, windowed, ours, _ = nats.mean(0)
-    low, high = bounds(np.stack((windowed - ours, windowed - full)), lambda sums: sums[0] / sums[1], settings.seed)
+    low, high = bounds(np.stack((windowed - ours, windowed - full)), lambda sums: sums[0] / sums[1], seed)
     return {
         "window": readings[0].key[place],
         "rows": nats.shape[2],

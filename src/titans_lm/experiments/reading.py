@@ -14,7 +14,7 @@ from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.evaluate.stream import has_neural_memory
 from titans_lm.experiments.models import NamedModel, check_seeds, kind_of, weights_sum
 from titans_lm.experiments.reading_settings import ReadingSettings
-from titans_lm.experiments.result import Clock, Result, once
+from titans_lm.experiments.result import COMMITS, WALL, Clock, Result, once, write_record
 from titans_lm.experiments.runner import SPEC, Say
 from titans_lm.train.files import write_json
 from titans_lm.train.progress import TokenReport
@@ -86,12 +86,17 @@ class Evaluation(Protocol):
     def describe(self, reading: Reading) -> str:
         """Phrase a reading and what it came to; nothing where it came to nothing."""
 
+    def summarize(self, seeds: Sequence[Reader]) -> Result:
+        """Put the seeds of a model together."""
 
-def read_all(evaluation: Evaluation, settings: ReadingSettings, say: Say) -> list[list[Reader]]:
-    """Let all models read; gives those of one name, which are seeds of one model, together.
 
-    A reading that is done is kept in a file, whose name depends on all that its numbers depend on. ValueError for
-    models that will not do.
+def run_reading(
+    evaluation: Evaluation, settings: ReadingSettings, file: str, command: str, say: Say, **found: Any
+) -> Result:
+    """Let all models read, and write what that came to into `file`, which is named by the kind of evaluation.
+
+    Models of one name are seeds of one model. A reading that is done is kept in a file, whose name depends on all that
+    its numbers depend on. ValueError for models that will not do.
     """
     named = settings.named()
     check_seeds(named)
@@ -100,7 +105,15 @@ def read_all(evaluation: Evaluation, settings: ReadingSettings, say: Say) -> lis
     readers: dict[str, list[Reader]] = {}
     for one in named:
         readers.setdefault(one.name, []).append(_read_with(one, evaluation, settings, corpora, say))
-    return list(readers.values())
+    models = [
+        {**seeds[0].about, "runs": [str(reader.named.path) for reader in seeds], **evaluation.summarize(seeds)}
+        for seeds in readers.values()
+    ]
+    done = [reading.found for seeds in readers.values() for reader in seeds for reading in reader.readings]
+    parts = [{WALL: one["seconds"], COMMITS: one[COMMITS]} for one in done]
+    return write_record(
+        settings.out / file, Path(file).stem, command, settings, parts, seed=settings.seed, **found, models=models
+    )
 
 
 def _read_with(
@@ -136,7 +149,7 @@ def _read_once(planned: Planned, named: NamedModel, weights: str, settings: Read
         with TokenReport(quiet=settings.quiet, title=f"{named.name} {planned.name}").start(planned.tokens) as report:
             found = planned.measure(report.read)
         made = clock.read()
-        told = {SPEC: spec, "model": str(named.path), "seconds": made["wall_seconds"], "commits": made["commits"]}
+        told = {SPEC: spec, "model": str(named.path), "seconds": made[WALL], COMMITS: made[COMMITS]}
         write_json(file, {**told, **found})
     return Reading(planned.key, json.loads(file.read_bytes()))
 
@@ -154,9 +167,3 @@ def costs(readings: Sequence[Reading]) -> Result:
         "commits": once(name for reading in readings for name in reading.found["commits"]),
         "tokens_per_second": sum(reading.rate for reading in readings) / len(readings),
     }
-
-
-def parts_of(readers: Iterable[Sequence[Reader]]) -> list[Result]:
-    """List the readings of all models, as `write_record` takes them."""
-    found = [reading.found for seeds in readers for reader in seeds for reading in reader.readings]
-    return [{"wall_seconds": one["seconds"], "commits": one["commits"]} for one in found]

@@ -12,9 +12,9 @@ from titans_lm.evaluate.documents import Book, Encoder, books
 from titans_lm.evaluate.intervals import bounds
 from titans_lm.evaluate.reread import Drawing, Passages, draw_passages, fitting_distances, reread
 from titans_lm.evaluate.stream import reader_for
-from titans_lm.experiments.reading import Planned, Reader, Reading, costs, parts_of, read_all
+from titans_lm.experiments.reading import Planned, Reader, Reading, costs, run_reading
 from titans_lm.experiments.reading_settings import RereadSettings
-from titans_lm.experiments.result import Result, write_record
+from titans_lm.experiments.result import Result
 from titans_lm.experiments.runner import Say
 from titans_lm.report.spread import mean_with_spread
 
@@ -37,12 +37,8 @@ def run_reread(settings: RereadSettings, command: str, say: Say) -> Result:
     for book in evaluation.others:
         if book.path.resolve() in paths:
             raise ValueError(f"got {str(book.path)!r} as text and as between; expected other books between")
-    readers = read_all(evaluation, settings, say)
-    return write_record(
-        settings.out / FILE, "reread", command, settings, parts_of(readers), seed=settings.seed,
-        documents=[book.name for book in evaluation.books], between=[book.name for book in evaluation.others],
-        models=[_summary(seeds, settings) for seeds in readers],
-    )  # fmt: skip
+    documents, between = ([book.name for book in found] for found in (evaluation.books, evaluation.others))
+    return run_reading(evaluation, settings, FILE, command, say, documents=documents, between=between)
 
 
 @dataclass(frozen=True)
@@ -97,6 +93,10 @@ class Rereading:
         told = ", ".join(f"{gain:.3f} at {distance:,}" for distance, gain in gains)
         return f"passages of {reading.key[0]}: gain {told} bits per token" if told else ""
 
+    def summarize(self, seeds: Sequence[Reader]) -> Result:
+        """Put the seeds of a model together, length by length."""
+        return {"lengths": [_length(one, self.settings) for one in zip(*(of.readings for of in seeds), strict=True)]}
+
 
 def gains_of(reading: Reading) -> np.ndarray:
     """Bits per token that the first reading saves at the second, (distances, passages)."""
@@ -116,15 +116,6 @@ def _sum_of(drawn: list[Passages]) -> str:
         for part in (one.before, one.ids, one.between):
             digest.update(f"{part.shape}".encode() + np.ascontiguousarray(part).data)
     return digest.hexdigest()
-
-
-def _summary(seeds: Sequence[Reader], settings: RereadSettings) -> Result:
-    """Put the seeds of a model together."""
-    return {
-        **seeds[0].about,
-        "runs": [str(reader.named.path) for reader in seeds],
-        "lengths": [_length(found, settings) for found in zip(*(reader.readings for reader in seeds), strict=True)],
-    }
 
 
 def _length(seeds: Sequence[Reading], settings: RereadSettings) -> Result:
