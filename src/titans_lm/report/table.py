@@ -12,6 +12,10 @@ class Column:
     title: str
     cell: Callable[[Any], str]
 
+    def of(self, part: Callable[[Any], Any]) -> "Column":
+        """Give the same column for rows of which only a part is looked at."""
+        return Column(self.title, lambda row: self.cell(part(row)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:

@@ -1,6 +1,7 @@
 """Synthetic tasks on the pages of results: accuracy by size, with the bytes of state that it took."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -58,10 +59,10 @@ def changed(results: list[Result]) -> Table:
     return Table(
         title="Further runs: what each setting changes",
         columns=[
-            Column("model", lambda row: MODEL.cell(row[1])),
+            MODEL.of(itemgetter(1)),
             Column("run", lambda row: Path(row[0]["file"]).stem),
             Column("steps", lambda row: f"{row[1]['runs'][0]['steps']:,}"),
-            *(Column(column.title, lambda row, column=column: column.cell(row[1])) for column in columns),
+            *(column.of(itemgetter(1)) for column in columns),
         ],
         rows=[(result, one) for result in results for one in result["contenders"]],
         said=each_said(results, said),

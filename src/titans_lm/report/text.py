@@ -1,6 +1,7 @@
 """A comparison of models trained on the same text: bits per byte, shapes, what was equal."""
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -65,18 +66,16 @@ def ranges(one: Result) -> list[str]:
 
 def further(results: list[Result]) -> Table:
     """Give the models of other comparisons of this kind, each with the name of its file."""
-
-    def of(column: Column) -> Column:
-        return Column(column.title, lambda row: column.cell(row[1]))
-
+    numbers = [TEST, HELD_OUT, *positions(results[0]["contenders"][0]), SPEED, MINUTES]
+    one = itemgetter(1)
     return Table(
         title="Further comparisons",
         columns=[
-            Column("model", lambda row: MODEL.cell(row[1])),
+            MODEL.of(one),
             Column("comparison", lambda row: Path(row[0]["file"]).stem),
-            of(PARAMETERS),
+            PARAMETERS.of(one),
             Column("learning rate", lambda row: rate_told(row[1], row[0]["settings"])),
-            *map(of, [TEST, HELD_OUT, *positions(results[0]["contenders"][0]), SPEED, MINUTES]),
+            *(column.of(one) for column in numbers),
         ],
         rows=[(result, one) for result in results for one in best_first(result)],
         said=each_said(results, said),
