@@ -14,9 +14,8 @@ from titans_lm.data.tokenizer import BOS, EOS, is_byte_tokenizer
 from titans_lm.evaluate.stream import has_state, state_grows
 from titans_lm.hf.history import Call, History
 from titans_lm.streaming.caching import with_caching
-from titans_lm.streaming.memory import NONE, Memory, Source
+from titans_lm.streaming.memory import NONE, Memory, Source, Told
 from titans_lm.streaming.tokens import TokenStream
-from titans_lm.streaming.undo import Told
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -170,7 +169,7 @@ class Reader:
                 _check_goes_on(stream, sources[-1])
         for row, stream in enumerate(streams):
             if new_document and stream.of_text and not begun[row]:
-                self._begin_document(row)
+                self._mark(row, opening_marks((self.bos, self.eos), after_open=self._open[row]), opened=True)
         kept = [sources[:-1] if old else sources for sources, old in zip(self._sources, begun, strict=True)]
         read = 0
         while not all(stream.exhausted for stream in streams):
@@ -197,9 +196,6 @@ class Reader:
             raise ValueError(f"got {stream.name!r} to go on with, and a memory that has read nothing")
         stream.skip(self._sources[0][-1])
         return stream
-
-    def _begin_document(self, row: int) -> None:
-        self._mark(row, opening_marks((self.bos, self.eos), after_open=self._open[row]), opened=True)
 
     def end_document(self) -> None:
         """Write <eos> in the rows that stand inside a document, where the tokenizer has one."""
