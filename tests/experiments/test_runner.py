@@ -11,7 +11,7 @@ import pytest
 
 from titans_lm.experiments.result import kept, total_provenance
 from titans_lm.experiments.runner import RESULT, run_job, shorter
-from titans_lm.report.sources import commits
+from titans_lm.report.section import commits
 from titans_lm.train.run import RunFolder, begun_with, commits_of, seconds_of
 from titans_lm.train.settings import FitSettings
 from titans_lm.train.trainer import Diverged

@@ -12,7 +12,7 @@ from typing import Any
 
 from titans_lm.bench.registry import Benchmark, Case, Comparison, Place, Repeated
 from titans_lm.bench.settings import ALLOCATORS, BenchSettings
-from titans_lm.report.sources import FORMAT
+from titans_lm.report.section import FORMAT
 from titans_lm.train.device import asked_threads, hardware, machine_memory, usable_cores
 from titans_lm.train.files import write_json
 from titans_lm.train.options import plain_settings

@@ -24,7 +24,7 @@ from titans_lm.questions import (
     score_questions,
     starts_with_bos,
 )
-from titans_lm.report.sources import FORMAT
+from titans_lm.report.section import FORMAT
 from titans_lm.train.device import hardware
 from titans_lm.train.files import finite, write_atomically, write_json
 from titans_lm.train.options import plain_settings

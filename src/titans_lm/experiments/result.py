@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from titans_lm.report.sources import FORMAT
+from titans_lm.report.section import FORMAT
 from titans_lm.train.device import commit, hardware
 from titans_lm.train.files import write_json
 from titans_lm.train.options import plain_settings

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from titans_lm.report.figures import Line, Plot
 from titans_lm.report.models import COLOURS, short_title, title
-from titans_lm.report.section import Section
-from titans_lm.report.sources import Result
+from titans_lm.report.section import Result, Section
 from titans_lm.report.spread import written
 from titans_lm.report.table import Column, Table, bold
 

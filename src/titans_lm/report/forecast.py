@@ -6,8 +6,7 @@ from typing import Any
 from titans_lm.report import models
 from titans_lm.report.figures import Drawn, Plot
 from titans_lm.report.models import contender_lines, remembers
-from titans_lm.report.section import Section
-from titans_lm.report.sources import Result
+from titans_lm.report.section import Result, Section
 from titans_lm.report.spread import written
 from titans_lm.report.table import Column, Table, bold
 from titans_lm.report.text import average

@@ -1,7 +1,6 @@
 """What a memory wins back of what a window costs a pretrained model."""
 
-from titans_lm.report.section import Section
-from titans_lm.report.sources import Result
+from titans_lm.report.section import Result, Section
 from titans_lm.report.spread import written
 from titans_lm.report.table import Column, Table
 

@@ -7,8 +7,7 @@ from titans_lm.report import models
 from titans_lm.report.figures import Plot
 from titans_lm.report.forecast import rates
 from titans_lm.report.models import PARAMETERS, TITLES, contender_lines, remembers
-from titans_lm.report.section import Section
-from titans_lm.report.sources import Result
+from titans_lm.report.section import Result, Section
 from titans_lm.report.table import Column, Table, bold
 from titans_lm.report.tasks import percent
 from titans_lm.report.text import average

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from titans_lm.report.section import Section
-from titans_lm.report.sources import Result
+from titans_lm.report.section import Result, Section
 from titans_lm.report.table import Column, Table
 
 NOTHING = "–"

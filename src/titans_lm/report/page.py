@@ -8,8 +8,7 @@ from pathlib import Path
 
 from titans_lm.report import books, forecast, gap, genomics, lm_eval, paper, reread, speed, tasks, text
 from titans_lm.report.figures import Drawn
-from titans_lm.report.section import Section, status
-from titans_lm.report.sources import FORMAT, Result, without_folders
+from titans_lm.report.section import FORMAT, Result, Section, status, without_folders
 from titans_lm.train.files import write_atomically
 
 SECTIONS: dict[str, Section] = {

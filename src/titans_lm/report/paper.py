@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from titans_lm.report.section import Section
-from titans_lm.report.sources import Result, commits, linked
+from titans_lm.report.section import Result, Section, commits, linked
 from titans_lm.report.spread import written
 from titans_lm.report.table import Column, Table
 

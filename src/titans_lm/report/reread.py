@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from titans_lm.report.figures import Line, Panels, Plot
 from titans_lm.report.models import COLOURS, UNSAID, state_bytes, title
-from titans_lm.report.section import Section
-from titans_lm.report.sources import Result
+from titans_lm.report.section import Result, Section
 from titans_lm.report.spread import written
 from titans_lm.report.table import Column, Table, bold
 

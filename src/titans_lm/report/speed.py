@@ -7,8 +7,7 @@ from statistics import median
 from typing import Any
 
 from titans_lm.report.figures import ACCENT, Drawn, Line, Plot
-from titans_lm.report.section import Section
-from titans_lm.report.sources import Result
+from titans_lm.report.section import Result, Section
 from titans_lm.report.table import Column, Table
 
 COLOURS = (ACCENT, "#e07a1f")

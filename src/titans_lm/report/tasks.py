@@ -10,8 +10,7 @@ from titans_lm.data.tasks import TASKS
 from titans_lm.data.tasks.task import AT
 from titans_lm.report.figures import SOFT, Drawn, HeatMaps, Line, Plot
 from titans_lm.report.models import COLOURS, MODEL, PARAMETERS, contender_lines, short_title, state_bytes, title_of
-from titans_lm.report.section import Section, each_said
-from titans_lm.report.sources import Result, without_folders
+from titans_lm.report.section import Result, Section, each_said, without_folders
 from titans_lm.report.spread import in_percent, written
 from titans_lm.report.table import Column, Table
 from titans_lm.report.text import shapes

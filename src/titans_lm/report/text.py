@@ -8,8 +8,7 @@ from typing import Any
 
 from titans_lm.report.figures import Drawn, Plot
 from titans_lm.report.models import COLOURS, MODEL, PARAMETERS, contender_lines, parts, remembers, title, title_of
-from titans_lm.report.section import Section, each_said
-from titans_lm.report.sources import Result
+from titans_lm.report.section import Result, Section, each_said
 from titans_lm.report.spread import mean_with_spread, written
 from titans_lm.report.table import Column, Table
 
