@@ -105,7 +105,6 @@ class Perplexity:
         return {"tokens": tokens, "stretches": [asdict(score) for score in scores]}
 
     def describe(self, reading: Reading) -> str:
-        """Phrase what a reading came to."""
         score = overall(scores_of(reading))
         return f"{reading.key.name}: {score.bits_per_byte:.4f} bits per byte of {score.bytes:,} bytes"
 

@@ -129,14 +129,12 @@ class Gaps:
         return found
 
     def describe(self, reading: Reading) -> str:
-        """Phrase what a reading came to."""
         shares = (share_of(one) for one in np.array(reading.found["nats"]))
         return "share of the gap recovered: " + ", ".join(
             f"{share:.1%} with a window of {window}" for window, share in zip(reading.key, shares, strict=True)
         )
 
     def summarize(self, seeds: Sequence[Reader]) -> Result:
-        """Put the seeds of an adapter together."""
         readings = [seed.readings[0] for seed in seeds]
         windows = [_window(readings, place, self.settings.seed) for place in range(len(readings[0].key))]
         return {**costs(readings), "windows": windows}

@@ -87,13 +87,11 @@ class Rereading:
             yield Planned((length, distances), str(length), spec, tokens, measure)
 
     def describe(self, reading: Reading) -> str:
-        """Phrase what a reading came to."""
         gains = zip(reading.key[1], gains_of(reading).mean(1), strict=True)
         told = ", ".join(f"{gain:.3f} at {distance:,}" for distance, gain in gains)
         return f"passages of {reading.key[0]}: gain {told} bits per token" if told else ""
 
     def summarize(self, seeds: Sequence[Reader]) -> Result:
-        """Put the seeds of a model together, length by length."""
         return {"lengths": [_length(one, self.settings) for one in zip(*(of.readings for of in seeds), strict=True)]}
 
 

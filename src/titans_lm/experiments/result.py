@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from titans_lm.report.section import FORMAT
+from titans_lm.report.section import FORMAT, Result
 from titans_lm.train.device import commit, hardware
 from titans_lm.train.files import write_json
 from titans_lm.train.options import plain_settings
 from titans_lm.train.run import COMMITS, UNKNOWN, commits_of, seconds_of
 
-Result = dict[str, Any]
 WALL = "wall_seconds"
 
 

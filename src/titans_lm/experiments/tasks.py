@@ -155,7 +155,6 @@ class TaskJob:
         }
 
     def saved_spec(self) -> Result | None:
-        """Give the spec that a run which is not done was begun with."""
         return begun_with(self.folder)
 
     def train(self, outlook: Outlook | None = None) -> Result:
@@ -221,7 +220,6 @@ class TaskJob:
         return {"tests": tests}
 
     def describe(self, result: Result) -> str:
-        """Phrase what came out."""
         tests = ", ".join(f"{size} {100 * test['exact']:.1f} %" for size, test in result["tests"].items())
         return f"{tests}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
 

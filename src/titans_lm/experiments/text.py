@@ -136,7 +136,6 @@ class TextJob:
         return {**found, str(config): files_sum(config)} if self.settings.baseline and config.is_file() else found
 
     def saved_spec(self) -> Result | None:
-        """Give the spec that a run which is not done was begun with."""
         settings, noted = begun_with(self.folder), self.folder / CONTENTS_FILE
         if settings is None:
             return None
@@ -158,7 +157,6 @@ class TextJob:
         return kept
 
     def describe(self, result: Result) -> str:
-        """Phrase what came out."""
         bits = result.get("test", {}).get("bits_per_byte")
         tested = "" if bits is None else f", {bits:.4f} on the test"
         return (
