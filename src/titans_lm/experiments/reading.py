@@ -50,13 +50,9 @@ class Reading:
     """What is kept of it."""
 
     @property
-    def tokens(self) -> int:
-        return self.found["tokens"]
-
-    @property
     def rate(self) -> float:
         """Tokens a second."""
-        return self.tokens / max(self.found["seconds"], 1e-9)
+        return self.found["tokens"] / max(self.found["seconds"], 1e-9)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ Reading = tuple[Result, Result]
 
 
 def heading(result: Result) -> str:
-    """Say what was read."""
     skipped = result["settings"]["skip_tokens"]
     inside = f", from token {skipped:,} on" if skipped else ""
     return f"Whole books by position: {len(result['models'][0]['documents'])} held-out books{inside}"
@@ -48,7 +47,6 @@ def tables(result: Result) -> list[Table]:
 
 
 def said(result: Result) -> str:
-    """Say what was read, by whom, and what the modes are."""
     settings, first = result["settings"], result["models"][0]
     books, reading = first["documents"], first["readings"][0]
     cut = "whole" if settings["stretch"] is None else f"in spans of {settings['stretch']:,} tokens"

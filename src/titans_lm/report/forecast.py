@@ -83,7 +83,6 @@ MEASURES = (
 
 
 def said(result: Result) -> str:
-    """Say what was equal for the tables of a file."""
     settings, train = result["settings"], result["settings"]["train"]
     seeds = len(settings["seeds"])
     tried = ", ".join(f"{rate:g}" for rate in settings["rates"]) or f"{train['lr']:g}"

@@ -33,7 +33,6 @@ def tables(result: Result) -> list[Table]:
 
 
 def said(result: Result) -> str:
-    """Say what was read and what the columns are."""
     settings, first = result["settings"], result["models"][0]
     return (
         f"Nats per token of {settings['rows']} rows of {settings['seq_len']:,} tokens of held-out books, each read "

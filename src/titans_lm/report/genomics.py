@@ -59,7 +59,6 @@ def tables(result: Result) -> list[Table]:
 
 
 def said(result: Result) -> str:
-    """Say what was equal, and what the numbers are."""
     settings, train = result["settings"], result["settings"]["train"]
     size, cut = result["backbone_parameters"], result["cut_sequences"]
     stacks = "" if size is None else f"Stacks of ours are of equal size, {size:,} parameters with an embedding. "

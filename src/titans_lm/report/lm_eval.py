@@ -15,7 +15,6 @@ Score = tuple[str, Any, str]
 
 
 def heading(result: Result) -> str:
-    """Say who asked."""
     asked = "lm-eval's tasks" if result["settings"]["local"] is None else "Questions scored as lm-eval scores them"
     return f"{asked}: {', '.join(one['name'] for one in result['models'])}"
 
@@ -48,7 +47,6 @@ def tables(result: Result) -> list[Table]:
 
 
 def said(result: Result, tasks: dict[str, Any]) -> str:
-    """Say what the models are and what the numbers mean."""
     told = result["settings"]
     models = "; ".join(
         f"{one['name']}: {one['architecture']}, {one['parameters']:,} parameters, {one['dtype']}, "

@@ -66,7 +66,6 @@ def by_distance(model: Result, place: int) -> dict[int, Result]:
 
 
 def said(result: Result) -> str:
-    """Say what was read, by whom, and what the columns are."""
     settings = result["settings"]
     context = f"the first {settings['context']:,} tokens of its book and then " if settings["context"] else ""
     whole = [title(model["name"]) for model in result["models"] if not model["carries"]]

@@ -77,7 +77,6 @@ def by_size(size: str) -> list[float]:
 
 
 def said(result: Result) -> str:
-    """Say what was equal, and what the numbers are."""
     settings, runs = result["settings"], result["contenders"][0]["runs"]
     depths = f" at each of {len(settings['depths'])} depths" if settings.get("depths") else ""
     counted = {size: test.get("rows", settings["examples"]) for size, test in runs[0]["tests"].items()}

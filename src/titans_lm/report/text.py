@@ -82,7 +82,6 @@ def further(results: list[Result]) -> Table:
 
 
 def said(result: Result) -> str:
-    """Say what was equal, and what the numbers are."""
     settings, train, first = result["settings"], result["settings"]["train"], result["contenders"][0]["runs"][0]
     asked, seeds = result["parameters_asked_for"], len(settings["seeds"])
     apart = max(abs(one["parameters"] / asked - 1.0) for one in result["contenders"])
