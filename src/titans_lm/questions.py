@@ -30,6 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from titans_lm.config import check_at_least, check_choice, nearest
 from titans_lm.data.tokenizer import is_byte_tokenizer
+from titans_lm.evaluate.documents import first_token
 from titans_lm.evaluate.stream import evaluating, has_state
 from titans_lm.train.run import is_of_a_run
 
@@ -163,11 +164,10 @@ def _add_up(logits: Tensor, targets: Sequence[int]) -> Likelihood:
 
 
 def _begin(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """The token that stands before a text."""
-    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    first = first_token(tokenizer)
     if first is None:
         raise ValueError("got a tokenizer without <bos> and <eos>; expected one of them to begin a text with")
-    return int(first)
+    return first
 
 
 @dataclass(frozen=True)

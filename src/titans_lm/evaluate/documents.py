@@ -10,7 +10,7 @@ import numpy as np
 
 from titans_lm.config import check_at_least
 from titans_lm.data.prepared import Split
-from titans_lm.data.text import SNIFFED, Document, files_below
+from titans_lm.data.text import SNIFFED, Document, files_below, looks_binary
 from titans_lm.data.tokenizer import BOS, TokenIds, byte_vocabulary, encode_document, is_byte_tokenizer
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def books(sources: Sequence[Path]) -> list[Book]:
 def _is_text(path: Path) -> bool:
     with path.open("rb") as file:
         start = file.read(SNIFFED)
-    return bool(start) and b"\0" not in start
+    return bool(start) and not looks_binary(start)
 
 
 class Encoder:
@@ -85,7 +85,8 @@ class Encoder:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase | None") -> None:
         self.tokenizer: Any = tokenizer
         self.of_bytes = tokenizer is None or is_byte_tokenizer(tokenizer)
-        self.begin = np.array([BOS], np.int64) if self.of_bytes else _opening(self.tokenizer)
+        begin = BOS if self.of_bytes else first_token(self.tokenizer)
+        self.begin = NONE if begin is None else np.array([begin], np.int64)
         self._table = None if self.of_bytes else _byte_level_sizes(self.tokenizer)
 
     def words(self, text: str) -> Tokens:
@@ -137,12 +138,9 @@ class Encoder:
                 yield waiting
 
 
-def _opening(tokenizer: Any) -> np.ndarray:
-    """What stands before a document: <bos>, else <eos>, as after a document that ended; else nothing."""
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return np.array([token], np.int64)
-    return NONE
+def first_token(tokenizer: Any) -> int | None:
+    """The token that stands before a document: <bos>, else <eos>, as after one that ended; None without both."""
+    return tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
 
 def _byte_level_sizes(tokenizer: Any) -> np.ndarray:
@@ -276,8 +274,7 @@ def held_out_tokens(split: Split, tokenizer: "PreTrainedTokenizerBase", max_byte
         tokens, size = _text_of(split[index], tokenizer), split.bytes_of(index)
         if size > max_bytes - used:
             tokens, size = _cut(tokens, (max_bytes - used) / size, tokenizer)
-        begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        taken.append(np.concatenate([[begin], tokens]))
+        taken.append(np.concatenate([[first_token(tokenizer)], tokens]))
         used += size
     return taken, used
 
