@@ -22,12 +22,12 @@ from model_cases import MEMORIES, small_config, wake
 from titans_lm.data.tokenizer import BOS
 from titans_lm.evaluate.bits_per_byte import bits_of
 from titans_lm.evaluate.documents import Book, Encoder, books
-from titans_lm.evaluate.reread import Passages, draw_passages, fitting_distances, reread
+from titans_lm.evaluate.reread import Drawing, Passages, draw_passages, fitting_distances, reread
 from titans_lm.evaluate.stream import CacheReader, StatefulReader, WindowReader, reader_for
 from titans_lm.train.fresh import byte_model
 
 DISTANCES = [0, 5, 24]
-DRAWING = {"length": 12, "passages": 8, "rows": 4, "distance": DISTANCES[-1], "context": 7, "skip_tokens": 3}
+DRAWING = Drawing(length=12, passages=8, rows=4, distance=DISTANCES[-1], context=7, skip_tokens=3)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def shelves(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Book], list[
 
 
 def drawn(shelves: tuple[list[Book], list[Book]], **changes: Any) -> list[Passages]:
-    return list(draw_passages(*shelves, Encoder(None), **{**DRAWING, **changes}))
+    return list(draw_passages(*shelves, Encoder(None), Drawing(**{**vars(DRAWING), **changes})))
 
 
 def titans_model(architecture: str, **settings: Any) -> Any:

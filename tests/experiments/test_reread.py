@@ -19,7 +19,7 @@ from titans_lm.commands.evaluate import command_line
 from titans_lm.data.curriculum import RereadCurriculum
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.evaluate.documents import Encoder, books
-from titans_lm.evaluate.reread import draw_passages, reread
+from titans_lm.evaluate.reread import Drawing, draw_passages, reread
 from titans_lm.evaluate.stream import reader_for
 from titans_lm.experiments.reading import READINGS
 from titans_lm.experiments.reading_settings import RereadSettings
@@ -78,8 +78,8 @@ def test_every_number_is_what_the_models_do(done: Any) -> None:
     for model, indices in ((lmm, (0, 1)), (llama, (2,))):
         for told in model["lengths"]:
             length, distances = told["length"], [one["distance"] for one in told["distances"]]
-            shelves = books(settings.text), books(settings.between)
-            drawn = list(draw_passages(*shelves, Encoder(None), length=length, passages=4, rows=2, distance=40))
+            drawing = Drawing(length, 4, 2, 40)
+            drawn = list(draw_passages(books(settings.text), books(settings.between), Encoder(None), drawing))
             bits = []
             for index in indices:
                 one = load_model(settings.named()[index].path, "cpu")

@@ -37,66 +37,79 @@ class Passages:
     """Tokens of other books, as many as the longest distance."""
 
 
-def draw_passages(
-    found: Sequence[Book],
-    others: Sequence[Book],
-    encoder: Encoder,
-    *,
-    length: int,
-    passages: int,
-    rows: int,
-    distance: int,
-    context: int = 0,
-    skip_tokens: int = 0,
-    seed: int = 0,
-) -> Iterator[Passages]:
-    """Draw passages of `length` tokens that do not overlap from books in turn, each with the next one of the others.
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn from books."""
 
-    There are `passages` in all, of which `rows` are read side by side: after the first `context` tokens of their book,
-    and before `distance` tokens of others. Of each book, of either kind, `skip_tokens` at the start are left out.
+    length: int
+    """Tokens n of a passage."""
+    passages: int
+    """Passages in all, shared out among the books."""
+    rows: int
+    """Passages R that are read side by side."""
+    distance: int
+    """Tokens of other books that are read after them."""
+    context: int = 0
+    """Tokens from the start of the book that are read before each of its passages."""
+    skip_tokens: int = 0
+    """Tokens at the start of each book, of either kind, that are left out."""
+    seed: int = 0
+
+
+def draw_passages(
+    found: Sequence[Book], others: Sequence[Book], encoder: Encoder, drawing: Drawing
+) -> Iterator[Passages]:
+    """Draw passages that do not overlap from books in turn, each with the tokens of the next one of the others.
 
     ValueError for a book that is too short for its passages, and for others that are too short for the distance.
     """
-    groups, first = passages // rows, skip_tokens + context
+    groups = drawing.passages // drawing.rows
     starts = cycle(range(len(others)))
     for index, book in enumerate(found):
-        count = rows * len(range(index, groups, len(found)))
+        count = len(range(index, groups, len(found)))
         if not count:
             continue
         tokens = TokenSource(encoder.tokens(book)).take(ENDLESS).ids
-        pieces = max(len(tokens) - first, 0) // length
-        if pieces < count:
-            raise ValueError(
-                f"got {count} passages of {length} tokens from {book.name!r}, which has {len(tokens):,} tokens, "
-                f"{first:,} of them left out or read before; expected a book of at least {first + count * length:,} "
-                "tokens, or fewer or shorter passages"
-            )
-        before = np.concatenate([encoder.begin, tokens[skip_tokens:first]])
-        chosen = np.random.default_rng([seed, length, index]).permutation(pieces)[:count]
-        places = [first + int(piece) * length for piece in chosen]
-        for group in range(0, count, rows):
-            mine = places[group : group + rows]
-            ids = np.stack([tokens[place : place + length] for place in mine])
-            start = next(starts)
-            between = _between([*others[start:], *others[:start]], encoder, distance, skip_tokens)
-            yield Passages(book.name, tuple(mine), before, ids, between)
+        context = tokens[drawing.skip_tokens : drawing.skip_tokens + drawing.context]
+        places = _places(book, tokens, count * drawing.rows, index, drawing)
+        for group in range(count):
+            mine = places[group * drawing.rows : (group + 1) * drawing.rows]
+            ids = np.stack([tokens[place : place + drawing.length] for place in mine])
+            between = _between(others, next(starts), encoder, drawing)
+            yield Passages(book.name, tuple(mine), np.concatenate([encoder.begin, context]), ids, between)
 
 
-def _between(others: Sequence[Book], encoder: Encoder, distance: int, skip_tokens: int) -> np.ndarray:
-    """Take tokens of other books, from the start of the first on and through those after it."""
+def _places(book: Book, tokens: np.ndarray, count: int, index: int, drawing: Drawing) -> list[int]:
+    """Draw the places of passages: the rest of the book cut into pieces of their length, some of which are taken."""
+    first, length = drawing.skip_tokens + drawing.context, drawing.length
+    pieces = max(len(tokens) - first, 0) // length
+    if pieces < count:
+        raise ValueError(
+            f"got {count} passages of {length} tokens from {book.name!r}, which has {len(tokens):,} tokens, {first:,} "
+            f"of them left out or read before; expected a book of at least {first + count * length:,} tokens, or "
+            "fewer or shorter passages"
+        )
+    chosen = np.random.default_rng([drawing.seed, length, index]).permutation(pieces)[:count]
+    return [first + int(piece) * length for piece in chosen]
+
+
+def _between(others: Sequence[Book], start: int, encoder: Encoder, drawing: Drawing) -> np.ndarray:
+    """Take tokens of other books, from the start of one on and through those after it."""
     parts: list[np.ndarray] = [np.empty(0, np.int64)]
-    missing = distance
-    for book in others:
-        source = TokenSource(encoder.tokens(book), skip_tokens + missing)
-        source.take(skip_tokens)
+    missing = drawing.distance
+    for book in [*others[start:], *others[:start]]:
+        source = TokenSource(encoder.tokens(book), drawing.skip_tokens + missing)
+        source.take(drawing.skip_tokens)
         parts.append(source.take(missing).ids)
         missing -= len(parts[-1])
         if not missing:
-            return np.concatenate(parts)
-    raise ValueError(
-        f"got a distance of {distance:,} tokens between two readings and other books of {distance - missing:,} tokens; "
-        "expected longer ones, or shorter distances"
-    )
+            break
+    if missing:
+        raise ValueError(
+            f"got a distance of {drawing.distance:,} tokens between two readings and other books of "
+            f"{drawing.distance - missing:,} tokens; expected longer ones, or shorter distances"
+        )
+    return np.concatenate(parts)
 
 
 class _Rows:

@@ -10,7 +10,7 @@ import numpy as np
 from titans_lm.evaluate.accuracy import bytes_of_state
 from titans_lm.evaluate.documents import Book, Encoder, books
 from titans_lm.evaluate.intervals import bounds
-from titans_lm.evaluate.reread import Passages, draw_passages, fitting_distances, reread
+from titans_lm.evaluate.reread import Drawing, Passages, draw_passages, fitting_distances, reread
 from titans_lm.evaluate.stream import reader_for
 from titans_lm.experiments.reading import Planned, Reader, Reading, costs, run_reading
 from titans_lm.experiments.reading_settings import RereadSettings
@@ -53,9 +53,10 @@ class Rereading:
         """Draw the passages of every length."""
         told, encoder = self.settings, Encoder(tokenizer)
         shared = {name: getattr(told, name) for name in ("passages", "rows", "context", "skip_tokens", "seed")}
-        shared["distance"] = told.distances[-1]
         return {
-            length: list(draw_passages(self.books, self.others, encoder, length=length, **shared))
+            length: list(
+                draw_passages(self.books, self.others, encoder, Drawing(length, distance=told.distances[-1], **shared))
+            )
             for length in told.lengths
         }
 
