@@ -274,7 +274,8 @@ def held_out_tokens(split: Split, tokenizer: "PreTrainedTokenizerBase", max_byte
         tokens, size = _text_of(split[index], tokenizer), split.bytes_of(index)
         if size > max_bytes - used:
             tokens, size = _cut(tokens, (max_bytes - used) / size, tokenizer)
-        taken.append(np.concatenate([[first_token(tokenizer)], tokens]))
+        begin: Any = first_token(tokenizer)  # a tokenizer of prepared documents has one
+        taken.append(np.concatenate([[begin], tokens]))
         used += size
     return taken, used
 
