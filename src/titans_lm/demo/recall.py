@@ -1,6 +1,7 @@
 """Associative recall over a gap that is longer than a window: a memory against a sliding window of equal size."""
 
-import dataclasses
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,45 @@ from titans_lm.data.batches import IGNORED
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallCurriculum, RecallSettings
 from titans_lm.demo.settings import RecallPlan
-from titans_lm.demo.training import Lesson, Trained
 from titans_lm.evaluate.accuracy import Recall, recall_accuracy, sliding_reach
+from titans_lm.train.fresh import describe_model, language_model
+from titans_lm.train.loop import fit
 from titans_lm.train.losses import recall_loss
 from titans_lm.train.match import count_parameters, match_parameters
 from titans_lm.train.options import plain_settings
+from titans_lm.train.progress import ProgressReport
+from titans_lm.train.settings import FitSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model, its size, and how training went."""
+
+    name: str
+    model: "PreTrainedModel"
+    config: BackboneConfig
+    parameters: int
+    state_bytes: int
+    """Bytes that one sequence carries from token to token, however long it is."""
+    curve: list[dict[str, Any]]
+    """Loss and accuracy of every step."""
+    checks: list[dict[str, Any]]
+    """Accuracy over the whole gap, now and then during training."""
+    planned_steps: int
+    tokens: int
+    seconds: float
+
+    @property
+    def steps(self) -> int:
+        return len(self.curve)
+
+    def as_dict(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name != "model"}
+        speed = {"steps": self.steps, "tokens_per_second": self.tokens / self.seconds}
+        return {**kept, **speed, "config": plain_settings(self.config)}
 
 
 @dataclass(frozen=True)
@@ -68,28 +100,55 @@ def run_recall(plan: RecallPlan, *, seed: int, quiet: bool) -> RecallOutcome:
     if reach > plan.gap:
         raise ValueError(f"got gap={plan.gap}, but the windows can look {reach} tokens back; expected a longer gap")
     fresh = seed + 1_000_003
-
-    def build(config: BackboneConfig) -> "PreTrainedModel":
-        from titans_lm.hf import TitansConfig, TitansForCausalLM
-
-        return TitansForCausalLM(TitansConfig(vocab_size=task.vocab_size, **dataclasses.asdict(config)))
+    batches = RecallCurriculum(task, gaps=plan.gaps, alone=plan.alone, batch_size=plan.batch_size, seed=seed)
 
     def accuracy(model: "PreTrainedModel", examples: int, seed: int) -> Recall:
         return recall_accuracy(model, task, examples=examples, batch_size=plan.batch_size, seed=seed)
 
-    lesson = Lesson(
-        build=build,
-        batches=RecallCurriculum(task, gaps=plan.gaps, alone=plan.alone, batch_size=plan.batch_size, seed=seed),
-        loss_fn=recall_loss,
-        settings=plan.fit,
-        metric="accuracy",
-        check=lambda model: {"accuracy_over_the_gap": accuracy(model, plan.check_examples, fresh + 1).accuracy},
-    )
-    memory = lesson.train("recall, memory", plan.memory, quiet=quiet)
-    window = lesson.train("recall, window", window_config, quiet=quiet)
+    def train(name: str, config: BackboneConfig) -> Trained:
+        check = lambda model: accuracy(model, plan.check_examples, fresh + 1).accuracy
+        return train_one(name, config, task.vocab_size, batches, plan.fit, check, quiet=quiet)
+
+    memory, window = train("recall, memory", plan.memory), train("recall, window", window_config)
     found = [accuracy(trained.model, plan.examples, fresh) for trained in (memory, window)]
     example = _example(memory.model, window.model, task, fresh)
     return RecallOutcome(task, plan.gaps, memory, window, *found, reach, example)
+
+
+def train_one(
+    name: str,
+    config: BackboneConfig,
+    vocab_size: int,
+    batches: RecallCurriculum,
+    settings: FitSettings,
+    check: Callable[["PreTrainedModel"], float],
+    *,
+    quiet: bool,
+) -> Trained:
+    """Train a fresh model; `check` is asked every `settings.eval_every` steps and at the end."""
+    torch.manual_seed(settings.seed)
+    model = language_model(config, vocab_size)
+    counts = describe_model(model)
+    curve: list[dict[str, Any]] = []
+    checks: list[dict[str, Any]] = []
+    started = time.perf_counter()
+
+    def keep(record: dict[str, Any]) -> bool:
+        curve.append({key: record[key] for key in ("step", "loss", "accuracy")})
+        return False
+
+    def look(model: "PreTrainedModel") -> dict[str, float]:
+        found = {"accuracy_over_the_gap": check(model)}
+        checks.append({"step": len(curve), **found})
+        return found
+
+    progress = ProgressReport(quiet=quiet, title=f"train {name}")
+    result = fit(model, batches, recall_loss, settings, on_step=keep, eval_fn=look, progress=progress)
+    return Trained(
+        name=name, model=model.eval(), config=config, parameters=counts["parameters"],
+        state_bytes=counts["state_bytes"], curve=curve, checks=checks, planned_steps=settings.steps,
+        tokens=result.tokens, seconds=time.perf_counter() - started,
+    )  # fmt: skip
 
 
 @torch.no_grad()

@@ -3,15 +3,13 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from titans_lm.demo.findings import percent, recall_findings, search_findings
-from titans_lm.demo.recall import Example, RecallOutcome
+from titans_lm.demo.recall import Example, RecallOutcome, Trained
 from titans_lm.demo.search import READERS, Asked, Found
-from titans_lm.demo.training import Trained
 from titans_lm.report.figures import Line, Plot
 from titans_lm.report.html import Markup, figure, page, paragraphs, section, table, tag
 
@@ -20,20 +18,6 @@ MEMORY, RESET, NONE, CHANCE = "#3451c6", "#e07a1f", "#7a8290", "#b4bac4"
 RIGHT, WRONG, LEFT = "#18794e", "#b3261e", "#b4bac4"
 """Colours of answers, and of what nobody asked for any more."""
 NAMES = {"memory": "memory file", "reset": "memory reset", "window": "end of the text alone"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What the page says about the run itself."""
-
-    command: str
-    commands: list[str]
-    """What can be done next, as it can be typed."""
-    date: str
-    wall_seconds: float
-    stages: dict[str, float]
-    environment: dict[str, Any]
-    settings: dict[str, Any]
 
 
 def plots(found: Found, recall: RecallOutcome) -> dict[str, Plot]:
@@ -78,9 +62,11 @@ def _by_distance(found: Found) -> Plot:
     )  # fmt: skip
 
 
-def report_page(found: Found, recall: RecallOutcome, pictures: dict[str, Markup], facts: Facts) -> str:
+def report_page(
+    found: Found, recall: RecallOutcome, pictures: dict[str, Markup], results: dict[str, Any], command: str
+) -> str:
     """Put the whole report together; `pictures` are the plots as inline SVG by name."""
-    seconds = facts.wall_seconds
+    seconds = results["wall_seconds"]
     took = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.1f} minutes"
     header = tag(
         "header",
@@ -89,13 +75,15 @@ def report_page(found: Found, recall: RecallOutcome, pictures: dict[str, Markup]
             "p",
             "What ships with titans-lm reads a long text once. Everything on this page was computed on "
             f"this machine in {took} by ",
-            tag("code", facts.command),
-            f" on {facts.date}.",
+            tag("code", command),
+            f" on {results['date']}.",
         ),
     )
+    beside = tag("p", "The memory files lie beside this page.")
+    go_on = section("4  Go on", beside, tag("pre", "\n".join(results["next"])), id_="next")
     return page(
-        "titans-lm demo", header, _search(found, pictures), _questions(found), _recall(recall, pictures), _next(facts),
-        _run(facts), style=STYLE,
+        "titans-lm demo", header, _search(found, pictures), _questions(found), _recall(recall, pictures), go_on,
+        _run(results), style=STYLE,
     )  # fmt: skip
 
 
@@ -106,7 +94,8 @@ def _search(found: Found, pictures: dict[str, Markup]) -> Markup:
             "p",
             "People walk about: sentences that say so are hidden between those of the text"
             f"{', as are numbers by their names' if len(found.readings) > 1 else ''}. "
-            f"{_readers(found)} all of it once, piece by piece, into a memory of constant size. "
+            f"{'A small model reads' if len(found.readings) == 1 else 'Two small models read'} all of it once, piece "
+            "by piece, into a memory of constant size. "
             "The memory is saved as a file, the text is put away, and the questions are answered from the file alone.",
         ),
         _said(search_findings(found)),
@@ -124,10 +113,6 @@ def _search(found: Found, pictures: dict[str, Markup]) -> Markup:
         ),
         id_="search",
     )
-
-
-def _readers(found: Found) -> str:
-    return "A small model reads" if len(found.readings) == 1 else "Two small models read"
 
 
 def _has_numbers(found: Found) -> bool:
@@ -173,11 +158,6 @@ def _questions(found: Found) -> Markup:
         table(["model", "parameters", "tokens per second", "memory file"], sizes),
         id_="questions",
     )
-
-
-def _next(facts: Facts) -> Markup:
-    said = tag("p", "The memory files lie beside this page.")
-    return section("4  Go on", said, tag("pre", "\n".join(facts.commands)), id_="next")
 
 
 def _recall(recall: RecallOutcome, pictures: dict[str, Markup]) -> Markup:
@@ -235,11 +215,14 @@ def _example(example: Example, half: int) -> Markup:
     return table(["asked", *(name(example.tokens[place]) for place in asked)], rows)
 
 
-def _run(facts: Facts) -> Markup:
-    stages = [[name, f"{seconds:.1f} s"] for name, seconds in {**facts.stages, "all": facts.wall_seconds}.items()]
+def _run(results: dict[str, Any]) -> Markup:
+    settings = {**results["settings"], "plan": results["plan"]}
+    stages = [
+        [name, f"{seconds:.1f} s"] for name, seconds in {**results["stages"], "all": results["wall_seconds"]}.items()
+    ]
     about = [
         [name.replace("_", " "), ", ".join(map(str, value)) or "none" if isinstance(value, list) else value]
-        for name, value in facts.environment.items()
+        for name, value in results["environment"].items()
     ]
     return section(
         "How this was run",
@@ -252,7 +235,7 @@ def _run(facts: Facts) -> Markup:
         ),
         table(["stage", "time"], stages),
         table(["machine and versions", ""], about, numbers=False),
-        tag("details", tag("summary", "Settings"), tag("pre", json.dumps(facts.settings, indent=1))),
+        tag("details", tag("summary", "Settings"), tag("pre", json.dumps(settings, indent=1))),
         id_="run",
     )
 

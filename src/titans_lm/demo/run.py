@@ -23,7 +23,6 @@ from titans_lm.train.options import plain_settings
 
 FORMAT = "titans-lm demo 2"
 REPORT, RESULTS = "report.html", "results.json"
-PARTS = ("search", "recall")
 
 
 @contextmanager
@@ -60,6 +59,7 @@ class Stages:
         return time.perf_counter() - self.started
 
 
+@one_thread()
 def run_demo(settings: DemoSettings, *, quiet: bool = False) -> dict[str, Any]:
     """Read, ask, train, report, and tell what is found as it is found; returns what results.json holds.
 
@@ -67,11 +67,7 @@ def run_demo(settings: DemoSettings, *, quiet: bool = False) -> dict[str, Any]:
     report is written at the end.
     """
     check_folder(settings.out)
-    with one_thread():
-        return _run(settings, quiet, Console(quiet=quiet))
-
-
-def _run(settings: DemoSettings, quiet: bool, console: Console) -> dict[str, Any]:
+    console = Console(quiet=quiet)
     seed = today() if settings.seed is None else settings.seed
     plan = quick_plan(seed) if settings.quick else full_plan(seed)
     stages = Stages()
@@ -115,7 +111,7 @@ def write_outcome(
     settings: DemoSettings, plan: DemoPlan, found: Found, recall: RecallOutcome, stages: Stages
 ) -> dict[str, Any]:
     """Write the plots, the page and the numbers, each file whole or not at all; results.json comes last."""
-    from titans_lm.demo.report import Facts, plots, report_page
+    from titans_lm.demo.report import plots, report_page
     from titans_lm.report.plots import draw, inline_svg, save_png
 
     shown = plots(found, recall)
@@ -125,37 +121,27 @@ def write_outcome(
             name: inline_svg(drawn[name], f"Plot: {plot.title}. {plot.y_label} by {plot.x_label}.", name)
             for name, plot in shown.items()
         }
-    plain = {part: plain_settings(getattr(plan, part)) for part in PARTS}
-    commands = next_commands(found, settings.out)
-    facts = Facts(
-        command=" ".join(["titans demo", *(["--quick"] if settings.quick else []), f"--seed {found.seed}"]),
-        commands=commands,
-        date=f"{datetime.now():%Y-%m-%d %H:%M}",
-        wall_seconds=stages.total,
-        stages=dict(stages.seconds),
-        environment={"processor": processor(), "cores": usable_cores(), **environment()},
-        settings={**plain_settings(settings), "plan": plain},
-    )
-    write_atomically(settings.out / REPORT, report_page(found, recall, pictures, facts))
-    for name, figure in drawn.items():
-        save_png(figure, settings.out / f"{name}.png")
     memories = [file for reading in found.readings for file in reading.files]
     results = {
         "format": FORMAT,
-        "date": facts.date,
+        "date": f"{datetime.now():%Y-%m-%d %H:%M}",
         "findings": [*search_findings(found), *recall_findings(recall)],
         "search": found.as_dict(),
         "recall": recall.as_dict(),
-        "next": commands,
-        "wall_seconds": facts.wall_seconds,
-        "stages": facts.stages,
-        "environment": facts.environment,
+        "next": next_commands(found, settings.out),
+        "wall_seconds": stages.total,
+        "stages": stages.seconds,
+        "environment": {"processor": processor(), "cores": usable_cores(), **environment()},
         "settings": plain_settings(settings),
-        "plan": plain,
+        "plan": plain_settings(plan),
         "files": {"report": REPORT, "numbers": RESULTS, "text": TEXT}
         | {f"memory {file}": file for file in memories}
         | {f"plot {n}": f"{n}.png" for n in shown},
     }
+    command = " ".join(["titans demo", *(["--quick"] if settings.quick else []), f"--seed {found.seed}"])
+    write_atomically(settings.out / REPORT, report_page(found, recall, pictures, results, command))
+    for name, figure in drawn.items():
+        save_png(figure, settings.out / f"{name}.png")
     write_json(settings.out / RESULTS, results)
     return results
 

@@ -82,34 +82,30 @@ class DemoPlan:
     recall: RecallPlan
 
 
+def stacks(span: int, **sizes: int) -> dict[str, BackboneConfig]:
+    """A stack of linear memories with chunks of `span` tokens, and the same with windows of as many."""
+    shared: dict[str, Any] = {"num_attention_heads": 1, "attention_conv_size": 4, **sizes}
+    return {
+        "memory": BackboneConfig(architecture="lmm", memory_depth=1, chunk_size=span, **shared),
+        "window": BackboneConfig(architecture="sliding", window=span, **shared),
+    }
+
+
 def full_plan(seed: int) -> DemoPlan:
     """What is shown: minutes on two cores."""
-    small: dict[str, Any] = {
-        "num_hidden_layers": 2, "num_persistent": 4, "attention_conv_size": 4, "hidden_size": 64,
-        "num_attention_heads": 1,
-    }  # fmt: skip
-    return DemoPlan(
-        search=SearchPlan(),
-        recall=RecallPlan(
-            memory=BackboneConfig(architecture="lmm", memory_depth=1, chunk_size=16, **small),
-            window=BackboneConfig(architecture="sliding", window=16, **small),
-            fit=FitSettings(steps=100, lr=3e-3, warmup_steps=20, eval_every=10, seed=seed),
-        ),
-    )
+    fit = FitSettings(steps=100, lr=3e-3, warmup_steps=20, eval_every=10, seed=seed)
+    models = stacks(16, num_hidden_layers=2, num_persistent=4, hidden_size=64)
+    return DemoPlan(search=SearchPlan(), recall=RecallPlan(**models, fit=fit))
 
 
 def quick_plan(seed: int) -> DemoPlan:
     """The same in seconds."""
-    tiny: dict[str, Any] = {
-        "hidden_size": 16, "num_attention_heads": 1, "num_hidden_layers": 1, "num_persistent": 2,
-        "attention_conv_size": 4,
-    }  # fmt: skip
+    fit = FitSettings(steps=6, warmup_steps=2, eval_every=2, seed=seed)
+    models = stacks(4, num_hidden_layers=1, num_persistent=2, hidden_size=16)
     return DemoPlan(
         search=SearchPlan(tokens=4000, parts=2, moves=2, numbers=4, window=256, piece_len=512),
         recall=RecallPlan(
-            memory=BackboneConfig(architecture="lmm", memory_depth=1, chunk_size=4, **tiny),
-            window=BackboneConfig(architecture="sliding", window=4, **tiny),
-            fit=FitSettings(steps=6, warmup_steps=2, eval_every=2, seed=seed),
-            pairs=2, symbols=16, gap=12, gaps=(0, 12), alone=2, batch_size=4, examples=16, check_examples=8,
+            **models, fit=fit, pairs=2, symbols=16, gap=12, gaps=(0, 12), alone=2, batch_size=4, examples=16,
+            check_examples=8,
         ),
     )  # fmt: skip
