@@ -14,11 +14,10 @@ from cli_cases import titans
 from ops.triton_cases import DEVICE
 from titans_lm import ops
 from titans_lm.bench import gate, run, sides, subjects_op
-from titans_lm.bench.command import kinds
 from titans_lm.bench.gate import check_kernels
 from titans_lm.bench.kernels import kernel_shapes
 from titans_lm.bench.registry import benchmarks
-from titans_lm.bench.run import Bench
+from titans_lm.bench.run import Bench, kinds
 from titans_lm.bench.settings import AllSettings, KernelsSettings, OpsSettings
 from titans_lm.bench.sides import CPU, SIDES, beside_cases, left_out
 from titans_lm.report.page import render_results
@@ -84,7 +83,7 @@ def test_both_backends_are_measured_in_turn(tmp_path, monkeypatch):
     said: list[str] = []
     settings = replace(SMALL, out=tmp_path / "out", dtype="bf16")
     bench = Bench(settings, "cpu", said.append)
-    result = bench.run("kernels", benchmarks()["kernels"], "the command", {"cases": 1})
+    result = bench.run("kernels", benchmarks()["kernels"], {"cases": 1})
     assert said[0] == "the kernels agree with the chunked backend within 1e-06"
     assert [row["label"] for row in result["rows"]] == ["chunked", "triton"] * 6
     assert result["rows"][1]["against"]["chunked"]["median"] == 2.0

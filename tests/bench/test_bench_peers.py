@@ -8,10 +8,9 @@ import torch
 
 from bench.bench_cases import check_once, streamed
 from titans_lm.bench import peer_env, peer_side, run
-from titans_lm.bench.command import run_bench
 from titans_lm.bench.peers import comparisons, peers
 from titans_lm.bench.registry import Case, Place
-from titans_lm.bench.run import Bench
+from titans_lm.bench.run import Bench, run_bench
 from titans_lm.bench.settings import PEER_CASES, AllSettings, BenchSettings, PeersSettings
 
 VERSION = torch.__version__.partition("+")[0]

@@ -9,12 +9,11 @@ import torch
 from bench.bench_cases import OP, check_once, measured, streamed, work_here
 from titans_lm import ops
 from titans_lm.bench import gate, registry, run
-from titans_lm.bench.command import command_line, kinds, run_bench
 from titans_lm.bench.models import model_cases
 from titans_lm.bench.ops import op_cases
 from titans_lm.bench.peers import comparisons
 from titans_lm.bench.registry import Case, Place, allocators, benchmark, benchmarks, subjects
-from titans_lm.bench.run import Bench, file_name
+from titans_lm.bench.run import Bench, file_name, kinds, run_bench
 from titans_lm.bench.scaling import stream_cases
 from titans_lm.bench.settings import (
     AllSettings,
@@ -26,9 +25,9 @@ from titans_lm.bench.settings import (
     TNTSettings,
     TrainingSettings,
 )
-from titans_lm.bench.tnt import tnt
-from titans_lm.bench.training import training
+from titans_lm.bench.training import tnt, training
 from titans_lm.train.device import commit, hardware
+from titans_lm.train.options import written_command
 
 CASE = Case(label="op", kind="op", mode="forward", case=OP, allocator="tuned")
 
@@ -235,7 +234,7 @@ def test_everything_is_every_kind_with_its_own_defaults():
 
 def test_the_command_is_one_that_gives_the_settings():
     settings = PeersSettings(cases=("mac", "layer"), threads=2, quick=True, peers_env=Path("/a b"))
-    assert command_line("peers", settings) == (
+    assert written_command("bench", "peers", settings=settings) == (
         "titans bench peers --threads 2 --quick --peers-env '/a b' --cases mac layer"
     )
 

@@ -216,7 +216,7 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 def test_steps_are_as_quiet_as_their_plan(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step starts is told; what it is and what it is kept by are not changed."""
     runs = {
-        "evaluate mqar": "experiments.tasks.run_task", "bench ops": "bench.command.run_bench",
+        "evaluate mqar": "experiments.tasks.run_task", "bench ops": "bench.run.run_bench",
         "forecast evaluate": "forecast.evaluate.evaluate_forecasters",
         "genomics evaluate": "genomics.evaluate.run_evaluation",
     }  # fmt: skip

@@ -25,6 +25,8 @@ CASES: tuple[dict[str, Any], ...] = (
     {"heads": 1, "rows": 1, "expansion": 4},
 )
 """What differs from the base in each: the families that are measured, small."""
+Pairs = dict[str, tuple[Tensor, Tensor]]
+"""What must agree, by name."""
 PIECES = (slice(0, 9), slice(9, None))
 """A text in two calls, cut in the middle of a chunk."""
 
@@ -38,16 +40,9 @@ def check_op(device: torch.device) -> dict[str, Any]:
     for change in CASES:
         case = {**BASE, **change}
         expected, got = (results(case, backend, device) for backend in ("reference", "auto"))
-        pairs = {**{name: (x, got[name]) for name, x in expected.items()}, **decoded(case, expected, device)}
-        largest_value = max(float(x.abs().max()) for x in expected.values())
-        for name, (x, y) in pairs.items():
-            error = difference(x, y, largest_value)
-            if not error <= TOLERANCE:
-                raise ValueError(
-                    f"the op is wrong: {name} differs by a share of {error:.1e} from the reference ({case}); expected "
-                    f"at most {TOLERANCE:.0e}; nothing is measured before `make test` passes"
-                )
-            largest = max(largest, error)
+        pairs = {**paired(expected, got), **decoded(case, expected, device)}
+        error = worst(pairs, TOLERANCE, "the op is", f"reference ({case})", " before `make test` passes")
+        largest = max(largest, error)
     return {"cases": len(CASES), "tolerance": TOLERANCE, "largest_difference": largest}
 
 
@@ -60,7 +55,7 @@ def results(case: dict[str, Any], backend: str, device: torch.device) -> dict[st
     return {**{n: x.detach() for n, x in values.items()}, **named_gradients(call, gradients)}
 
 
-def decoded(case: dict[str, Any], expected: dict[str, Tensor], device: torch.device) -> dict[str, Any]:
+def decoded(case: dict[str, Any], expected: dict[str, Tensor], device: torch.device) -> Pairs:
     """Read the same text token by token, as decoding does, without gradients: pairs of values that must agree."""
     call, _ = drawn(case, device)
     with torch.no_grad():
@@ -95,9 +90,25 @@ def named_gradients(call: Call, gradients: tuple[Tensor | None, ...]) -> dict[st
     return {f"gradient of {n}": g for n, g in zip(names, gradients, strict=False) if g is not None}
 
 
-def difference(x: Tensor, y: Tensor, scale: float) -> float:
-    """Largest difference as a share of the tensor's largest value, counted from 1e-6 of all tensors' largest on."""
-    return float((x - y).abs().max()) / max(float(x.abs().max()), 1e-6 * scale, 1e-30)
+def paired(expected: dict[str, Tensor], got: dict[str, Tensor]) -> Pairs:
+    return {name: (x, got[name]) for name, x in expected.items()}
+
+
+def worst(pairs: Pairs, tolerance: float, what: str, other: str, until: str = "") -> float:
+    """Give the largest difference of pairs; ValueError for one above the tolerance.
+
+    A difference is a share of the tensor's largest value, counted from 1e-6 of all tensors' largest on.
+    """
+    scale, largest = max(float(x.abs().max()) for x, _ in pairs.values()), 0.0
+    for name, (x, y) in pairs.items():
+        error = float((x - y).abs().max()) / max(float(x.abs().max()), 1e-6 * scale, 1e-30)
+        if not error <= tolerance:
+            raise ValueError(
+                f"{what} wrong: {name} differs by a share of {error:.1e} from the {other}; expected at most "
+                f"{tolerance:.0e}; nothing is measured{until}"
+            )
+        largest = max(largest, error)
+    return largest
 
 
 def check_kernels(cases: list[dict[str, Any]], device: str, tokens: int = 150) -> float:
@@ -107,19 +118,11 @@ def check_kernels(cases: list[dict[str, Any]], device: str, tokens: int = 150) -
     for form in forms.values():
         case = {**form, "rows": 2, "tokens": tokens}
         expected, got = (_outcome(case, backend, torch.device(device)) for backend in ("chunked", "triton"))
-        scale = max(float(x.abs().max()) for x in expected.values())
-        for name, x in expected.items():
-            error = difference(x, got[name], scale)
-            if not error <= KERNELS:
-                raise ValueError(
-                    f"the kernels are wrong: {name} differs by a share of {error:.1e} from the chunked backend "
-                    f"({case}); expected at most {KERNELS:.0e}; nothing is measured"
-                )
-            largest = max(largest, error)
+        largest = max(largest, worst(paired(expected, got), KERNELS, "the kernels are", f"chunked backend ({case})"))
     return largest
 
 
-def _outcome(case: dict[str, Any], backend: str, device: torch.device) -> dict[str, torch.Tensor]:
+def _outcome(case: dict[str, Any], backend: str, device: torch.device) -> dict[str, Tensor]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         call = make_call(case, torch.float32, device)

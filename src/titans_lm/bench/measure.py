@@ -5,12 +5,15 @@ measurements of the machine's own limit: a large square matrix product in the sa
 """
 
 import gc
+import json
+import logging
 import os
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,40 @@ def measure(
 
 SETTLING = 8
 """Runs that a warm-up may take beyond those asked for, while times still fall."""
+
+
+def one_pass(
+    run: Callable[[], torch.Tensor],
+    leaves: Iterable[torch.Tensor],
+    mode: str,
+    like: torch.Tensor | None = None,
+    **how: Any,
+) -> Callable[[], Any]:
+    """Make a step of a run: forward alone, or the gradients of `leaves`, by an output that is weighed at random.
+
+    The output is shaped as `like`; without it a first run tells.
+    """
+    if mode != "forward+backward":
+        return torch.no_grad()(run)
+    leaves, towards = list(leaves), torch.randn_like(run() if like is None else like)
+
+    def step() -> None:
+        y = run()
+        torch.autograd.grad(y, leaves, towards.to(y.dtype), **how)
+
+    return step
+
+
+def training_step(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], Any]:
+    """Make a step of training: forward, backward, AdamW."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        loss().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
 
 
 def load_backward(device: torch.device) -> None:
@@ -218,3 +255,12 @@ def answer(request: dict[str, Any], work: Callable[[dict[str, Any], torch.device
             raise
         lines = [line for line in str(error).splitlines() if line.strip()]
         return {"error": f"{type(error).__name__}: {lines[0] if lines else 'no message'}"}
+
+
+def serve(work: Callable[[dict[str, Any], torch.device], dict[str, Any]]) -> None:
+    """Be a worker: a request as JSON comes in, its answer as JSON goes out in a line of its own."""
+    # Libraries say on import what they would do faster with other libraries; the rows say what was measured.
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    result = answer(json.load(sys.stdin), work)
+    sys.stdout.write(f"\n{json.dumps(result)}\n")

@@ -32,7 +32,10 @@ def op_cases(s: OpsSettings, device: str = "cpu") -> list[Case]:
         tokens, base = 24, {**base, **QUICK, "chunk": 8}
     else:
         varied += [(f"T {T:,}", {**base, "tokens": T}) for T in s.lengths]
-        varied += [(f"C {C}", {**base, "chunk": C, "tokens": _few(C, tokens)}) for C in s.chunks]
+        # with tiny chunks fewer tokens: there the time per token does not depend on how many there are
+        varied += [
+            (f"C {C}", {**base, "chunk": C, "tokens": max(64, tokens // 8) if C <= 4 else tokens}) for C in s.chunks
+        ]
         varied += [
             (f"D {D}", {**base, "width": D, "heads": max(1, MODEL_WIDTH // D), "tokens": tokens}) for D in s.widths
         ]
@@ -51,9 +54,10 @@ def op_cases(s: OpsSettings, device: str = "cpu") -> list[Case]:
     ]
     cases += [
         Case(label=label, kind="op", mode=mode, case=case)
-        for label, case in _unlike(varied, six)
+        for label, case in varied
         for mode in s.modes
-        if mode != "decode" or not label.startswith("T ")  # a token that is decoded knows no length
+        if case != six  # measured above
+        and (mode != "decode" or not label.startswith("T "))  # a token that is decoded knows no length
     ]
     if "decode" in s.modes:
         many = {**six, "rows": 8 * s.rows}
@@ -65,13 +69,3 @@ def name_of(case: dict[str, Any]) -> str:
     """Name a case by its sizes."""
     heads = f"{case['heads']} head{'s' if case['heads'] > 1 else ''} of {case['width']}"
     return f"{heads}, C {case['chunk']}, {case['rows']} × {case['tokens']:,}"
-
-
-def _few(chunk: int, tokens: int) -> int:
-    """Fewer tokens where nearly every token is a chunk of its own: the time per token does not depend on them."""
-    return max(64, tokens // 8) if chunk <= 4 else tokens
-
-
-def _unlike(varied: list[tuple[str, dict[str, Any]]], base: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Leave out what the base case has measured already."""
-    return [(label, case) for label, case in varied if case != base]

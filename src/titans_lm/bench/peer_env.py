@@ -12,7 +12,7 @@ from titans_lm.bench.settings import PEER
 VERSIONS = "import importlib.metadata as m; print(m.version('torch'), m.version('titans-pytorch'))"
 
 
-def peer_python(folder: Path, say: Callable[[str], None], *, install: bool = True) -> tuple[Path, dict[str, str]]:
+def peer_python(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, str]]:
     """Return the interpreter of the peer's environment, made where it is missing, and the versions in it.
 
     torch comes first and alone, in our version, so that the peer's requirements leave it as it is. ValueError where
@@ -22,12 +22,10 @@ def peer_python(folder: Path, say: Callable[[str], None], *, install: bool = Tru
     python = folder / "bin" / "python"
     wanted = {"torch": torch.__version__.partition("+")[0], "titans-pytorch": PEER.partition("==")[2]}
     if not python.is_file():
-        if not install:
-            raise ValueError(f"got --peers-env {folder}, which holds no environment; expected bin/python in it")
         say(f"making {folder}: torch {wanted['torch']}, then {PEER}")
         _call([sys.executable, "-m", "venv", str(folder)], folder)
     found = _versions(python)
-    if install and found != wanted:
+    if found != wanted:
         for package in (f"torch=={wanted['torch']}", PEER):
             _call([str(python), "-m", "pip", "install", "--quiet", package], folder)
         found = _versions(python)

@@ -7,9 +7,7 @@ It measures with the file that our side measures with, loaded by its path: this 
 
 import importlib
 import importlib.util
-import json
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,39 +32,22 @@ def build_layer(request: dict[str, Any], device: torch.device) -> Any:
     Parameters that never get a gradient (the template of the memory network) are left out, as backward() does.
     """
     case = request["case"]
-    settings = {name: case[name] for name in ("heads", "chunk_size", "batch_size", "dim_head") if name in case}
+    settings = {name: case[name] for name in ("heads", "chunk_size", "batch_size") if name in case}
     module = peer().NeuralMemory(dim=case["width"], **settings).to(device)
     x = torch.randn(case["rows"], case["tokens"], case["width"], device=device, requires_grad=True)
-    towards = torch.randn_like(x)
-
-    @torch.no_grad()
-    def read() -> None:
-        module(x)
-
-    def train() -> None:
-        y, _ = module(x)
-        torch.autograd.grad(y, [x, *module.parameters()], towards, allow_unused=True)
-
-    parameters = sum(p.numel() for p in module.parameters())
-    step = train if request["mode"] == "forward+backward" else read
-    return _measure.Runnable(step, case["rows"] * case["tokens"], facts={"parameters": parameters})
+    parameters = list(module.parameters())
+    step = _measure.one_pass(lambda: module(x)[0], [x, *parameters], request["mode"], x, allow_unused=True)
+    facts = {"parameters": sum(p.numel() for p in parameters)}
+    return _measure.Runnable(step, case["rows"] * case["tokens"], facts=facts)
 
 
 def build_model(request: dict[str, Any], device: torch.device) -> Any:
     """Its MAC transformer: a training step with AdamW, or its own cached sampling."""
     case = request["case"]
-    model = (
-        peer()
-        .MemoryAsContextTransformer(
-            num_tokens=case["vocab"],
-            dim=case["width"],
-            depth=case["layers"],
-            segment_len=case["segment"],
-            num_persist_mem_tokens=case["persistent"],
-            num_longterm_mem_tokens=case["longterm"],
-        )
-        .to(device)
-    )
+    model = peer().MemoryAsContextTransformer(
+        num_tokens=case["vocab"], dim=case["width"], depth=case["layers"], segment_len=case["segment"],
+        num_persist_mem_tokens=case["persistent"], num_longterm_mem_tokens=case["longterm"],
+    ).to(device)  # fmt: skip
     facts = {"parameters": sum(p.numel() for p in model.parameters())}
     rows, tokens = case["rows"], case["tokens"]
     if request["mode"] == "generate":
@@ -78,14 +59,8 @@ def build_model(request: dict[str, Any], device: torch.device) -> Any:
 
         return _measure.Runnable(generate, rows * tokens, calls=tokens, facts=facts)
     text = torch.randint(0, case["vocab"], (rows, tokens + 1), device=device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def train() -> None:
-        model(text, return_loss=True).backward()
-        optimiser.step()
-        optimiser.zero_grad()
-
-    return _measure.Runnable(train, rows * tokens, facts=facts)
+    step = _measure.training_step(model, lambda: model(text, return_loss=True))
+    return _measure.Runnable(step, rows * tokens, facts=facts)
 
 
 def work(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -94,11 +69,5 @@ def work(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return _measure.measure(request, build, device)
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")
-    result = _measure.answer(json.load(sys.stdin), work)
-    sys.stdout.write(f"\n{json.dumps(result)}\n")
-
-
 if __name__ == "__main__":
-    main()
+    _measure.serve(work)

@@ -57,18 +57,14 @@ def comparisons(s: PeersSettings, python: Path, device: str) -> list[Sides]:
 def layer(mode: str, quick: bool, python: Path) -> Sides:
     """One head over the whole width, chunk 64: the setting that titans-pytorch's README begins with."""
     case = {**ONE_HEAD, "rows": 2, "tokens": 4096, **({"width": 16, "chunk": 8, "tokens": 32} if quick else {})}
-    theirs = {name: case[name] for name in ("width", "heads", "rows", "tokens")} | {"chunk_size": case["chunk"]}
     return (
         f"Layer of width {case['width']}, 1 head, chunk {case['chunk']}, 2 × {case['tokens']:,}",
         [
             Case(label="our op", kind="op", mode=mode, case=case),
             Case(label="our layer", kind="layer", mode=mode, case={**case, "layer": "memory"}),
-            Case(
-                label="titans-pytorch NeuralMemory", kind="peer_layer", mode=mode, case=theirs, side="titans-pytorch",
-                python=python,
-            ),
+            their_layer("titans-pytorch NeuralMemory", case, mode, python, chunk_size=case["chunk"]),
         ],
-    )  # fmt: skip
+    )
 
 
 def paper(quick: bool, _: Path) -> Sides:
@@ -95,18 +91,14 @@ def paper(quick: bool, _: Path) -> Sides:
 def exact(quick: bool, python: Path) -> Sides:
     """The rule of the paper token by token: the only setting of titans-pytorch that computes it, and ours."""
     case = {**ONE_HEAD, "rows": 1, "tokens": 128, **({"width": 16, "tokens": 32} if quick else {})}
-    theirs = {name: case[name] for name in ("width", "heads", "rows", "tokens")}
     return (
         f"The exact rule, width {case['width']}, 1 head, 1 × {case['tokens']}",
         [
             Case(label="our op, chunk 16", kind="op", mode=TRAIN, case={**case, "chunk": 16}),
             Case(label="our op, chunk 1", kind="op", mode=TRAIN, case={**case, "chunk": 1}),
-            Case(
-                label="titans-pytorch, chunk 1, batch 16", kind="peer_layer", mode=TRAIN, side="titans-pytorch",
-                case={**theirs, "chunk_size": 1, "batch_size": 16}, python=python,
-            ),
+            their_layer("titans-pytorch, chunk 1, batch 16", case, TRAIN, python, chunk_size=1, batch_size=16),
         ],
-    )  # fmt: skip
+    )
 
 
 def mac(quick: bool, python: Path) -> Sides:
@@ -142,6 +134,12 @@ def generation(quick: bool, python: Path) -> Sides:
             their_model(case, "generate", python),
         ],
     )
+
+
+def their_layer(label: str, case: dict[str, Any], mode: str, python: Path, **own: int) -> Case:
+    """Their NeuralMemory at the same sizes, with settings of its own."""
+    theirs = {name: case[name] for name in ("width", "heads", "rows", "tokens")} | own
+    return Case(label=label, kind="peer_layer", mode=mode, case=theirs, side="titans-pytorch", python=python)
 
 
 def their_model(case: dict[str, Any], mode: str, python: Path) -> Case:

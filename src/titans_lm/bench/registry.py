@@ -110,9 +110,7 @@ def subject(
 
 def benchmarks() -> dict[str, Benchmark]:
     """Give all benchmarks by name, in the order of the command's help, whoever imported them first."""
-    modules = [
-        f"titans_lm.bench.{name}" for name in ("ops", "models", "peers", "scaling", "tnt", "training", "kernels")
-    ]
+    modules = [f"titans_lm.bench.{name}" for name in ("ops", "models", "peers", "scaling", "training", "kernels")]
     for module in modules:
         import_module(module)
     places = {module: place for place, module in enumerate(modules)}

@@ -1,4 +1,7 @@
-"""Cases in processes of their own, one after the other; comparisons take turns, and their ratios are by round."""
+"""What `titans bench` runs: the check of the op first, then one kind of measurement or all of them.
+
+Cases run in processes of their own, one after the other; comparisons take turns, and their ratios are by round.
+"""
 
 import json
 import os
@@ -7,15 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from titans_lm.bench.registry import Benchmark, Case, Comparison, Place, Repeated
+from titans_lm.bench import gate
+from titans_lm.bench.registry import Benchmark, Case, Comparison, Place, Repeated, benchmarks
 from titans_lm.bench.settings import ALLOCATORS, BenchSettings
 from titans_lm.report.section import FORMAT
-from titans_lm.train.device import asked_threads, hardware, machine_memory, usable_cores
+from titans_lm.train.device import asked_threads, choose_device, hardware, machine_memory, usable_cores
 from titans_lm.train.files import write_json
-from titans_lm.train.options import plain_settings
+from titans_lm.train.options import plain_settings, written_command
 
 WORKER = ("-m", "titans_lm.bench.worker")
 WARMUP, WARMUP_SECONDS = 8, 3.0
@@ -24,6 +29,46 @@ more until the heap has its size."""
 MATMUL, QUICK_MATMUL = 2048, 128
 Say = Callable[[str], None]
 Row = dict[str, Any]
+
+
+def run_bench(settings: BenchSettings, say: Say) -> dict[str, Any]:
+    """Check the op, measure, and write one JSON file per kind into the folder; returns what was written.
+
+    Raises ValueError for settings that will not do and for an op that is wrong; nothing is written then. Settings that
+    are no kind's own mean every kind: each with its defaults, and with what was set for all.
+    """
+    parts, known = kinds(settings), benchmarks()
+    device = choose_device(settings.device)
+    for name in parts:
+        if known[name].needs_gpu and device.type != "cuda":
+            raise ValueError(
+                f"got device {device.type} for titans bench {name}; expected a CUDA device: kernels are measured where "
+                "they run, and Triton's interpreter says nothing about speed"
+            )
+    check = gate.check_op(device)
+    settings.out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made fails now, not after the work
+    say(f"the op agrees with its definition in {check['cases']} cases, within {check['largest_difference']:.0e}")
+    done = {
+        name: Bench(part, str(device), say, alone=len(parts) == 1).run(name, known[name], check)
+        for name, part in parts.items()
+    }
+    return done if len(done) > 1 else next(iter(done.values()))
+
+
+def kinds(settings: BenchSettings) -> dict[str, BenchSettings]:
+    """Give the benchmarks that settings mean, each with its own."""
+    known = benchmarks()
+    own = next((name for name, one in known.items() if type(settings) is one.settings), None)
+    if own is not None:
+        return {own: settings}
+    changed = {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
+    changed |= {"repeats": settings.repeats, "rounds": settings.rounds}
+    parts = {}
+    for name, one in known.items():
+        if not one.needs_gpu:
+            taken = {field.name for field in fields(one.settings)}
+            parts[name] = one.settings(**{key: value for key, value in changed.items() if key in taken})
+    return parts
 
 
 class Bench:
@@ -70,18 +115,36 @@ class Bench:
         medians = {name: statistics.median(row[name] for row in rounds) for name in asked.medians}
         return {**rounds[0], **medians, "rounds": [{name: row[name] for name in asked.kept} for row in rounds]}
 
-    def run(self, name: str, benchmark: Benchmark, command: str, check: dict[str, Any]) -> dict[str, Any]:
+    def run(self, name: str, benchmark: Benchmark, check: dict[str, Any]) -> dict[str, Any]:
         """Give a benchmark the rows of its cases one after another, and write its file."""
         cases, rows, found = benchmark.cases(self.settings, Place(self.device, self.say, self.alone)), [], None
         while True:
             try:
                 asked = cases.send(found)
             except StopIteration as end:
-                header = end.value or {}
+                header = {"what": name, "check": {}, **(end.value or {})}
                 break
             found = self.rows(asked)
             rows += found if isinstance(found, list) else [found]
-        return report(self, command, rows, **{"what": name, **header, "check": {**check, **header.get("check", {})}})
+        result = {
+            "format": FORMAT,
+            "what": header.pop("what"),
+            "command": written_command("bench", name, settings=self.settings),
+            "quick": self.settings.quick,
+            "device": self.device,
+            "dtype": self.settings.dtype,
+            "threads": self.threads,
+            "wall_seconds": time.perf_counter() - self.started,
+            "hardware": {**hardware(), "allocators": ALLOCATORS},
+            "check": {**check, **header.pop("check")},
+            "settings": plain_settings(self.settings),
+            **header,
+            "rows": rows,
+        }
+        path = self.settings.out / file_name(result["what"], self.device, self.settings.dtype)
+        write_json(path, result)
+        self.say(f"{result['what']}: {path}")
+        return result
 
     def rows(self, asked: Case | list[Case] | Comparison | Repeated) -> Row | list[Row]:
         """Measure what a benchmark asks for."""
@@ -172,31 +235,6 @@ def told(row: dict[str, Any]) -> str:
     if "memory_ratio" in row:
         parts.append(f"memory × {row['memory_ratio']:.3f}, throughput × {row['throughput_ratio']:.3f}")
     return ", ".join(parts)
-
-
-def report(
-    bench: Bench, command: str, rows: list[Row], *, what: str, check: dict[str, Any], **more: Any
-) -> dict[str, Any]:
-    """Put the rows under their header, and write them to the folder of the settings."""
-    result = {
-        "format": FORMAT,
-        "what": what,
-        "command": command,
-        "quick": bench.settings.quick,
-        "device": bench.device,
-        "dtype": bench.settings.dtype,
-        "threads": bench.threads,
-        "wall_seconds": time.perf_counter() - bench.started,
-        "hardware": {**hardware(), "allocators": ALLOCATORS},
-        "check": check,
-        "settings": plain_settings(bench.settings),
-        **more,
-        "rows": rows,
-    }
-    path = bench.settings.out / file_name(what, bench.device, bench.settings.dtype)
-    write_json(path, result)
-    bench.say(f"{what}: {path}")
-    return result
 
 
 def file_name(what: str, device: str, dtype: str) -> str:

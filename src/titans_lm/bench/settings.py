@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from titans_lm.config import MEMORY_BLOCKS, Architecture, check_at_least, check_choice, check_positive
 from titans_lm.experiments.settings import check_once
@@ -18,6 +18,7 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 }
 """Environments of a worker. Tuned tells glibc to keep what is freed, instead of giving it back to the kernel and
 asking for it, zeroed and page by page, in the next step."""
+MODES = ("forward", "forward+backward", "decode")
 MODELS = (*get_args(Architecture), "llama", "mamba2")
 LINEAR = "lmm:memory_depth=1,chunk_size=16"
 METHODS = (
@@ -71,21 +72,20 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, ("float32", "bf16"))
-        for name in ("repeats", "rounds"):
-            check_at_least(name, getattr(self, name), 1)
-        if self.threads is not None:
-            check_at_least("threads", self.threads, 1)
+        check_counts(self, "repeats", "rounds", *(["threads"] if self.threads is not None else []))
         check_positive("timeout", self.timeout)
         if self.memory_limit is not None:
             check_positive("memory_limit", self.memory_limit)
 
 
-def check_all(name: str, values: tuple[int, ...]) -> None:
-    """Refuse an empty list and numbers below 1."""
-    if not values:
-        raise ValueError(f"got no {name}; expected at least one")
-    for value in values:
-        check_at_least(name, value, 1)
+def check_counts(settings: Any, *names: str, least: int = 1) -> None:
+    """Refuse numbers below `least`, and lists that are empty or hold such a number."""
+    for name in names:
+        value = getattr(settings, name)
+        if value == ():
+            raise ValueError(f"got no {name}; expected at least one")
+        for one in value if isinstance(value, tuple) else (value,):
+            check_at_least(name, one, least)
 
 
 def check_names(what: str, got: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -113,18 +113,15 @@ class OpsSettings(BenchSettings):
     """Heads H of 64 channels."""
     depths: tuple[int, ...] = (1, 2, 3)
     """Layers L of the memory network."""
-    modes: tuple[str, ...] = ("forward", "forward+backward", "decode")
+    modes: tuple[str, ...] = MODES
     """What is run: forward, forward+backward, decode."""
     backend: Literal["auto", "triton"] = "auto"
     """auto is what models run; triton sets the kernels beside the chunked backend and other layers' kernels."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tokens", "rows"):
-            check_at_least(name, getattr(self, name), 1)
-        for name in ("lengths", "chunks", "widths", "heads", "depths"):
-            check_all(name, getattr(self, name))
-        check_names("modes", self.modes, ("forward", "forward+backward", "decode"))
+        check_counts(self, "tokens", "rows", "lengths", "chunks", "widths", "heads", "depths")
+        check_names("modes", self.modes, MODES)
         check_choice("backend", self.backend, ("auto", "triton"))
 
 
@@ -142,20 +139,15 @@ class KernelsSettings(BenchSettings):
     """Rows times heads."""
     tokens: int = 4096
     """Tokens of a row."""
-    modes: tuple[str, ...] = ("forward", "forward+backward", "decode")
+    modes: tuple[str, ...] = MODES
     """What is run: forward, forward+backward, decode."""
     rounds: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("widths", "chunks", "memories"):
-            check_all(name, getattr(self, name))
-        if not self.expansions:
-            raise ValueError("got no expansions; expected at least one")
-        for value in self.expansions:
-            check_at_least("expansions", value, 0)
-        check_at_least("tokens", self.tokens, 1)
-        check_names("modes", self.modes, ("forward", "forward+backward", "decode"))
+        check_counts(self, "widths", "chunks", "memories", "tokens")
+        check_counts(self, "expansions", least=0)
+        check_names("modes", self.modes, MODES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,9 +168,7 @@ class ModelSettings(BenchSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names("models", self.models, MODELS)
-        check_all("contexts", self.contexts)
-        for name in ("width", "layers", "prefill"):
-            check_at_least(name, getattr(self, name), 1)
+        check_counts(self, "contexts", "width", "layers", "prefill")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +203,8 @@ class ScalingSettings(BenchSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_all("lengths", self.lengths)
-        check_at_least("stream_tokens", self.stream_tokens, 0)
+        check_counts(self, "lengths")
+        check_counts(self, "stream_tokens", least=0)
         check_names("stream_models", self.stream_models, MEMORY_BLOCKS)
 
 
@@ -240,10 +230,7 @@ class TNTSettings(BenchSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("widths", "shards"):
-            check_all(name, getattr(self, name))
-        for name in ("heads", "expansion", "tokens", "rows", "chunk"):
-            check_at_least(name, getattr(self, name), 1)
+        check_counts(self, "widths", "shards", "heads", "expansion", "tokens", "rows", "chunk")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,8 +252,7 @@ class TrainingSettings(BenchSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_once(self, "models")
-        for name in ("parameters", "vocab_size", "tokens", "rows"):
-            check_at_least(name, getattr(self, name), 1)
+        check_counts(self, "parameters", "vocab_size", "tokens", "rows")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from titans_lm.bench.gate import check_kernels
-from titans_lm.bench.measure import Runnable
+from titans_lm.bench.measure import Runnable, one_pass
 from titans_lm.bench.ops import PAPER, QUICK
 from titans_lm.bench.registry import Case, Cases, Place, subject
 from titans_lm.bench.settings import OpsSettings
@@ -27,7 +27,6 @@ MAMBA_STATE = 128
 """Numbers of state for each channel of Mamba2, its own default."""
 MAMBA_CHUNK = 256
 Run = Callable[[], Tensor]
-Leaves = list[Tensor]
 
 
 class Side(NamedTuple):
@@ -70,24 +69,23 @@ class Draw:
     def __init__(self, case: dict[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         self.size = tuple(case[name] for name in ("rows", "tokens", "heads", "width"))
         self.dtype, self.device = dtype, device
-        self.leaves: Leaves = []
+        self.leaves: list[Tensor] = []
 
-    def leaf(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor of normal numbers."""
-        x = torch.randn(*shape, device=self.device, dtype=dtype or self.dtype)
+    def leaf(self, x: Tensor) -> Tensor:
         self.leaves.append(x.requires_grad_())
         return x
+
+    def normal(self, *shape: int) -> Tensor:
+        return self.leaf(torch.randn(*shape, device=self.device, dtype=self.dtype))
 
     def tokens(self, unit: bool = False) -> Tensor:
         """q, k or v, of norm 1 where asked for."""
         x = torch.randn(*self.size, device=self.device)
-        self.leaves.append((F.normalize(x, dim=-1) if unit else x).to(self.dtype).requires_grad_())
-        return self.leaves[-1]
+        return self.leaf((F.normalize(x, dim=-1) if unit else x).to(self.dtype))
 
     def share(self, *shape: int) -> Tensor:
         """Numbers between 0 and 1 in float32, as gates have them."""
-        self.leaves.append(torch.rand(*shape, device=self.device).requires_grad_())
-        return self.leaves[-1]
+        return self.leaf(torch.rand(*shape, device=self.device))
 
 
 @side("Gated DeltaNet (flash-linear-attention)", "gated-delta-rule", **FLA)
@@ -103,7 +101,7 @@ def ttt_linear(draw: Draw) -> Run:
     ttt = import_module("fla.ops.ttt").chunk_ttt_linear
     q, k, v = draw.tokens(unit=True), draw.tokens(unit=True), draw.tokens()
     B, T, H, D = draw.size
-    weight, bias, eta = draw.leaf(H, D), draw.leaf(H, D), draw.leaf(B, T, H, 1)
+    weight, bias, eta = draw.normal(H, D), draw.normal(H, D), draw.normal(B, T, H, 1)
     return lambda: ttt(q, k, v, weight, bias, eta, chunk_size=16)[0]
 
 
@@ -113,7 +111,7 @@ def mamba2(draw: Draw) -> Run:
     B, T, H, _ = draw.size
     x, dt = draw.tokens(), draw.share(B, T, H)
     A = draw.share(H)
-    into, out = draw.leaf(B, T, 1, MAMBA_STATE), draw.leaf(B, T, 1, MAMBA_STATE)
+    into, out = draw.normal(B, T, 1, MAMBA_STATE), draw.normal(B, T, 1, MAMBA_STATE)
     return lambda: scan(x, dt, -A, into, out, MAMBA_CHUNK)
 
 
@@ -141,22 +139,10 @@ def copy(draw: Draw) -> Run:
 @subject("beside")
 def build(request: dict[str, Any], device: torch.device) -> Runnable:
     """Make a peer ready to run, forward or with its gradients."""
-    case, mode = request["case"], request["mode"]
+    case = request["case"]
     draw = Draw(case, getattr(torch, request["dtype"]), device)
     run = PEERS[case["peer"]](draw)
-    tokens = case["rows"] * case["tokens"]
-    if mode == "forward":
-
-        @torch.no_grad()
-        def step() -> None:
-            run()
-    else:
-        towards = torch.randn_like(run())
-
-        def step() -> None:
-            torch.autograd.grad(run(), draw.leaves, towards)
-
-    return Runnable(step, tokens)
+    return Runnable(one_pass(run, draw.leaves, request["mode"]), case["rows"] * case["tokens"])
 
 
 def beside(settings: OpsSettings, at: Place) -> Cases:

@@ -3,21 +3,20 @@
 Ours of any architecture, and Llama and Mamba2 from transformers at the same width, depth and vocabulary.
 """
 
-import dataclasses
 import gc
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from titans_lm.bench.measure import Runnable, matmul_times, resident
+from titans_lm.bench.measure import Runnable, matmul_times, one_pass, resident, seconds, training_step
 from titans_lm.bench.registry import subject
 from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.memory import NeuralMemory
 from titans_lm.tnt import TNTMemory
+from titans_lm.train.fresh import language_model, size_of
 
 PIECE = 4096
 """Tokens of a long context that are read at once."""
@@ -44,22 +43,13 @@ def layer(request: dict[str, Any], device: torch.device) -> Runnable:
     module, forward = LAYERS[case["layer"]](case)
     module.to(device)
     x = torch.randn(case["rows"], case["tokens"], case["width"], device=device, requires_grad=True)
-    towards = torch.randn_like(x)
-    autocast = dtype != torch.float32
 
-    @torch.no_grad()
-    def read() -> None:
-        with torch.autocast(device.type, dtype, enabled=autocast):
-            forward(x)
+    def run() -> Tensor:
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            return forward(x)
 
-    def train() -> None:
-        with torch.autocast(device.type, dtype, enabled=autocast):
-            y = forward(x)
-        torch.autograd.grad(y, [x, *module.parameters()], towards.to(y.dtype))
-
-    step = train if request["mode"] == "forward+backward" else read
-    parameters = sum(p.numel() for p in module.parameters())
-    return Runnable(step, case["rows"] * case["tokens"], facts={"parameters": parameters})
+    step = one_pass(run, [x, *module.parameters()], request["mode"], x)
+    return Runnable(step, case["rows"] * case["tokens"], facts={"parameters": size_of(module)})
 
 
 def layer_config(case: dict[str, Any], **own: Any) -> MemoryConfig:
@@ -85,16 +75,9 @@ def tnt_layer(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
 
 def llama_block(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
     """transformers' Llama decoder block: full causal attention by scaled_dot_product_attention, and a SwiGLU MLP."""
-    from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-    config = LlamaConfig(
-        hidden_size=case["width"],
-        num_attention_heads=case["heads"],
-        intermediate_size=case["ffn"],
-        max_position_embeddings=case["tokens"],
-        **SDPA,
-    )
+    config = llama_config(case, max_position_embeddings=case["tokens"])
     module = LlamaDecoderLayer(config, 0)
     rotary = LlamaRotaryEmbedding(config)
 
@@ -103,6 +86,16 @@ def llama_block(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
         return module(x, attention_mask=None, position_embeddings=rotary.to(x.device)(x, places))
 
     return module, forward
+
+
+def llama_config(case: dict[str, Any], **settings: Any) -> Any:
+    """A Llama of the case's width, with fused attention, which is transformers' default too."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=case["width"], num_attention_heads=case["heads"], intermediate_size=case["ffn"],
+        attn_implementation="sdpa", **settings,
+    )  # fmt: skip
 
 
 def mamba2_block(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
@@ -124,8 +117,6 @@ def mamba2_config(width: int, layers: int, **settings: Any) -> Any:
     )  # fmt: skip
 
 
-SDPA: dict[str, Any] = {"attn_implementation": "sdpa"}
-"""Fused attention, which is transformers' default too."""
 LAYERS: dict[str, Callable[[dict[str, Any]], tuple[nn.Module, Forward]]] = {
     "memory": memory_layer,
     "tnt": tnt_layer,
@@ -151,7 +142,6 @@ def model(request: dict[str, Any], device: torch.device) -> Runnable:
         setattr(made.generation_config, setting, None)
     if case.get("compiled"):
         made.compile_decoding()
-    facts = {"parameters": sum(p.numel() for p in made.parameters())}
     dtype = getattr(torch, request["dtype"])
 
     def within(step: Callable[[], Any]) -> Callable[[], Any]:
@@ -162,7 +152,7 @@ def model(request: dict[str, Any], device: torch.device) -> Runnable:
         return run
 
     step, tokens, calls = MODES[request["mode"]](made, case, device)
-    return Runnable(within(step), tokens, calls=calls, facts=facts)
+    return Runnable(within(step), tokens, calls=calls, facts={"parameters": size_of(made)})
 
 
 def make_model(case: dict[str, Any]) -> nn.Module:
@@ -171,12 +161,11 @@ def make_model(case: dict[str, Any]) -> nn.Module:
         return sized_model(case)
     name = case["model"]
     if name == "llama":
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import LlamaForCausalLM
 
-        config = LlamaConfig(
-            hidden_size=case["width"], num_hidden_layers=case["layers"], num_attention_heads=case["heads"],
-            intermediate_size=case["ffn"], vocab_size=case["vocab"], max_position_embeddings=2**20,
-            tie_word_embeddings=True, **SDPA,
+        config = llama_config(
+            case, num_hidden_layers=case["layers"], vocab_size=case["vocab"], max_position_embeddings=2**20,
+            tie_word_embeddings=True,
         )  # fmt: skip
         return LlamaForCausalLM(config)
     if name == "mamba2":
@@ -186,15 +175,13 @@ def make_model(case: dict[str, Any]) -> nn.Module:
         layers = case["layers"]
         config = mamba2_config(case["width"], layers, vocab_size=case["vocab"], tie_word_embeddings=True, **ends)
         return Mamba2ForCausalLM(config)
-    from titans_lm.hf import TitansConfig, TitansForCausalLM
-
     config = BackboneConfig(
         architecture=name, hidden_size=case["width"], num_hidden_layers=case["layers"],
         num_attention_heads=case["heads"], intermediate_size=case["ffn"], memory_expansion=case["expansion"],
         memory_depth=case["depth"], chunk_size=case["chunk"], segment_len=case["segment"], window=case["segment"],
         num_persistent=case["persistent"],
     )  # fmt: skip
-    return TitansForCausalLM(TitansConfig(vocab_size=case["vocab"], **dataclasses.asdict(config)))
+    return language_model(config, case["vocab"])
 
 
 def sized_model(case: dict[str, Any]) -> nn.Module:
@@ -213,27 +200,15 @@ def draw(case: dict[str, Any], tokens: int, device: torch.device) -> Tensor:
 def train(model: nn.Module, case: dict[str, Any], device: torch.device) -> tuple[Callable[[], Any], int, int]:
     """One step: forward, backward, AdamW."""
     text = draw(case, case["tokens"], device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model.train()
-
-    def step() -> None:
-        model(text, labels=text, use_cache=False).loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
-
-    return step, text.numel(), 1
+    return training_step(model, lambda: model(text, labels=text, use_cache=False).loss), text.numel(), 1
 
 
 def prefill(model: nn.Module, case: dict[str, Any], device: torch.device) -> tuple[Callable[[], Any], int, int]:
     """Read a prompt in one call, and keep what generation goes on from."""
     text = draw(case, case["tokens"], device)
     model.eval()
-
-    @torch.no_grad()
-    def step() -> None:
-        read(model, text, None)
-
-    return step, text.numel(), 1
+    return torch.no_grad()(lambda: read(model, text, None)), text.numel(), 1
 
 
 def decode(model: nn.Module, case: dict[str, Any], device: torch.device) -> tuple[Callable[[], Any], int, int]:
@@ -359,16 +334,14 @@ def stream(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
     with torch.no_grad():
         while seen < case["tokens"]:
             piece = min(case["window"], case["tokens"] - seen)
-            seconds, carried = read_window(model, case, piece, carried, device)
+            took, carried = read_window(model, case, piece, carried, device)
             seen += piece
             gc.collect()
-            memory = resident(device)
-            speed = piece / seconds
-            records.append({"tokens": seen, "tokens_per_second": speed, "memory_bytes": memory})
+            records.append({"tokens": seen, "tokens_per_second": piece / took, "memory_bytes": resident(device)})
     second = records[min(1, len(records) - 1)]
     return {
         "tokens": seen,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": size_of(model),
         "windows": records,
         "memory_before_bytes": start,
         "memory_ratio": records[-1]["memory_bytes"] / records[0]["memory_bytes"],
@@ -385,11 +358,10 @@ def read_window(
 ) -> tuple[float, Any]:
     """Read some tokens in pieces; how long it took, and the state after them."""
     pieces = [draw(case, min(case["piece"], tokens - i), device) for i in range(0, tokens, case["piece"])]
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    for ids in pieces:
-        _, carried = read(model, ids, carried)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started, carried
+
+    def step() -> None:
+        nonlocal carried
+        for ids in pieces:
+            _, carried = read(model, ids, carried)
+
+    return seconds(step, device), carried

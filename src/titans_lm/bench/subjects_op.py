@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from titans_lm.bench.flops import memory_flops, memory_widths
-from titans_lm.bench.measure import Runnable, seconds
+from titans_lm.bench.measure import Runnable, one_pass, seconds
 from titans_lm.bench.registry import subject
 from titans_lm.config import MemoryConfig
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
@@ -86,18 +86,19 @@ def make_call(case: dict[str, Any], dtype: torch.dtype, device: torch.device) ->
 def build(request: dict[str, Any], device: torch.device) -> Runnable:
     """Make the case of a request ready to run."""
     case, mode = request["case"], request["mode"]
-    if mode == "decode":
+    decodes = mode == "decode"
+    if decodes:
         case = {**case, "tokens": max(DECODED, case["chunk"])}
     call = make_call(case, getattr(torch, request["dtype"]), device)
     widths = memory_widths(case["width"], case["depth"], case["expansion"])
-    per_token = memory_flops(widths, case["chunk"], forget_to_init=case["forget_to"] == "init")
+    passes = 3 if mode == "forward+backward" else 1
+    per_token = passes * memory_flops(widths, case["chunk"], forget_to_init=case["forget_to"] == "init")
     tokens = case["rows"] * case["tokens"]
-    step, times, calls = STEPS[mode]
     return Runnable(
-        step(call, case),
+        decode(call, case) if decodes else one_pass(lambda: run(call, case), call.leaves, mode, call.tensors[0]),
         tokens,
-        None if mode == "decode" else times * tokens * case["heads"] * per_token,
-        case["tokens"] if calls else 1,
+        None if decodes else tokens * case["heads"] * per_token,
+        case["tokens"] if decodes else 1,
         one_dnn_rate(request, device),
     )
 
@@ -124,24 +125,7 @@ def _compiled() -> Callable[..., Any]:
     return torch.compile(Call.__call__)
 
 
-def _forward(call: Call, case: dict[str, Any]) -> Callable[[], Any]:
-    @torch.no_grad()
-    def step() -> None:
-        run(call, case)
-
-    return step
-
-
-def _train(call: Call, case: dict[str, Any]) -> Callable[[], Any]:
-    towards = torch.randn_like(call.tensors[0])
-
-    def step() -> None:
-        torch.autograd.grad(run(call, case), call.leaves, towards)
-
-    return step
-
-
-def _decode(call: Call, case: dict[str, Any]) -> Callable[[], Any]:
+def decode(call: Call, case: dict[str, Any]) -> Callable[[], Any]:
     """Single tokens, each from the state that the last one left; the text goes on from run to run."""
     with torch.no_grad():
         state = MemoryState.initial(call.weights, case["rows"])
@@ -153,11 +137,3 @@ def _decode(call: Call, case: dict[str, Any]) -> Callable[[], Any]:
             _, state = call(state, case["chunk"], case.get("backend", "auto"), slice(t, t + 1))
 
     return step
-
-
-STEPS = {
-    "forward": (_forward, 1, False),
-    "forward+backward": (_train, 3, False),
-    "decode": (_decode, 1, True),
-}
-"""What a mode runs, how many forward passes its operations count as, and whether its tokens come one by one."""

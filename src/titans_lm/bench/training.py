@@ -1,14 +1,44 @@
-"""`titans bench training`: training steps of models of equal size in turn, each by the name that `compare` takes."""
+"""Training in turn: `titans bench tnt`, layers of TNT and plain memories; `titans bench training`, models of a size."""
+
+import dataclasses
 
 from titans_lm.bench.registry import Case, Cases, Comparison, Place, allocators, benchmark
-from titans_lm.bench.settings import TrainingSettings
+from titans_lm.bench.settings import TNTSettings, TrainingSettings
 from titans_lm.experiments.models import model_settings
 from titans_lm.experiments.settings import small_training
+
+LONG = 64
+"""Tokens of a chunk that is long for a plain memory."""
+
+
+@benchmark("tnt", TNTSettings)
+def tnt(settings: TNTSettings, at: Place) -> Cases:
+    """A TNT layer beside plain memories of its local chunk and of long chunks, forward and backward, by width.
+
+    The global chunk is as long as a shard.
+    """
+    s = dataclasses.replace(settings, widths=(16,), tokens=64, shards=(32,)) if settings.quick else settings
+    for width in s.widths:
+        title = f"{s.heads} heads of {width // s.heads}, {s.rows} × {s.tokens:,}"
+        base = {
+            "width": width, "heads": s.heads, "expansion": s.expansion, "forget_to": "init",
+            "rows": s.rows, "tokens": s.tokens,
+        }  # fmt: skip
+        sides = [(f"LMM, chunk {chunk}", {"layer": "memory", "chunk": chunk}) for chunk in (s.chunk, LONG)]
+        sides += [
+            (f"TNT, local chunk {s.chunk}, shard {shard:,}", {"layer": "tnt", "chunk": s.chunk, "shard": shard})
+            for shard in s.shards
+        ]
+        how = {"kind": "layer", "mode": "forward+backward", "allocator": allocators(at.device)[-1]}
+        yield Comparison(title, [Case(label=label, case={**base, **own}, **how) for label, own in sides])
 
 
 @benchmark("training", TrainingSettings)
 def training(settings: TrainingSettings, at: Place) -> Cases:
-    """One comparison of all models: forward, backward, AdamW. ValueError for a name that is none."""
+    """One comparison of all models, by the names that `titans compare` takes: forward, backward, AdamW.
+
+    ValueError for a name that is none.
+    """
     sizes = {"parameters": settings.parameters, "vocab": settings.vocab_size}
     sizes |= {"rows": settings.rows, "tokens": settings.tokens}
     if settings.quick:

@@ -5,15 +5,11 @@
 Peak memory is a property of a process, and so is what its allocator was told; hence one process per case.
 """
 
-import json
-import logging
-import sys
-import warnings
 from typing import Any
 
 import torch
 
-from titans_lm.bench.measure import answer, measure
+from titans_lm.bench.measure import measure, serve
 from titans_lm.bench.registry import subjects
 
 
@@ -24,13 +20,5 @@ def work(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return measure(request, subject.build, device) if subject.timed else subject.build(request, device)
 
 
-def main() -> None:
-    # Libraries say on import what they would do faster with other libraries; the rows say what was measured.
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    result = answer(json.load(sys.stdin), work)
-    sys.stdout.write(f"\n{json.dumps(result)}\n")
-
-
 if __name__ == "__main__":
-    main()
+    serve(work)

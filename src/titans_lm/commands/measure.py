@@ -47,6 +47,6 @@ def run_bench(command: Bench) -> None:
         tell("\n".join(written))
         write_result(settings.json, {"files": written})
     else:
-        from titans_lm.bench.command import run_bench
+        from titans_lm.bench.run import run_bench
 
         write_result(settings.json, run_bench(settings, tell))

@@ -9,6 +9,7 @@ from typing import Any
 
 from titans_lm import __version__
 from titans_lm.bench.settings import BenchSettings
+from titans_lm.data.contents import check_contents, contents_of, files_sum, text_sum
 from titans_lm.data.tasks.task import TaskPlan
 from titans_lm.experiments.reading_settings import QuestionSettings
 from titans_lm.experiments.settings import CompareSettings
@@ -17,6 +18,7 @@ from titans_lm.genomics.settings import EvaluateSettings
 from titans_lm.report.paper import FORMAT
 from titans_lm.report.spread import Spread, in_percent, mean_with_spread
 from titans_lm.repro.plans import SOURCE, Plan, Step, Table, published
+from titans_lm.train.files import write_json
 from titans_lm.train.options import plain_settings
 
 PLAN, FILE = "plan.json", "repro.json"
@@ -43,7 +45,7 @@ def run_plan(plan: Plan, say: Say, *, quiet: bool = False) -> Result:
                 raise KeyboardInterrupt("stopped; the same command goes on") from None
         results[step.name] = json.loads(step.file.read_bytes())
     result = report(plan, results)
-    _write(plan.out / FILE, result)
+    write_json(plan.out / FILE, result)
     return result
 
 
@@ -96,15 +98,13 @@ def _filled(plan: Plan, table: Table, results: dict[str, Result]) -> Result:
 
 def _begin(plan: Plan) -> None:
     """Write what is asked for into the folder, or compare it with what is there."""
-    from titans_lm.data.contents import check_contents
-
     steps = [{"argv": step.argv, "settings": plain_settings(step.settings)} for step in plan.steps]
     path, asked = plan.out / PLAN, json.loads(json.dumps({"version": __version__, "steps": steps}))
     if not path.is_file() and any(step.file.is_file() for step in plan.steps):
         raise ValueError(f"{plan.out} holds results of no plan; give another --out, so that they are not mixed")
     now = plan_contents(plan)
     if not path.is_file():
-        _write(path, {**asked, "contents": now})
+        write_json(path, {**asked, "contents": now})
         return
     begun = json.loads(path.read_bytes())
     before = begun.pop("contents", {})
@@ -125,8 +125,6 @@ def plan_contents(plan: Plan) -> dict[str, str]:
 
     ValueError for what is not there.
     """
-    from titans_lm.data.contents import contents_of, files_sum, text_sum
-
     sums: dict[str, str] = {}
     for s in (step.settings for step in plan.steps):
         match s:
@@ -162,9 +160,9 @@ def _do(step: Step, say: Say, quiet: bool) -> None:
 
             run_questions(settings, command, say)
         case BenchSettings():
-            from titans_lm.bench.command import run_bench
+            from titans_lm.bench.run import run_bench
 
-            _write(step.file, run_bench(settings, say))
+            write_json(step.file, run_bench(settings, say))
         case EvaluateForecasters():
             from titans_lm.forecast.evaluate import evaluate_forecasters
             from titans_lm.forecast.table import check_pandas
@@ -179,14 +177,7 @@ def _do(step: Step, say: Say, quiet: bool) -> None:
             raise TypeError(f"{step.name} is a command to run by hand")
 
 
-def _write(path: Path, value: Any) -> None:
-    from titans_lm.train.files import write_json
-
-    write_json(path, value)
-
-
 def _over_seeds(values: Sequence[float]) -> Spread | None:
-    """Give the mean and, of several, the standard deviation."""
     return mean_with_spread(values) if values else None
 
 
@@ -249,14 +240,12 @@ def _op_speed(result: Result, depth: str, tokens: int) -> Spread | None:
     """
     heads = max(row["case"]["heads"] for row in result["rows"])
     wanted = (depth, tokens, heads, "zero", "forward+backward", "default")
-    return _speed(
-        [
-            row
-            for row in result["rows"]
-            for c in [row["case"]]
-            if (str(c["depth"]), c["tokens"], c["heads"], c["forget_to"], row["mode"], row["allocator"]) == wanted
-        ]
-    )
+
+    def sizes(row: Result) -> tuple[Any, ...]:
+        c = row["case"]
+        return str(c["depth"]), c["tokens"], c["heads"], c["forget_to"], row["mode"], row["allocator"]
+
+    return _speed([row for row in result["rows"] if sizes(row) == wanted])
 
 
 def _row_speed(result: Result, _: str, tokens: int) -> Spread | None:
