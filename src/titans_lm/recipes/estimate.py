@@ -12,15 +12,17 @@ from titans_lm.train.match import match_parameters
 from titans_lm.train.settings import FitSettings, LanguageSettings
 
 SECONDS_PER_HOUR = 3600
-COUNTED = {"weights": "float32", "gradients": "float32", "adamw": "two moments in float32"}
-"""Memory that is known, and what it consists of."""
-ESTIMATED = {
+EXPLAINED = {
+    "weights": "float32",
+    "gradients": "float32",
+    "adamw": "two moments in float32",
     "activations": "estimate: what blocks keep for the backward pass, counted per token",
     "memory_states": "estimate: memory and surprise at the start of each segment of chunks",
     "weight_copies": "estimate: matrices side by side, or in bfloat16",
     "loss": "estimate: log-probabilities and two gradients of their size",
+    "total": "estimate; the GPU's own context and gaps between tensors come on top",
 }
-"""Memory that is estimated, and how."""
+"""Memory that is known, and what it consists of; and what is estimated, and how."""
 
 
 def estimate_training(
@@ -81,14 +83,13 @@ def product_precision(settings: FitSettings) -> Precision:
 def estimate_lines(estimate: dict[str, Any]) -> list[str]:
     """Lay an estimate out for reading; a GB is 10⁹ bytes."""
     batch, memory, flops = estimate["batch"], estimate["memory_bytes"], estimate["flops_per_token"]
-    explained = COUNTED | ESTIMATED | {"total": "estimate; the GPU's own context and gaps between tensors come on top"}
     shares = (f"{name} {value / flops['forward']:.0%}" for name, value in flops["forward_by_part"].items())
     return [
         f"{estimate['architecture']}: {estimate['parameters']:,} parameters, vocabulary of {estimate['vocab_size']:,}",
         *(f"  {name:<22}{count:>16,}" for name, count in estimate["parameters_by_part"].items()),
         f"memory of one GPU, which holds the whole model and a batch of {batch['rows']} × {batch['tokens_of_a_row']:,} "
         f"tokens, products in {batch['precision']}:",
-        *(f"  {name.replace('_', ' '):<22}{size / 1e9:>13.3f} GB  {explained[name]}" for name, size in memory.items()),
+        *(f"  {name.replace('_', ' '):<22}{size / 1e9:>13.3f} GB  {EXPLAINED[name]}" for name, size in memory.items()),
         f"FLOPs per token: {flops['forward']:.4g} forward, {flops['training']:.4g} forward and backward "
         "(matrix products by the equations; backward counted as two forward passes)",
         f"  forward: {', '.join(shares)}",

@@ -336,8 +336,7 @@ def _described(steps: tuple[Step, ...]) -> dict[str, Any]:
     """Give what is said of steps as a whole: tokens that a language model learns, epochs on each table."""
     text = next((step.settings.train for step in steps if step.command == "compare"), None)
     forecasts = [step for step in steps if step.command == "forecast evaluate"]
-    epochs = ["{0.name} {0.settings.train.epochs} ({0.settings.seeds:seeds})"] * bool(forecasts)
-    trained = [_Words().format(line, step) for line in epochs for step in forecasts]
+    trained = [_Words().format("{0.name} {0.settings.train.epochs} ({0.settings.seeds:seeds})", s) for s in forecasts]
     tokens = {} if text is None else {"text_tokens": text.steps * text.batch_size * text.seq_len}
     return {**tokens, "trained": trained}
 

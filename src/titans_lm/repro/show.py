@@ -5,16 +5,26 @@ from functools import cache
 from typing import Any
 
 from titans_lm.config import BackboneConfig
+from titans_lm.data.prepared import TokenFolder, is_token_folder
 from titans_lm.data.tasks.task import TaskPlan
 from titans_lm.data.text import STDLIB
+from titans_lm.data.tokenizer import VOCAB_SIZE
 from titans_lm.experiments.models import model_settings
 from titans_lm.experiments.settings import CompareSettings
+from titans_lm.forecast.baselines import make_model, model_spec
+from titans_lm.forecast.model import Shape
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics import settings as dna
+from titans_lm.genomics.evaluate import is_network
+from titans_lm.genomics.evaluate import model_settings as classifier_settings
+from titans_lm.genomics.model import make_network
 from titans_lm.report.paper import FORMAT, NOT_MEASURED, number, table
 from titans_lm.report.table import aligned, screen
 from titans_lm.repro.plans import SOURCE, Plan, Published, Step, published, read_toml
 from titans_lm.repro.run import Result, command_of
+from titans_lm.train.baselines import fit_baseline, make_baseline
+from titans_lm.train.fresh import size_of, without_weights
+from titans_lm.train.match import count_parameters, match_parameters
 from titans_lm.train.settings import LanguageSettings
 
 
@@ -35,7 +45,7 @@ def work_of(step: Step) -> Work | None:
     """Count models and tokens of a step; None for what trains none, and for benchmarks."""
     match step.settings:
         case LanguageSettings() as s:
-            size = sized(s.model, s.baseline, s.parameters, _byte_ids() if s.vocab_size is None else s.vocab_size)
+            size = sized(s.model, s.baseline, s.parameters, VOCAB_SIZE if s.vocab_size is None else s.vocab_size)
             return Work(parameters=(size,), trained=s.steps * s.batch_size * s.seq_len * s.accumulate)
         case CompareSettings() | TaskPlan() as s:
             return _compared(s)
@@ -46,23 +56,13 @@ def work_of(step: Step) -> Work | None:
     return None
 
 
-def _byte_ids() -> int:
-    from titans_lm.data.tokenizer import VOCAB_SIZE
-
-    return VOCAB_SIZE
-
-
 @cache
 def sized(model: BackboneConfig, baseline: str | None, parameters: int | None, vocab_size: int) -> int:
     """Count the parameters of a model that is trained; a baseline is as large as ours, or as `parameters` says."""
-    from titans_lm.train.baselines import fit_baseline, make_baseline
-    from titans_lm.train.fresh import size_of, without_weights
-    from titans_lm.train.match import count_parameters, match_parameters
-
+    if baseline is None and parameters is not None:
+        model = match_parameters(model, vocab_size, parameters)
     if baseline is None:
-        return count_parameters(
-            model if parameters is None else match_parameters(model, vocab_size, parameters), vocab_size
-        )
+        return count_parameters(model, vocab_size)
     size = count_parameters(model, vocab_size) if parameters is None else parameters
     with without_weights():
         return size_of(make_baseline(fit_baseline(baseline, model, vocab_size, size)))
@@ -87,17 +87,13 @@ def _compared(s: Any) -> Work:
 
 
 def _vocabulary(data: str | None) -> int:
-    from titans_lm.data.prepared import TokenFolder, is_token_folder
-
     if data not in (None, STDLIB) and is_token_folder(data):
         return TokenFolder(data, verify=False).vocab_size
-    return _byte_ids()
+    return VOCAB_SIZE
 
 
 def _forecasters(s: EvaluateForecasters) -> Work:
     """Count the parameters of forecasters at all horizons, which channels share; their windows are the table's."""
-    from titans_lm.forecast.baselines import model_spec
-
     trained = [one for one in (model_spec(name, s) for name in s.models) if one.trained]
     return Work(parameters=tuple(_forecaster(m.base, m.net, s.lookback, h) for h in s.horizons for m in trained))
 
@@ -105,23 +101,15 @@ def _forecasters(s: EvaluateForecasters) -> Work:
 @cache
 def _forecaster(name: str, net: Any, lookback: int, horizon: int) -> int:
     """Count the parameters of one forecaster: all data sets of a table have the same."""
-    from titans_lm.forecast.baselines import make_model
-    from titans_lm.forecast.model import Shape
-    from titans_lm.train.fresh import size_of, without_weights
-
     with without_weights():
         return size_of(make_model(name, net, Shape(lookback, horizon, 1), None))
 
 
 def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Work:
     """Count classifiers of DNA that learn by steps, and the nucleotides of sequences as long as they are read."""
-    from titans_lm.genomics.evaluate import is_network, model_settings
-    from titans_lm.genomics.model import make_network
-    from titans_lm.train.fresh import size_of, without_weights
-
     (one,) = (one for one in read_toml("table4")["sets"] if one["file"] in str(s.data))
     if isinstance(s, dna.EvaluateSettings):
-        fits = [model_settings(s.train, name) for name in s.models if is_network(name)]
+        fits = [classifier_settings(s.train, name) for name in s.models if is_network(name)]
         steps = s.folds * ((len(s.rates) * s.tune_steps if len(s.rates) > 1 else 0) + s.train.steps * len(s.seeds))
     else:
         fits, steps = [s], s.steps
