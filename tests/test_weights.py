@@ -10,8 +10,7 @@ import titans_lm
 from cli_cases import titans
 from serve.serve_cases import NAME, serving
 from titans_lm.ask import answer
-from titans_lm.demo.hidden import drawn_facts, hide
-from titans_lm.demo.prose import long_text
+from titans_lm.demo.hidden import drawn_facts, hide, long_text
 from titans_lm.demo.search import MODELS
 from titans_lm.serve.engine import Engine
 from titans_lm.serve.settings import ServeSettings

@@ -7,8 +7,7 @@ import pytest
 
 from titans_lm.data.tasks.stories import PEOPLE, ROOMS
 from titans_lm.data.tasks.vocabulary import encode_words, word_tokenizer
-from titans_lm.demo.hidden import Hidden, drawn_facts, hide, own_facts
-from titans_lm.demo.prose import count_tokens, long_text, sentences_of
+from titans_lm.demo.hidden import Hidden, count_tokens, drawn_facts, hide, long_text, own_facts, sentences_of
 
 SENTENCES = sentences_of("It rains.  Nobody\ncame! “Why?” the man said. He left. " * 40)
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from titans_lm.ask import answer
 from titans_lm.data.tasks.vocabulary import split_words
-from titans_lm.demo.hidden import Hidden, Kind, drawn_facts, hide, own_facts
-from titans_lm.demo.prose import LIBRARY, long_text
+from titans_lm.demo.hidden import LIBRARY, Hidden, Kind, drawn_facts, hide, long_text, own_facts
 from titans_lm.demo.settings import DemoSettings, SearchPlan
 from titans_lm.streaming import Memory, Reader, load_memory, save_memory
 from titans_lm.streaming.read import ReadingReport
