@@ -4,14 +4,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from titans_lm.forecast.settings import TrainSettings
 from titans_lm.genomics.settings import GenomicsFit
+from titans_lm.repro import run
 from titans_lm.repro.plans import merged, read_toml
 
 SERIES, DNA = (read_toml(table)["sets"] for table in ("table3", "table4"))
 
 WORDS = ("the", "memory", "learns", "while", "it", "reads", "and", "forgets", "what", "does", "not", "come", "again")
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def stop_at(name: str, patch: pytest.MonkeyPatch) -> None:
+    """Let Ctrl-C come when the step of this name begins."""
+    do = run._do
+
+    def stopped(step: Any, *rest: Any) -> None:
+        if step.name == name:
+            raise KeyboardInterrupt
+        do(step, *rest)
+
+    patch.setattr(run, "_do", stopped)
 
 
 def text(words: int, start: int = 0) -> str:

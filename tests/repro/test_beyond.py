@@ -13,7 +13,7 @@ from statistics import mean, stdev
 import pytest
 
 from cli_cases import environment, titans
-from repro.repro_cases import DNA, SERIES, dna, micro, series
+from repro.repro_cases import DNA, SERIES, dna, micro, quiet, series
 from titans_lm.commands.genomics import command_line
 from titans_lm.forecast.evaluate import evaluate_command
 from titans_lm.genomics.records import FASTA
@@ -29,10 +29,6 @@ from titans_lm.repro.show import plan_lines, result_lines
 
 def find_sets(place: Path, sets: list[DataSet]) -> dict[str, Path]:
     return find_named(place, sets, read_toml("table3" if sets is SERIES else "table4")["kinds"])
-
-
-def quiet(_: str) -> None:
-    pass
 
 
 def two_tables(folder: Path) -> str:

@@ -6,15 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from repro.repro_cases import dna, micro, series, texts
+from repro.repro_cases import dna, micro, quiet, series, stop_at, texts
 from titans_lm.data.contents import files_sum, text_sum
-from titans_lm.repro import run
 from titans_lm.repro.plans import Plan, make_plan
 from titans_lm.repro.run import plan_contents, run_plan
-
-
-def quiet(_: str) -> None:
-    pass
 
 
 def one_model(plan: Plan) -> Plan:
@@ -27,15 +22,8 @@ def test_a_plan_notes_what_its_files_held(tmp_path: Path, monkeypatch: pytest.Mo
     data, test = texts(tmp_path)
     out = tmp_path / "out"
     plan = one_model(make_plan("table5", "tiny", out=out, data=data, test=test, sizes=micro()))
-    do = run._do
-
-    def stopped(step, *rest):
-        if step.name == "recall":
-            raise KeyboardInterrupt
-        do(step, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(run, "_do", stopped)
+        stop_at("recall", patch)
         with pytest.raises(KeyboardInterrupt):
             run_plan(plan, quiet)
     noted = json.loads((out / "plan.json").read_bytes())

@@ -9,15 +9,11 @@ import pytest
 
 from bench.bench_cases import check_once, work_here
 from cli_cases import titans
-from repro.repro_cases import micro, named_sets, texts
+from repro.repro_cases import micro, named_sets, quiet, stop_at, texts
 from titans_lm.repro import plans, run, show
 from titans_lm.repro.plans import Plan, make_plan, merged, published
 from titans_lm.repro.run import run_plan
 from titans_lm.repro.show import plan_lines, result_lines
-
-
-def quiet(_: str) -> None:
-    pass
 
 
 def cut(plan: Plan, names: tuple[str, ...]) -> Plan:
@@ -63,13 +59,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     given = {"data": data, "test": test, "out": tmp_path / "out"}
     plan = cut(make_plan("table5", "tiny", sizes=micro(), **given), ("lmm",))
     do = run._do
-
-    def stopped(step, *rest):
-        if step.name == "recall":
-            raise KeyboardInterrupt
-        do(step, *rest)
-
-    monkeypatch.setattr(run, "_do", stopped)
+    stop_at("recall", monkeypatch)
     with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
         run_plan(plan, quiet)
     assert not (tmp_path / "out" / "repro.json").exists()
@@ -216,12 +206,11 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 def test_steps_are_as_quiet_as_their_plan(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step starts is told; what it is and what it is kept by are not changed."""
     runs = {
-        "evaluate mqar": "experiments.tasks.run_task", "bench ops": "bench.run.run_bench",
-        "forecast evaluate": "forecast.evaluate.evaluate_forecasters",
-        "genomics evaluate": "genomics.evaluate.run_evaluation",
+        "evaluate mqar": "run_task", "bench ops": "run_bench", "forecast evaluate": "evaluate_forecasters",
+        "genomics evaluate": "run_evaluation",
     }  # fmt: skip
     seen = []
-    monkeypatch.setattr(f"titans_lm.{runs[command]}", lambda settings, *_: seen.append(settings) or {})
+    monkeypatch.setattr(run, runs[command], lambda settings, *_: seen.append(settings) or {})
     settings = plans.COMMANDS[command][0](out=tmp_path)
     if command.startswith("bench"):
         settings = replace(settings, json=tmp_path / "x.json")

@@ -122,7 +122,7 @@ class Bench:
             try:
                 asked = cases.send(found)
             except StopIteration as end:
-                header = {"what": name, "check": {}, **(end.value or {})}
+                header: dict[str, Any] = {"what": name, "check": {}, **(end.value or {})}
                 break
             found = self.rows(asked)
             rows += found if isinstance(found, list) else [found]

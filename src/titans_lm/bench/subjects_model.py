@@ -39,17 +39,23 @@ def load_layer(case: dict[str, Any]) -> None:
 @subject("layer", load=load_layer)
 def layer(request: dict[str, Any], device: torch.device) -> Runnable:
     """Make the case of a request ready to run: forward alone, or gradients of every parameter and of the input."""
-    case, dtype = request["case"], getattr(torch, request["dtype"])
+    case = request["case"]
     module, forward = LAYERS[case["layer"]](case)
     module.to(device)
     x = torch.randn(case["rows"], case["tokens"], case["width"], device=device, requires_grad=True)
 
     def run() -> Tensor:
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        with autocast(request, device):
             return forward(x)
 
     step = one_pass(run, [x, *module.parameters()], request["mode"], x)
     return Runnable(step, case["rows"] * case["tokens"], facts={"parameters": size_of(module)})
+
+
+def autocast(request: dict[str, Any], device: torch.device) -> torch.autocast:
+    """What runs in the precision of a request, where that is not float32."""
+    dtype = getattr(torch, request["dtype"])
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
 def layer_config(case: dict[str, Any], **own: Any) -> MemoryConfig:
@@ -92,10 +98,8 @@ def llama_config(case: dict[str, Any], **settings: Any) -> Any:
     """A Llama of the case's width, with fused attention, which is transformers' default too."""
     from transformers import LlamaConfig
 
-    return LlamaConfig(
-        hidden_size=case["width"], num_attention_heads=case["heads"], intermediate_size=case["ffn"],
-        attn_implementation="sdpa", **settings,
-    )  # fmt: skip
+    settings |= {"attn_implementation": "sdpa", "hidden_size": case["width"], "intermediate_size": case["ffn"]}
+    return LlamaConfig(num_attention_heads=case["heads"], **settings)
 
 
 def mamba2_block(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
@@ -142,17 +146,13 @@ def model(request: dict[str, Any], device: torch.device) -> Runnable:
         setattr(made.generation_config, setting, None)
     if case.get("compiled"):
         made.compile_decoding()
-    dtype = getattr(torch, request["dtype"])
-
-    def within(step: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> None:
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-                step()
-
-        return run
-
     step, tokens, calls = MODES[request["mode"]](made, case, device)
-    return Runnable(within(step), tokens, calls=calls, facts={"parameters": size_of(made)})
+
+    def run() -> None:
+        with autocast(request, device):
+            step()
+
+    return Runnable(run, tokens, calls=calls, facts={"parameters": size_of(made)})
 
 
 def make_model(case: dict[str, Any]) -> nn.Module:

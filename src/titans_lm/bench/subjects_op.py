@@ -49,7 +49,7 @@ def make_call(case: dict[str, Any], dtype: torch.dtype, device: torch.device) ->
         memory_expansion=case["expansion"],
         chunk_size=case["chunk"],
     )
-    widths = memory_widths(D, L, case["expansion"])
+    widths = config.memory_widths
     state = torch.promote_types(dtype, torch.float32)
 
     def normal(*shape: int) -> Tensor:
