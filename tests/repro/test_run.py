@@ -206,11 +206,12 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 def test_steps_are_as_quiet_as_their_plan(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step starts is told; what it is and what it is kept by are not changed."""
     runs = {
-        "evaluate mqar": "run_task", "bench ops": "run_bench", "forecast evaluate": "evaluate_forecasters",
-        "genomics evaluate": "run_evaluation",
+        "evaluate mqar": "experiments.tasks.run_task", "bench ops": "bench.run.run_bench",
+        "forecast evaluate": "forecast.evaluate.evaluate_forecasters",
+        "genomics evaluate": "genomics.evaluate.run_evaluation",
     }  # fmt: skip
     seen = []
-    monkeypatch.setattr(run, runs[command], lambda settings, *_: seen.append(settings) or {})
+    monkeypatch.setattr(f"titans_lm.{runs[command]}", lambda settings, *_: seen.append(settings) or {})
     settings = plans.COMMANDS[command][0](out=tmp_path)
     if command.startswith("bench"):
         settings = replace(settings, json=tmp_path / "x.json")

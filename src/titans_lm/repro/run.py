@@ -8,19 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm import __version__
-from titans_lm.bench.run import run_bench
 from titans_lm.bench.settings import BenchSettings
 from titans_lm.data.contents import check_contents, contents_of, files_sum, text_sum
 from titans_lm.data.tasks.task import TaskPlan
-from titans_lm.experiments.lm_eval import run_questions
 from titans_lm.experiments.reading_settings import QuestionSettings
 from titans_lm.experiments.settings import CompareSettings
-from titans_lm.experiments.tasks import run_task
-from titans_lm.experiments.text import run_compare
-from titans_lm.forecast.evaluate import evaluate_forecasters
 from titans_lm.forecast.settings import EvaluateForecasters
-from titans_lm.forecast.table import check_pandas
-from titans_lm.genomics.evaluate import run_evaluation
 from titans_lm.genomics.settings import EvaluateSettings
 from titans_lm.report.paper import FORMAT
 from titans_lm.report.spread import Spread, in_percent, mean_with_spread
@@ -155,17 +148,30 @@ def _do(step: Step, say: Say, quiet: bool) -> None:
         settings = replace(settings, quiet=quiet)
     match settings:
         case CompareSettings():
+            from titans_lm.experiments.text import run_compare
+
             run_compare(settings, say)
         case TaskPlan():
+            from titans_lm.experiments.tasks import run_task
+
             run_task(settings, command, say)
         case QuestionSettings():
+            from titans_lm.experiments.lm_eval import run_questions
+
             run_questions(settings, command, say)
         case BenchSettings():
+            from titans_lm.bench.run import run_bench
+
             write_json(step.file, run_bench(settings, say))
         case EvaluateForecasters():
+            from titans_lm.forecast.evaluate import evaluate_forecasters
+            from titans_lm.forecast.table import check_pandas
+
             check_pandas()
             evaluate_forecasters(settings, say)
         case EvaluateSettings():
+            from titans_lm.genomics.evaluate import run_evaluation
+
             run_evaluation(settings, command, say)
         case _:
             raise TypeError(f"{step.name} is a command to run by hand")

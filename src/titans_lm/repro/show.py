@@ -11,13 +11,8 @@ from titans_lm.data.text import STDLIB
 from titans_lm.data.tokenizer import VOCAB_SIZE
 from titans_lm.experiments.models import model_settings
 from titans_lm.experiments.settings import CompareSettings
-from titans_lm.forecast.baselines import make_model, model_spec
-from titans_lm.forecast.model import Shape
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics import settings as dna
-from titans_lm.genomics.evaluate import is_network
-from titans_lm.genomics.evaluate import model_settings as classifier_settings
-from titans_lm.genomics.model import make_network
 from titans_lm.report.paper import FORMAT, NOT_MEASURED, number, table
 from titans_lm.report.table import aligned, screen
 from titans_lm.repro.plans import SOURCE, Plan, Published, Step, published, read_toml
@@ -94,6 +89,8 @@ def _vocabulary(data: str | None) -> int:
 
 def _forecasters(s: EvaluateForecasters) -> Work:
     """Count the parameters of forecasters at all horizons, which channels share; their windows are the table's."""
+    from titans_lm.forecast.baselines import model_spec
+
     trained = [one for one in (model_spec(name, s) for name in s.models) if one.trained]
     return Work(parameters=tuple(_forecaster(m.base, m.net, s.lookback, h) for h in s.horizons for m in trained))
 
@@ -101,15 +98,21 @@ def _forecasters(s: EvaluateForecasters) -> Work:
 @cache
 def _forecaster(name: str, net: Any, lookback: int, horizon: int) -> int:
     """Count the parameters of one forecaster: all data sets of a table have the same."""
+    from titans_lm.forecast.baselines import make_model
+    from titans_lm.forecast.model import Shape
+
     with without_weights():
         return size_of(make_model(name, net, Shape(lookback, horizon, 1), None))
 
 
 def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Work:
     """Count classifiers of DNA that learn by steps, and the nucleotides of sequences as long as they are read."""
+    from titans_lm.genomics.evaluate import is_network, model_settings
+    from titans_lm.genomics.model import make_network
+
     (one,) = (one for one in read_toml("table4")["sets"] if one["file"] in str(s.data))
     if isinstance(s, dna.EvaluateSettings):
-        fits = [classifier_settings(s.train, name) for name in s.models if is_network(name)]
+        fits = [model_settings(s.train, name) for name in s.models if is_network(name)]
         steps = s.folds * ((len(s.rates) * s.tune_steps if len(s.rates) > 1 else 0) + s.train.steps * len(s.seeds))
     else:
         fits, steps = [s], s.steps
