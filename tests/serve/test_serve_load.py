@@ -42,7 +42,7 @@ def test_many_clients_on_a_few_conversations(tmp_path: Path) -> None:
         def one(number: int) -> int:
             own, asked = number % CONVERSATIONS, 0
             with httpx.Client(base_url=url, timeout=120.0) as mine:
-                while time.monotonic() < until:
+                while not asked or time.monotonic() < until:  # on a busy machine too, everyone asks once
                     text = f"{PATTERNS[own]}{number} asks {asked}: "
                     body = {"prompt": text, "max_tokens": 6, "temperature": 0, "conversation": f"c{own}"}
                     response = mine.post("/v1/completions", json=body)
