@@ -71,8 +71,7 @@ class HeadLoss(torch.autograd.Function):
                 grad[:, part] = slope.to(ours.dtype) @ head.weight
             parts.append(torch.stack((kl, text)))
         by_row, rows = torch.stack(parts).sum(0) / targets.numel(), rows.to(precise)
-        grad.mul_(rows[:, None, None] / targets.numel())
-        ctx.save_for_backward(grad if wanted else None)
+        ctx.save_for_backward(grad.mul_(rows[:, None, None] / targets.numel()) if wanted else None)
         found, (kl, text) = by_row.sum(1), by_row @ rows
         ctx.mark_non_differentiable(found)
         return distill * kl + told * text, found
