@@ -18,8 +18,7 @@ from torch import Tensor
 
 from titans_lm.data.batches import Batch
 from titans_lm.distill.rows import ReturningRows
-from titans_lm.retrofit.attention import FULL, Call, Layer, LayerState, Reach, tokens_of
-from titans_lm.retrofit.attention import read as attend
+from titans_lm.retrofit.attention import FULL, Call, Layer, LayerState, Reach, read, tokens_of
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.reading import as_base, hidden
 
@@ -43,7 +42,7 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
 
     with watched(layers, look):
         for batch in batches_of(model, rows, KEY_BATCHES):
-            read(model, batch, reach._replace(memory=False))
+            read_batch(model, batch, reach._replace(memory=False))
     for layer in layers:
         layer.memory.start_keys(torch.cat(states.pop(layer)))
         layer.memory.output.copy_(torch.eye(layer.memory.output.shape[-1]))  # m as it is read: readers' gates are 1
@@ -52,7 +51,7 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
     def compare(module: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float, full: Tensor) -> None:
         def answers(layer: Layer) -> Tensor:
             tokens = tokens_of(q, k, v, call, layer)
-            o, _ = attend(tokens, LayerState.start(tokens, layer, whole=False), 0, None, layer)
+            o, _ = read(tokens, LayerState.start(tokens, layer, whole=False), 0, None, layer)
             return o[:, reach.window :].to(module.memory.output.dtype)
 
         windowed = answers(Layer(reach, scale, 0.0, None, None))
@@ -62,7 +61,7 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
     with watched(layers, compare):
         for batch in batches_of(model, rows, BATCHES):
             kinds = batch["again"].any(1)
-            read(model, batch, FULL)
+            read_batch(model, batch, FULL)
     return {layer.layer_idx: found[layer].solve(layer.memory.output) for layer in layers}
 
 
@@ -70,21 +69,21 @@ class Squares:
     """Sums of squares of one layer, for rows of text and for rows with returns: what W is solved of."""
 
     def __init__(self, output: Tensor) -> None:
-        self.m, self.product = output.new_zeros(2, 2, *output.shape)
+        self.squares, self.products = output.new_zeros(2, 2, *output.shape)
         self.missed = output.new_zeros(2)
 
     def add(self, m: Tensor, missing: Tensor, kinds: Tensor) -> None:
         """Add the rows of a batch; `kinds` (B,) says in which of them passages return."""
         for kind in (0, 1):
             mine, other = m[kinds == kind], missing[kinds == kind]
-            self.m[kind] += torch.einsum("bthd,bthe->hde", mine, mine)
-            self.product[kind] += torch.einsum("bthd,bthe->hde", mine, other)
+            self.squares[kind] += torch.einsum("bthd,bthe->hde", mine, mine)
+            self.products[kind] += torch.einsum("bthd,bthe->hde", mine, other)
             self.missed[kind] += other.square().sum()
 
     def solve(self, output: Tensor) -> float:
         """Put W in place, and give the share of Σ ‖o − y‖² that it explains: the mean of the two kinds'."""
         weights = torch.where(self.missed > 0, 1.0 / self.missed, 0.0)
-        squares, product = (torch.einsum("k,khde->hde", weights, x) for x in (self.m, self.product))
+        squares, product = (torch.einsum("k,khde->hde", weights, x) for x in (self.squares, self.products))
         mean = squares.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
         eye = torch.eye(squares.shape[-1], device=squares.device, dtype=squares.dtype)
         W = torch.linalg.solve(squares + (RIDGE * mean + 1e-12) * eye, product)
@@ -98,7 +97,7 @@ def batches_of(model: Any, rows: ReturningRows, count: int) -> Iterator[Batch]:
         yield {name: x.to(device) for name, x in rows(step).items()}
 
 
-def read(model: Any, batch: Batch, reach: Reach) -> None:
+def read_batch(model: Any, batch: Batch, reach: Reach) -> None:
     with as_base(model):
         hidden(model, batch["input_ids"], reach)
 
