@@ -20,7 +20,8 @@ from transformers import (
 
 from titans_lm.retrofit import adapter_of, add_memory
 
-WINDOW, SINKS, VOCAB = 8, 2, 61
+WINDOW, SINKS, VOCAB, POSITIONS = 8, 2, 61, 24
+"""Longer texts than POSITIONS have sinks that move up."""
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 24,
@@ -28,7 +29,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": POSITIONS,
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": 0,

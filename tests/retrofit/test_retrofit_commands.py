@@ -21,7 +21,7 @@ from titans_lm.train.run import load_model
 def folder(tmp_path_factory):
     """A base, an adapter beside it, and texts."""
     path = tmp_path_factory.mktemp("retrofit")
-    base = base_of(vocab_size=VOCAB_SIZE).float()
+    base = base_of(vocab_size=VOCAB_SIZE, max_position_embeddings=1024).float()  # lm-eval cuts texts at these
     with torch.no_grad():
         base.lm_head.weight[127:] = base.lm_head.weight[:32] = 0.0  # what it writes can be read
     base.save_pretrained(path / "base")

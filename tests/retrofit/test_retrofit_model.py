@@ -7,7 +7,18 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from retrofit.retrofit_cases import FAMILIES, KIN, SINKS, VOCAB, WINDOW, apart, base_of, some_ids, with_memory
+from retrofit.retrofit_cases import (
+    FAMILIES,
+    KIN,
+    POSITIONS,
+    SINKS,
+    VOCAB,
+    WINDOW,
+    apart,
+    base_of,
+    some_ids,
+    with_memory,
+)
 from titans_lm.ops.state import state_bytes
 from titans_lm.retrofit import FULL, Reach, RetrofitCache, adapter_of, add_memory, load, save
 
@@ -50,6 +61,31 @@ def test_until_it_is_trained_it_is_attention_with_sinks_and_a_window(base):
     mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
     expected = base(ids, attention_mask=mask.expand(len(ids), 1, -1, -1)).logits
     assert apart(fresh(ids).logits, expected) <= EXACT
+
+
+@torch.no_grad()
+def test_beyond_the_positions_of_the_base_sinks_move_up():
+    base = base_of(num_hidden_layers=1)
+    whole = base.model.rotary_emb.inv_freq.double()
+
+    def exactly(x, position_ids):
+        angles = (position_ids[..., None] * whole).repeat(1, 1, 2)
+        return angles.cos(), angles.sin()
+
+    base.model.rotary_emb.forward = exactly
+    fresh, ids, step = with_memory(base, trained=False), some_ids(2, 4 * POSITIONS), POSITIONS // 2
+    i, j = torch.arange(ids.shape[1])[:, None], torch.arange(ids.shape[1])
+    seen = (j <= i) & ((j > i - WINDOW) | (j < SINKS))
+    mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -torch.inf).expand(len(ids), 1, -1, -1)
+    logits, still = fresh(ids).logits, base(ids, attention_mask=mask).logits
+    for start in range(0, ids.shape[1], step):
+        moved = torch.arange(ids.shape[1])
+        if start:
+            moved[:SINKS] += start - step  # sinks are at least this far from the queries, and nearer than POSITIONS
+        expected = base(ids, attention_mask=mask, position_ids=moved[None]).logits[:, start : start + step]
+        assert apart(logits[:, start : start + step], expected) <= EXACT
+    assert apart(logits[:, :POSITIONS], still[:, :POSITIONS]) <= EXACT
+    assert apart(logits[:, POSITIONS:], still[:, POSITIONS:]) > 1e-3
 
 
 @torch.no_grad()
@@ -195,5 +231,5 @@ def test_kin_of_the_families(family):
     once = model(ids, use_cache=False).logits
     assert apart(read(model, ids, [3, WINDOW + 5, WINDOW + 6])[0], once) <= CLOSE
     turning = {"phi": [0, 1], "smollm3": [1], "gemma3": [0, 1]}
-    rotated = [i for i, layer in enumerate(model.model.layers) if layer.self_attn.rotate is not None]
+    rotated = [i for i, layer in enumerate(model.model.layers) if layer.self_attn.rotation is not None]
     assert rotated == turning[family]

@@ -16,6 +16,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.models.llama import modeling_llama
 
 from retrofit.retrofit_cases import FAMILIES, SIZES, base_of, some_ids, with_memory
 from titans_lm.distill.settings import RetrofitSettings
@@ -58,6 +59,12 @@ def test_a_model_without_rotary_positions():
     del model.model.rotary_emb
     with pytest.raises(ValueError, match="without rotary positions"):
         add_memory(model, window=4)
+
+
+def test_a_model_with_a_rotation_of_its_own(monkeypatch):
+    monkeypatch.delattr(modeling_llama, "apply_rotary_pos_emb")
+    with pytest.raises(ValueError, match="got a LlamaForCausalLM, whose rotation is unknown; expected a model like"):
+        add_memory(base_of(), window=4)
 
 
 def test_another_implementation_of_attention():

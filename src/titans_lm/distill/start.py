@@ -54,8 +54,8 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
             o, _ = read(tokens, LayerState.start(tokens, layer, whole=False), 0, None, layer)
             return o[:, reach.window :].to(module.memory.output.dtype)
 
-        windowed = answers(Layer(reach, scale, 0.0, None, None))
-        m = answers(Layer(reach, scale, 0.0, module.memory, None)) - windowed
+        windowed = answers(Layer(reach, scale, 0.0, None, module.rotation))
+        m = answers(Layer(reach, scale, 0.0, module.memory, module.rotation)) - windowed
         found[module].add(m, full[:, reach.window :].to(m.dtype) - windowed, kinds)
 
     with watched(layers, compare):

@@ -2,8 +2,6 @@
 
 import copy
 import dataclasses
-import sys
-from collections.abc import Callable
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.attention import IMPLEMENTATION, Call, Reach
 from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState, after, until
 from titans_lm.retrofit.memory import LayerMemory
+from titans_lm.retrofit.rotary import find_rotations
 from titans_lm.retrofit.settings import AdapterSettings
 
 if TYPE_CHECKING:
@@ -42,15 +41,14 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
     owner: Any = model
     attentions = find_attentions(model)
     chosen = chosen_layers(adapter, len(attentions))
-    seen = adapter.rotary == "before" and adapter.memory.keys == "attention"
-    rotations = find_rotations(model, attentions) if seen else {}
+    rotations = find_rotations(model, attentions)
     memories = {index: _memory_beside(attentions[index], index, owner.config, adapter) for index in chosen}
     model.requires_grad_(False)
     if adapter.lora_rank:
         _add_lora(model, attentions[0], adapter.lora_rank)
     for index, attention in enumerate(attentions):
         attention.reach = Reach(adapter.window, adapter.sinks)
-        attention.rotate = rotations.get(index)
+        attention.rotation = rotations.get(index)
         attention.register_forward_pre_hook(_hand_on, with_kwargs=True)
         if index in memories:
             attention.memory = memories[index]
@@ -100,37 +98,6 @@ def find_attentions(model: "PreTrainedModel") -> list[Any]:
     return sorted(found, key=lambda module: module.layer_idx)
 
 
-@torch.no_grad()
-def find_rotations(model: "PreTrainedModel", attentions: list[Any]) -> dict[int, Callable[..., Any]]:
-    """Find the rotation of every layer that has one: of those whose answers change where their angles are zero.
-
-    ValueError where it is not a function of the usual name and arguments.
-    """
-    found, kind = dict[int, Callable[..., Any]](), type(model).__name__
-
-    def look(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        rotate = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
-        angles = kwargs.get("position_embeddings")
-        if rotate is None or not isinstance(angles, tuple) or len(angles) != 2:
-            raise ValueError(f"got rotary='before' for a {kind}, whose rotation is unknown; expected 'after'")
-        still = {**kwargs, "position_embeddings": (torch.ones_like(angles[0]), torch.zeros_like(angles[1]))}
-        answers = [attention.forward(*args, **given)[0] for given in (kwargs, still)]
-        if not torch.equal(*answers):
-            found[attention.layer_idx] = rotate
-
-    hooks = [attention.register_forward_pre_hook(look, with_kwargs=True) for attention in attentions]
-    was_training = model.training
-    model.eval()  # dropout would change answers too
-    try:
-        device = next(model.parameters()).device
-        model.base_model(input_ids=torch.arange(3, device=device)[None], use_cache=False)
-    finally:
-        model.train(was_training)
-        for hook in hooks:
-            hook.remove()
-    return found
-
-
 def _memory_beside(attention: Any, index: int, config: Any, adapter: AdapterSettings) -> LayerMemory:
     kinds, own = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     windowed = own is not None and (kinds is None or kinds[index] == "sliding_attention")
@@ -142,7 +109,7 @@ def _memory_beside(attention: Any, index: int, config: Any, adapter: AdapterSett
     weight = attention.q_proj.weight
     queries, width, keys = weight.shape[0] // attention.head_dim, weight.shape[1], adapter.memory.keys
     heads = queries if keys == "attention" else attention.k_proj.weight.shape[0] // attention.head_dim
-    made = LayerMemory(width, adapter.memory.of_layer(heads, attention.head_dim), keys, queries)
+    made = LayerMemory(width, adapter.memory.of_layer(heads, attention.head_dim), keys, queries, adapter.rotary)
     return made.to(weight.device, state_dtype(weight.dtype))
 
 

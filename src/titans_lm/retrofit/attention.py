@@ -4,11 +4,12 @@
     m_t = M(q_t)                      M has been written tokens s … t − W              (`LayerMemory`)
     o_t = y_t + m_t                   then the base's own o_proj
 
-A token is in the window or in the memory, never in both. The base's own code makes q, k and v; `attend` is what
-transformers calls an attention implementation, and takes the place of softmax over everything.
+A token is in the window or in the memory, never in both. Beyond the base's positions sinks move up (D55). The base's
+own code makes q, k and v; `attend` is what transformers calls an attention implementation, and takes the place of
+softmax over everything.
 """
 
-from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from titans_lm.ops import MemoryState
 from titans_lm.ops.state import detach_state
 from titans_lm.retrofit.memory import LayerMemory
+from titans_lm.retrofit.rotary import Rotation
 
 IMPLEMENTATION = "titans_retrofit"
 """The name of `attend` among transformers' attention implementations."""
@@ -85,16 +87,18 @@ class Call(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """How a layer reads: its reach, softmax's scale and dropout, its memory, and the base's rotation.
-
-    `rotate` is given where the memory sees queries and keys before rotary.
-    """
+    """How a layer reads: its reach, softmax's scale and dropout, its memory, and the base's rotation, if it has one."""
 
     reach: Reach
     scaling: float
     dropout: float
     memory: LayerMemory | None
-    rotate: Callable[..., Any] | None
+    rotation: Rotation | None
+
+    @property
+    def turned_back(self) -> Rotation | None:
+        """The rotation, where the memory sees queries and keys before it."""
+        return self.rotation if self.memory is not None and self.memory.before_rotary else None
 
 
 class Tokens(NamedTuple):
@@ -128,9 +132,8 @@ def attend(
     memory = getattr(module, "memory", None) if reach.memory else None
     if sliding_window is not None and (reach.window is None or sliding_window < reach.window):
         reach = Reach(sliding_window)
-    rotate = own.get("rotate") if memory is not None else None
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    layer = Layer(reach, scale, dropout, memory, rotate)
+    layer = Layer(reach, scale, dropout, memory, own["rotation"])
     tokens = tokens_of(query, key, value, retrofit, layer)
     order = lengths = None
     if attention_mask is not None:
@@ -194,7 +197,7 @@ def read(
     if layer.memory is not None and memory is not None and fallen is not None:
         begin, left, valid = fallen
         readers, written = Tokens(*(x[:, begin:] for x in tokens)), notes[:, left]
-        q, k_left, v_left = _asked_and_told(layer.memory, layer.rotate, readers, written, k, v, left)
+        q, k_left, v_left = _asked_and_told(layer.memory, layer.turned_back, readers, written, k, v, left)
         gates = written[..., : layer.memory.num_gates]
         m, memory = layer.memory(q, k_left, v_left, gates, readers.hidden, memory, valid)
         if valid is not None:  # nothing has left the window yet, or nobody asks
@@ -210,16 +213,14 @@ def read(
 
 
 def _asked_and_told(
-    memory: LayerMemory, rotate: Any, readers: Tokens, written: Tensor, k: Heads, v: Heads, left: slice
+    memory: LayerMemory, rotation: Rotation | None, readers: Tokens, written: Tensor, k: Heads, v: Heads, left: slice
 ) -> tuple[Heads, Heads, Heads]:
     """What the memory is asked by the readers, and the keys and values of the tokens that leave the window."""
     if memory.key_proj is not None:  # whoever leaves, the token after is in the window
         return memory.own_keys(readers.notes), memory.own_keys(written), v[:, left.start + 1 : left.stop + 1]
     q, k, v = readers.q, k[:, left], v[:, left]
-    if rotate is not None:
-        q, k = (
-            _unrotated(x, notes[..., memory.num_gates :], rotate) for x, notes in ((q, readers.notes), (k, written))
-        )
+    if rotation is not None:
+        q, k = (rotation.back(x, notes[..., memory.num_gates :]) for x, notes in ((q, readers.notes), (k, written)))
     return q, k, v
 
 
@@ -228,20 +229,25 @@ def windowed(
 ) -> Heads:
     """Attention of the last slots over `window` slots each and over sinks, as far as these are older than that.
 
-    By blocks of queries, so that neither a mask nor a product grows with T².
+    By blocks of queries, so that neither a mask nor a product grows with T². In a block sinks stand still (D55).
     """
     (T, S), device = (q.shape[1], k.shape[1]), q.device
-    step = min(max(FEWEST, window // 2), MOST)
+    starts = set(range(S - T, S, min(max(FEWEST, window // 2), MOST)))
     m = torch.arange(sink_k.shape[1], device=device)
+    moving = layer.rotation if len(m) else None
+    if moving is not None and T > 1:
+        places = [place] if isinstance(place, int) else place.flatten().tolist()
+        starts |= moving.cuts(places, S - T, S)
     parts = []
-    for a in range(S - T, S, step):
-        b, low = min(a + step, S), max(0, a - window + 1)
+    for a, b in pairwise((*sorted(starts), S)):
+        low = max(0, a - window + 1)
+        first_k = sink_k if moving is None else moving.moved_up(sink_k, moving.steps_at(a + place))
         i, j = torch.arange(a, b, device=device)[:, None], torch.arange(low, b, device=device)
         near = (j <= i) & (j > i - window)
         first = m <= i - window + (place if isinstance(place, int) else place[:, :, None])
         if isinstance(place, Tensor):  # a mask for every row
             near, first = (near & (j + place[:, :, None] >= 0))[:, None], first[:, None]
-        sides = (sink_k, k[:, low:b]), (sink_v, v[:, low:b])
+        sides = (first_k, k[:, low:b]), (sink_v, v[:, low:b])
         keys, values = (torch.cat(side, 1).transpose(1, 2) for side in sides)
         part = F.scaled_dot_product_attention(
             q[:, a - S + T : b - S + T].transpose(1, 2), keys, values, torch.cat((first, near), -1), layer.dropout,
@@ -294,19 +300,9 @@ def _notes(layer: Layer, call: Call) -> Float[Tensor, "B T X"]:
     if layer.memory is None:
         return call.hidden[..., :0]
     notes = layer.memory.notes(call.hidden)
-    if layer.rotate is None:
+    if layer.turned_back is None or call.angles is None:  # without the first there may be angles, not the other way
         return notes
-    if call.angles is None:
-        raise ValueError("got a layer without position_embeddings; expected add_memory(…, rotary='after') for it")
     return torch.cat((notes, *(x.expand(len(notes), -1, -1) for x in call.angles)), -1)
-
-
-def _unrotated(x: Heads, angles: Float[Tensor, "B T A"], rotate: Callable[..., Any]) -> Heads:
-    """Turn queries or keys back by their angles, with the base's own rotation; what it scales them by stays."""
-    cos, sin = (part.to(x.dtype) for part in angles.chunk(2, -1))
-    width = cos.shape[-1]
-    turned, _ = rotate(x[..., :width], x[..., :1, :width], cos, -sin, unsqueeze_dim=2)
-    return torch.cat((turned, x[..., width:]), -1)
 
 
 def _pick(x: Tensor, slots: Int[Tensor, "B N"]) -> Tensor:

@@ -26,7 +26,7 @@ from titans_lm.layers import init_from
 from titans_lm.memory_gates import PolynomialKeys
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 from titans_lm.ops.state import state_dtype
-from titans_lm.retrofit.settings import Keys
+from titans_lm.retrofit.settings import Keys, Rotary
 
 HIGHER = 20.0
 """How much more a degree of own keys counts than the one below, at the start: what is not alike then hardly meets."""
@@ -40,9 +40,17 @@ class LayerMemory(nn.Module):
     The heads of `config` are those of the queries, or with own keys those of the values, each for several of `queries`.
     """
 
-    def __init__(self, width: int, config: MemoryConfig, keys: Keys = "attention", queries: int | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        config: MemoryConfig,
+        keys: Keys = "attention",
+        queries: int | None = None,
+        rotary: Rotary = "before",
+    ) -> None:
         super().__init__()
         self.config = config
+        self.before_rotary = rotary == "before" and keys == "attention"
         H, D = config.num_attention_heads, config.head_dim
         queries = queries or H
         self.starts: list[tuple[Start, float]] = [(config.theta_init, config.theta_max), (config.alpha_init, 1.0)]
