@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import titans_lm.retrofit.file  # noqa: F401 - transformers loads adapters by it
 from titans_lm.retrofit import Reach, add_memory
 
 PIECE = 250

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
     Gemma3TextConfig,
     GemmaConfig,
     LlamaConfig,
@@ -45,12 +46,14 @@ FAMILIES: dict[str, PreTrainedConfig] = {
 """Queries share keys in all; biases in Qwen2, norms of q and k in Qwen3, a window of its own in Mistral."""
 KIN: dict[str, PreTrainedConfig] = {
     "phi": PhiConfig(partial_rotary_factor=0.5, **SIZES | {"hidden_size": 32}),
+    "cohere": CohereConfig(**SIZES),
     "smollm3": SmolLM3Config(head_dim=8, no_rope_layers=[0, 1], **SIZES),
     "gemma3": Gemma3TextConfig(
         head_dim=8, sliding_window=16, layer_types=["sliding_attention", "full_attention"], **SIZES
     ),
 }
-"""What else there is: rotary on a part of a head, on some layers only, of two kinds beside windows of some layers."""
+"""What else there is: rotary on a part of a head, of neighbouring channels, on some layers only, of two kinds beside
+windows of some layers."""
 
 
 def base_of(family: str = "llama", **changes: Any) -> PreTrainedModel:

@@ -88,6 +88,30 @@ def test_beyond_the_positions_of_the_base_sinks_move_up():
     assert apart(logits[:, POSITIONS:], still[:, POSITIONS:]) > 1e-3
 
 
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "settings", "rounded"),
+    [("llama", {}, False), ("llama", {}, True), ("llama", DYNAMIC, False), ("phi", {}, False), ("cohere", {}, False)],
+    ids=["llama", "rounded-afterwards", "dynamic", "partial", "interleaved"],
+)
+def test_sinks_move_by_the_angles_that_the_base_has_then(family, settings, rounded):
+    model = with_memory(base_of(family, num_hidden_layers=1, **settings), trained=False)
+    model = model.half().double() if rounded else model
+    model(some_ids(1, 4 * POSITIONS))  # with dynamic scaling, angles have changed then
+    rotation = model.model.layers[0].self_attn.rotation
+    k = torch.randn(1, SINKS, 2, 6, dtype=torch.float64)
+    cos, sin = model.model.rotary_emb(k, torch.tensor([[2 * rotation.step]]))
+    width = cos.shape[-1]
+    turned = rotation.rotate(k[..., :width], k[..., :width], cos, sin, unsqueeze_dim=2)[1]
+    moved = rotation.moved_up(k, 2)
+    assert apart(moved[..., :width], turned) <= 1e-5, "float32 angles"
+    assert torch.equal(moved[..., width:], k[..., width:])
+    assert apart(moved, k) > 0.1
+
+
 @torch.no_grad()
 def test_any_pieces_are_one_pass(model):
     ids = some_ids(2, 5 * WINDOW)
@@ -230,6 +254,6 @@ def test_kin_of_the_families(family):
     assert apart(model(ids).logits, fresh(ids).logits) > 1e-3
     once = model(ids, use_cache=False).logits
     assert apart(read(model, ids, [3, WINDOW + 5, WINDOW + 6])[0], once) <= CLOSE
-    turning = {"phi": [0, 1], "smollm3": [1], "gemma3": [0, 1]}
+    turning = {"phi": [0, 1], "cohere": [0, 1], "smollm3": [1], "gemma3": [0, 1]}
     rotated = [i for i, layer in enumerate(model.model.layers) if layer.self_attn.rotation is not None]
     assert rotated == turning[family]
