@@ -18,6 +18,8 @@ MEMORY, RESET, NONE, CHANCE = "#3451c6", "#e07a1f", "#7a8290", "#b4bac4"
 RIGHT, WRONG, LEFT = "#18794e", "#b3261e", "#b4bac4"
 """Colours of answers, and of what nobody asked for any more."""
 NAMES = {"memory": "memory file", "reset": "memory reset", "window": "end of the text alone"}
+SHOWN = 16
+"""Characters of an answer in the table; results.json has all of it."""
 
 
 def plots(found: Found, recall: RecallOutcome) -> dict[str, Plot]:
@@ -140,8 +142,9 @@ def _map(found: Found) -> Markup:
 
 def _questions(found: Found) -> Markup:
     def answered(one: Asked, reader: str) -> Markup:
-        right = one.right(reader)
-        return tag("span", f"{one.answers[reader] or '–'} {'✓' if right else '✗'}", class_="right" if right else None)
+        right, said = one.right(reader), one.answers[reader] or "–"
+        said = said if len(said) <= SHOWN else f"{said[:SHOWN]}…"  # without its memory a model may go on and on
+        return tag("span", f"{said} {'✓' if right else '✗'}", class_="right" if right else None)
 
     rows = [
         [one.question, one.expected, *(answered(one, reader) for reader in READERS), f"{one.tokens_ago:,}"]
