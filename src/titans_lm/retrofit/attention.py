@@ -300,8 +300,9 @@ def _notes(layer: Layer, call: Call) -> Float[Tensor, "B T X"]:
     if layer.memory is None:
         return call.hidden[..., :0]
     notes = layer.memory.notes(call.hidden)
-    if layer.turned_back is None or call.angles is None:  # without the first there may be angles, not the other way
+    if layer.turned_back is None:
         return notes
+    assert call.angles is not None, "find_rotations has seen them"
     return torch.cat((notes, *(x.expand(len(notes), -1, -1) for x in call.angles)), -1)
 
 

@@ -61,9 +61,10 @@ class Rotation(NamedTuple):
 
     def moved_up(self, k: Float[Tensor, "B S H D"], steps: int | Int[Tensor, "B 1"]) -> Float[Tensor, "B S H D"]:
         """The keys of sinks so many steps further on in their text."""
+        still = steps == 0 if isinstance(steps, int) else steps.is_cpu and not bool(steps.any())
+        if still:
+            return k
         if isinstance(steps, int):
-            if steps == 0:
-                return k
             steps = torch.full((1, 1), steps, device=k.device)
         angles = steps[..., None] * self.step * self.frequencies()
         return self._turn(k, angles.cos().to(k.dtype), angles.sin().to(k.dtype))
