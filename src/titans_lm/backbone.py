@@ -285,7 +285,7 @@ class Backbone(nn.Module):
         if self._layout is None:
             with torch.no_grad():
                 self._layout = self._shapes(self.init_state(1))
-        tensors = list(state_tensors(state))
+        tensors = state_tensors(state)
         if len(state.layers) != len(self.layers) or self._shapes(state) != self._layout:
             raise ValueError(
                 "got the state of another model: its blocks or tensor sizes differ; start from init_state()"

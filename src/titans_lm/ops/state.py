@@ -4,7 +4,7 @@ State is a value, never a buffer of a module: every function takes one and retur
 anywhere, a state can be kept, compared, forked and saved, and two users of one model never meet.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -98,13 +98,16 @@ def map_state(fn: Callable[..., Tensor], state: State, *others: State) -> State:
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
 
-def state_tensors(state: Any) -> Iterator[Tensor]:
-    """Walk over every tensor of a nested state."""
-    if isinstance(state, Tensor):
-        yield state
-    elif state is not None:
-        for part in state:
-            yield from state_tensors(part)
+def state_tensors(state: Any) -> list[Tensor]:
+    """Every tensor of a nested state, in order; without a call for each part, since every token asks."""
+    found, left = [], [state]
+    while left:
+        part = left.pop()
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif part is not None:
+            left.extend(reversed(part))
+    return found
 
 
 def detach_state(state: State) -> State:
