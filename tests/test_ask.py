@@ -97,6 +97,17 @@ def test_words_that_the_model_was_not_taught_are_named(notes: Path, capsys: pyte
     assert "warning: the model was not taught the words Peter" in out
 
 
+def test_a_question_goes_to_the_model_that_was_taught_such(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = notes.with_name("told.json")
+    number = "What is the secret number of brave otter?"
+    for question, model in ((QUESTION, "pretrained:facts"), (number, "pretrained:needles")):
+        assert titans(capsys, "ask", notes, question, "--json", told)[0] == 0
+        assert json.loads(told.read_text())["model"] == model
+        code, out, _ = titans(capsys, "ask", notes, question, "--model", "pretrained:facts")
+        warned = 'warning: pretrained:facts was taught questions such as "Where is Mary?"' in out
+        assert (code, warned) == (0, question == number)
+
+
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "nothing": (["ask"], "got no question"),
     "no question": (["ask", "notes.txt"], "got 'notes.txt' in the place of the question"),
@@ -107,6 +118,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a memory that is there": (["ask", "notes.txt", QUESTION, "--out", "notes.txt"], "which exists; ask it with"),
     "a memory of nothing": (["ask", QUESTION, "--memory", "x", "--out", "y"], "expected files to keep"),
     "an unknown name": (["ask", "notes.txt", QUESTION, "--model", "pretrained:fact"], "did you mean 'facts'?"),
+    "a question that no model was taught": (["ask", "notes.txt", "Who is Mary?"], "which no model of this package was"),
     "another unknown name": (["generate", "pretrained:books"], "expected one of facts, needles"),
 }  # fmt: skip
 

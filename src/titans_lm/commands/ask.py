@@ -20,8 +20,9 @@ class Ask(Configured):
 
     words: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES QUESTION")] = ()
     """Files in the order they are read (- is standard input), then the question."""
-    model: Path = Path("pretrained:facts")
-    """Run folder, checkpoint, folder of a saved model, or pretrained:NAME."""
+    model: Path | None = None
+    """Run folder, checkpoint, folder of a saved model, or pretrained:NAME; by default the one that comes with the
+    package and was taught such a question."""
     memory: Path | None = None
     """Memory file to go on from, or to ask."""
     out: Path | None = None
@@ -37,16 +38,21 @@ def run_ask(command: Ask) -> None:
         raise ValueError('got no question; expected titans ask FILE "Where is Mary?"')
     from titans_lm.ask import ask_files, check_asked
     from titans_lm.train.run import load_model, load_tokenizer
+    from titans_lm.train.shipped import QUESTIONS, model_asked, was_taught
 
     *files, question = command.words
     check_asked(files, question, command.memory, command.out)
-    model, tokenizer = load_model(command.model, command.device), load_tokenizer(command.model)
+    asked = model_asked(question) if command.model is None else command.model
+    model, tokenizer = load_model(asked, command.device), load_tokenizer(asked)
     names = ("memory", "out", "max_new_tokens", "quiet")
     result = ask_files(model, tokenizer, files, question, **{name: getattr(command, name) for name in names})
+    if not was_taught(asked, question):
+        example = QUESTIONS[str(asked).rpartition(":")[-1]][1]
+        command.say(f'warning: {asked} was taught questions such as "{example}"; its answer to others means nothing')
     if result["split_words"]:
         words = ", ".join(result["split_words"])
         command.say(f"warning: the model was not taught the words {words}, and spells them; its answer may be wrong")
     if command.out is not None:
         command.say(f"{result['tokens_read']:,} tokens read; memory of {result['memory_bytes']:,} bytes: {command.out}")
     say(result["answer"])
-    command.write({"settings": plain_settings(command), **result})
+    command.write({"settings": plain_settings(command), "model": str(asked), **result})

@@ -1,5 +1,6 @@
 """Trained models that come with the package, by name; each has a card, README.md, beside its weights."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
 PREFIX = "pretrained:"
 """What stands before a name wherever the folder of a model is taken."""
 FOLDER = Path(__file__).parent.parent / "weights"
+
+QUESTIONS = {
+    "facts": (re.compile(r"Where is \w+\?"), "Where is Mary?"),
+    "needles": (re.compile(r"What is the secret number of \w+ \w+\?"), "What is the secret number of brave otter?"),
+}
+"""What each was taught to be asked: the form, and an example. To anything else their answers mean nothing."""
 
 
 def shipped_names() -> list[str]:
@@ -30,6 +37,24 @@ def shipped_model(name: str) -> Path:
     if name not in known:
         raise ValueError(f"got {PREFIX}{name}, which is no model of this package; {nearest(name, known)}")
     return FOLDER / name
+
+
+def model_asked(question: str) -> Path:
+    """Name the model that was taught such a question, as pretrained:NAME; ValueError where none was."""
+    for name, (form, _) in QUESTIONS.items():
+        if form.fullmatch(question):
+            return Path(PREFIX + name)
+    examples = " or ".join(f'"{example}"' for _, example in QUESTIONS.values())
+    raise ValueError(
+        f"got the question {question!r}, which no model of this package was taught; expected one such as {examples}, "
+        "or --model with one of your own"
+    )
+
+
+def was_taught(model: Path, question: str) -> bool:
+    """Whether a model was taught such a question, or is none of these."""
+    kind, _, name = str(model).rpartition(":")
+    return f"{kind}:" != PREFIX or name not in QUESTIONS or QUESTIONS[name][0].fullmatch(question) is not None
 
 
 @cache
