@@ -40,6 +40,24 @@ def test_a_draw_is_told_by_its_seed() -> None:
     assert {fact.answer for fact in made.facts if fact.kind == "place"} <= set(ROOMS)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_no_room_is_the_answer_to_more_than_a_quarter(parts: int) -> None:
+    for seed in range(20):
+        rng, before = np.random.default_rng(seed), np.random.default_rng(seed)
+        told = drawn_facts(rng, parts, 3, 6)
+        at: dict[str, str] = {}
+        answers = []
+        for facts in told:
+            at |= {fact.about: fact.answer for fact in facts if fact.kind == "place"}
+            answers += at.values()
+            for fact in facts:
+                assert fact.sentence.split()[0] in (*PEOPLE, "The")
+                assert fact.kind == "number" or fact.sentence.endswith(f" the {fact.answer}.")
+        assert len(answers) == len(PEOPLE) * parts
+        assert max(map(answers.count, ROOMS)) <= parts
+        assert drawn_facts(before, parts, 3, 6) == told
+
+
 def test_by_the_end_of_a_part_the_last_that_was_said_is_known() -> None:
     made = hidden()
     for part, end in enumerate(made.ends):

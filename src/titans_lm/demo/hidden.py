@@ -7,6 +7,7 @@ themselves.
 import ast
 import re
 import sysconfig
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,8 @@ class Hidden:
 def drawn_facts(rng: np.random.Generator, parts: int, moves: int, numbers: int) -> list[list[Fact]]:
     """Draw what is said in each part: all people go somewhere in the first, `moves` times somebody in each later one.
 
-    Numbers of seven digits have names of two words, no two the same.
+    Numbers of seven digits have names of two words, no two the same. Where a room is the answer to more than a quarter
+    of what is asked after the parts, rooms are drawn again: naming one room always shall not look like knowing.
     """
     told: list[list[Fact]] = []
     for part in range(parts):
@@ -75,7 +77,29 @@ def drawn_facts(rng: np.random.Generator, parts: int, moves: int, numbers: int) 
         name, number = TWO_WORDS[int(pick)], str(rng.integers(1_000_000, 10_000_000))
         fact = Fact("number", name, number, f"The secret number of {name} is {number}.")
         told[int(rng.integers(parts))].append(fact)
-    return [[facts[i] for i in rng.permutation(len(facts))] for facts in told]
+    told = [[facts[i] for i in rng.permutation(len(facts))] for facts in told]
+    again = rng.spawn(1)[0]
+    while max(asked := _places_asked(told).values()) > max(1, sum(asked) // 4):
+        told = [[_elsewhere(fact, again) for fact in facts] for facts in told]
+    return told
+
+
+def _places_asked(told: list[list[Fact]]) -> Counter[str]:
+    """How often each room is where somebody is after a part."""
+    at: dict[str, str] = {}
+    found: Counter[str] = Counter()
+    for facts in told:
+        at |= {fact.about: fact.answer for fact in facts if fact.kind == "place"}
+        found.update(at.values())
+    return found
+
+
+def _elsewhere(fact: Fact, rng: np.random.Generator) -> Fact:
+    """The same person, the same way, to a room drawn anew."""
+    if fact.kind == "number":
+        return fact
+    how = fact.sentence.removeprefix(f"{fact.about} ").removesuffix(f" the {fact.answer}.")
+    return went(fact.about, how, str(rng.choice(ROOMS)))
 
 
 def went(who: str, how: str, where: str) -> Fact:
