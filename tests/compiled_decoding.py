@@ -52,6 +52,17 @@ def test_compiled_decoding_is_decoding(architecture: str, settings: dict[str, An
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(set(backbone.config.blocks))
 
 
+def test_as_many_batch_sizes_are_compiled_as_come() -> None:
+    """torch gives up after eight graphs of a function unless it is told otherwise."""
+    backbone = small_backbone("lmm").eval()
+    backbone.compile_decoding("eager")
+    for rows in range(1, 12):
+        x = torch.randn(rows, 3, backbone.config.hidden_size, dtype=backbone.norm.weight.dtype)
+        with torch.no_grad():
+            expected = backbone(x)[0][:, -1:]
+        torch.testing.assert_close(decode(backbone, x, 1)[-1], expected, rtol=1e-9, atol=1e-9)
+
+
 def test_only_single_tokens_without_gradients_are_compiled() -> None:
     backbone = small_backbone("lmm").eval()
     backbone.compile_decoding("eager")

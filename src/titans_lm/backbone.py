@@ -28,10 +28,13 @@ from titans_lm.layers import (
     rope_angles,
     weights_at_hand,
 )
+from titans_lm.memory import NeuralMemory
 from titans_lm.memory_rule import MemoryRule
 from titans_lm.ops.state import detach_state, map_state, move_state, state_dtype, state_tensors
 
 Hidden = Float[Tensor, "B T E"]
+GRAPHS = 256
+"""Graphs of compiled decoding in a process: one for each kind of block and batch size; torch stops at 8 by itself."""
 
 
 class BackboneState(NamedTuple):
@@ -163,13 +166,16 @@ class Backbone(nn.Module):
                 "got compile_decoding() of a stack with full attention, whose keys and values grow with every token; "
                 "expected blocks with a state of constant size"
             )
-        if self.config.memory_caching is not None:
+        memories = [module for module in self.modules() if isinstance(module, NeuralMemory)]
+        caching = next((m.config.memory_caching for m in memories if m.config.memory_caching is not None), None)
+        if caching is not None:
             raise ValueError(
-                f"got compile_decoding() with memory_caching={self.config.memory_caching!r}, whose segments end at "
+                f"got compile_decoding() with memory_caching={caching!r}, whose segments end at "
                 "other tokens in every row; expected a model without it"
             )
         if backend == "inductor":
             check_compiler(self.norm.weight.device)
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
         self._compiled = torch.compile(_run_block, backend=backend, fullgraph=True, dynamic=False)
 
     def _decodes(self, x: Hidden, is_start: bool, lengths: Tensor | None, told: bool) -> bool:

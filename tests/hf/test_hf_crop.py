@@ -1,6 +1,7 @@
 """Caches that go back: to the bits of reading less, and so to drafts that plain decoding would have written."""
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -178,6 +179,18 @@ def test_what_cannot_be_cropped_is_refused() -> None:
         plain.crop(-1)
     with pytest.raises(ValueError, match="got keep=-1"):
         TitansCache(keep=-1)
+
+
+def test_a_cache_in_a_file_has_no_model_to_go_back_with() -> None:
+    model = small_model("mac")
+    cache = read(model, prompt(20), [20], TitansCache(keep=8))
+    again = pickle.loads(pickle.dumps(cache))
+    assert_equal(again.state, cache.state)
+    assert_equal(model(prompt(3), None, again).logits, model(prompt(3), None, copy.deepcopy(cache)).logits)
+    other = pickle.loads(pickle.dumps(cache))
+    with pytest.raises(ValueError, match="of a cache whose model is gone"):
+        other.crop(-2)
+    copy.deepcopy(cache).crop(-2)
 
 
 def test_packed_rows_are_not_gone_back_into() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,6 +211,47 @@ def test_a_generation_config_decides_about_the_cache(positional: bool) -> None:
     assert out.past_key_values is None
     config.use_cache = True
     assert isinstance(model.generate(ids, generation_config=config).past_key_values, TitansCache)
+
+
+def test_a_saved_choice_of_no_cache_holds_beside_another_config(tmp_path: Path) -> None:
+    """Only after transformers has put its own defaults together is it known whether there is to be a cache."""
+    model, ids = small_model("mac"), prompt(11)
+    expected = model.generate(ids, max_new_tokens=6, **GREEDY)
+    model.generation_config.use_cache = False
+    model.save_pretrained(tmp_path)
+    model = TitansForCausalLM.from_pretrained(tmp_path).eval()
+    assert model.generation_config.use_cache is False
+    for settings in (
+        {"max_new_tokens": 6, **GREEDY},
+        {"generation_config": GenerationConfig(max_new_tokens=6, **GREEDY)},
+    ):
+        assert torch.equal(model.generate(ids, **settings), expected)
+    embedded = model.get_input_embeddings()(ids)
+    written = model.generate(inputs_embeds=embedded, max_new_tokens=6, use_cache=False, **GREEDY)
+    assert torch.equal(written, expected[:, 11:])
+    with pytest.raises(ValueError, match="got past_key_values and use_cache=False; expected one of them"):
+        model.generate(ids, past_key_values=TitansCache(), use_cache=False, max_new_tokens=3, **GREEDY)
+
+
+def test_a_prompt_that_the_cache_has_read_is_refused() -> None:
+    model, ids = small_model("mac"), prompt(11)
+    expected = model.generate(ids, max_new_tokens=4, **GREEDY)
+    cache = model(ids[:, :-1]).past_key_values
+    assert torch.equal(model.generate(ids, past_key_values=cache, max_new_tokens=4, **GREEDY), expected)
+    for length in (11, 13):
+        cache = model(prompt(length)).past_key_values
+        with pytest.raises(
+            ValueError, match=rf"got a prompt of 11 tokens and a cache that has read {length}; expected"
+        ):
+            model.generate(ids, past_key_values=cache, max_new_tokens=4, **GREEDY)
+
+
+def test_padding_on_the_right_is_not_read_in_pieces() -> None:
+    model, ids = small_model("mac"), prompt(11, 2)
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    with pytest.raises(ValueError, match="got prefill_chunk_size and a prompt with padding on the right; expected"):
+        model.generate(ids, attention_mask=mask, prefill_chunk_size=4, max_new_tokens=3, **GREEDY)
 
 
 def test_hidden_states_of_every_step_can_be_asked_for() -> None:

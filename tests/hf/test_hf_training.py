@@ -55,6 +55,15 @@ def test_the_trainer_trains(architecture: str, tmp_path: Path) -> None:
     assert predicted.shape == (16, 13, 50), "logits and nothing else"
 
 
+def test_smoothed_labels_are_those_of_the_next_token(tmp_path: Path) -> None:
+    model = small_model("lmm")
+    run = trainer(model, tmp_path, label_smoothing_factor=0.1)
+    batch = {"input_ids": prompt(13, 2), "labels": prompt(13, 2)}
+    logits = model(batch["input_ids"]).logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), label_smoothing=0.1)
+    assert_close(run.compute_loss(model, batch), expected, 1e-5)
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"activation_checkpointing": True}, {"gradient_accumulation_steps": 2}], ids=str
 )

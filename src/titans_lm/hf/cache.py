@@ -68,6 +68,23 @@ class TitansCacheLayer(CacheLayerMixin):
             self.state = map_state(lambda x: x.to("cuda", non_blocking=True), self.state)
 
 
+class _Reader:
+    """The model that a cache was read by, which the cache does not keep alive; copies of the cache are of the same."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._model = None if model is None else weakref.ref(model)
+
+    def __call__(self) -> nn.Module | None:
+        return None if self._model is None else self._model()
+
+    def __deepcopy__(self, _: Any) -> "_Reader":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a file there is no model."""
+        return _Reader, ()
+
+
 class CroppableCache(Cache):
     """A cache of states that can go back to one of the last `keep` tokens, once it records what is read (D51).
 
@@ -81,7 +98,7 @@ class CroppableCache(Cache):
     def __init__(self, layers: list[Any], keep: int = 0) -> None:
         super().__init__(layers=layers)
         self.history = History(keep)
-        self._reader: weakref.ref[nn.Module] | None = None
+        self._reader = _Reader()
 
     @abstractmethod
     def read_again(self, model: Any, call: Call, count: int) -> None:
@@ -90,7 +107,7 @@ class CroppableCache(Cache):
     def record(self, model: nn.Module, tokens: int, inputs: Any, told: Any = None) -> None:
         """Note a call that is about to be stored, if anybody may go back to before it; inputs are nested tensors."""
         if self.history.keep and tokens:
-            self._reader = weakref.ref(model)  # copies of the cache are of the same model
+            self._reader = _Reader(model)
             call = Call((self.get_seq_length(),), (tokens,), detach_state(inputs), told)
             self.history.add(call, tuple(layer.state for layer in self.layers))
 
@@ -122,8 +139,8 @@ class CroppableCache(Cache):
             )
         if target == seen:
             return
-        model = None if self._reader is None else self._reader()
-        if self._reader is not None and model is None:
+        model = self._reader()
+        if self.history.calls and model is None:
             raise ValueError(f"got crop({tokens}) of a cache whose model is gone; expected the model to be kept")
         found = self.history.back((target,), (seen,))
         if found is None:

@@ -256,6 +256,21 @@ def _valid(mask: Tensor | None, x: Tensor, seen: int) -> Tensor | None:
     return mask[:, mask.shape[1] - T :].to(device=x.device, dtype=torch.bool)
 
 
+def _check_prompt(prompt: Any, mask: Tensor | None, cache: Any) -> None:
+    """Refuse a prompt of which a cache has read everything: without a token to predict from, all would be read again.
+
+    A mask that is longer than the prompt says that this is what comes after the cache.
+    """
+    if not isinstance(prompt, Tensor) or not isinstance(cache, TitansCache) or prompt.dim() != 2:
+        return
+    whole, seen = mask is None or mask.shape[1] == prompt.shape[1], cache.get_seq_length()
+    if whole and 0 < prompt.shape[1] <= seen:
+        raise ValueError(
+            f"got a prompt of {prompt.shape[1]} tokens and a cache that has read {seen}; expected the cache to lack at "
+            "least the last one: crop(-1) of a cache with keep=1, or only new tokens with the mask of all"
+        )
+
+
 def side_by_side(parts: list[list[Tensor]]) -> list[Tensor]:
     """Lists of what each part of a call gave as one list; that of a single part as it is."""
     return parts[0] if len(parts) == 1 else [torch.cat(same, dim=1) for same in zip(*parts, strict=True)]
@@ -301,12 +316,32 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 f"got cache_implementation={asked!r}; expected none: between tokens this model keeps the state of its "
                 "memory, of constant size, in a TitansCache"
             )
-        use_cache = kwargs.get("use_cache", getattr(settings, "use_cache", True))
-        if use_cache is not False and kwargs.get("past_key_values") is None:
-            cache = kwargs["past_key_values"] = TitansCache()
-            if getattr(settings, "is_assistant", False):  # of what it drafts, only a part is accepted
-                cache.activate_past_recording()
+        prompt = kwargs.get("input_ids") if inputs is None else inputs
+        _check_prompt(prompt, kwargs.get("attention_mask"), kwargs.get("past_key_values"))
+        chunked = kwargs.get("prefill_chunk_size", getattr(settings, "prefill_chunk_size", None))
+        mask = kwargs.get("attention_mask")
+        if chunked is not None and mask is not None and not bool(mask[:, -1].all()):
+            raise ValueError(
+                "got prefill_chunk_size and a prompt with padding on the right; expected padding on the left, or no "
+                "prefill_chunk_size: the last real token of a row may stand in an earlier chunk"
+            )
         return super().generate(inputs, generation_config, *args, **kwargs)
+
+    # pyrefly: ignore [bad-override]: what follows the two differs between releases of transformers
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Begin a cache, where transformers has found, in all places that may say so, that there is to be one."""
+        cache = model_kwargs.get("past_key_values")
+        if generation_config.use_cache is False:
+            if cache is not None:
+                raise ValueError("got past_key_values and use_cache=False; expected one of them")
+            return
+        if cache is None:
+            cache = model_kwargs["past_key_values"] = TitansCache()
+            if generation_config.is_assistant:  # of what it drafts, only a part is accepted
+                cache.activate_past_recording()
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse transformers' continuous batching, whose pages hold keys and values."""
