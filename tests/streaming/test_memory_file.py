@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from accelerate import disk_offload
+from peft import LoraConfig, get_peft_model
 
 from streaming.stream_cases import CONSTANT, assert_same_memory, reading_model, text
 from titans_lm.former import LATER
 from titans_lm.streaming import Memory, Reader, file, load_memory, save_memory
+from titans_lm.streaming.caching import with_caching
 from titans_lm.streaming.compare import compare_memories, describe_memory, verify_memory
 from titans_lm.streaming.file import named_state, read_memory_file
 
@@ -104,6 +107,51 @@ def test_a_model_that_learns_is_another_model(tmp_path: Path) -> None:
     optimiser.step()
     with pytest.raises(ValueError, match="its weights are others"):
         load_memory(tmp_path / "x.memory", model)
+
+
+def test_weights_that_were_changed_through_data_are_others(tmp_path: Path) -> None:
+    """As averaged weights are swapped in, and adapters merged: torch counts no version then."""
+    model = reading_model("lmm")
+    save_memory(read(model, text(9)), tmp_path / "x.memory", model)
+    before = [p.data.clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.data.mul_(1.01)
+    with pytest.raises(ValueError, match="its weights are others"):
+        load_memory(tmp_path / "x.memory", model)
+    for p, old in zip(model.parameters(), before, strict=True):
+        p.data.copy_(old)
+    load_memory(tmp_path / "x.memory", model)
+
+
+def test_a_memory_belongs_to_the_caching_that_it_was_made_with(tmp_path: Path) -> None:
+    model = reading_model("lmm")
+    made = Reader(model, caching={"caching_segment": 4})
+    made.read(text(20))
+    save_memory(made.memory, tmp_path / "x.memory", made.model)
+    load_memory(tmp_path / "x.memory", with_caching(model, caching_segment=4))
+    for other in (model, with_caching(model, caching_segment=8), with_caching(model, caching_segment=4, caching_top=2)):
+        with pytest.raises(ValueError, match="its settings are others"):
+            load_memory(tmp_path / "x.memory", other)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_a_memory_belongs_to_the_adapters_that_it_was_made_with(tmp_path: Path) -> None:
+    model = get_peft_model(reading_model("lmm"), LoraConfig(r=2, target_modules=["down_proj"], init_lora_weights=False))
+    base = model.get_base_model()
+    memory = read(base, text(9))
+    save_memory(memory, tmp_path / "x.memory", base)
+    with model.disable_adapter(), pytest.raises(ValueError, match="its settings are others"):
+        load_memory(tmp_path / "x.memory", base)
+    assert_same_memory(load_memory(tmp_path / "x.memory", base), memory)
+
+
+def test_weights_may_stay_on_disk(tmp_path: Path) -> None:
+    model = reading_model("mac")
+    memory = read(model, text(9))
+    save_memory(memory, tmp_path / "x.memory", model)
+    disk_offload(model, tmp_path / "weights", execution_device=torch.device("cpu"))
+    assert_same_memory(load_memory(tmp_path / "x.memory", model), memory)
+    assert_same_memory(read(model, text(9)), memory)
 
 
 def test_what_is_damaged_is_refused(tmp_path: Path) -> None:

@@ -76,6 +76,18 @@ def test_more_is_read_onto_a_memory(folder: Path, books: list[Path], tmp_path: P
     read_files(model, TOKENIZER, books[1:], tmp_path / "all.memory", onto=tmp_path / "one.memory", quiet=True)
     assert_same_memory(load_memory(tmp_path / "all.memory", model), read_all(model, books).memory)
     assert (tmp_path / "one.memory").read_bytes() == before
+    read_files(model, TOKENIZER, books[:1], tmp_path / "other.memory", quiet=True)
+    read_files(model, TOKENIZER, books[1:2], tmp_path / "two.memory", quiet=True)
+    with pytest.raises(ValueError, match=r"other.memory', which does not go on from .*two.memory'"):
+        read_files(
+            model,
+            TOKENIZER,
+            books[:1],
+            tmp_path / "other.memory",
+            onto=tmp_path / "two.memory",
+            resume=True,
+            quiet=True,
+        )
 
 
 @pytest.mark.parametrize("after", [1, 3, 5, 9, 12])

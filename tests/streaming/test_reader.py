@@ -4,6 +4,7 @@ import io
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,6 +123,55 @@ def test_stopped_at_any_token_and_taken_up_again() -> None:
             assert finished.memory.sources == whole.memory.sources
 
 
+def test_a_stream_that_was_broken_off_is_not_gone_on_with() -> None:
+    """What was taken from it and not read would be missing, and nobody would know."""
+    model, data = reading_model("lmm"), text(40)
+    for rows in (1, 2):
+        reader = Reader(model, batch_size=rows, piece_len=8)
+        streams = [reader.stream(data) for _ in range(rows)]
+        run, calls = reader._run, []
+
+        def breaks(*args: object, run: Any = run, calls: list[int] = calls) -> object:
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return run(*args)
+
+        reader._run = breaks  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            reader.read(streams)
+        with pytest.raises(ValueError, match="that was broken off inside a piece, at token 2"):
+            reader.read(streams)
+        if rows == 1:
+            reader.read(reader.resume(data))
+            whole = Reader(model)
+            whole.read(data)
+            assert_same_memory(reader.memory, whole.memory)
+
+
+def test_streams_may_take_turns() -> None:
+    reader = Reader(reading_model("lmm"))
+    a, b = reader.stream(b"first", "a"), reader.stream(b"second", "b")
+    for stream, count in ((a, 3), (b, 2), (a, 2), (a, 1)):
+        reader.read(stream, max_tokens=count, new_document=False)
+    assert [(source.name, source.tokens) for source in reader.memory.sources[0]] == [("a", 3), ("b", 2), ("a", 5)]
+
+
+def test_a_choice_that_is_broken_off_leaves_the_memory_as_it_was() -> None:
+    reader = Reader(reading_model("mac"))
+    reader.read(text(9))
+    expected = reader.next_logits()
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            reader.decode(raising)
+        assert torch.equal(reader.next_logits(), expected)
+    assert reader.decode(lambda logits: logits.argmax(-1)) == expected.argmax(-1).tolist()
+
+
+def raising(_: torch.Tensor) -> list[int]:
+    raise KeyboardInterrupt
+
+
 def test_a_source_that_changed_is_not_taken_up() -> None:
     reader = Reader(reading_model("lmm"), piece_len=8)
     reader.read(reader.stream(text(40)), max_tokens=16)
@@ -226,6 +276,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         (io.StringIO("text"), "binary mode"),
         ([1, -2], "whole numbers from 0"),
         ([1, 2.5], "whole numbers from 0"),
+        (torch.ones(1, 3, dtype=torch.int64), "whole numbers from 0"),
         ([5, 300], "below 259"),
     ):
         with pytest.raises(ValueError, match=message):

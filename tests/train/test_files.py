@@ -145,6 +145,20 @@ def test_what_another_process_is_at_is_left(tmp_path):
         assert unfinished.name.startswith(f".unfinished-{os.getpid()}-folder-")
 
 
+def test_what_another_thread_is_at_is_left(tmp_path):
+    """A thread has the same number of a process as one that died before it."""
+    with new_folder(tmp_path / "folder") as unfinished:
+        remove_unfinished(tmp_path)
+        assert unfinished.is_dir()
+
+    def parts():
+        yield "whole"
+        remove_unfinished(tmp_path)
+
+    write_atomically(tmp_path / "file", parts())
+    assert names(tmp_path) == ["file", "folder"]
+
+
 def test_a_folder_belongs_to_one_process(tmp_path, other_owner):
     path = tmp_path / "in-use"
     with claimed(path), claimed(path):

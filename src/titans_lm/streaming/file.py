@@ -13,7 +13,7 @@ import struct
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -23,8 +23,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from titans_lm.caching_config import CachingConfig
 from titans_lm.config import BackboneConfig, check_choice
 from titans_lm.former import LATER, former_settings
+from titans_lm.layers import device_of
+from titans_lm.memory import NeuralMemory
 from titans_lm.ops.state import state_dtype
 from titans_lm.streaming.memory import NONE, Memory, Source
 from titans_lm.streaming.reader import check_readable
@@ -34,6 +37,8 @@ FORMAT, VERSION = "titans-memory", 1
 Precision = Literal["exact", "bfloat16"]
 INCIDENTAL = {"memory_backend", "_name_or_path", "architectures", "dtype", "transformers_version"}
 """Settings that change no result, or are told beside: backends agree with each other."""
+SAMPLED = 4096
+"""Numbers of a tensor that tell whether it was changed."""
 MOST_HEADER = 100_000_000
 """Bytes of a header; safetensors takes no more either."""
 _DAMAGE = (
@@ -63,8 +68,8 @@ class Fingerprint:
 def fingerprint(model: nn.Module) -> Fingerprint:
     """Compute a model's fingerprint; weights are hashed again only where a tensor was changed or replaced."""
     digest = hashlib.sha256(json.dumps(_settings(model), sort_keys=True).encode()).hexdigest()
-    tensors = dict(sorted(model.state_dict().items()))
-    marks = tuple((name, x.data_ptr(), x._version, x.dtype) for name, x in tensors.items())
+    tensors = {name: _at_hand(model, name, x) for name, x in sorted(model.state_dict().items())}
+    marks = tuple((name, x.data_ptr(), x._version, x.dtype, _sample(x)) for name, x in tensors.items())
     known = _known.get(model)
     if known is None or known[0] != marks:
         known = (marks, hash_tensors(tensors))
@@ -73,15 +78,45 @@ def fingerprint(model: nn.Module) -> Fingerprint:
     return Fingerprint(digest, known[1], dtype)
 
 
+def _sample(x: Tensor) -> float:
+    """The sum of some numbers of a tensor: what is changed through `.data` changes no version."""
+    numbers = x.detach().flatten()
+    return float(numbers[:: max(1, len(numbers) // SAMPLED)].double().sum())
+
+
+def _at_hand(model: nn.Module, name: str, x: Tensor) -> Tensor:
+    """A weight, from where accelerate keeps it if it is offloaded; ValueError where that is not known."""
+    if not x.is_meta:
+        return x
+    owner, _, own = name.rpartition(".")
+    kept = getattr(getattr(model.get_submodule(owner), "_hf_hook", None), "weights_map", None)
+    if kept is None:
+        raise ValueError(f"got a model whose weight {name} is nowhere at hand; expected one that is loaded")
+    return kept[own]
+
+
 def _settings(model: Any) -> dict[str, Any]:
     """All settings that what a model computes depends on."""
+    applied = _applied(model)
     if hasattr(model, "retrofit"):
         base = {name: value for name, value in model.config.to_dict().items() if name not in INCIDENTAL}
-        return {"base": base, "adapter": asdict(model.retrofit)}
+        return {"base": base, "adapter": asdict(model.retrofit), **applied}
     config = model.config.backbone_config()
     settings = former_settings(config.decay_first) | {k: v for k, v in asdict(config).items() if k not in INCIDENTAL}
     unchanged = [name for name in LATER if settings[name] == getattr(BackboneConfig, name)]
-    return {**{k: v for k, v in settings.items() if k not in unchanged}, "vocab_size": model.config.vocab_size}
+    known = {k: v for k, v in settings.items() if k not in unchanged}
+    return {**known, "vocab_size": model.config.vocab_size, **applied}
+
+
+def _applied(model: Any) -> dict[str, Any]:
+    """What was done to a model after it was made: other caching in its memories, adapters that are turned off."""
+    names, modules = [field.name for field in fields(CachingConfig)], list(model.modules())
+    made = [getattr(model.config, name, None) for name in names]
+    several = [[getattr(m.config, name) for name in names] for m in modules if isinstance(m, NeuralMemory)]
+    found: dict[str, Any] = {"caching": several} if any(one != made for one in several) else {}
+    if any(getattr(m, "disable_adapters", False) is True for m in modules):
+        found["adapters"] = "off"
+    return found
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:
@@ -189,7 +224,7 @@ def open_memory(path: str | Path, model: nn.Module) -> tuple[Header, Memory]:
     if not all(bool(x.isfinite().all()) for x in tensors.values()):
         raise ValueError(f"the memory {str(path)!r} holds numbers that are not finite")
     memory = Memory(_rebuild(pattern, "state", tensors), tensors["pending"], header.tokens, header.open, header.sources)
-    return header, memory.to(next(model.parameters()).device)
+    return header, memory.to(device_of(owner.get_input_embeddings()))
 
 
 def _fits(header: Header, tensors: dict[str, Tensor], pattern: dict[str, Tensor], vocab_size: int) -> bool:

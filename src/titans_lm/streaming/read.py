@@ -168,6 +168,10 @@ def _start(
     if not out.exists():
         return base, 0, False
     memory = _single(load_memory(out, model), out)
+    if base is not None and memory.sources[0][: len(base.sources[0])] != base.sources[0]:
+        raise ValueError(
+            f"got the memory {str(out)!r}, which does not go on from {str(onto)!r}; expected one that does"
+        )
     sources = memory.sources[0][0 if base is None else len(base.sources[0]) :]
     if [source.name for source in sources] != [_name(path) for path in paths[: len(sources)]]:
         read = ", ".join(source.name for source in sources)

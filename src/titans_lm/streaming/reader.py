@@ -1,6 +1,7 @@
 """Read text of any length at constant memory, and go on from any token as if it had been one call."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from titans_lm.config import check_at_least
 from titans_lm.data.tokenizer import BOS, EOS, is_byte_tokenizer
 from titans_lm.evaluate.stream import has_state, state_grows
 from titans_lm.hf.history import Call, History
+from titans_lm.layers import device_of
 from titans_lm.streaming.caching import with_caching
 from titans_lm.streaming.memory import NONE, Memory, Source, Told
 from titans_lm.streaming.tokens import TokenStream
@@ -60,7 +62,7 @@ class Reader:
         self.model: Any = model if caching is None else with_caching(model, **caching)
         self.tokenizer, self.piece_len = tokenizer, piece_len
         self.batch_size = batch_size if memory is None else memory.rows
-        self.device = next(model.parameters()).device
+        self.device = device_of(self.model.get_input_embeddings())
         self.bos, self.eos = document_marks(tokenizer)
         self._history = History(keep)
         self.ends = ending_tokens(self.model, tokenizer)
@@ -165,20 +167,24 @@ class Reader:
     ) -> int:
         begun = [stream.tokens > 0 for stream in streams]
         for sources, stream, old in zip(self._sources, streams, begun, strict=True):
-            if self._history.keep and old and sources:
-                _check_goes_on(stream, sources[-1])
+            if old:
+                _check_goes_on(stream, sources[-1] if self._history.keep and sources else None)
         for row, stream in enumerate(streams):
             if new_document and stream.of_text and not begun[row]:
                 self._mark(row, opening_marks((self.bos, self.eos), after_open=self._open[row]), opened=True)
-        kept = [sources[:-1] if old else sources for sources, old in zip(self._sources, begun, strict=True)]
+        kept = [
+            sources[:-1] if old and sources and stream.stands_at(sources[-1]) else sources
+            for sources, stream, old in zip(self._sources, streams, begun, strict=True)
+        ]
         read = 0
         while not all(stream.exhausted for stream in streams):
             count = self.piece_len if max_tokens is None else min(self.piece_len, max_tokens - read)
             if count == 0:
                 break
             hashed = tuple(stream.tokens_hashed() for stream in streams) if self._history.keep else None
-            rows = [np.empty(0, dtype=np.int64) if stream.exhausted else stream.take(count) for stream in streams]
-            self._feed(self._rows(rows), hashed=hashed)
+            with _read_whole(streams):
+                rows = [np.empty(0, dtype=np.int64) if stream.exhausted else stream.take(count) for stream in streams]
+                self._feed(self._rows(rows), hashed=hashed)
             read += max(map(len, rows))
             self._tell(self._open, [(*old, stream.record()) for old, stream in zip(kept, streams, strict=True)])
             if on_piece is not None:
@@ -296,10 +302,12 @@ class Reader:
 
         Every row must have read something: its last token waits (see `Memory`).
         """
-        before = self._before()
+        before, state = self._before(), self._state
         logits = self._run([np.array([token], dtype=np.int64) for token in self._pending], True)
         assert logits is not None, "asked for"
-        tokens = choose(logits[:, -1])
+        after, self._state = self._state, state  # whoever breaks off the choice has a memory that goes on as before
+        tokens = [int(token) for token in choose(logits[:, -1])]
+        self._state = after
         self._pending = list(tokens)
         self._tokens = [read + 1 for read in self._tokens]
         self._open = [token != self.eos for token in tokens]
@@ -337,9 +345,24 @@ class Reader:
         return out.logits if mask is None else out.logits * mask[..., None]
 
 
-def _check_goes_on(stream: TokenStream, last: Source) -> None:
-    """Refuse a stream from which more was taken than the reader still knows."""
-    if stream.name == last.name and stream.tokens > last.tokens:
+@contextmanager
+def _read_whole(streams: list[TokenStream]) -> Iterator[None]:
+    """Mark streams as broken off, unless what the block takes from them is read by its end."""
+    for stream in streams:
+        stream.broken_off = True
+    yield
+    for stream in streams:
+        stream.broken_off = False
+
+
+def _check_goes_on(stream: TokenStream, last: Source | None) -> None:
+    """Refuse a stream from which more was taken than was read, or than the reader still knows."""
+    if stream.broken_off:
+        raise ValueError(
+            f"got a stream of {stream.name!r} that was broken off inside a piece, at token {stream.tokens}; expected a "
+            "new opening of the source (see Reader.resume)"
+        )
+    if last is not None and stream.name == last.name and stream.tokens > last.tokens:
         raise ValueError(
             f"got a stream of {stream.name!r} at token {stream.tokens}, of which {last.tokens} are read, the others "
             "taken back; expected a new opening of the source (see Reader.resume)"

@@ -31,7 +31,7 @@ class TokenStream:
     ) -> None:
         self.name = name or _name_of(source)
         self.tokens, self.bytes = 0, 0
-        self.exhausted = False
+        self.exhausted = self.broken_off = False
         self.of_text = isinstance(source, str | bytes | Path) or hasattr(source, "read")
         self._bytes_sha, self._tokens_sha = hashlib.sha256(), hashlib.sha256()
         self._file: IO[bytes] | None = None
@@ -94,6 +94,11 @@ class TokenStream:
                 "expected the same source"
             )
 
+    def stands_at(self, source: Source) -> bool:
+        """Whether this is where an earlier reading of this source ended."""
+        here = self.name, self.tokens, self._tokens_sha.hexdigest()
+        return here == (source.name, source.tokens, source.tokens_sha256)
+
     def tokens_hashed(self) -> Any:
         """The hash of all tokens so far, to be gone on with."""
         return self._tokens_sha.copy()
@@ -130,7 +135,7 @@ def _ids(source: Iterable[Any], name: str) -> Iterator[np.ndarray]:
     """Token ids in arrays; what is not a whole number is refused."""
     held: list[int] = []
     for value in source:
-        number = value.item() if hasattr(value, "item") else value
+        number = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
         if not isinstance(number, int) or number < 0:
             raise ValueError(f"got {value!r} among the tokens of {name!r}; expected whole numbers from 0 on")
         held.append(number)
@@ -142,7 +147,7 @@ def _ids(source: Iterable[Any], name: str) -> Iterator[np.ndarray]:
 
 
 def _words(blocks: Iterator[bytes], tokenizer: "PreTrainedTokenizerBase", name: str) -> Iterator[np.ndarray]:
-    """Tokens of blocks of lines, none of them a special token."""
+    """Tokens of blocks of lines; special tokens only where the text spells them and the tokenizer reads them so."""
     for text in blocks_of_lines(blocks, name):
         ids = tokenizer(text, add_special_tokens=False).input_ids
         if ids:

@@ -19,6 +19,8 @@ from typing import IO, Any
 HIDDEN = ".unfinished-"
 """Start of the names of what is not finished, or no longer wanted; nothing reads these."""
 _ASKING = threading.Lock()
+_writing: set[str] = set()
+"""Names of files and folders that threads of this process are at."""
 
 
 def hidden() -> str:
@@ -32,7 +34,11 @@ def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 
     `mode` says who may read and write it, as far as the process's umask lets them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path), tempfile.NamedTemporaryFile(prefix=hidden(), dir=path.parent, delete=False) as file:
+    with (
+        naming(path),
+        tempfile.NamedTemporaryFile(prefix=hidden(), dir=path.parent, delete=False) as file,
+        _at(Path(file.name)),
+    ):
         try:
             for part in [data] if isinstance(data, str | bytes) else data:
                 file.write(part.encode() if isinstance(part, str) else part)
@@ -40,6 +46,16 @@ def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def _at(path: Path) -> Iterator[None]:
+    """Be at a file or folder: no thread that clears away what was left unfinished takes it for that."""
+    _writing.add(path.name)
+    try:
+        yield
+    finally:
+        _writing.discard(path.name)
 
 
 @contextmanager
@@ -90,7 +106,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f"{hidden()}{path.name}-", dir=path.parent))
     try:
-        with naming(path):
+        with naming(path), _at(unfinished):
             unfinished.chmod(0o777 & ~_umask())
             yield unfinished
             for file in (*unfinished.rglob("*"), unfinished):
@@ -121,7 +137,7 @@ def remove_unfinished(folder: Path) -> None:
     """Remove what a process that was killed left unfinished; what another one is at is left."""
     for leftover in folder.glob(f"{HIDDEN}*"):
         owner = leftover.name.removeprefix(HIDDEN).partition("-")[0]
-        if owner.isdigit() and int(owner) != os.getpid() and _runs(int(owner)):
+        if leftover.name in _writing or (owner.isdigit() and int(owner) != os.getpid() and _runs(int(owner))):
             continue
         shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
