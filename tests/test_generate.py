@@ -91,6 +91,15 @@ def stream(*chunks):
     return written
 
 
+def test_without_an_end_of_its_own_a_model_ends_where_the_tokenizer_does():
+    model, tokenizer = model_of(), byte_tokenizer()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[EOS] = 1.0
+    model.get_submodule("lm_head").register_forward_hook(lambda *call: call[2].abs())
+    assert generate_text(model, tokenizer, "hello", max_new_tokens=6, temperature=0.0).tokens == 1
+
+
 def test_a_character_comes_out_when_its_last_byte_has_come():
     data = "aé漢🙂b".encode()
     assert stream(*(bytes([byte]) for byte in data)) == ["a", "é", "漢", "🙂", "b"]

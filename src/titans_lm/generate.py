@@ -22,6 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 from titans_lm.config import check_at_least, check_between
 from titans_lm.data.tokenizer import BOS, decode_bytes, encode_bytes, is_byte_tokenizer
 from titans_lm.streaming import Memory, Reader
+from titans_lm.streaming.reader import ending_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -128,6 +129,7 @@ def generate_text(
                 input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 max_new_tokens=max_new_tokens,
+                eos_token_id=sorted(ending_tokens(model, tokenizer)) or None,
                 pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
                 streamer=streamer,
                 **chooser.dials,
