@@ -38,7 +38,7 @@ def run_ask(command: Ask) -> None:
         raise ValueError('got no question; expected titans ask FILE "Where is Mary?"')
     from titans_lm.ask import ask_files, check_asked
     from titans_lm.train.run import load_model, load_tokenizer
-    from titans_lm.train.shipped import QUESTIONS, model_asked, was_taught
+    from titans_lm.train.shipped import model_asked, taught_instead
 
     *files, question = command.words
     check_asked(files, question, command.memory, command.out)
@@ -46,8 +46,7 @@ def run_ask(command: Ask) -> None:
     model, tokenizer = load_model(asked, command.device), load_tokenizer(asked)
     names = ("memory", "out", "max_new_tokens", "quiet")
     result = ask_files(model, tokenizer, files, question, **{name: getattr(command, name) for name in names})
-    if not was_taught(asked, question):
-        example = QUESTIONS[str(asked).rpartition(":")[-1]][1]
+    if (example := taught_instead(asked, question)) is not None:
         command.say(f'warning: {asked} was taught questions such as "{example}"; its answer to others means nothing')
     if result["split_words"]:
         words = ", ".join(result["split_words"])

@@ -316,10 +316,9 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 f"got cache_implementation={asked!r}; expected none: between tokens this model keeps the state of its "
                 "memory, of constant size, in a TitansCache"
             )
-        prompt = kwargs.get("input_ids") if inputs is None else inputs
-        _check_prompt(prompt, kwargs.get("attention_mask"), kwargs.get("past_key_values"))
+        prompt, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
+        _check_prompt(prompt, mask, kwargs.get("past_key_values"))
         chunked = kwargs.get("prefill_chunk_size", getattr(settings, "prefill_chunk_size", None))
-        mask = kwargs.get("attention_mask")
         if chunked is not None and mask is not None and not bool(mask[:, -1].all()):
             raise ValueError(
                 "got prefill_chunk_size and a prompt with padding on the right; expected padding on the left, or no "

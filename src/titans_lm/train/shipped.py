@@ -51,10 +51,12 @@ def model_asked(question: str) -> Path:
     )
 
 
-def was_taught(model: Path, question: str) -> bool:
-    """Whether a model was taught such a question, or is none of these."""
-    kind, _, name = str(model).rpartition(":")
-    return f"{kind}:" != PREFIX or name not in QUESTIONS or QUESTIONS[name][0].fullmatch(question) is not None
+def taught_instead(model: Path, question: str) -> str | None:
+    """Give an example of what one of these models was taught to be asked, where the question is of another form."""
+    for name, (form, example) in QUESTIONS.items():
+        if str(model) == PREFIX + name and not form.fullmatch(question):
+            return example
+    return None
 
 
 @cache
