@@ -1,6 +1,7 @@
 """Shipped models by name, and titans ask: from files to an answer, from a memory to another, and one line otherwise."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import titans_lm
 from cli_cases import titans
 from shipped_cases import ship
+from titans_lm import ask
 from titans_lm.ask import answer, as_asked
 from titans_lm.data.tasks.vocabulary import word_tokenizer
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.streaming import Reader
+from titans_lm.streaming import Reader, save_memory
+from titans_lm.streaming.read import StoppedReading
 from titans_lm.train import shipped
 from titans_lm.train.run import load_model, resolve_model
 
@@ -114,6 +117,9 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "nothing to read": (["ask", QUESTION], "nothing to read; expected files before it, or --memory"),
     "a file that is not there": (["ask", "note.txt", QUESTION], "got the file 'note.txt', which is not there"),
     "an empty file": (["ask", "empty.txt", QUESTION], "got the file 'empty.txt', which is empty"),
+    "a blank file": (["ask", "blank.txt", QUESTION], "got the file 'blank.txt', which is empty or blank"),
+    "a picture": (["ask", "picture.png", QUESTION], "got the file 'picture.png', which is not text"),
+    "nowhere to write": (["ask", "notes.txt", QUESTION, "--json", "."], "got --json ., which cannot be written"),
     "no memory file": (["ask", QUESTION, "--memory", "notes.txt"], "'notes.txt'"),
     "a memory that is there": (["ask", "notes.txt", QUESTION, "--out", "notes.txt"], "which exists; ask it with"),
     "a memory of nothing": (["ask", QUESTION, "--memory", "x", "--out", "y"], "expected files to keep"),
@@ -129,6 +135,8 @@ def test_mistakes_are_told_in_one_line(
 ) -> None:
     monkeypatch.chdir(notes.parent)
     Path("empty.txt").touch()
+    Path("blank.txt").write_bytes(BOM_UTF8 + b" \n")
+    Path("picture.png").write_bytes(b"PNG\0\0")
     code, _, error = titans(capsys, *args)
     assert (code, error.count("\n")) == (2, 1)
     assert told in error
@@ -154,3 +162,25 @@ def test_transformers_loads_one_by_its_folder(weights: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer("Mary").input_ids == word_tokenizer()("Mary").input_ids
     assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == load_model(folder, "cpu").config.vocab_size
+
+
+def test_a_question_that_is_broken_off_keeps_nothing(
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise StoppedReading("stopped; the same command with --resume goes on")
+
+    monkeypatch.setattr(ask, "read_files", stopped)
+    code, _, error = titans(capsys, "ask", notes, QUESTION, "--out", tmp_path / "kept")
+    assert (code, error.count("\n"), "--resume" in error, "titans read" in error) == (130, 1, False, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_memory_of_half_a_text_is_asked_with_a_warning(
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = titans_lm.pretrained("facts")
+    reader = Reader(model, tokenizer)
+    reader.read(notes, max_tokens=10)
+    save_memory(reader.memory, tmp_path / "half", model)
+    assert "notes.txt was read only in part" in titans(capsys, "ask", QUESTION, "--memory", tmp_path / "half")[1]

@@ -1,15 +1,17 @@
 """Ask what a text says: read it into a memory, then answer from the memory alone."""
 
 import os
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from titans_lm.data.tasks.vocabulary import split_words
+from titans_lm.data.text import SNIFFED, looks_binary
 from titans_lm.generate import Generated, generate_text
-from titans_lm.streaming import Memory, load_memory
-from titans_lm.streaming.read import STDIN, read_files
+from titans_lm.streaming import Memory, load_memory, save_memory
+from titans_lm.streaming.read import STDIN, StoppedReading, read_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -62,10 +64,9 @@ def ask_files(
         assert memory is not None, "checked"
         known = load_memory(memory, model)
     else:
-        with TemporaryDirectory() as folder:
-            kept = out or Path(folder) / "memory"
-            read_files(model, tokenizer, files, kept, onto=memory, quiet=quiet)
-            known = load_memory(kept, model)
+        known = _read(model, tokenizer, files, memory, quiet)
+        if out is not None:
+            save_memory(known, out, model)
     if known.tokens[0] == 0:
         raise ValueError("got nothing on standard input; expected some text")
     found = answer(model, tokenizer, question, known, max_new_tokens=max_new_tokens)
@@ -75,10 +76,40 @@ def ask_files(
         "seconds": round(found.seconds, 3),
         "tokens_read": known.tokens[0],
         "sources": [source.name for source in known.sources[0]],
+        "read_in_part": [source.name for source in known.sources[0] if not source.complete],
         "memory": None if out is None else str(out),
         "memory_bytes": None if out is None else out.stat().st_size,
         "split_words": split_words(question, tokenizer),
     }
+
+
+def _read(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    files: Sequence[str | Path],
+    onto: Path | None,
+    quiet: bool,
+) -> Memory:
+    """Read files whole; KeyboardInterrupt where that is stopped: half of a text answers no question."""
+    with TemporaryDirectory() as folder:
+        kept = Path(folder) / "memory"
+        try:
+            read_files(model, tokenizer, files, kept, onto=onto, quiet=quiet)
+        except StoppedReading:
+            raise KeyboardInterrupt(
+                "stopped before all was read, and nothing is kept; for long texts, titans read FILES --out MEMORY goes "
+                "on where it was stopped, and titans ask --memory MEMORY answers"
+            ) from None
+        return load_memory(kept, model)
+
+
+def _check_text(path: Path) -> None:
+    with path.open("rb") as file:
+        start = file.read(SNIFFED)
+    if looks_binary(start):
+        raise ValueError(f"got the file {str(path)!r}, which is not text (it holds a zero byte); expected text")
+    if len(start) < SNIFFED and not start.removeprefix(BOM_UTF8).strip():
+        raise ValueError(f"got the file {str(path)!r}, which is empty or blank; expected some text")
 
 
 def check_asked(files: Sequence[str | Path], question: str, memory: Path | None, out: Path | None) -> None:
@@ -89,8 +120,8 @@ def check_asked(files: Sequence[str | Path], question: str, memory: Path | None,
     if not paths and memory is None:
         raise ValueError(f"got the question {question!r} and nothing to read; expected files before it, or --memory")
     for path in paths:
-        if str(path) != STDIN and path.is_file() and path.stat().st_size == 0:
-            raise ValueError(f"got the file {str(path)!r}, which is empty; expected some text")
+        if str(path) != STDIN and path.is_file():
+            _check_text(path)
     if out is not None and not paths:
         raise ValueError(f"got --out {out} and nothing to read; expected files to keep the memory of")
     if out is not None and out.exists():

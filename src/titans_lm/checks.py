@@ -29,6 +29,12 @@ def check_at_least(what: str, got: Any, least: int) -> None:
         raise ValueError(f"got {what}={got!r}; expected an integer of at least {least}")
 
 
+def check_seed(what: str, got: Any) -> None:
+    """Refuse a seed that torch or NumPy would not take, alone or with a step beside it."""
+    if not isinstance(got, int) or isinstance(got, bool) or not 0 <= got < 2**32:
+        raise ValueError(f"got {what}={got!r}; expected an integer from 0 to 4,294,967,295")
+
+
 def check_between(what: str, got: Any, low: float, high: float) -> None:
     if not isinstance(got, (int, float)) or isinstance(got, bool) or not low <= got <= high:
         raise ValueError(f"got {what}={got!r}; expected a number from {low} to {high}")

@@ -21,7 +21,7 @@ import tyro
 from titans_lm import __version__
 from titans_lm.commands import COMMANDS
 from titans_lm.commands.help import kinds_in, meant, options_in, overview, plainly, shortened, tidied, unknown_options
-from titans_lm.commands.show import one_of
+from titans_lm.commands.show import check_files, one_of
 from titans_lm.config import nearest
 from titans_lm.recipes.find import OPTION, read_recipe, recipe_as_option
 from titans_lm.train.options import merge_settings, read_settings_file
@@ -40,6 +40,7 @@ def main(args: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")  # a screen that cannot show θ shows a question mark
     try:
         command = parse(args)
+        check_files(command)
         dict(COMMANDS.values())[type(command)](command)
     except KeyboardInterrupt as error:
         told = str(error) or "interrupted"

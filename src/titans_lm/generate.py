@@ -152,6 +152,9 @@ def _follow(
     return reader
 
 
+NOT_UTF_8 = "got a prompt that is not UTF-8; expected UTF-8, as the model reads no bytes"
+
+
 class Chooser:
     """Chooses a token from logits (1, V) as transformers does, with random numbers of its own.
 
@@ -199,7 +202,9 @@ def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str | bytes) -> 
         try:
             prompt = prompt.decode()
         except UnicodeDecodeError as error:
-            raise ValueError("got a prompt that is not UTF-8; expected UTF-8, as the model reads no bytes") from error
+            raise ValueError(NOT_UTF_8) from error
+    elif any("\ud800" <= one <= "\udfff" for one in prompt):
+        raise ValueError(NOT_UTF_8)
     ids = tokenizer(prompt).input_ids
     start = tokenizer.bos_token_id
     if start is not None and ids[:1] != [start]:

@@ -254,7 +254,11 @@ def read_questions(name: str, folder: Path, limit: int | None = None) -> list[Qu
         check_at_least("limit", limit, 1)
     task, found = TASKS[name], []
     path = folder / f"{task.file}.jsonl"
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"got {path}, which is not UTF-8 at byte {error.start:,}; expected JSON lines") from error
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         if limit is not None and len(found) >= limit:

@@ -97,3 +97,9 @@ def test_the_library_has_enough_to_read(tmp_path: Path) -> None:
     empty.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="cannot be read"):
         long_text(empty, 1000)
+
+
+def test_a_text_without_sentences_hides_nothing() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="got a text of 2 sentences that does not divide into 4 parts"):
+        hide(rng, ["One.", "Two."], [3, 3], drawn_facts(rng, 4, 1, 1))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from titans_lm.experiments.result import kept, total_provenance
-from titans_lm.experiments.runner import RESULT, run_job, shorter
+from titans_lm.experiments.runner import RESULT, best_rate, run_job, shorter
 from titans_lm.report.section import commits
 from titans_lm.train.run import RunFolder, begun_with, commits_of, seconds_of
 from titans_lm.train.settings import FitSettings
@@ -168,3 +168,11 @@ def test_the_page_names_all_commits() -> None:
 def test_a_short_trial_warms_up_for_a_quarter_of_its_steps_at_most() -> None:
     base = FitSettings(steps=1000, warmup_steps=50)
     assert [shorter(base, steps).warmup_steps for steps in (8, 400)] == [2, 50]
+
+
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
+def test_a_trial_that_diverged_is_not_chosen(bad: float | None) -> None:
+    trials = [{"rate": 0.1, "bits": bad}, {"rate": 0.2, "bits": 2.0}, {"rate": 0.3, "bits": bad}]
+    assert best_rate("lmm", trials, "bits") == best_rate("lmm", trials, "bits", most=True) == 0.2
+    with pytest.raises(ValueError, match="lmm diverged with every learning rate"):
+        best_rate("lmm", trials[:1], "bits")

@@ -37,6 +37,21 @@ def test_a_request_alone_starts_from_nothing(client: httpx.Client, engine: Engin
     assert (answer["object"], answer["model"], answer["conversation"]) == ("text_completion", NAME, None)
 
 
+def test_a_conversation_is_named_by_a_header_in_utf8(client: httpx.Client) -> None:
+    asked = {"prompt": "x", "max_tokens": 1}
+    given = client.post("/v1/completions", json=asked, headers={b"x-conversation": "Zoë".encode()})
+    assert given.json()["conversation"] == "Zoë"
+    assert client.post("/v1/completions", json=asked, headers={b"x-conversation": b"Zo\xeb"}).status_code == 400
+
+
+def test_methods_that_are_made_up_are_counted_as_one(client: httpx.Client) -> None:
+    for name in ("MADE", "UP"):
+        assert client.request(name, "/v1/models").status_code == 405
+    told = client.get("/metrics").text
+    assert 'method="any",path="/v1/models",status="405"' in told
+    assert "MADE" not in told
+
+
 def test_a_conversation_goes_on_and_others_do_not_hear_of_it(client: httpx.Client, engine: Engine) -> None:
     ann, bob = Expected(engine.model), Expected(engine.model)
     for turn in range(3):

@@ -1,3 +1,4 @@
+import json
 import os
 import stat
 from pathlib import Path
@@ -176,3 +177,11 @@ def test_a_folder_is_removed_at_once(tmp_path):
     remove_folder(tmp_path / "folder")
     remove_folder(tmp_path / "was never there")
     assert names(tmp_path) == []
+
+
+def test_names_of_files_that_are_no_utf8_go_into_json_and_out(tmp_path):
+    name = os.fsdecode(b"caf\xe9.txt")
+    write_json(tmp_path / "a.json", {"name": name, "é": 1})
+    assert json.loads((tmp_path / "a.json").read_bytes()) == {"name": name, "é": 1}
+    write_atomically(tmp_path / "page.html", f"<p>{name}</p>")
+    assert (tmp_path / "page.html").read_text() == "<p>caf?.txt</p>"

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -134,3 +135,30 @@ def test_a_run_names_itself_by_its_architecture_and_the_time(settings, tmp_path,
     result = train_language_model(dataclasses.replace(settings, out=None, steps=1))
     assert result["run"].startswith("runs/mac-2")
     assert (tmp_path / result["model"] / "config.json").is_file()
+
+
+def test_a_finished_run_without_checkpoints_is_not_begun_again(settings):
+    train_language_model(settings)
+    weights = (settings.out / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(settings.out / "checkpoints")
+    with pytest.raises(ValueError, match=r"is finished and whose checkpoints are gone; expected .* --init"):
+        train_language_model(settings, resume=True)
+    assert (settings.out / "model" / "model.safetensors").read_bytes() == weights
+    assert len((settings.out / "metrics.jsonl").read_text().splitlines()) > 1
+
+
+def test_settings_that_a_run_goes_on_with_are_written_down(settings):
+    train_language_model(settings)
+    longer = dataclasses.replace(settings, steps=7)
+    train_language_model(longer, resume=True)
+    assert merge_settings(LanguageSettings(), read_settings_file(settings.out / "settings.json")) == longer
+    with pytest.raises(ValueError, match="other data"):
+        train_language_model(dataclasses.replace(settings, seq_len=16), resume=True)
+    assert merge_settings(LanguageSettings(), read_settings_file(settings.out / "settings.json")) == longer
+
+
+def test_a_run_beside_its_text_is_no_text(settings, tmp_path):
+    settings = dataclasses.replace(settings, out=tmp_path / "texts" / "runs" / "first")
+    train_language_model(settings)
+    result = train_language_model(dataclasses.replace(settings, steps=7), resume=True)
+    assert (result["steps"], result["data"]["train_documents"] + result["data"]["held_out_documents"]) == (7, 6)

@@ -358,3 +358,24 @@ def test_bfloat16_is_used_where_it_is_asked_for(titans):
         result = fit(titans("mag"), crops(), loss_fn, settings)
         assert np.isfinite(result.last["loss"])
     assert seen == [torch.bfloat16, torch.float32, torch.float32]
+
+
+def test_a_run_without_a_step_that_was_finite_is_not_finished(llama, tmp_path):
+    run = RunFolder.create(tmp_path / "run", {})
+    settings = dataclasses.replace(SETTINGS, steps=3, max_skipped=10)
+
+    def loss(model, batch):
+        found, numbers = next_token_loss(model, batch)
+        return found * float("nan"), numbers
+
+    with pytest.raises(Diverged, match="all 3 steps had a loss or gradient that was not finite"):
+        fit(llama(), crops(), loss, settings, run=run)
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_checkpoint_comes_after_the_evaluation_of_its_step(llama, tmp_path):
+    run = RunFolder.create(tmp_path / "run", {})
+    settings = dataclasses.replace(SETTINGS, steps=4, save_every=2, eval_every=2)
+    seen = []
+    fit(llama(), crops(), next_token_loss, settings, run=run, eval_fn=lambda _: seen.append(run.latest()) or {})
+    assert seen[0] is None

@@ -98,3 +98,20 @@ def test_settings_that_do_not_go_together(folder: TokenFolder, tmp_path: Path) -
     shard.write_bytes(bytes(data))
     with pytest.raises(ValueError, match="was changed or damaged"):
         train_language_model(settings(folder))
+
+
+def test_two_processes_do_not_prepare_one_folder(tmp_path: Path, other_owner) -> None:
+    write_texts(tmp_path / "texts")
+    (tmp_path / "out").mkdir()
+    with other_owner(tmp_path / "out" / "in-use"), pytest.raises(ValueError, match="process 7 on the moon has in use"):
+        prepared(tmp_path / "texts", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["in-use"]
+    folder = prepared(tmp_path / "texts", tmp_path / "out")
+    assert not (folder.path / "in-use").exists()
+
+
+def test_tokens_beside_their_text_are_no_text(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    first = prepared(tmp_path, tmp_path / "tokens", shard_tokens=1000)
+    again = prepared(tmp_path, tmp_path / "tokens", shard_tokens=1000)
+    assert again.describe() == first.describe()

@@ -194,3 +194,19 @@ def test_a_model_that_is_damaged_is_an_error_of_one_line(run, titans, name, cont
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be loaded: "):
         load_tokenizer(run.path)
+
+
+def test_a_model_that_diverged_is_refused(run, titans):
+    model = titans("lmm")
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] = float("nan")
+    folder = run.finish(1, model)
+    with pytest.raises(ValueError, match=r"whose weights are not all finite .*; expected one that did not diverge"):
+        load_model(folder)
+
+
+def test_what_is_in_the_way_of_a_run_is_named(tmp_path):
+    (tmp_path / "contents.json").touch()
+    (tmp_path / "notes").touch()
+    with pytest.raises(ValueError, match="which holds 'notes' already"):
+        RunFolder.create(tmp_path, {})

@@ -158,3 +158,14 @@ def test_every_setting_is_explained():
             assert f"    {field}: " in source
             after = source.split(f"    {field}: ", 1)[1].split("\n")[1]
             assert after.strip().startswith('"""'), field
+
+
+def test_a_pair_has_two_values():
+    with pytest.raises(ValueError, match=r"got alpha_init=\[0.1\]; expected 2 values"):
+        merge_settings(LanguageSettings(), {"model": {"alpha_init": [0.1]}})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.0, True])
+def test_a_seed_is_one_that_torch_and_numpy_take(seed):
+    with pytest.raises(ValueError, match=r"expected an integer from 0 to 4,294,967,295"):
+        FitSettings(seed=seed)

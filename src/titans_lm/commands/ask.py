@@ -48,6 +48,8 @@ def run_ask(command: Ask) -> None:
     result = ask_files(model, tokenizer, files, question, **{name: getattr(command, name) for name in names})
     if (example := taught_instead(asked, question)) is not None:
         command.say(f'warning: {asked} was taught questions such as "{example}"; its answer to others means nothing')
+    if result["read_in_part"]:
+        command.say(f"warning: {', '.join(result['read_in_part'])} was read only in part: titans read --resume goes on")
     if result["split_words"]:
         words = ", ".join(result["split_words"])
         command.say(f"warning: the model was not taught the words {words}, and spells them; its answer may be wrong")

@@ -167,8 +167,11 @@ def run_train(command: Train) -> None:
 
 
 def say_what_it_takes(command: Train, settings: LanguageSettings) -> None:
+    from titans_lm.data.prepared import TokenFolder, is_token_folder
     from titans_lm.recipes.estimate import estimate_lines, estimate_training
 
+    if settings.data is not None and settings.vocab_size is None and is_token_folder(settings.data):
+        settings = dataclasses.replace(settings, vocab_size=TokenFolder(settings.data, verify=False).vocab_size)
     estimate = estimate_training(settings, peak_tflops=command.peak_tflops, utilisation=command.utilisation)
     command.write({"recipe": command.recipe, **estimate, "settings": plain_settings(settings)})
     command.say("\n".join(estimate_lines(estimate)))

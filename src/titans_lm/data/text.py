@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from titans_lm.data.prepared import INDEX, STARTED
+
 STDLIB = "stdlib"
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 SNIFFED = 8192
 """Bytes at the start of a file in which a zero byte says: not text."""
 BLOCK = 1 << 22
 """Bytes that are read at a time."""
+MADE = (INDEX,), (STARTED,), ("settings.json", "environment.json")
+"""Files that folders of tokens, and runs, have."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,10 @@ def read_documents(source: str | Path) -> tuple[list[Document], list[str]]:
     """
     path, documents, skipped = Path(source), list[Document](), list[str]()
     if str(source) == STDLIB or path.is_dir():
-        folder, files = stdlib_files() if str(source) == STDLIB else (path, files_below(path))
+        if str(source) == STDLIB:
+            folder, files = stdlib_files()
+        else:
+            folder, (files, skipped) = path, text_below(path)
         for file in files:
             found = read_file(file, file.relative_to(folder).as_posix())
             documents.append(found) if isinstance(found, Document) else skipped.append(found)
@@ -157,19 +164,37 @@ def read_file(path: Path, name: str) -> Document | str:
     return Document(name, data) if data else f"{name}: empty"
 
 
-def files_below(folder: Path, left_out: frozenset[str] = frozenset()) -> list[Path]:
+def text_below(folder: Path) -> tuple[list[Path], list[str]]:
+    """List the files below a folder, and say which folders are left out, since this package made them.
+
+    A run that is kept beside its text would else be trained on its own log, and its data change while it trains.
+    """
+    made: list[Path] = []
+    files = files_below(folder, made=made)
+    return files, [f"{path.relative_to(folder).as_posix()}: a folder that titans made" for path in sorted(made)]
+
+
+def files_below(folder: Path, left_out: frozenset[str] = frozenset(), made: list[Path] | None = None) -> list[Path]:
     """List the regular files below a folder in the order of their names; those that start with a dot are left out.
 
     Links to folders are not followed, so the walk ends. Folders that cannot be opened are listed as they are, and
-    whoever opens them hears why.
+    whoever opens them hears why. With a list for them, runs and folders of tokens are added to that and not entered.
     """
     shut: list[OSError] = []
     found = []
     for root, folders, files in os.walk(folder, onerror=shut.append):
         folders[:] = [name for name in folders if name not in left_out and not name.startswith(".")]
+        if made is not None:
+            made += [Path(root, name) for name in folders if _is_made(Path(root, name))]
+            folders[:] = [name for name in folders if Path(root, name) not in made]
         found += [Path(root, name) for name in files if not name.startswith(".")]
     found = [path for path in found if path.is_file()] + [Path(error.filename) for error in shut]
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _is_made(folder: Path) -> bool:
+    """Tell a run, and a folder of tokens, by the files that lie in them from the start."""
+    return any(all((folder / name).is_file() for name in names) for names in MADE)
 
 
 def looks_binary(data: bytes) -> bool:

@@ -10,6 +10,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -110,7 +111,7 @@ def went(who: str, how: str, where: str) -> Fact:
 def own_facts(path: Path) -> list[Fact]:
     """Read a user's facts, one a line; ValueError for a line of neither form."""
     found = []
-    for count, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for count, line in enumerate(_read(path).splitlines(), 1):
         sentence = line.strip()
         place, number = PLACE.fullmatch(sentence), NUMBER.fullmatch(sentence)
         if place is not None:
@@ -131,12 +132,17 @@ def hide(rng: np.random.Generator, sentences: list[str], counts: list[int], told
     """Put the facts of every part between its sentences, in their order; parts are of equally many tokens."""
     edges = np.searchsorted(np.cumsum(counts), np.linspace(0, sum(counts), len(told) + 1)[1:-1]).tolist()
     bounds = [0, *edges, len(sentences)]
+    if any(start == stop for start, stop in pairwise(bounds)):
+        raise ValueError(
+            f"got a text of {len(sentences):,} sentences that does not divide into {len(told)} parts of like length; "
+            "expected prose, where facts can be hidden between sentences"
+        )
     parts: list[str] = []
     ends: list[int] = []
     facts: list[Fact] = []
     places: list[int] = []
     total = 0
-    for said, start, stop in zip(told, bounds[:-1], bounds[1:], strict=True):
+    for said, (start, stop) in zip(told, pairwise(bounds), strict=True):
         before = np.sort(rng.integers(start, stop, len(said))).tolist()
         written, waiting = [], list(zip(before, said, strict=True))
         for at in range(start, stop):
@@ -206,7 +212,7 @@ def count_tokens(sentence: str) -> int:
 
 def _read(source: Path) -> str:
     try:
-        return source.read_text(encoding="utf-8")
+        return source.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"got the file {str(source)!r}, which cannot be read ({error}); expected UTF-8 text"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from titans_lm.config import BackboneConfig, check_at_least
+from titans_lm.config import BackboneConfig, check_at_least, check_seed
 from titans_lm.train.settings import FitSettings
 
 
@@ -27,7 +27,7 @@ class DemoSettings:
 
     def __post_init__(self) -> None:
         if self.seed is not None:
-            check_at_least("seed", self.seed, 0)
+            check_seed("seed", self.seed)
         if self.tokens is not None:
             check_at_least("tokens", self.tokens, 1000)
 

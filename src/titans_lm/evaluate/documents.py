@@ -10,7 +10,7 @@ import numpy as np
 
 from titans_lm.config import check_at_least
 from titans_lm.data.prepared import Split
-from titans_lm.data.text import SNIFFED, Document, files_below, looks_binary
+from titans_lm.data.text import SNIFFED, Document, looks_binary, text_below
 from titans_lm.data.tokenizer import BOS, TokenIds, byte_vocabulary, encode_document, is_byte_tokenizer
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def books(sources: Sequence[Path]) -> list[Book]:
     for source in sources:
         if not source.exists():
             raise ValueError(f"got the text {str(source)!r}, which does not exist; expected a file or a folder")
-        inside = files_below(source) if source.is_dir() else [source]
+        inside = text_below(source)[0] if source.is_dir() else [source]
         kept = [path for path in inside if not source.is_dir() or _is_text(path)]
         if not any(path.stat().st_size for path in kept):
             raise ValueError(f"got no text in {str(source)!r}; expected at least one file that is not empty")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from titans_lm.config import check_at_least
+from titans_lm.config import check_at_least, check_seed
 from titans_lm.data.tasks.task import read_size
 from titans_lm.experiments.models import NamedModel, named_models
 from titans_lm.experiments.settings import check_once
@@ -73,8 +73,8 @@ class ReadingSettings:
 
     def __post_init__(self) -> None:
         check_at_least("piece_len", self.piece_len, 1)
-        for name in ("seed", "skip_tokens"):
-            check_at_least(name, getattr(self, name), 0)
+        check_seed("seed", self.seed)
+        check_at_least("skip_tokens", self.skip_tokens, 0)
 
     def named(self) -> list[NamedModel]:
         """Give models with their names; ValueError for a model twice, and for two that would be called alike."""

@@ -6,6 +6,7 @@ that is done is read and not repeated, and one that was stopped goes on.
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -159,7 +160,7 @@ def run_trials(
 def best_rate(name: str, trials: Iterable[Result], key: str, *, most: bool = False) -> float:
     """Choose the learning rate with the least number, or the most; ValueError where none of them went well."""
     trials = list(trials)
-    ended = [trial for trial in trials if trial[key] is not None]
+    ended = [trial for trial in trials if trial[key] is not None and math.isfinite(trial[key])]
     if not ended:
         rates = ", ".join(f"{trial['rate']:g}" for trial in trials)
         raise ValueError(f"{name} diverged with every learning rate ({rates}); give lower --rates")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from titans_lm.config import BackboneConfig, check_at_least, check_positive
+from titans_lm.config import BackboneConfig, check_at_least, check_positive, check_seed
 from titans_lm.data.tasks import TASKS
 from titans_lm.experiments.models import trained_model
 from titans_lm.train.settings import LanguageSettings, ModelSettings, tiny_model
@@ -32,7 +32,7 @@ def check_runs(settings: Any, *names: str, empty: tuple[str, ...] = ()) -> None:
     """Check what runs are made of: settings of several values, seeds and learning rates among them."""
     check_once(settings, *names, empty=empty)
     for seed in settings.seeds:
-        check_at_least("seeds", seed, 0)
+        check_seed("seeds", seed)
     for rate in settings.rates:
         check_positive("rates", rate)
 

@@ -5,6 +5,7 @@ Learning rates are chosen by the held-out part of the training data; the test te
 
 import dataclasses
 import json
+import math
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,7 @@ from titans_lm.train.run import CONTENTS as CONTENTS_FILE
 from titans_lm.train.run import METRICS, SETTINGS, begun_with, load_model, load_tokenizer
 from titans_lm.train.settings import LanguageSettings
 from titans_lm.train.sized import sized_model
+from titans_lm.train.trainer import Diverged
 
 FILE = "compare.json"
 HELD_OUT = "held_out_bits_per_byte"
@@ -148,6 +150,8 @@ class TextJob:
             write_json(self.folder / CONTENTS_FILE, self.contents())
         progress = ProgressReport(quiet=True, outlook=outlook)
         result = train_language_model(self.settings, resume=begun, progress=progress)
+        if not math.isfinite(result[HELD_OUT]):
+            raise Diverged(f"{self.name}: its loss on held-out text is {result[HELD_OUT]}; give lower --rates")
         kept = {name: value for name, value in result.items() if name not in ("run", "model", "settings")}
         records = [record for record in JsonLines(self.folder / METRICS).read() if HELD_OUT in record]
         kept["curve"] = [{name: record[name] for name in ("step", "seconds", HELD_OUT)} for record in records]

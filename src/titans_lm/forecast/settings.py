@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
-from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive
+from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive, check_seed
 from titans_lm.experiments.settings import check_runs, check_shared, inside
 from titans_lm.train.settings import FitSettings, Precision
 
@@ -198,7 +198,7 @@ class TrainForecaster(ForecastSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least("horizon", self.horizon, 1)
-        check_at_least("seed", self.seed, 0)
+        check_seed("seed", self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)

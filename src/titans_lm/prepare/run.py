@@ -31,7 +31,7 @@ from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.prepare.shards import ShardWriter
 from titans_lm.prepare.sources import Source, open_source
 from titans_lm.prepare.tokenise import Encoder, grouped, load_tokenizer, train_bpe, use_threads
-from titans_lm.train.files import new_folder, remove_unfinished, write_json
+from titans_lm.train.files import IN_USE, claimed, new_folder, remove_unfinished, write_json
 from titans_lm.train.progress import ByteReport
 
 if TYPE_CHECKING:
@@ -75,14 +75,18 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
         return {**TokenFolder(out).describe(), "folder": str(out), "was_there": True}
     begun = _begun(out, asked)
     progress.start()
-    if begun is None:
-        begun = _begin(out, asked, _tokenizer(settings, source, valid, progress))
-    folder = _Folder(out, begun, settings.shard_tokens)
-    remove_unfinished(out)
-    reading = time.monotonic()
-    done = folder.fill(_placed(settings, source, valid), progress)
-    skipped = [*source.skipped, *(valid.skipped if valid is not None else [])]
-    index = folder.finish(skipped)
+    tokenizer = None if begun is not None else _tokenizer(settings, source, valid, progress)
+    out.mkdir(parents=True, exist_ok=True)
+    with claimed(out / IN_USE):
+        begun = _begun(out, asked)  # once more: another process may have been here
+        if begun is None:
+            begun = _begin(out, asked, tokenizer or _tokenizer(settings, source, valid, progress))
+        folder = _Folder(out, begun, settings.shard_tokens)
+        remove_unfinished(out)
+        reading = time.monotonic()
+        done = folder.fill(_placed(settings, source, valid), progress)
+        skipped = [*source.skipped, *(valid.skipped if valid is not None else [])]
+        index = folder.finish(skipped)
     return {
         **TokenFolder(out, verify=False).describe(),
         "shards": sum(len(shards) for shards in index["splits"].values()),
@@ -235,7 +239,7 @@ def _begun(out: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     """What an earlier call has left; ValueError for a folder that holds something else."""
     if not (out / STARTED).is_file():
         remove_unfinished(out)
-        found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+        found = sorted(path.name for path in out.iterdir() if path.name != IN_USE) if out.is_dir() else []
         if found and found != [TOKENIZER]:
             raise ValueError(f"got the folder {out}, which holds {found[0]!r} already; expected a new or empty one")
         return None

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from titans_lm.data.text import STDLIB, Document, files_below, read_file, stdlib_files
+from titans_lm.data.text import STDLIB, Document, read_file, stdlib_files, text_below
 from titans_lm.prepare.settings import HUB, PrepareSettings
 from titans_lm.train.files import one_line
 
@@ -41,21 +41,21 @@ def open_source(name: str, settings: PrepareSettings) -> Source:
     if name.startswith(HUB):
         return _hub(name.removeprefix(HUB), settings)
     if name == STDLIB:
-        return _files(*stdlib_files(), settings)
+        return _files(*stdlib_files(), [], settings)
     path = Path(name)
     if path.is_file():
-        return _files(path.parent, [path], settings)
+        return _files(path.parent, [path], [], settings)
     if path.is_dir() and ((path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file()):
         return _saved(path, settings)
     if path.is_dir():
-        return _files(path, files_below(path), settings)
+        return _files(path, *text_below(path), settings)
     raise ValueError(
         f"got the source {name!r}, which does not exist; expected a file, a folder, hf:NAME for a data set on the hub, "
         "or the word stdlib"
     )
 
 
-def _files(folder: Path, files: list[Path], settings: PrepareSettings) -> Source:
+def _files(folder: Path, files: list[Path], made: list[str], settings: PrepareSettings) -> Source:
     """Files in the order of their names: tables and JSON lines give a document a row, others are documents."""
     if not files:
         raise ValueError(f"got no files in {folder}; expected text, .jsonl or .parquet")
@@ -63,6 +63,7 @@ def _files(folder: Path, files: list[Path], settings: PrepareSettings) -> Source
     single = len(files) == 1 and not files[0].name.endswith((*JSONL, *PARQUET))
 
     def documents(source: Source) -> Iterator[Document]:
+        source.skipped += made
         for path in files:
             name = path.relative_to(folder).as_posix()
             if path.name.endswith(JSONL):

@@ -183,13 +183,13 @@ def _check(asked: Asked, request: Request, name: str, most: int) -> None:
     if asked.model not in ("", name):
         raise not_found("model", asked.model)
     if asked.conversation is None:
-        given = request.headers.get("x-conversation") or None
-        if given is not None and len(given) > NAME_LENGTH:
-            raise bad_request(f"x-conversation: expected at most {NAME_LENGTH} characters")
         try:
-            asked.conversation = None if given is None else plain_name(given)
+            given = plain_name(request.headers.get("x-conversation", "").encode("latin-1").decode())
         except ValueError as error:
             raise bad_request(f"x-conversation: {error}") from error
+        if len(given) > NAME_LENGTH:
+            raise bad_request(f"x-conversation: expected at most {NAME_LENGTH} characters")
+        asked.conversation = given or None
     if max(asked.max_tokens or 0, asked.max_completion_tokens or 0) > most:
         raise bad_request(f"this server writes at most {most:,} tokens at once", "max_tokens")
 

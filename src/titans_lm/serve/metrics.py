@@ -9,7 +9,7 @@ from typing import Any
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the histogram of latencies."""
-OTHER = "other"
+OTHER, NOT_ALLOWED = "other", 405
 """Path of requests for addresses that there are not: clients could name any number."""
 
 
@@ -89,5 +89,6 @@ class Counted:
             await self.app(scope, receive, noted)
         finally:
             path = getattr(scope.get("route"), "path", OTHER)
-            method = scope["method"] if path != OTHER else "any"
+            # a client may make methods up, and each would have a line of its own
+            method = scope["method"] if path != OTHER and status != NOT_ALLOWED else "any"
             self.metrics.count_request(method, path, status, time.monotonic() - began)

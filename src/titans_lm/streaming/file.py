@@ -31,7 +31,7 @@ from titans_lm.memory import NeuralMemory
 from titans_lm.ops.state import state_dtype
 from titans_lm.streaming.memory import NONE, Memory, Source
 from titans_lm.streaming.reader import check_readable
-from titans_lm.train.files import write_atomically
+from titans_lm.train.files import json_text, write_atomically
 
 FORMAT, VERSION = "titans-memory", 1
 Precision = Literal["exact", "bfloat16"]
@@ -191,7 +191,7 @@ def save_memory(
     header = Header(
         fingerprint(model), memory.tokens, memory.open, memory.sources, now, precision, loss, shared, notes or {}
     )
-    text = json.dumps(asdict(header), ensure_ascii=False)
+    text = json_text(asdict(header))
     metadata = {"format": FORMAT, "version": str(VERSION), "header": text, "digest": _digest(text, tensors)}
     # safetensors copies what it is given to bytes; views of one storage become tensors of their own
     data = safetensors.torch.save({k: v.clone() for k, v in tensors.items()}, metadata)

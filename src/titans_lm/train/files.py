@@ -18,6 +18,8 @@ from typing import IO, Any
 
 HIDDEN = ".unfinished-"
 """Start of the names of what is not finished, or no longer wanted; nothing reads these."""
+IN_USE = "in-use"
+"""A lock file: the folder it is in is being written by another process."""
 _ASKING = threading.Lock()
 _writing: set[str] = set()
 """Names of files and folders that threads of this process are at."""
@@ -31,7 +33,8 @@ def hidden() -> str:
 def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 0o666) -> None:
     """Write a file, at once or piece by piece, so that a reader, or a machine that dies, finds the old or the new.
 
-    `mode` says who may read and write it, as far as the process's umask lets them.
+    `mode` says who may read and write it, as far as the process's umask lets them. Text that is no UTF-8, which only
+    the name of a file can be, is written with question marks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -41,7 +44,7 @@ def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 
     ):
         try:
             for part in [data] if isinstance(data, str | bytes) else data:
-                file.write(part.encode() if isinstance(part, str) else part)
+                file.write(part.encode("utf-8", "replace") if isinstance(part, str) else part)
             publish(file, path, mode)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
@@ -81,7 +84,17 @@ def publish(file: IO[bytes], path: Path, mode: int = 0o666) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, atomically; numbers that are not finite become null."""
-    write_atomically(path, json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
+    write_atomically(path, json_text(value, indent=2) + "\n")
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Write a value as JSON that UTF-8 can hold: the name of a file may have bytes that are no text, and is escaped."""
+    text = json.dumps(finite(value), indent=indent, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(finite(value), indent=indent)
+    return text
 
 
 def one_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from titans_lm.train.parallel import open_distributed
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import FitSettings
-from titans_lm.train.trainer import FitResult, LossFunction, Record, Trainer
+from titans_lm.train.trainer import UNFIT, Diverged, FitResult, LossFunction, Record, Trainer
 from titans_lm.train.writer import RunWriter, due
 
 
@@ -103,11 +103,13 @@ def fit(
                 finished = bool(on_step is not None and on_step(record)) or result.step >= settings.steps
                 stop = world.anybody(bool(asked))
                 if not finished and not stop:
+                    if eval_fn is not None and due(result.step, settings.eval_every):
+                        writer.evaluate(eval_fn)  # before the checkpoint: a run that is taken up there has it
                     if due(result.step, settings.save_every):
                         writer.save(asynchronous=settings.save_async)
-                    if eval_fn is not None and due(result.step, settings.eval_every):
-                        writer.evaluate(eval_fn)
                     stop = world.anybody(bool(asked))
+            if finished and result.step and result.skipped == result.step:
+                raise Diverged(f"all {result.step} steps {UNFIT}")
             checkpoint = writer.save()
             if finished:
                 writer.finish()

@@ -32,7 +32,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     text = path.read_bytes()
     try:
         values = tomllib.loads(text.decode()) if path.suffix == ".toml" else json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"got {str(path)!r}, which is not {path.suffix.lstrip('.') or 'json'}: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"got {str(path)!r} with a {type(values).__name__} in it; expected names and values")
@@ -163,7 +163,10 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     several = next((kind for kind in kinds if get_origin(kind) is tuple), None)
     if several is not None and isinstance(value, list | tuple):
-        return tuple(_convert(name, item, get_args(several)[0]) for item in value)
+        inside = get_args(several)
+        if Ellipsis not in inside and len(value) != len(inside):
+            raise ValueError(f"got {name}={value!r}; expected {len(inside)} values")
+        return tuple(_convert(name, item, inside[0]) for item in value)
     literal = next((kind for kind in kinds if get_origin(kind) is Literal), None)
     if literal is not None and not (value is None and type(None) in kinds):
         check_choice(name, value, get_args(literal))

@@ -32,7 +32,9 @@ from titans_lm.train.checkpoint import (
 )
 from titans_lm.train.device import choose_device, commit, environment
 from titans_lm.train.files import (
+    IN_USE,
     JsonLines,
+    claimed,
     new_folder,
     one_line,
     remove_folder,
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
 SETTINGS, ENVIRONMENT, METRICS, MODEL = "settings.json", "environment.json", "metrics.jsonl", "model"
 CHECKPOINTS, LATEST, STEP, CONTENTS = "checkpoints", "LATEST", "step", "contents.json"
-IN_USE, COMMITS, UNKNOWN = "in-use", "commits", "unknown"
+COMMITS, UNKNOWN = "commits", "unknown"
 
 
 class RunFolder:
@@ -56,6 +58,8 @@ class RunFolder:
 
     def __init__(self, path: Path, tokenizer: "PreTrainedTokenizerBase | None" = None) -> None:
         self.path, self.tokenizer = path, tokenizer
+        self.changed: dict[str, Any] | None = None
+        """Settings to write down once training goes on with them."""
         self.metrics = JsonLines(path / METRICS)
         self.checkpoints = path / CHECKPOINTS
 
@@ -67,13 +71,15 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise ValueError(f"got the run folder {path}, which is a file; expected a folder to make")
         found = {entry.name for entry in path.iterdir()} if path.exists() else set()
-        if found - {SETTINGS, ENVIRONMENT, CONTENTS, IN_USE}:
+        if found := found - {SETTINGS, ENVIRONMENT, CONTENTS, IN_USE}:
             raise ValueError(
-                f"got the run folder {path}, which holds {sorted(found)[0]!r} already; "
+                f"got the run folder {path}, which holds {min(found)!r} already; "
                 "choose another folder, or resume the run"
             )
-        write_json(path / SETTINGS, settings)
-        write_json(path / ENVIRONMENT, {**environment(), COMMITS: [commit()]})
+        path.mkdir(parents=True, exist_ok=True)
+        with claimed(path / IN_USE):  # another process may be at its first step
+            write_json(path / SETTINGS, settings)
+            write_json(path / ENVIRONMENT, {**environment(), COMMITS: [commit()]})
         return cls(path, tokenizer)
 
     @classmethod
@@ -83,6 +89,11 @@ class RunFolder:
             raise ValueError(f"got the run folder {path}, which holds no {SETTINGS}; expected the folder of a run")
         _note_commit(path)
         return cls(path, tokenizer)
+
+    def note_settings(self) -> None:
+        """Write down the settings that a run goes on with, where they are others than it was begun with."""
+        if self.changed is not None and self.changed != begun_with(self.path):
+            write_json(self.path / SETTINGS, self.changed)
 
     def latest(self) -> Path | None:
         """Find the newest checkpoint, or None: what LATEST names, unless somebody removed it."""
@@ -216,7 +227,13 @@ def load_model(path: str | Path, device: str = "auto") -> "PreTrainedModel":
     """Load a model from wherever `resolve_model` finds it, ready to be used; ValueError where it cannot be read."""
     from transformers import AutoModelForCausalLM
 
-    model = _load(AutoModelForCausalLM, resolve_model(path), "model")
+    folder = resolve_model(path)
+    model = _load(AutoModelForCausalLM, folder, "model")
+    broken = next((name for name, x in model.named_parameters() if not x.isfinite().all()), None)
+    if broken is not None:
+        raise ValueError(
+            f"got the model in {folder}, whose weights are not all finite ({broken}); expected one that did not diverge"
+        )
     return model.eval().to(choose_device(device))
 
 

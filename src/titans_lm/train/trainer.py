@@ -32,6 +32,12 @@ WINDOW = 128
 """Steps that a spike is measured against; half of them are enough to begin with."""
 
 
+UNFIT = (
+    "had a loss or gradient that was not finite, or a spike; lower the learning rate, or look for such values in the "
+    "data"
+)
+
+
 class Diverged(RuntimeError):
     """Too many steps in a row had a loss or a gradient that was not finite, or a spike."""
 
@@ -242,11 +248,7 @@ class Trainer:
         if hasattr(self.loss_fn, "forget"):
             self.loss_fn.forget()
         if self.skipped_in_a_row >= self.settings.max_skipped:
-            raise Diverged(
-                f"{self.skipped_in_a_row} steps in a row, up to step {self.result.step + 1}, had a loss or gradient "
-                f"that was not finite{' or a spike' if self.spikes.sigmas else ''}; lower the learning rate, or look "
-                "for such values in the data"
-            )
+            raise Diverged(f"{self.skipped_in_a_row} steps in a row, up to step {self.result.step + 1}, {UNFIT}")
 
     def evaluate(self, eval_fn: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Evaluate in the precision of training; what comes after is as if this had not been."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm.train.checkpoint import copied, optimizer_tensors
-from titans_lm.train.files import HIDDEN, claimed, one_line
+from titans_lm.train.files import HIDDEN, IN_USE, claimed, one_line
 from titans_lm.train.parallel import Distributed, whole_weights
 from titans_lm.train.progress import ProgressReport
-from titans_lm.train.run import IN_USE, RunFolder
+from titans_lm.train.run import MODEL, RunFolder
 from titans_lm.train.trainer import Record, Trainer
 
 PROJECT = "titans-lm"
@@ -24,6 +24,15 @@ Logger = Callable[[int, Mapping[str, float]], None]
 def due(step: int, every: int) -> bool:
     """Whether something that happens every so many steps happens at this one; 0 is never."""
     return every > 0 and step % every == 0
+
+
+def _check_unsaved(run: RunFolder) -> None:
+    """Refuse to begin again where that would overwrite what a run has come to."""
+    if (run.path / MODEL).exists():
+        raise ValueError(
+            f"got the run {run.path}, which is finished and whose checkpoints are gone; expected one of them in "
+            f"{run.checkpoints}, or a new run with --init {run.path}"
+        )
 
 
 class RunWriter:
@@ -53,6 +62,11 @@ class RunWriter:
             self.trainer.load(checkpoint)
             self.saved = (self.trainer.result.step, checkpoint)
             self.progress.say(f"going on from {checkpoint}")
+        else:
+            world.first(lambda: _check_unsaved(run))
+            if world.main and run.metrics.read():
+                self.progress.say("the run was stopped before its first checkpoint: it begins again")
+        world.first(run.note_settings)
         world.first(lambda: run.metrics.rewind(self.trainer.result.step))
         if world.main:
             names = dict.fromkeys(self.trainer.settings.sinks)

@@ -72,7 +72,7 @@ QUESTION = """\
 def word_ids() -> dict[str, int]:
     """Return the id of every word that needles and stories have and of two digits, with and without a space before."""
     texts = [INTRODUCTION, *NOISE, *ADJECTIVES, *NOUNS, *FRAME, *STORY_WORDS]
-    words = sorted({word for text in texts for word in re.findall("[A-Za-z]+", text)})
+    words = sorted({word for text in texts for word in re.findall(r"[^\W\d_]+", text)})
     words += [f"{number:02}" for number in range(100)]
     forms = [form for word in words for form in (word, f" {word}")]
     return {form: 256 + i for i, form in enumerate(forms) if len(form) > 1}  # A letter alone is a byte: 256 is NOTHING
