@@ -125,7 +125,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a memory of nothing": (["ask", QUESTION, "--memory", "x", "--out", "y"], "expected files to keep"),
     "an unknown name": (["ask", "notes.txt", QUESTION, "--model", "pretrained:fact"], "did you mean 'facts'?"),
     "a question that no model was taught": (["ask", "notes.txt", "Who is Mary?"], "which no model of this package was"),
-    "another unknown name": (["generate", "pretrained:books"], "expected one of facts, needles"),
+    "another unknown name": (["generate", "pretrained:x"], "expected one of books, facts, needles"),
 }  # fmt: skip
 
 

@@ -9,17 +9,21 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
 
+import titans_lm
 from shipped_cases import ship
 from titans_lm import ask
+from titans_lm.backbone import frozen_memory
 from titans_lm.cli import main
 from titans_lm.demo import search
 from titans_lm.demo.run import one_thread
 from titans_lm.demo.settings import DemoSettings, full_plan, quick_plan
 from titans_lm.evaluate.accuracy import sliding_reach
+from titans_lm.evaluate.bits_per_byte import token_bits
 from titans_lm.train import shipped
 
 SCRIPT = '<script src="http://example.org/x.js">alert("&")</script>'
@@ -128,6 +132,21 @@ def test_the_page_says_what_the_numbers_say(page: Page, results: dict[str, Any])
     ]
     assert all(one["question"] in page.text for one in results["search"]["asked"])
     assert results["search"]["words_that_are_spelled"] == ["Peter", "cellar", "old", "house"]
+
+
+def test_a_book_model_reads_the_start_of_the_text(demo: Path, page: Page, results: dict[str, Any]) -> None:
+    opening = results["opening"]
+    model, tokenizer = titans_lm.pretrained("books")
+    ids = tokenizer((demo / "opening.txt").read_text(encoding="utf-8")).input_ids
+    assert opening["tokens"] == opening["bytes"] == len(ids)
+    bits = token_bits(model, [np.array([tokenizer.bos_token_id, *ids])], reset_every=64)
+    assert opening["bits_per_byte"]["reset"] == pytest.approx(float(bits[0].mean()), rel=1e-5)
+    with frozen_memory(model):
+        bits = token_bits(model, [np.array([tokenizer.bos_token_id, *ids])])
+    assert opening["bits_per_byte"]["frozen"] == pytest.approx(float(bits[0].mean()), rel=1e-5)
+    assert len(set(opening["bits_per_byte"].values())) == 3
+    assert len((demo / "surprise.jsonl").read_text().splitlines()) == 1 + len(ids)
+    assert opening["before"] in page.text
 
 
 def test_the_comparison_is_fair(results: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """What the numbers say, in sentences that are computed from them: where the memory does not help, they say so."""
 
 from titans_lm.data.tasks.stories import ROOMS
+from titans_lm.demo.books import Opening
 from titans_lm.demo.hidden import Kind
 from titans_lm.demo.recall import RecallOutcome
 from titans_lm.demo.search import Found
@@ -41,6 +42,23 @@ def _standing(recall: Recall) -> str:
     if recall.accuracy < recall.chance:
         return f"worse than chance ({chance})"
     return f"learned ({chance})" if recall.accuracy >= LEARNED else f"above chance, but not learned ({chance})"
+
+
+def opening_findings(opening: Opening) -> list[str]:
+    """Say what the book model's memory was worth on the start of the text."""
+    bits = opening.bits_per_byte
+    order = sorted(bits, key=bits.__getitem__)
+    said = {
+        "carried": "with its memory carried along",
+        "frozen": "with its memory frozen",
+        "reset": f"with its state thrown away every {opening.reset_every:,} tokens",
+    }
+    verdict = "The memory helped." if order[0] == "carried" else "So the memory did not help here."
+    return [
+        f"pretrained:{opening.model}, {opening.parameters:,} parameters, read the first {opening.tokens:,} tokens of "
+        f"the text: {bits['carried']:.3f} bits per byte {said['carried']}, {bits['frozen']:.3f} {said['frozen']}, "
+        f"{bits['reset']:.3f} {said['reset']}. {verdict}"
+    ]
 
 
 def search_findings(found: Found) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from titans_lm.demo.findings import percent, recall_findings, search_findings
+from titans_lm.demo.books import Opening
+from titans_lm.demo.findings import opening_findings, percent, recall_findings, search_findings
 from titans_lm.demo.recall import Example, RecallOutcome, Trained
 from titans_lm.demo.search import READERS, Asked, Found
 from titans_lm.report.figures import Line, Plot
@@ -65,7 +66,12 @@ def _by_distance(found: Found) -> Plot:
 
 
 def report_page(
-    found: Found, recall: RecallOutcome, pictures: dict[str, Markup], results: dict[str, Any], command: str
+    found: Found,
+    opening: Opening | None,
+    recall: RecallOutcome,
+    pictures: dict[str, Markup],
+    results: dict[str, Any],
+    command: str,
 ) -> str:
     """Put the whole report together; `pictures` are the plots as inline SVG by name."""
     seconds = results["wall_seconds"]
@@ -82,16 +88,14 @@ def report_page(
         ),
     )
     beside = tag("p", "The memory files lie beside this page.")
-    go_on = section("4  Go on", beside, tag("pre", "\n".join(results["next"])), id_="next")
-    return page(
-        "titans-lm demo", header, _search(found, pictures), _questions(found), _recall(recall, pictures), go_on,
-        _run(results), style=STYLE,
-    )  # fmt: skip
+    go_on = section("Go on", beside, tag("pre", "\n".join(results["next"])), id_="next")
+    parts = [_search(found, pictures), _questions(found), *([_opening(opening)] if opening else [])]
+    return page("titans-lm demo", header, *parts, _recall(recall, pictures), go_on, _run(results), style=STYLE)
 
 
 def _search(found: Found, pictures: dict[str, Markup]) -> Markup:
     return section(
-        "1  A sentence in a long text",
+        "A sentence in a long text",
         tag(
             "p",
             "People walk about: sentences that say so are hidden between those of the text"
@@ -156,10 +160,34 @@ def _questions(found: Found) -> Markup:
         for r in found.readings
     ]
     return section(
-        "2  Every question and every answer",
+        "Every question and every answer",
         tag("div", table(head, rows, numbers=False), class_="wide"),
         table(["model", "parameters", "tokens per second", "memory file"], sizes),
         id_="questions",
+    )
+
+
+def _opening(opening: Opening) -> Markup:
+    names = {
+        "carried": "learns, carried along",
+        "frozen": "frozen (θ = α = 0)",
+        "reset": f"thrown away every {opening.reset_every:,} tokens",
+    }
+    rows = [[names[mode], f"{bits:.4f}"] for mode, bits in opening.bits_per_byte.items()]
+    return section(
+        "A book model reads",
+        tag(
+            "p",
+            f"A language model of {opening.parameters:,} parameters, trained on novels, reads the start of the same "
+            "text. Its memory learns as it reads. Beside it: the same model with its memory frozen, and with its state "
+            "thrown away now and then.",
+        ),
+        _said(opening_findings(opening)),
+        table(["memory", "bits per byte"], rows),
+        tag("p", "What surprised it, token by token, is on ", tag("code", "surprise.html"), " beside this page."),
+        tag("h3", "It goes on writing"),
+        tag("p", f"… {opening.before} ", tag("em", opening.written.strip())),
+        id_="books",
     )
 
 
@@ -173,7 +201,7 @@ def _recall(recall: RecallOutcome, pictures: dict[str, Markup]) -> Markup:
         )
     ]
     return section(
-        "3  Learning works here too",
+        "Learning works here too",
         tag(
             "p",
             f"{task.pairs} pairs of a key and a value, {task.gap} tokens of filler, then every key again: the model "

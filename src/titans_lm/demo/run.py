@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from titans_lm.demo.findings import recall_findings, search_findings
+from titans_lm.demo.books import Opening, read_opening
+from titans_lm.demo.findings import opening_findings, recall_findings, search_findings
 from titans_lm.demo.recall import RecallOutcome, run_recall
 from titans_lm.demo.search import MODELS, TEXT, Found, make_hidden, search, today
 from titans_lm.demo.settings import DemoPlan, DemoSettings, full_plan, quick_plan
@@ -81,12 +82,17 @@ def run_demo(settings: DemoSettings, *, quiet: bool = False) -> dict[str, Any]:
     tell([f"Hidden in {hidden.ends[-1]:,} tokens, by the seed {seed}: {hidden.facts[0].sentence} …"])
     with stages.lap("reading and asking"):
         found = search(settings, plan.search, hidden, seed, quiet=quiet)
-    tell([*search_findings(found), "", f"Learning, from nothing: recall over a gap of {plan.recall.gap} tokens"])
+    tell([*search_findings(found), ""])
+    with stages.lap("a book model"):
+        opening = read_opening(settings.out, plan.books, seed, quiet=quiet)
+    if opening is not None:
+        tell([*opening_findings(opening), f"It goes on: … {opening.written.strip()}", ""])
+    tell([f"Learning, from nothing: recall over a gap of {plan.recall.gap} tokens"])
     with stages.lap("a small training"):
         recall = run_recall(plan.recall, seed=seed, quiet=quiet)
     tell(recall_findings(recall))
-    results = write_outcome(settings, plan, found, recall, stages)
-    shown = {name: file for name, file in results["files"].items() if not name.startswith("memory")}
+    results = write_outcome(settings, plan, found, opening, recall, stages)
+    shown = {name: file for name, file in results["files"].items() if not name.startswith(("memory", "opening"))}
     tell(["", *(f"{name}: {settings.out / file}" for name, file in shown.items())])
     tell(["Go on with:", *(f"  {command}" for command in results["next"])])
     return results
@@ -108,7 +114,12 @@ def next_commands(found: Found, out: Path) -> list[str]:
 
 
 def write_outcome(
-    settings: DemoSettings, plan: DemoPlan, found: Found, recall: RecallOutcome, stages: Stages
+    settings: DemoSettings,
+    plan: DemoPlan,
+    found: Found,
+    opening: Opening | None,
+    recall: RecallOutcome,
+    stages: Stages,
 ) -> dict[str, Any]:
     """Write the plots, the page and the numbers, each file whole or not at all; results.json comes last."""
     from titans_lm.demo.report import plots, report_page
@@ -125,8 +136,13 @@ def write_outcome(
     results = {
         "format": FORMAT,
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",
-        "findings": [*search_findings(found), *recall_findings(recall)],
+        "findings": [
+            *search_findings(found),
+            *(opening_findings(opening) if opening else []),
+            *recall_findings(recall),
+        ],
         "search": found.as_dict(),
+        "opening": None if opening is None else opening.as_dict(),
         "recall": recall.as_dict(),
         "next": next_commands(found, settings.out),
         "wall_seconds": stages.total,
@@ -136,10 +152,11 @@ def write_outcome(
         "plan": plain_settings(plan),
         "files": {"report": REPORT, "numbers": RESULTS, "text": TEXT}
         | {f"memory {file}": file for file in memories}
+        | {f"opening {file}": file for file in (opening.files if opening else [])}
         | {f"plot {n}": f"{n}.png" for n in shown},
     }
     command = " ".join(["titans demo", *(["--quick"] if settings.quick else []), f"--seed {found.seed}"])
-    write_atomically(settings.out / REPORT, report_page(found, recall, pictures, results, command))
+    write_atomically(settings.out / REPORT, report_page(found, opening, recall, pictures, results, command))
     for name, figure in drawn.items():
         save_png(figure, settings.out / f"{name}.png")
     write_json(settings.out / RESULTS, results)

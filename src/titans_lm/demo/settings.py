@@ -48,6 +48,17 @@ class SearchPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BooksPlan:
+    """The start of the text, read by a language model of books."""
+
+    characters: int = 24_000
+    reset_every: int = 1024
+    """Tokens after which the state is thrown away where it is reset: those of a row in training."""
+    new_tokens: int = 80
+    piece_len: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecallPlan:
     """Associative recall: pairs, a gap of one filler token that is longer than a window can bridge, then the keys."""
 
@@ -80,6 +91,7 @@ class DemoPlan:
 
     search: SearchPlan
     recall: RecallPlan
+    books: BooksPlan = BooksPlan()
 
 
 def stacks(span: int, **sizes: int) -> dict[str, BackboneConfig]:
@@ -108,4 +120,5 @@ def quick_plan(seed: int) -> DemoPlan:
             **models, fit=fit, pairs=2, symbols=16, gap=12, gaps=(0, 12), alone=2, batch_size=4, examples=16,
             check_examples=8,
         ),
+        books=BooksPlan(characters=600, reset_every=64, new_tokens=6, piece_len=64),
     )  # fmt: skip
