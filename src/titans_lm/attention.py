@@ -43,7 +43,7 @@ class KeyValues(NamedTuple):
 
 def attend(q: Heads, k: Heads, v: Heads, mask: Bool[Tensor, "_ T N"] | None, causal: bool = False) -> Heads:
     """softmax(q kᵀ / √D + mask) v on (B, T, H, D) tensors; True in the mask means visible, None that all is."""
-    heads_first = (x.transpose(1, 2) for x in (q, k.to(q.dtype), v.to(q.dtype)))
+    heads_first = [x.transpose(1, 2) for x in (q, k.to(q.dtype), v.to(q.dtype))]
     mask = None if mask is None else mask.unsqueeze(1)
     return F.scaled_dot_product_attention(*heads_first, attn_mask=mask, is_causal=causal).transpose(1, 2)
 
@@ -59,7 +59,7 @@ class QKV(NamedTuple):
     def split(self, sizes: list[int]) -> list["QKV"]:
         """The same for so many tokens after so many; each gradient is put together once, as slices would not do."""
         (pk, k), (pv, v) = self.keys, self.values
-        parts = zip(*(x.split(sizes, dim=1) for x in (self.q, k, v)), strict=True)
+        parts = zip(*[x.split(sizes, dim=1) for x in (self.q, k, v)], strict=True)
         return [QKV(q, (pk, k), (pv, v), self.conv) for q, k, v in parts]
 
 
@@ -122,9 +122,9 @@ class QKVProjection(nn.Module):
             projs = self.q_proj, self.k_proj, self.v_proj
             (q, k, v), tails = project_and_convolve(x, projs, self.convs, tails, ctx.lengths)
             pk, pv = self.key_values(persistent[None])
-        q, k, v, pk, pv = (self.split(y) for y in (q, k, v, pk, pv))
-        pk = F.pad(pk[..., self.rotary :], [self.rotary, 0])
-        pk, pv = (y.expand(B, -1, -1, -1) for y in (pk, pv))
+        q, k, v, pk, pv = map(self.split, (q, k, v, pk, pv))
+        pk = F.pad(pk[..., self.rotary :], [self.rotary, 0]).expand(B, -1, -1, -1)
+        pv = pv.expand(B, -1, -1, -1)
         if T == 1:
             q, k = rotate(torch.cat([q, k], dim=2), ctx.rope).chunk(2, dim=2)
         else:
@@ -317,16 +317,16 @@ class SegmentAttention(QKVProjection):
         slots = None
         if not (T == 1 and uniform and ctx.lengths is None):
             slots = torch.arange(T, device=q.device)[None] + (phase if uniform else phase[:, None])
-        k, v = (self._store(*pair, slots, phase, ctx) for pair in ((state.k, k), (state.v, v)))
-        see_k, see_v, rows = [pk, k], [pv, v], None
+        k, v = self._store(state.k, k, slots, phase, ctx), self._store(state.v, v, slots, phase, ctx)
+        see_k, see_v, rows = [k], [v], None
         if recalled is not None:
-            h, stored = recalled
-            hk, hv = (self.split(y) for y in self.key_values(h))
-            new = rotate(hk, ctx.rope), hv
-            rows = tuple(self._store(*pair, slots, phase, ctx) for pair in zip(stored, new, strict=True))
-            see_k.insert(1, rows[0])
-            see_v.insert(1, rows[1])
-        see_k, see_v = (torch.cat([y[0], *(z[:, :filled].to(q.dtype) for z in y[1:])], 1) for y in (see_k, see_v))
+            h, (old_k, old_v) = recalled
+            hk, hv = map(self.split, self.key_values(h))
+            hk = rotate(hk, ctx.rope)
+            rows = self._store(old_k, hk, slots, phase, ctx), self._store(old_v, hv, slots, phase, ctx)
+            see_k, see_v = [rows[0], k], [rows[1], v]
+        see_k = torch.cat([pk, *[y[:, :filled].to(q.dtype) for y in see_k]], 1)
+        see_v = torch.cat([pv, *[y[:, :filled].to(q.dtype) for y in see_v]], 1)
         mask = None
         if slots is not None:
             mask = torch.arange(filled, device=q.device) <= slots[..., None]

@@ -304,13 +304,13 @@ def project_and_convolve(
         return fused_linear(x, *projs), tails
     if x.shape[1] == 1 or len(projs) == 1 or not is_plain(*convs):
         found = [conv(proj(x), tail, lengths) for proj, conv, tail in zip(projs, convs, tails, strict=True)]
-        return tuple(y for y, _ in found), tuple(tail for _, tail in found)
+        return tuple([y for y, _ in found]), tuple([tail for _, tail in found])
     y, sizes, dtype = fused_linear(x, *projs, split=False), [tail.shape[-1] for tail in tails], tails[0].dtype
     padded = torch.cat([torch.cat(tails, dim=-1).to(y.dtype), y], dim=1)
     weights = torch.cat([conv.taps for conv in convs], dim=-1)
     y = causal_taps(padded, weights.to(y.dtype))
     last = last_valid(padded, tails[0].shape[1], lengths).to(dtype)
-    return y.split(sizes, dim=-1), tuple(part.contiguous() for part in last.split(sizes, dim=-1))
+    return y.split(sizes, dim=-1), tuple([part.contiguous() for part in last.split(sizes, dim=-1)])
 
 
 def rope_angles(positions: Int[Tensor, "_ T"], channels: int, base: float, dtype: torch.dtype) -> Rope:

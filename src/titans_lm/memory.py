@@ -215,7 +215,7 @@ class NeuralMemory(MemoryRule):
     ) -> tuple[Float[Tensor, "B T H D"], LayerState, Tensor | None]:
         """`forward` up to what the memory answers, which `project_output` makes the output of; norms of surprise."""
         *qkv, tails = self.streams(x, state.conv, lengths) if streams is None else streams
-        q, k, v = (self.normed(i, y) for i, y in enumerate(qkv))
+        q, k, v = [self.normed(i, y) for i, y in enumerate(qkv)]
         valid = length_mask(lengths, x.shape[1])
         o, state, norms = self.learn(x, (q, k, v), state, valid, surprise, frozen)
         return o, state._replace(conv=tails), norms

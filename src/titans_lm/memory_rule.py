@@ -125,10 +125,10 @@ class MemoryRule(nn.Module):
 
     def gates(self, x: Hidden, k: Float[Tensor, "B T H D"], frozen: bool) -> tuple[Any, Any, Any]:
         """θ, η and α of tokens; where the memory is frozen, nothing is written and nothing forgotten."""
-        theta, eta, alpha = (
+        theta, eta, alpha = [
             k.new_zeros(k.shape[:3]) if gate is None or (frozen and gate is not self.eta_proj) else gate(x, k)
             for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
-        )
+        ]
         return theta, eta, alpha
 
     def per_token(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> PerToken:

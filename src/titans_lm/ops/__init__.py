@@ -100,10 +100,10 @@ def read(
     check_read(M, q, network)
     dtype = state_dtype(torch.promote_types(q.dtype, M[0].dtype))
     with full_precision(q.device.type):
-        weights = tuple(w.to(dtype) for w in M)
+        weights = tuple([w.to(dtype) for w in M])
         parameters = norm_parameters(network, dtype)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            followed = any(x is not None and x.requires_grad for x in (q, *weights, *parameters))
+            followed = any([x is not None and x.requires_grad for x in (q, *weights, *parameters)])
             how = recall if followed else forward
         else:
             how = recall_one if q.shape[1] == 1 and not torch.is_grad_enabled() else forward

@@ -105,7 +105,7 @@ class AnchorBackward(ChunkBackward):
             self.d_inputs.insert(0, torch.zeros_like(self.written.inputs[layer]))
             if layer > 0:
                 dz = activation_grad(dx, found.pre[layer - 1], torch.empty_like(dx), self.act)
-        self.read_t = by_chunk(found.inputs, transposed=True)
+        self.read_t = by_chunk([x.mT for x in found.inputs])
         return dx + d_out if self.rows.network.residual else dx
 
     def _errors(self, i: int, d_anchor: list[Tensor]) -> None:

@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
     def of(cls, flat: Sequence[Tensor | None], L: int, gates: int) -> "Inputs":
         """Undo `flat` for a memory of L layers and so many tensors of gates."""
         start = 3 + gates
-        M, S, anchor = (tuple(flat[i : i + L]) for i in range(start, start + 3 * L, L))
+        M, S, anchor = [tuple(flat[i : i + L]) for i in range(start, start + 3 * L, L)]
         threshold, norm_weight, norm_bias, *initial = flat[start + 3 * L :]
         return cls(*flat[:3], tuple(flat[3:start]), M, S, anchor, threshold, norm_weight, norm_bias, tuple(initial))
 

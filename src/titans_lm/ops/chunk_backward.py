@@ -171,10 +171,10 @@ class ChunkBackward:
         curves = [second_derivative(z, self.act) for z in w.pre[:-1]]
         self.bend = [None if c is None else c.mul_(y).unbind() for c, y in zip(curves, w.back, strict=True)]
         d_back = [torch.empty_like(y) for y in w.back]
-        self.h_t, self.delta, self.scaled = by_chunk(w.inputs, True), by_chunk(w.deltas), by_chunk(w.scaled)
+        self.h_t, self.delta, self.scaled = by_chunk([x.mT for x in w.inputs]), by_chunk(w.deltas), by_chunk(w.scaled)
         self.d_h, self.d_delta, self.d_z = by_chunk(self.d_inputs), by_chunk(self.d_deltas), by_chunk(self.d_pre)
         self.slope, self.d_back, self.d_scaled_at = by_chunk(slopes), by_chunk(d_back), by_chunk(self.d_scaled)
-        self.both_t, self.d_read_at = by_chunk(found.both, True), by_chunk(self.d_read)
+        self.both_t, self.d_read_at = by_chunk([x.mT for x in found.both]), by_chunk(self.d_read)
         self.ends = [chunk_ends(rows, g) for g in self.gates]
         self.weighs = [by_chunk([g.memory_end, g.surprise_end]) for g in self.gates]
         self.end_grads: list[list[tuple[Tensor, ...]]] = [[] for _ in self.gates]

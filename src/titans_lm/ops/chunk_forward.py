@@ -5,6 +5,7 @@ too, but no other read, so the queries of all chunks of a group go through each 
 Inside here a row is one memory, R = B · H of them, and tensors are (n, R, C, …) for the n chunks of a group.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,9 +47,9 @@ def halves(both: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def by_chunk(tensors: list[Tensor], transposed: bool = False) -> list[tuple[Tensor, ...]]:
+def by_chunk(tensors: Iterable[Tensor]) -> list[tuple[Tensor, ...]]:
     """Views of each tensor by chunk, made at once: one for each use would cost more than many of the products."""
-    return [(x.mT if transposed else x).unbind() for x in tensors]
+    return list(map(torch.unbind, tensors))
 
 
 class ChunkStates:
@@ -209,7 +210,7 @@ def write(
     scaled = [k.new_empty(*lead, 2 * h.shape[-1]) for h in inputs]
     scale_pair(k, gates[0].memory_end, gates[0].surprise_end, scaled[0])
     h, z, delta, d_h = by_chunk(inputs), by_chunk(pre), by_chunk(deltas), by_chunk(back)
-    scaled_t, ends = by_chunk(scaled, True), [chunk_ends(rows, g) for g in gates]
+    scaled_t, ends = by_chunk([x.mT for x in scaled]), [chunk_ends(rows, g) for g in gates]
     pairs = [
         by_chunk([g.memory_end, g.surprise_end, *halved.chunk(2, dim=-1)])
         for g, halved in zip(gates, scaled, strict=True)

@@ -10,6 +10,7 @@ then what is called a chunk here.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import is_
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ class ChunkedCall:
 
     def first_state(self) -> State:
         x = self.inputs
-        M, S, anchor = (tuple([w.flatten(0, 1) for w in part]) for part in (x.M, x.S, x.anchor))
+        M, S, anchor = [tuple([w.flatten(0, 1) for w in part]) for part in (x.M, x.S, x.anchor)]
         return M, S, anchor if self.spec.anchored else None
 
     def _group(self, where: slice, adjoint: bool = False) -> tuple[Tokens, list[ChunkGates], Adjoint | None]:
@@ -320,10 +321,10 @@ def _run_call(
         *[None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)],
         tuple([w.to(dtype) for w in network.initial or ()]) if used else (),
     )
-    aliased = all(a is w for a, w in zip(state.anchor, state.M, strict=True))
+    aliased = all(map(is_, state.anchor, state.M))
     spec = CallSpec(network, layout.mask(), layout.complete, not aliased, surprise, inside)
     flat = inputs.flat()
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in flat):
+    if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in flat]):
         o, sizes, *tensors = _Chunked.apply(spec, L, len(inputs.gates), *flat)
     else:
         o, sizes, after = ChunkedCall(spec, inputs).forward(None)

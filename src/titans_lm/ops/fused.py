@@ -28,14 +28,11 @@ def is_plain(*modules: Any) -> bool:
     Quantised weights are tensors of another type; accelerate puts a forward of its own on a module whose weights are
     elsewhere until it is called.
     """
-    return all(
-        [
-            "is_plain" in vars(type(m))
-            and not (m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m))
-            and type(m.weight) in PLAIN
-            for m in modules
-        ]
-    )
+    for m in modules:
+        changed = m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)
+        if changed or "is_plain" not in vars(type(m)) or type(m.weight) not in PLAIN:
+            return False
+    return True
 
 
 def _can_fuse(x: Tensor, maps: tuple[Any, ...], norms: tuple[Any, ...] = ()) -> bool:

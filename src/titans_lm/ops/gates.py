@@ -146,7 +146,7 @@ def _of_tokens(gates: Tensor, present: Tensor | None, adjoint: bool) -> tuple[li
         mask = present.expand(n, B, H, C).reshape(-1, C).repeat(each // 3, 1)
         eta = torch.where(mask, eta, 1.0)
     together, kept = token_gates(theta, eta, alpha, mask)
-    by_layer = zip(*(x.view(each // 3, n, B * H, *x.shape[1:]).unbind() for x in together), strict=True)
+    by_layer = zip(*[x.view(each // 3, n, B * H, *x.shape[1:]).unbind() for x in together], strict=True)
 
     def back(grads: Grads) -> list[Tensor]:
         stacked = ChunkGates(*(torch.cat([layer[name] for layer in grads]) for name in ChunkGates._fields))

@@ -98,7 +98,10 @@ def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether gradients will be asked for; elsewhere the plain expression does, which compilers also understand."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    return any([x is not None and x.requires_grad for x in tensors])
+    for x in tensors:  # noqa: SIM110 - asked so often that the frames of a generator would show
+        if x is not None and x.requires_grad:
+            return True
+    return False
 
 
 def _is_slow_bfloat16(x: Tensor, weight: Tensor) -> bool:

@@ -31,7 +31,7 @@ class TileBackward(ChunkBackward):
         """Last tile first through states and errors; returns B̄ of all."""
         self._prepare(found)
         right = torch.empty_like(self.tokens.v)
-        both, (inverse_t, before_t) = carried.both[0], by_chunk([system.inverse, system.before], True)
+        both, (inverse_t, before_t) = carried.both[0], by_chunk([system.inverse.mT, system.before.mT])
         for i, right_i in reversed(list(enumerate(right.unbind()))):
             self._advance(0, i, carried)
             bmm_into(inverse_t[i], self.d_delta[0][i], right_i)
