@@ -232,7 +232,11 @@ def test_the_command_and_what_is_refused(folder, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["retrofit", "--resume", str(tmp_path / "own"), "--adapter.layers", "best:1"])
     assert "got layers='best:1' for a run that goes on" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "own" / "checkpoints")  # a run that got no further than its start is started again
+    shutil.rmtree(tmp_path / "own" / "checkpoints")
+    with pytest.raises(SystemExit):
+        main(["retrofit", "--resume", str(tmp_path / "own")])
+    assert "is finished and whose checkpoints are gone" in capsys.readouterr().err
+    (tmp_path / "own" / "metrics.jsonl").unlink()  # a run that got no further than its start is started again
     main(["retrofit", "--resume", str(tmp_path / "own")])
     again = read_adapter(tmp_path / "own" / "model" / FILE)[1]
     assert all(torch.equal(x, again[name]) for name, x in trained.items())

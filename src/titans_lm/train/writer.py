@@ -13,7 +13,7 @@ from titans_lm.train.checkpoint import copied, optimizer_tensors
 from titans_lm.train.files import HIDDEN, IN_USE, claimed, one_line
 from titans_lm.train.parallel import Distributed, whole_weights
 from titans_lm.train.progress import ProgressReport
-from titans_lm.train.run import MODEL, RunFolder
+from titans_lm.train.run import MODEL, STEP, RunFolder, progress_of
 from titans_lm.train.trainer import Record, Trainer
 
 PROJECT = "titans-lm"
@@ -26,9 +26,10 @@ def due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _check_unsaved(run: RunFolder) -> None:
+def _check_unsaved(run: RunFolder, steps: int) -> None:
     """Refuse to begin again where that would overwrite what a run has come to."""
-    if (run.path / MODEL).exists():
+    model = run.path / MODEL
+    if (model / f"{STEP}.json").is_file() or (model.exists() and progress_of(run.path).get("step", 0) >= steps):
         raise ValueError(
             f"got the run {run.path}, which is finished and whose checkpoints are gone; expected one of them in "
             f"{run.checkpoints}, or a new run with --init {run.path}"
@@ -63,7 +64,7 @@ class RunWriter:
             self.saved = (self.trainer.result.step, checkpoint)
             self.progress.say(f"going on from {checkpoint}")
         else:
-            world.first(lambda: _check_unsaved(run))
+            world.first(lambda: _check_unsaved(run, self.trainer.settings.steps))
             if world.main and run.metrics.read():
                 self.progress.say("the run was stopped before its first checkpoint: it begins again")
         world.first(run.note_settings)
