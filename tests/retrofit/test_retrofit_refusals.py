@@ -9,6 +9,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     CLIPVisionConfig,
+    DiffLlamaConfig,
+    Gemma2Config,
     GPT2Config,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -46,8 +48,13 @@ def small(config):
             "reads more than text",
         ),
         (lambda: with_memory(base_of()), "has a memory already"),
+        (
+            lambda: AutoModelForCausalLM.from_config(Gemma2Config(**SIZES, head_dim=8), attn_implementation="eager"),
+            "whose softmax is capped",
+        ),
+        (lambda: small(DiffLlamaConfig(**SIZES)), "whose softmax has weights of its own, lambda_q1"),
     ],
-    ids=["gpt2", "mamba", "t5", "llava", "twice"],
+    ids=["gpt2", "mamba", "t5", "llava", "twice", "gemma2", "diffllama"],
 )
 def test_models_that_it_cannot_be_put_beside(model, said):
     with pytest.raises(ValueError, match=said):

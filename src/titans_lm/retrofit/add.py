@@ -91,8 +91,10 @@ def find_attentions(model: "PreTrainedModel") -> list[Any]:
         raise ValueError(f"got attention {asked!r}, which has no place for a memory; load the base with 'sdpa'")
     if not any("inv_freq" in buffer for buffer, _ in model.named_buffers()):
         raise ValueError(f"got a {name} without rotary positions; expected a model like Llama, Qwen or Mistral")
-    if getattr(config, "attn_logit_softcapping", None) or any(hasattr(m, "sinks") for m in found):
-        raise ValueError(f"got a {name}, whose softmax is capped or has sinks of its own; expected plain softmax")
+    own = next((weight for m in found for weight, _ in m.named_parameters(recurse=False)), None)
+    if getattr(config, "attn_logit_softcapping", None) or own is not None:
+        what = "is capped" if own is None else f"has weights of its own, {own}"
+        raise ValueError(f"got a {name}, whose softmax {what}; expected plain softmax of queries and keys")
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         raise ValueError(f"got a {name} with layers that attend inside chunks; expected full or windowed attention")
     return sorted(found, key=lambda module: module.layer_idx)
