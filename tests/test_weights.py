@@ -10,8 +10,10 @@ import titans_lm
 from cli_cases import titans
 from serve.serve_cases import NAME, serving
 from titans_lm.ask import answer
+from titans_lm.backbone import frozen_memory
 from titans_lm.demo.hidden import drawn_facts, hide, long_text
 from titans_lm.demo.search import MODELS
+from titans_lm.evaluate.bits_per_byte import token_bits
 from titans_lm.serve.engine import Engine
 from titans_lm.serve.settings import ServeSettings
 from titans_lm.serve.store import Store
@@ -88,3 +90,34 @@ def test_a_server_is_asked_about_a_document(tmp_path: Path) -> None:
             }  # fmt: skip
             found = client.post("/v1/chat/completions", json=asked).json()["choices"][0]
             assert (found["message"]["content"].strip(), found["finish_reason"]) == (where, "stop")
+
+
+PASSAGE = (
+    "The ferryman had been told to wait for a lady in a grey cloak, and he waited until the lamp in his window burned "
+    "blue. When she came at last she gave him a brass key, and asked to be set down beyond the third mill, where no "
+    "path was. He asked nothing, for his father had rowed such guests before him, and had died a rich man."
+)
+BETWEEN = (
+    "In the village they spoke of nothing but the harvest. The rain had come too early, the barns were not mended, and "
+    "the priest said from his pulpit that pride was the root of it. Old Hannah counted her hens and found them eleven; "
+    "she counted again and found them ten, and she said to her neighbour that foxes were honest beside lawyers. "
+) * 4
+
+
+def test_books_reads_english_and_a_passage_is_cheaper_the_second_time() -> None:
+    """After 400 tokens of something else, which is beyond its windows; with its memory frozen, less."""
+    model, tokenizer = titans_lm.pretrained("books")
+    passage, between = tokenizer(" " + PASSAGE).input_ids, tokenizer(" " + BETWEEN).input_ids
+    text = np.array([tokenizer.bos_token_id, *passage, *between, *passage])
+    assert len(between) > 2 * model.config.window
+
+    def gain() -> float:
+        bits = token_bits(model, [text])[0]
+        return float(bits[1 : len(passage)].sum() - bits[1 - len(passage) :].sum()) / (len(passage) - 1)
+
+    first = token_bits(model, [text[: 1 + len(passage)]])[0].sum() / len(PASSAGE.encode())
+    assert first < 2.0, "bits per byte"
+    learned = gain()
+    with frozen_memory(model):
+        frozen = gain()
+    assert learned > frozen + 0.08
