@@ -6,7 +6,6 @@ that is done is read and not repeated, and one that was stopped goes on.
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,6 +14,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
 
 from titans_lm.data.contents import check_contents
 from titans_lm.experiments.models import folder_name
@@ -160,7 +161,7 @@ def run_trials(
 def best_rate(name: str, trials: Iterable[Result], key: str, *, most: bool = False) -> float:
     """Choose the learning rate with the least number, or the most; ValueError where none of them went well."""
     trials = list(trials)
-    ended = [trial for trial in trials if trial[key] is not None and math.isfinite(trial[key])]
+    ended = [trial for trial in trials if trial[key] is not None and np.isfinite(trial[key]).all()]
     if not ended:
         rates = ", ".join(f"{trial['rate']:g}" for trial in trials)
         raise ValueError(f"{name} diverged with every learning rate ({rates}); give lower --rates")
