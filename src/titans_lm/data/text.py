@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from titans_lm.data.prepared import INDEX, STARTED
-
 STDLIB = "stdlib"
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 SNIFFED = 8192
 """Bytes at the start of a file in which a zero byte says: not text."""
 BLOCK = 1 << 22
 """Bytes that are read at a time."""
-MADE = (INDEX,), (STARTED,), ("settings.json", "environment.json")
-"""Files that folders of tokens, and runs, have."""
+OF_RUNS = "settings.json", "environment.json"
+"""Files that runs have from the start."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +192,9 @@ def files_below(folder: Path, left_out: frozenset[str] = frozenset(), made: list
 
 def _is_made(folder: Path) -> bool:
     """Tell a run, and a folder of tokens, by the files that lie in them from the start."""
-    return any(all((folder / name).is_file() for name in names) for names in MADE)
+    from titans_lm.data.prepared import INDEX, STARTED  # which numpy comes with; no help waits for that
+
+    return any(all((folder / name).is_file() for name in names) for names in ((INDEX,), (STARTED,), OF_RUNS))
 
 
 def looks_binary(data: bytes) -> bool:
