@@ -5,12 +5,10 @@ from torch import Tensor
 
 from titans_lm.config import THRESHOLDS
 from titans_lm.ops.network import MemoryNetwork
-from titans_lm.ops.state import MemoryState, PerToken
+from titans_lm.ops.state import MemoryState, PerToken, state_dtype
 
 Gates = list[tuple[Tensor, ...]]
 """θ, η and α, each by layers."""
-PRECISE = torch.float32, torch.float64
-"""Precisions of a state."""
 THRESHOLDS_OF = " or ".join(THRESHOLDS)
 
 
@@ -50,14 +48,15 @@ def check_state(state: MemoryState, q: Tensor, out: int) -> None:
     """Refuse a state of another batch, model or precision."""
     if not isinstance(state, MemoryState):
         raise ValueError(f"got a state of type {type(state).__name__}; expected MemoryState (see MemoryState.initial)")
-    shapes: list[torch.Size] = []
+    check_weights("state.M", state.M, q, out)
+    shapes, dtype = [w.shape for w in state.M], state_dtype(state.M[0].dtype)
     for name, weights in (("M", state.M), ("S", state.S), ("anchor", state.anchor)):
-        check_weights(f"state.{name}", weights, q, out)
-        dtype, shapes = state.M[0].dtype, shapes or [w.shape for w in state.M]
+        if weights is not state.M:
+            check_weights(f"state.{name}", weights, q, out)
         if [w.shape for w in weights] != shapes:
             raise ValueError(f"got state.{name} of other shapes than state.M; expected the state of one memory")
         for w in weights:
-            if w.dtype != dtype or dtype not in PRECISE:
+            if w.dtype != dtype:
                 raise ValueError(f"got state.{name} in {w.dtype}; expected all of it in float32, or all in float64")
     if q.dtype == torch.float64 and state.M[0].dtype != torch.float64:
         raise ValueError("got q in float64 and a state in float32; expected a float64 state for a float64 model")
