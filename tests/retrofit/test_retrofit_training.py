@@ -240,6 +240,9 @@ def test_the_command_and_what_is_refused(folder, tmp_path, capsys):
     main(["retrofit", "--resume", str(tmp_path / "own")])
     again = read_adapter(tmp_path / "own" / "model" / FILE)[1]
     assert all(torch.equal(x, again[name]) for name, x in trained.items())
+    main(["retrofit", "--resume", str(tmp_path / "own"), "--steps", "3"])
+    kept_now = json.loads((tmp_path / "own" / "settings.json").read_text())
+    assert (kept_now["steps"], kept_now["adapter"]["layers"]) == (3, [int(kept)])
     for changes, said in (
         ({"data": str(folder / "short.txt")}, "expected more than seq_len=48"),
         ({"data": None}, "got no data"),

@@ -23,7 +23,7 @@ from titans_lm.retrofit.reading import as_base, hidden, nats
 from titans_lm.retrofit.settings import AdapterSettings
 from titans_lm.train.checkpoint import quiet_transformers
 from titans_lm.train.device import choose_device
-from titans_lm.train.files import new_folder, write_json
+from titans_lm.train.files import new_folder
 from titans_lm.train.loop import fit
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import ProgressReport
@@ -58,8 +58,8 @@ def retrofit(
     if settings.activation_checkpointing:
         checkpoint_blocks(model)
     gap, rows = Gap(model, ReturningRows(held_out, settings)), ReturningRows(train, settings)
-    folder = RunFolder.open if resume else lambda path: RunFolder.create(path, plain_settings(settings))
-    run = folder(settings.out)
+    plain = plain_settings(settings)
+    run = RunFolder.open(settings.out, settings=plain) if resume else RunFolder.create(settings.out, plain)
     if (run.path / MODEL / FILE).is_file():
         header, _ = read_adapter(run.path / MODEL / FILE)
         if header["fingerprint"] != fingerprint(model):
@@ -122,7 +122,7 @@ def begin(
     keep_memories(model, chosen)
     progress.say(f"layers with a memory: {', '.join(map(str, chosen))}")
     settings = dataclasses.replace(settings, adapter=model.retrofit)
-    write_json(run.path / SETTINGS, plain_settings(settings))
+    run.settings = plain_settings(settings)  # so that a run that goes on has these layers
     return settings
 
 

@@ -180,8 +180,7 @@ def _train(
     torch.manual_seed(settings.seed)
     sized = Sized.given(model) if model is not None else _first_model(settings, data, resume)
     path = world.first(lambda: _run_folder(settings, data.tokenizer, resume=resume).path)
-    run = RunFolder.open(path, data.tokenizer)
-    run.changed = plain_settings(settings) if resume else None
+    run = RunFolder.open(path, data.tokenizer, plain_settings(settings))
     progress.bytes_per_token = data.bytes_per_token
     for line in (*data.lines(), f"{sized.describe()}; run folder {run.path}"):
         progress.say(line)

@@ -56,10 +56,13 @@ COMMITS, UNKNOWN = "commits", "unknown"
 class RunFolder:
     """One run on disk. Make it with `create` or `open`."""
 
-    def __init__(self, path: Path, tokenizer: "PreTrainedTokenizerBase | None" = None) -> None:
-        self.path, self.tokenizer = path, tokenizer
-        self.changed: dict[str, Any] | None = None
-        """Settings to write down once training goes on with them."""
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.path, self.tokenizer, self.settings = path, tokenizer, settings
         self.metrics = JsonLines(path / METRICS)
         self.checkpoints = path / CHECKPOINTS
 
@@ -83,17 +86,25 @@ class RunFolder:
         return cls(path, tokenizer)
 
     @classmethod
-    def open(cls, path: Path, tokenizer: "PreTrainedTokenizerBase | None" = None) -> "RunFolder":
-        """Open the folder of a run that was begun before; ValueError where it is none."""
+    def open(
+        cls,
+        path: Path,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        settings: dict[str, Any] | None = None,
+    ) -> "RunFolder":
+        """Open the folder of a run that was begun before; ValueError where it is none.
+
+        `settings`, where they are given, are written down once training goes on with them.
+        """
         if not (path / SETTINGS).is_file():
             raise ValueError(f"got the run folder {path}, which holds no {SETTINGS}; expected the folder of a run")
         _note_commit(path)
-        return cls(path, tokenizer)
+        return cls(path, tokenizer, settings)
 
     def note_settings(self) -> None:
         """Write down the settings that a run goes on with, where they are others than it was begun with."""
-        if self.changed is not None and self.changed != begun_with(self.path):
-            write_json(self.path / SETTINGS, self.changed)
+        if self.settings is not None and self.settings != begun_with(self.path):
+            write_json(self.path / SETTINGS, self.settings)
 
     def latest(self) -> Path | None:
         """Find the newest checkpoint, or None: what LATEST names, unless somebody removed it."""
