@@ -51,7 +51,7 @@ def check_state(state: MemoryState, q: Tensor, out: int) -> None:
     check_weights("state.M", state.M, q, out)
     shapes, dtype = [w.shape for w in state.M], state_dtype(state.M[0].dtype)
     for name, weights in (("M", state.M), ("S", state.S), ("anchor", state.anchor)):
-        if weights is not state.M:
+        if name != "M":
             check_weights(f"state.{name}", weights, q, out)
         if [w.shape for w in weights] != shapes:
             raise ValueError(f"got state.{name} of other shapes than state.M; expected the state of one memory")
