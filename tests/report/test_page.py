@@ -104,13 +104,24 @@ def test_no_page_holds_a_path_of_a_machine_or_claims_todays_sizes_for_older_ones
         assert status(result).startswith("current" if shaped else "earlier defaults")
 
 
+def test_results_of_earlier_defaults_stand_on_their_own_page_alone(committed, written):
+    for result in committed["compare"] + committed["task"]:
+        pages_of = [topic for topic, text in written.items() if f"(bench/{result['file']})" in text]
+        assert (pages_of == ["earlier"]) == status(result).startswith("earlier defaults"), result["file"]
+    assert not any("earlier defaults" in text for topic, text in written.items() if topic not in ("", "earlier"))
+
+
 def test_further_runs_of_a_task_are_rows_of_one_table(written):
     """The first in full with its plot; of the others a row for each changed setting."""
-    assert written["recall"].count("| run | steps |") == 2
+    for topic, example in (
+        ("recall", "| **LMM** | mqar-beyond | 200 |"),
+        ("earlier", "| **LMM, no induction init** | mqar-start | 100 |"),
+    ):
+        assert example in written[topic]
+        assert all("| run | steps |" in part for part in written[topic].split("### Further runs")[1:])
     head = next(line for line in written["recall"].splitlines() if line.startswith("| model | run |"))
     sizes = head.strip("| ").split(" | ")[6:]
     assert sizes == ["64:4", "64:8", "64:16", "128:8", "128:32", "256:64", "512:128"]
-    assert "| **LMM, no induction init** | mqar-start | 100 |" in written["recall"]
 
 
 def test_nothing_measured_is_said():

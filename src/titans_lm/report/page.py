@@ -8,7 +8,7 @@ from pathlib import Path
 
 from titans_lm.report import books, forecast, gap, genomics, lm_eval, paper, reread, speed, tasks, text
 from titans_lm.report.figures import Drawn
-from titans_lm.report.section import FORMAT, Result, Section, status, without_folders
+from titans_lm.report.section import FORMAT, Result, Section, is_earlier, status, without_folders
 from titans_lm.train.files import write_atomically
 
 SECTIONS: dict[str, Section] = {
@@ -32,14 +32,15 @@ TOPICS = {
     "forecast": ("Forecasts of time series", "MSE and MAE by table and horizon"),
     "dna": ("Classification of DNA", "accuracy by cross-validation, with paired tests"),
     "reproduction": ("The paper's tables, repeated", "our numbers over the paper's, at a scale that fits"),
+    "earlier": ("Measured at earlier defaults", "what decisions rest on and nothing has measured again since"),
 }
 """Titles of the pages, and what each shows."""
 MARK = "<!-- Written by `titans bench render` from the JSON files that are named below: edit nothing here. -->"
 INTRODUCTION = """Every number was written by a command that stands, with its commit and machine, in small print below
 its tables; [findings](findings.md) says what follows, the guides to [benchmarks](guides/bench.md) and
 [evaluation](guides/evaluate.md) how each is measured. ± is one standard deviation over seeds, in plots the shade around
-a line. Models with a neural memory are bold, in plots solid lines. Bits per byte: lower is better. *Earlier defaults*
-are models of before [D43](decisions.md), whose sizes were matched by the width of the MLP alone."""
+a line. Models with a neural memory are bold, in plots solid lines. Bits per byte: lower is better. What was measured
+before [D43](decisions.md), when sizes were matched by the width of the MLP alone, stands on a page of its own."""
 Results = dict[str, list[Result]]
 
 
@@ -85,9 +86,9 @@ def read_results(folder: Path) -> Results:
 def sections(found: Results) -> Iterator[tuple[Section, Result]]:
     """Yield the results that make a section each, with the others of their group."""
     for kind, section in SECTIONS.items():
-        groups: dict[str, list[Result]] = {}
+        groups: dict[tuple[bool, str], list[Result]] = {}
         for result in found.get(kind, []):
-            groups.setdefault(section.group(result), []).append(result)
+            groups.setdefault((is_earlier(result), section.group(result)), []).append(result)
         for first, *others in groups.values():
             yield section, {**first, "others": others}
 
@@ -103,12 +104,12 @@ def plots(found: Results) -> dict[str, Drawn]:
 def pages(found: Results, link: str, folder: str = "results") -> dict[str, str]:
     """Lay out the index (by an empty name) and the page of each topic; `link` leads from these to the JSON files.
 
-    A heading that several results would have names the file; of paths of a machine the last two names are shown.
+    A heading that several results of one page would have names the file; of a machine's paths the last two names stay.
     """
     shown: dict[str, list[tuple[Section, Result]]] = {topic: [] for topic in TOPICS}
     for section, result in sections(found):
-        shown[section.topic(result)].append((section, result))
-    often = Counter(section.heading(result) for every in shown.values() for section, result in every)
+        shown["earlier" if is_earlier(result) else section.topic(result)].append((section, result))
+    often = Counter((topic, section.heading(result)) for topic, every in shown.items() for section, result in every)
     index = [MARK, "", "# Results", "", INTRODUCTION, "", "| topic | what it shows | status of its first result |",
              "| --- | --- | --- |"]  # fmt: skip
     written = {"": ""}
@@ -120,7 +121,7 @@ def pages(found: Results, link: str, folder: str = "results") -> dict[str, str]:
         parts = [MARK, "", f"# {title}"]
         for section, result in every:
             heading = section.heading(result)
-            apart = f" ({Path(result['file']).stem})" if often[heading] > 1 else ""
+            apart = f" ({Path(result['file']).stem})" if often[topic, heading] > 1 else ""
             parts += ["", *section.lines(result, link, f"{heading}{apart}")]
         written[topic] = without_folders("\n".join(parts) + "\n")
     if not any(shown.values()):

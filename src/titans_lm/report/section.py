@@ -85,12 +85,18 @@ class Section:
         return [*parts, *(line for one in sources for line in ("", f"<small>{one}</small>"))]
 
 
+def is_earlier(result: Result) -> bool:
+    """Whether a result is of before D43, when a model's size was matched by the width of the MLP alone."""
+    matched = result.get("parameters_asked_for") is not None
+    return matched and not all("shape" in one for one in result.get("contenders", []))
+
+
 def status(result: Result) -> str:
     """Say how far numbers can be relied on: one seed is a pilot run, and sizes of before D43 are earlier defaults."""
-    contenders, settings = result.get("contenders", []), result.get("settings", {})
+    settings = result.get("settings", {})
     said = []
     if result.get("parameters_asked_for") is not None:
-        said.append("current" if all("shape" in one for one in contenders) else "earlier defaults")
+        said.append("earlier defaults" if is_earlier(result) else "current")
     if len(settings.get("seeds", ())) == 1:
         said.append("pilot run of one seed")
     if "scale" in result:
