@@ -114,7 +114,7 @@ def test_results_of_earlier_defaults_stand_on_their_own_page_alone(committed, wr
 def test_further_runs_of_a_task_are_rows_of_one_table(written):
     """The first in full with its plot; of the others a row for each changed setting."""
     for topic, example in (
-        ("recall", "| **LMM** | mqar-beyond | 200 |"),
+        ("recall", "| **LMM, memory depth 1, chunk size 16** | mqar-beyond | 200 |"),
         ("earlier", "| **LMM, no induction init** | mqar-start | 100 |"),
     ):
         assert example in written[topic]
