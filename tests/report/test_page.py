@@ -119,7 +119,7 @@ def test_further_runs_of_a_task_are_rows_of_one_table(written):
     ):
         assert example in written[topic]
         assert all("| run | steps |" in part for part in written[topic].split("### Further runs")[1:])
-    head = next(line for line in written["recall"].splitlines() if line.startswith("| model | run |"))
+    head = next(line for line in written["earlier"].splitlines() if line.startswith("| model | run |"))
     sizes = head.strip("| ").split(" | ")[6:]
     assert sizes == ["64:4", "64:8", "64:16", "128:8", "128:32", "256:64", "512:128"]
 
