@@ -119,9 +119,9 @@ def test_further_runs_of_a_task_are_rows_of_one_table(written):
     ):
         assert example in written[topic]
         assert all("| run | steps |" in part for part in written[topic].split("### Further runs")[1:])
-    head = next(line for line in written["earlier"].splitlines() if line.startswith("| model | run |"))
-    sizes = head.strip("| ").split(" | ")[6:]
-    assert sizes == ["64:4", "64:8", "64:16", "128:8", "128:32", "256:64", "512:128"]
+    head = next(line for line in written["earlier"].splitlines() if line.startswith("| model | run |") and ":" in line)
+    sizes = [cell for cell in head.strip("| ").split(" | ")[6:] if ":" in cell]
+    assert sizes == ["64:4", "64:8", "64:16", "128:8", "128:32", "256:64"]
 
 
 def test_nothing_measured_is_said():
