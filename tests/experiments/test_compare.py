@@ -225,15 +225,13 @@ def test_the_page_says_it(done, tmp_path: Path) -> None:
     written = render_results(results, tmp_path / "results.md")
     assert results / "compare.png" in written
     page = (tmp_path / "results" / "language.md").read_text()
-    for one in result["contenders"]:
-        bits = one["test_bits_per_byte"]
-        assert f"{bits['mean']:.4f} ± {bits['sd']:.4f}" in page
     assert "![Bits per byte by position" in page
     assert "| reset − carried | held out at equal time | tokens/s | minutes |" in page
     assert "the cost of a state that is thrown away every 32 tokens" in page
     assert "Status: current, " in page
     for one in result["contenders"]:
-        shape = one["shape"]
+        bits, shape = one["test_bits_per_byte"], one["shape"]
+        assert f"{bits['mean']:.4f} ± {bits['sd']:.4f}" in page
         assert f"| {one['parameters']:,} | 1 | {shape['hidden_size']} | 2 | {shape['head_dim']} |" in page
         assert f"| {one['rate']:g}, the {'smallest' if one['rate'] == 1e-3 else 'largest'} tried |" in page
     old = {key: value for key, value in result.items() if key != "equal_time"}
