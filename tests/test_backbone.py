@@ -4,8 +4,9 @@ import random
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from by_hand import rms
 from model_cases import (
     MEMORIES,
     MEMORY_ONLY,
@@ -24,7 +25,7 @@ from model_cases import (
     read_in_pieces,
     small_backbone,
 )
-from titans_lm.backbone import Backbone, BackboneState
+from titans_lm.backbone import Backbone, BackboneState, reads_embeddings
 from titans_lm.memory_rule import MemoryRule
 from titans_lm.ops.state import take_rows
 
@@ -271,6 +272,9 @@ def test_a_gate_that_is_switched_off_is_a_gate_at_zero(architecture: str, switch
 def test_parameters_are_those_of_the_blocks_and_a_norm(architecture: str) -> None:
     stack = small_backbone(architecture, num_hidden_layers=3)
     alone = [small_backbone(name, num_hidden_layers=1).layers[0] for name in stack.config.blocks]
+    for place, block in enumerate(alone):
+        if reads_embeddings(stack.config, place):
+            block.read_embeddings()
     per_block = [sum(p.numel() for p in block.parameters()) for block in alone]  # test_blocks.py has the formula
     assert [sum(p.numel() for p in block.parameters()) for block in stack.layers] == per_block
     assert sum(p.numel() for p in stack.parameters()) == sum(per_block) + 8
@@ -281,7 +285,7 @@ def test_parameters_are_those_of_the_blocks_and_a_norm(architecture: str) -> Non
 @pytest.mark.parametrize("cuts", [[], [5, 16, 17]])
 def test_a_stack_of_several_blocks_is_stacks_of_one_after_another(architecture: str, cuts: list[int]) -> None:
     """Each with the positions that it counts: in a segment, or from the start of the text."""
-    stack, x = small_backbone(architecture), tokens()
+    stack, x = small_backbone(architecture, memory_reads_embeddings=False), tokens()
     y, _ = read_in_pieces(stack, x, cuts)
     for name, block in zip(stack.config.blocks, stack.layers, strict=True):
         alone = small_backbone(name, num_hidden_layers=1)
@@ -289,6 +293,26 @@ def test_a_stack_of_several_blocks_is_stacks_of_one_after_another(architecture: 
         alone.norm.forward = lambda z: z
         x, _ = read_in_pieces(alone, x, cuts)
     assert_close(y, stack.norm(x))
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_memory_behind_another_block_reads_the_embeddings(reads: bool) -> None:
+    """With a = 0 the block before it makes no difference to what it writes; x₀ is what enters the stack."""
+    stack, x = small_backbone("sliding+lmm+sliding", memory_reads_embeddings=reads), tokens()
+    assert [block.embedding_norm is not None for block in stack.layers] == [False, reads, False]
+    if reads:
+        nn.init.zeros_(stack.layers[1].mixer_norm.weight)
+    written = []
+    for _ in range(2):
+        written.append(stack(x)[1].layers[1].memory.M)
+        nn.init.normal_(stack.layers[0].mlp.down_proj.weight)
+    assert all(torch.equal(a, b) for a, b in zip(*written, strict=True)) is reads
+    if reads:
+        alone = stack.layers[1].memory
+        start = stack.layers[1].init_state(2)
+        _, state = alone(rms(x, stack.layers[1].embedding_norm), start)
+        for got, expected in zip(written[0], state.memory.M, strict=True):
+            assert_close(got, expected)
 
 
 def test_a_list_of_one_block_is_that_architecture() -> None:

@@ -60,6 +60,22 @@ def test_a_block_is_two_residual_steps(architecture: str) -> None:
     assert_close(y, middle + block.mlp(rms(middle, block.mlp_norm)))
 
 
+@pytest.mark.parametrize("architecture", ["lmm", "tnt"])
+def test_a_block_that_reads_embeddings_adds_them_to_what_it_mixes(architecture: str) -> None:
+    """RMSNorm(x; a) + RMSNorm(x₀; b)"""
+    block, config = make(architecture)
+    block.read_embeddings()
+    assert (block.mixer_norm.weight == 0.1).all()
+    assert (block.embedding_norm.weight == 1.0).all()
+    wake(block.double())
+    x, embeddings = tokens(), tokens()
+    call = fresh_call(config, 2, T)._replace(embeddings=embeddings)
+    y, _ = block(x, block.init_state(2), call)
+    read = rms(x, block.mixer_norm) + rms(embeddings, block.embedding_norm)
+    middle = x + block.mix(read, block.init_state(2), call)[0]
+    assert_close(y, middle + block.mlp(rms(middle, block.mlp_norm)))
+
+
 @pytest.mark.parametrize("gating", get_args(Gating))
 def test_the_gate_is_its_formula(gating: str) -> None:
     gate = Gate(small_config("mag", gating=gating)).double()

@@ -88,6 +88,7 @@ WRONG = [
     ("gating", "mutul", "did you mean 'mutual'"),
     ("gating", "mixed", "did you mean 'mix'"),
     ("memory_reads_residual", "yes", "expected True or False"),
+    ("memory_reads_embeddings", 1, "expected True or False"),
     ("shared_qkv", 1, "expected True or False"),
 ]
 

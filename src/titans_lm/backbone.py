@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from titans_lm.blocks import BLOCKS
-from titans_lm.config import BackboneConfig
+from titans_lm.config import MEMORY_ALONE, BackboneConfig
 from titans_lm.layers import (
     Diagnostics,
     ForwardContext,
@@ -81,6 +81,11 @@ def is_frozen(module: nn.Module) -> bool:
     return _BLOCKS["open"] > 0 and id(module) in _FROZEN.get()
 
 
+def reads_embeddings(config: BackboneConfig, place: int) -> bool:
+    """Whether a block reads embeddings too: where memories alone mix tokens, behind another block (D56)."""
+    return config.memory_reads_embeddings and place > 0 and config.blocks[place] in MEMORY_ALONE
+
+
 def check_compiler(device: torch.device) -> None:
     """Refuse to compile for a CPU on a machine that cannot: ValueError where there is no C++ compiler."""
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
@@ -104,6 +109,9 @@ class Backbone(nn.Module):
         self.config = config
         self._kinds = [config.with_architecture(name) for name in config.blocks]
         self.layers = nn.ModuleList(BLOCKS[kind.architecture](kind) for kind in self._kinds)
+        for place, block in enumerate(self.layers):
+            if reads_embeddings(config, place):
+                block.read_embeddings()
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
         self.checkpoint_every = 1
@@ -218,8 +226,10 @@ class Backbone(nn.Module):
         else:
             places = self._host_positions(x, state.position, is_start)
         frozen = is_frozen(self)
+        read = any(block.embedding_norm is not None for block in self.layers)
+        embeddings = x.clone() if read else None  # compiled graphs would tell a block whose input is the same tensor
         contexts = {
-            kind: ForwardContext(state.position, lengths, rope, is_start, places, found, frozen)
+            kind: ForwardContext(state.position, lengths, rope, is_start, places, found, frozen, embeddings)
             for kind, rope in self._ropes(x, state.position, is_start).items()
         }
         run = self._compiled if decodes else _run_block

@@ -62,6 +62,7 @@ class Block(nn.Module, ABC):
         self.mixer_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.mlp_width)
+        self.embedding_norm: RMSNorm | None = None
         # A parameter that nothing reads would get no gradient, which DistributedDataParallel refuses.
         unread = config.architecture == "tnt" or (config.architecture == "lmm" and not config.num_persistent)
         persistent = None if unread else nn.Parameter(torch.empty(config.num_persistent, config.hidden_size))
@@ -72,6 +73,15 @@ class Block(nn.Module, ABC):
         """Persistent tokens join the normalised tokens, so they start at the same scale."""
         if self.persistent is not None:
             nn.init.normal_(self.persistent)
+
+    def read_embeddings(self) -> None:
+        """Let it mix RMSNorm(x; a) + RMSNorm(x₀; b) in place of RMSNorm(x; a), x₀ being the tokens' embeddings (D56).
+
+        a starts at 0.1, b at 1: at first nearly what a block reads that no other stands before.
+        """
+        self.embedding_norm = RMSNorm(self.config.hidden_size, self.config.norm_eps)
+        self.mixer_norm.start = 0.1
+        self.mixer_norm.reset_parameters()
 
     @abstractmethod
     def init_state(self, batch_size: int, frozen: bool = False) -> Any:
@@ -88,7 +98,10 @@ class Block(nn.Module, ABC):
         gathers them once for both.
         """
         state = self.init_state(x.shape[0], ctx.frozen) if state is None else state
-        y, state = self.mix(self.mixer_norm(x), state, ctx)
+        mixed = self.mixer_norm(x)
+        if self.embedding_norm is not None:
+            mixed = mixed + self.embedding_norm(ctx.embeddings)
+        y, state = self.mix(mixed, state, ctx)
         x = x + y
         return x + self.mlp(self.mlp_norm(x)), state
 

@@ -309,6 +309,8 @@ class BackboneConfig(MemoryConfig):
     """Persistent tokens P of each block: learned, independent of the data (D11)."""
     memory_reads_residual: bool = True
     """Whether the memory reads attention's output with the token added to it, y + s, or y alone (mac; D36)."""
+    memory_reads_embeddings: bool = True
+    """Whether a memory behind another block reads the tokens' embeddings too (lmm, tnt; D56)."""
     gating: Gating = "mutual"
     """What ⊗ is (mac, mag; D9): mutual, attention and memory gate each other; memory, the memory gates attention; mix,
     a convex mix of both by a learned gate; sum, attention plus the memory times a scale that starts at zero."""
@@ -331,7 +333,7 @@ class BackboneConfig(MemoryConfig):
         check_at_least("num_persistent", self.num_persistent, 0)
         if self.intermediate_size is not None:
             check_at_least("intermediate_size", self.intermediate_size, 1)
-        for name in ("memory_reads_residual", "shared_qkv"):
+        for name in ("memory_reads_residual", "memory_reads_embeddings", "shared_qkv"):
             check_switch(name, getattr(self, name))
         check_positive("rope_theta", self.rope_theta)
         check_between("rotary_fraction", self.rotary_fraction, 0.0, 1.0)

@@ -53,6 +53,7 @@ class ForwardContext(NamedTuple):
     right; None when all are real. `is_start` says that every row starts a document, so nothing is cached yet.
     `host_positions` are the places at which rows stand, each once, as numbers of the host; None where nobody has
     looked, since looking makes a GPU wait. With `frozen` memories are read and never written: θ = α = 0 (D31).
+    `embeddings` (B, T, E) are the tokens as they entered the stack; None where no block reads them (D56).
     """
 
     position: Int[Tensor, " B"]
@@ -62,6 +63,7 @@ class ForwardContext(NamedTuple):
     host_positions: tuple[int, ...] | None = None
     diagnostics: Diagnostics | None = None
     frozen: bool = False
+    embeddings: Float[Tensor, "B T E"] | None = None
 
     def slice(self, start: int, stop: int) -> "ForwardContext":
         """The same call as seen by tokens start … stop of it."""
@@ -70,9 +72,14 @@ class ForwardContext(NamedTuple):
         lengths = None if self.lengths is None else (self.lengths - start).clamp(0, stop - start)
         taken = start if self.lengths is None else self.lengths.clamp(max=start)
         rope = Rope(self.rope.cos[:, start:stop], self.rope.sin[:, start:stop])
-        is_start = self.is_start and start == 0
+        embeddings = None if self.embeddings is None else self.embeddings[:, start:stop]
         return self._replace(
-            position=self.position + taken, lengths=lengths, rope=rope, is_start=is_start, host_positions=None
+            position=self.position + taken,
+            lengths=lengths,
+            rope=rope,
+            is_start=self.is_start and start == 0,
+            host_positions=None,
+            embeddings=embeddings,
         )
 
 

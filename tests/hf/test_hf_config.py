@@ -29,8 +29,8 @@ def test_every_setting_of_the_backbone_is_a_setting() -> None:
         chunk_size=8, gates="channel", gate_rank=5, momentum=False, decay=False, theta_bound=0.5, eta_max=0.3,
         alpha_init=0.1, conv_size=3, memory_backend="reference", norm_eps=1e-5, num_hidden_layers=3,
         induction_init=False, theta_stretch=0.1, alpha_stretch=0.0, intermediate_size=7, segment_len=24, window=9,
-        num_persistent=2, memory_reads_residual=False, gating="memory", rope_theta=500.0,
-        rotary_fraction=1.0, attention_conv_size=3,
+        num_persistent=2, memory_reads_residual=False, memory_reads_embeddings=False, gating="memory",
+        rope_theta=500.0, rotary_fraction=1.0, attention_conv_size=3,
         gates_see_keys=True, theta_init=0.4, theta_later_init=0.2, eta_init=(0.2, 0.6), time_scales="shifted",
         shared_qkv=True, threshold_init=0.3,
     )  # fmt: skip
