@@ -13,7 +13,7 @@ from titans_lm.train.match import check_near, count_parameters, fit_shape, match
 SHARED = BackboneConfig(architecture="lmm", hidden_size=128, num_attention_heads=4, num_hidden_layers=3)
 
 
-@pytest.mark.parametrize("architecture", STACKS)
+@pytest.mark.parametrize("architecture", [*STACKS, "lmm+sliding+lmm"])
 def test_counted_without_making_them(architecture: str) -> None:
     config = small_config(architecture)
     assert count_parameters(config, 259) == sum(p.numel() for p in byte_model(config).parameters())
