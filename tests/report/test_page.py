@@ -6,7 +6,7 @@ import pytest
 
 from bench.bench_cases import OP, measured
 from titans_lm.report.page import MARK, pages, plots, read_results, render_results
-from titans_lm.report.section import status
+from titans_lm.report.section import is_earlier, status
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,7 +101,10 @@ def test_no_page_holds_a_path_of_a_machine_or_claims_todays_sizes_for_older_ones
     assert not any("/" in title for title in drawn)
     for result in committed["compare"] + committed["task"]:
         shaped = all("shape" in one for one in result["contenders"])
-        assert status(result).startswith("current" if shaped else "earlier defaults")
+        names = {one["name"].partition(":")[0] for one in result["contenders"]}
+        changed = names & {"lmm", "hybrid", "tnt", "delta-net", "gated-delta-net"}
+        todays = shaped and ("memory_reads_embeddings" in result["settings"]["train"]["model"] or not changed)
+        assert status(result).startswith("current" if todays else "earlier defaults")
 
 
 def test_results_of_earlier_defaults_stand_on_their_own_page_alone(committed, written):
@@ -113,14 +116,11 @@ def test_results_of_earlier_defaults_stand_on_their_own_page_alone(committed, wr
 
 def test_further_runs_of_a_task_are_rows_of_one_table(written):
     """The first in full with its plot; of the others a row for each changed setting."""
-    further = {
-        topic: [line for line in written[topic].splitlines() if line.startswith("| model | run | steps |")]
-        for topic in ("recall", "earlier")
-    }
-    assert [len(heads) for heads in further.values()] == [1, 4], "MQAR; needles, facts, MQAR, its updates"
-    sizes = [further[topic][place].strip("| ").split(" | ")[6:] for topic, place in (("recall", 0), ("earlier", 2))]
-    assert sizes == [["128:32", "256:64", "512:128"], ["64:4", "64:8", "64:16", "128:8", "128:32", "256:64"]]
-    assert "| **LMM, memory depth 1, chunk size 16** | mqar-beyond | 200 |" in written["recall"]
+    further = [line for line in written["earlier"].splitlines() if line.startswith("| model | run | steps |")]
+    sizes = [head.strip("| ").split(" | ")[6:] for head in further]
+    recall = ["64:4", "64:8", "64:16", "128:8", "128:32", "256:64", "512:128"]
+    assert sizes == [["0", "4K", "16K", "128K", "1M"], recall, ["1K", "4K", "16K", "64K"], ["96:8", "192:16", "384:32"]]
+    assert "| **LMM, memory depth 1, chunk size 16** | mqar-beyond | 200 |" in written["earlier"]
     assert "| **LMM, no induction init** | mqar-start | 100 |" in written["earlier"]
 
 
@@ -225,3 +225,21 @@ def test_paths_of_a_machine_are_not_shown():
     text = speed(peers=[peers(command="titans bench peers --out /tmp/res --peers-env /home/me/peers/env")])
     assert "`titans bench peers --out res --peers-env peers/env` on a CPU" in text
     assert "](guides/bench.md)" in pages(found(), "x")[""]
+
+
+def test_which_defaults_a_result_is_of():
+    """Sizes by the MLP alone are of before D43; memories behind a block that read x alone are of before D56."""
+
+    def made(*names: str, told: bool = True, **contender: object) -> dict:
+        model = {"memory_reads_embeddings": True} if told else {}
+        contenders = [{"name": name, "shape": {}, **contender} for name in names]
+        return {"parameters_asked_for": 9, "contenders": contenders, "settings": {"train": {"model": model}}}
+
+    assert not is_earlier(made("lmm:chunk_size=4", "mac"))
+    assert not is_earlier(made("mac", "sliding", "mamba2", told=False))
+    for name in ("lmm", "hybrid:memory_depth=1", "gated-delta-net", "tnt"):
+        assert is_earlier(made("sliding", name, told=False))
+    unshaped = made("mac")
+    del unshaped["contenders"][0]["shape"]
+    assert is_earlier(unshaped)
+    assert not is_earlier({"contenders": [{"name": "lmm"}]}), "nothing was matched"

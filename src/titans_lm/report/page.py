@@ -32,7 +32,7 @@ TOPICS = {
     "forecast": ("Forecasts of time series", "MSE and MAE by table and horizon"),
     "dna": ("Classification of DNA", "accuracy by cross-validation, with paired tests"),
     "reproduction": ("The paper's tables, repeated", "our numbers over the paper's, at a scale that fits"),
-    "earlier": ("Measured at earlier defaults", "comparisons and tasks of before D43"),
+    "earlier": ("Measured at earlier defaults", "comparisons and tasks of before D43 or D56"),
 }
 """Titles of the pages, and what each shows."""
 MARK = "<!-- Written by `titans bench render` from the JSON files that are named below: edit nothing here. -->"
@@ -40,7 +40,8 @@ INTRODUCTION = """Every number was written by a command that stands, with its co
 its tables; [findings](findings.md) says what follows, the guides to [benchmarks](guides/bench.md) and
 [evaluation](guides/evaluate.md) how each is measured. ± is one standard deviation over seeds, in plots the shade around
 a line. Models with a neural memory are bold, in plots solid lines. Bits per byte: lower is better. Comparisons and
-tasks of before [D43](decisions.md), with sizes matched by the width of the MLP alone, have a page of their own."""
+tasks of earlier defaults have a page of their own: with sizes matched by the width of the MLP alone
+([D43](decisions.md)), or memories that read the residual stream alone (D56)."""
 Results = dict[str, list[Result]]
 
 

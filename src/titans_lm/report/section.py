@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from titans_lm.config import MEMORY_ALONE
 from titans_lm.report.figures import Drawn, HeatMaps
 from titans_lm.report.table import Table, markdown
+from titans_lm.train.settings import RULES
 
 Result = dict[str, Any]
 FORMAT = "titans-lm bench 1"
@@ -85,14 +87,23 @@ class Section:
         return [*parts, *(line for one in sources for line in ("", f"<small>{one}</small>"))]
 
 
+CHANGED_BY_D56 = (*MEMORY_ALONE, "hybrid", *RULES)
+"""Contenders with a memory behind another block, which once read the residual stream alone."""
+
+
 def is_earlier(result: Result) -> bool:
-    """Whether a result is of before D43, when a model's size was matched by the width of the MLP alone."""
-    matched = result.get("parameters_asked_for") is not None
-    return matched and not all("shape" in one for one in result.get("contenders", []))
+    """Whether a result is of before D43 or, where memories alone mix a block's tokens, of before D56."""
+    if result.get("parameters_asked_for") is None:
+        return False
+    contenders = result.get("contenders", [])
+    if not all("shape" in one for one in contenders):
+        return True
+    told = "memory_reads_embeddings" in result["settings"]["train"]["model"]
+    return not told and any(one["name"].partition(":")[0] in CHANGED_BY_D56 for one in contenders)
 
 
 def status(result: Result) -> str:
-    """Say how far numbers can be relied on: one seed is a pilot run, and sizes of before D43 are earlier defaults."""
+    """Say how far numbers can be relied on: one seed is a pilot run, and some are of earlier defaults."""
     settings = result.get("settings", {})
     said = []
     if result.get("parameters_asked_for") is not None:
