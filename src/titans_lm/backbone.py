@@ -109,9 +109,10 @@ class Backbone(nn.Module):
         self.config = config
         self._kinds = [config.with_architecture(name) for name in config.blocks]
         self.layers = nn.ModuleList(BLOCKS[kind.architecture](kind) for kind in self._kinds)
-        for place, block in enumerate(self.layers):
-            if reads_embeddings(config, place):
-                block.read_embeddings()
+        reading = [block for place, block in enumerate(self.layers) if reads_embeddings(config, place)]
+        for block in reading:
+            block.read_embeddings()
+        self._embeddings_read = bool(reading)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
         self.checkpoint_every = 1
@@ -226,8 +227,8 @@ class Backbone(nn.Module):
         else:
             places = self._host_positions(x, state.position, is_start)
         frozen = is_frozen(self)
-        read = any(block.embedding_norm is not None for block in self.layers)
-        embeddings = x.clone() if read else None  # compiled graphs would tell a block whose input is the same tensor
+        # A copy: compiled graphs would tell a block whose input is the same tensor.
+        embeddings = x.clone() if self._embeddings_read else None
         contexts = {
             kind: ForwardContext(state.position, lengths, rope, is_start, places, found, frozen, embeddings)
             for kind, rope in self._ropes(x, state.position, is_start).items()
