@@ -230,9 +230,9 @@ def test_paths_of_a_machine_are_not_shown():
 def test_which_defaults_a_result_is_of():
     """Sizes by the MLP alone are of before D43; memories behind a block that read x alone are of before D56."""
 
-    def made(*names: str, told: bool = True, **contender: object) -> dict:
+    def made(*names: str, told: bool = True) -> dict:
         model = {"memory_reads_embeddings": True} if told else {}
-        contenders = [{"name": name, "shape": {}, **contender} for name in names]
+        contenders = [{"name": name, "shape": {}} for name in names]
         return {"parameters_asked_for": 9, "contenders": contenders, "settings": {"train": {"model": model}}}
 
     assert not is_earlier(made("lmm:chunk_size=4", "mac"))

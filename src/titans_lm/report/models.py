@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from titans_lm.config import MEMORY_ARCHITECTURES, MEMORY_BLOCKS
+from titans_lm.config import MEMORY_ALONE, MEMORY_BLOCKS
 from titans_lm.report.figures import Line
 from titans_lm.report.table import Column, bold
 from titans_lm.train.settings import RULES
@@ -79,11 +79,20 @@ def named(name: str, own: Mapping[str, str]) -> str:
 
 def remembers(name: str) -> bool:
     """Tell whether a contender's blocks have a memory, by its name."""
+    return _names_block(name, MEMORY_BLOCKS)
+
+
+def remembers_alone(name: str) -> bool:
+    """Tell whether memories alone mix the tokens of one of a contender's blocks, by its name."""
+    return _names_block(name, MEMORY_ALONE)
+
+
+def _names_block(name: str, kinds: tuple[str, ...]) -> bool:
     base, _, changes = name.partition(":")
     listed = re.search(r"layer_types=\[([^\]]*)\]", changes)
     if listed is not None:
-        return any(block in listed[1] for block in MEMORY_BLOCKS)
-    return base in MEMORY_ARCHITECTURES or base in RULES
+        return any(block in listed[1] for block in kinds)
+    return base in (*kinds, "hybrid", *RULES)
 
 
 def shown(one: Mapping[str, Any]) -> str:

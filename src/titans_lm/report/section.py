@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from titans_lm.config import MEMORY_ALONE
 from titans_lm.report.figures import Drawn, HeatMaps
+from titans_lm.report.models import remembers_alone
 from titans_lm.report.table import Table, markdown
-from titans_lm.train.settings import RULES
 
 Result = dict[str, Any]
 FORMAT = "titans-lm bench 1"
@@ -87,10 +86,6 @@ class Section:
         return [*parts, *(line for one in sources for line in ("", f"<small>{one}</small>"))]
 
 
-CHANGED_BY_D56 = (*MEMORY_ALONE, "hybrid", *RULES)
-"""Contenders with a memory behind another block, which once read the residual stream alone."""
-
-
 def is_earlier(result: Result) -> bool:
     """Whether a result is of before D43 or, where memories alone mix a block's tokens, of before D56."""
     if result.get("parameters_asked_for") is None:
@@ -99,7 +94,7 @@ def is_earlier(result: Result) -> bool:
     if not all("shape" in one for one in contenders):
         return True
     told = "memory_reads_embeddings" in result["settings"]["train"]["model"]
-    return not told and any(one["name"].partition(":")[0] in CHANGED_BY_D56 for one in contenders)
+    return not told and any(remembers_alone(one["name"]) for one in contenders)
 
 
 def status(result: Result) -> str:

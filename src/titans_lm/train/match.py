@@ -28,7 +28,7 @@ def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
     Blocks of a kind are alike, up to one norm of those that read embeddings (D56), so one of each is enough: making 24
     takes seconds even without weights.
     """
-    read = sum(reads_embeddings(config, place) for place in range(config.num_hidden_layers))
+    reading = sum(reads_embeddings(config, place) for place in range(config.num_hidden_layers))
     kinds = Counter(config.blocks)
     types = tuple(kinds) if len(kinds) > 1 else None
     one_each = dataclasses.replace(
@@ -37,7 +37,7 @@ def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
     model = model_without_weights(one_each, vocab_size)
     layers = model.base_model.get_submodule("backbone.layers").children()
     more = sum(size_of(one) * (times - 1) for one, times in zip(layers, kinds.values(), strict=True))
-    return size_of(model) + more + read * config.hidden_size
+    return size_of(model) + more + reading * config.hidden_size
 
 
 def match_parameters(config: BackboneConfig, vocab_size: int, target: int) -> BackboneConfig:
