@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ops.memory_cases import Case, assert_agree, disagreement, make_call
 from titans_lm import NeuralMemory
+from titans_lm.ops.chunkwise import ChunkedCall
 
 LINEAR = {"depth": 1, "residual": False, "norm": "none"}
 NETWORKS = {
@@ -113,6 +114,15 @@ def test_what_is_kept_of_a_small_call_is_what_would_be_made_again(case: Case, mo
         assert x.keys() == y.keys()
         wrong = {name: error for name, error in disagreement(x, y).items() if not error <= 1e-12}
         assert not wrong, f"{case}: kept and made again differ by {wrong}"
+
+
+@pytest.mark.parametrize("case", described(structures()[::5] + starts()[::5] + edges()[::9]))
+def test_a_call_that_is_kept_whole_as_on_a_gpu_gives_the_definition(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one group, although it has more than eight chunks."""
+    monkeypatch.setattr(ChunkedCall, "_is_kept", lambda call, group: not call.lags)
+    assert_agree(replace(case, tokens=10 * case.chunk), "reference", "chunked")
 
 
 def test_gradients_of_a_small_call_may_be_asked_for_again() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -38,6 +39,20 @@ def test_the_gradients_of_a_polynomial_are_right() -> None:
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     a = torch.rand(4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(polynomial, (x, a))
+
+
+@pytest.mark.parametrize(("channels", "degree"), [(5, 1), (1, 4), (5, 2), (4, 3), (3, 5)])
+def test_gathered_as_on_a_gpu_it_is_the_same(channels: int, degree: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 2, channels, dtype=torch.float64, requires_grad=True)
+    a = torch.rand(2, degree + 1, dtype=torch.float64, requires_grad=True)
+    towards = torch.randn(3, 2, math.comb(channels + degree, degree), dtype=torch.float64)
+    found = []
+    for gathers in (False, True):
+        monkeypatch.setattr(import_module("titans_lm.ops.polynomial"), "gathers", lambda x, it=gathers: it)
+        y = polynomial(x, a)
+        found.append([y, *torch.autograd.grad(y, (x, a), towards)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
 
 
 def cases() -> list[Case]:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from ops.memory_cases import Case, assert_agree, disagreement, make_call
 from titans_lm.config import MemoryConfig
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, tiles
+from titans_lm.ops.chunkwise import ChunkedCall
 
 LINEAR = Case(tokens=41, depth=1, residual=False, norm="none", chunk=1)
 MIXED = ("layer", "head", "channel")
@@ -33,7 +34,7 @@ CASES = [
 
 
 def use_tiles_of(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
-    monkeypatch.setattr(tiles, "largest_tile", lambda width, by_channel: tokens)
+    monkeypatch.setattr(tiles, "largest_tile", lambda width, by_channel, gpu: tokens)
     monkeypatch.setattr(tiles, "FEWEST_CHUNKS", 1)
 
 
@@ -51,6 +52,17 @@ def test_every_tile_gives_the_definition(case: Case, monkeypatch: pytest.MonkeyP
     for one, other in pairwise(found):
         for x, y in zip(one, other, strict=True):
             assert max(disagreement(x, y).values()) <= 1e-12
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tiles_of_a_call_that_is_kept_whole_as_on_a_gpu(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a group made is used for its gradients, and all tiles are one group."""
+    monkeypatch.setattr(ChunkedCall, "_is_kept", lambda call, group: not call.lags)
+    use_tiles_of(monkeypatch, 16)
+    call = make_call(case)
+    for x, y in zip(call.results("reference"), call.results("chunked"), strict=True):
+        wrong = {name: error for name, error in disagreement(x, y).items() if not error <= 1e-10}
+        assert not wrong, f"{case}: {wrong}"
 
 
 @pytest.mark.parametrize("chunk", [1, 5])

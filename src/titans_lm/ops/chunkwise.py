@@ -7,6 +7,7 @@ operations, keeps all that it made. Small chunks of a linear memory are worked o
 then what is called a chunk here.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,6 +47,15 @@ LEAST_CHUNKS = 8
 """Chunks of a group, where a call has as many."""
 KEPT = 2**20
 """Numbers that the inside of a call of one group may have, about, to be kept and not made again."""
+KEPT_SHARE = 64
+"""On a GPU, whose time goes to the number of operations at most sizes: the share of its memory, 1 / 64, that the inside
+of a call may take to be kept; the call then is one group."""
+
+
+@functools.cache
+def _memory(device: torch.device) -> int:
+    """Bytes of memory that a GPU has."""
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 def group_size(chunks: int) -> int:
@@ -89,17 +99,25 @@ class ChunkedCall:
         self.rows = BatchedNetwork(spec.network, B, *norm, inputs.initial or None)
         self.lags = spec.network.read_at == "anchor"
         size = lagging_group(N, inputs.q.shape[2]) if self.lags else group_size(N)
+        self.is_kept = self._is_kept(size)
+        size = N if self.is_kept else size
         self.groups = [slice(start, min(start + size, N)) for start in range(0, N, size)]
         self.inside: Inside | None = None
 
-    def is_kept(self) -> bool:
-        """Whether the inside of the call is worth keeping: a small one, whose time goes to the number of operations."""
-        if self.spec.inside is not None or self.lags or len(self.groups) > 1:
-            return False
+    def _is_kept(self, group: int) -> bool:
+        """Whether the inside of the call is worth keeping: a small one, whose time goes to the number of operations.
+
+        On a CPU that is a call of one group, not by tiles; on a GPU any that fits.
+        """
         x, (N, _, C, _, D) = self.inputs, self.inputs.q.shape
+        if self.lags or (not x.q.is_cuda and (self.spec.inside is not None or group < N)):
+            return False
         pairs = 3 * self.L * C * (D if len(x.gates) > 2 else 1)  # x hᵀ, G and their product; G by channel if gates are
         by_token = 12 * sum([w.shape[-1] for w in x.M]) + pairs
-        return 2 * (N + 1) * sum([w.numel() for w in x.M]) + x.q.numel() // D * by_token <= KEPT
+        numbers = 2 * (N + 1) * sum([w.numel() for w in x.M]) + x.q.numel() // D * by_token
+        if x.q.is_cuda:
+            return KEPT_SHARE * numbers * x.q.element_size() <= _memory(x.q.device)
+        return numbers <= KEPT
 
     def first_state(self) -> State:
         x = self.inputs
@@ -254,7 +272,7 @@ class _Chunked(torch.autograd.Function):
         inputs = Inputs.of(tensors, L, gates)
         N, B, _, H, D = inputs.v.shape
         call = ChunkedCall(spec, inputs)
-        again = 0 if call.is_kept() else N
+        again = 0 if call.is_kept else N
         saved = Saved([], *[x.new_empty(again, B * H, x.shape[2], D) for x in (inputs.k, inputs.q)])
         out, norms, (M, S, anchor) = call.forward(saved)
         ctx.call = call if call.inside is not None else None

@@ -5,8 +5,9 @@
 A monomial x_1^m_1 … x_D^m_D of degree i stands there once, times √(a_i i! / (m_1! … m_D!)).
 
 Monomials that begin with channel c are x_c times those of one degree less of channels c and later, which stand together
-at the end of the degree before. So all is slices, forward and backward: gathering channels costs several times as much,
-and torch's own gradients of slices fill one tensor with zeros for each of them.
+at the end of the degree before. So on a CPU all is slices, forward and backward: gathering channels costs several times
+as much, and torch's own gradients of slices fill one tensor with zeros for each of them. On a GPU an operation for each
+channel costs more than what it does, so there a degree is gathered at once.
 """
 
 import functools
@@ -41,9 +42,64 @@ def _count(channels: int, degree: int) -> int:
     return math.comb(channels + degree, degree) if degree >= 0 else 0
 
 
+def _degree(channels: int, degree: int) -> slice:
+    """Where the monomials of a degree are."""
+    return slice(_count(channels, degree - 1), _count(channels, degree))
+
+
 def _degrees(channels: int, degree: int) -> list[slice]:
     """Where the monomials of each degree are."""
-    return [slice(_count(channels, i - 1), _count(channels, i)) for i in range(degree + 1)]
+    return [_degree(channels, i) for i in range(degree + 1)]
+
+
+def gathers(x: Tensor) -> bool:
+    """Whether a degree is gathered at once."""
+    return x.is_cuda
+
+
+@torch.compiler.assume_constant_result
+def _factors(channels: int, degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of every monomial of a degree: its first channel, and the place of what is multiplied by it; both (n,)."""
+    return _find_factors(channels, degree, device)
+
+
+@functools.cache
+def _find_factors(channels: int, degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    found = [(c, place) for c, _, later in _slices(channels, degree) for place in range(later.start, later.stop)]
+    first, rest = torch.tensor(found, device=device).unbind(-1)
+    return first.contiguous(), rest.contiguous()
+
+
+def _make(x: Tensor, lower: Tensor, into: Tensor, degree: int) -> None:
+    """Write the monomials of a degree, without their factors."""
+    if gathers(x):
+        first, rest = _factors(x.shape[-1], degree, x.device)
+        torch.mul(x[..., first], lower[..., rest], out=into[..., _degree(x.shape[-1], degree)])
+        return
+    for c, where, later in _slices(x.shape[-1], degree):
+        into[..., where] = x[..., c : c + 1] * lower[..., later]
+
+
+def _lead_back(d: Tensor, dx: Tensor, x: Tensor, lower: Tensor, degree: int) -> None:
+    """Add gradients by the monomials of a degree to those by x and by the degree before; the constant leads nowhere."""
+    D = x.shape[-1]
+    if gathers(x):
+        (first, rest), here, before = _factors(D, degree, x.device), _degree(D, degree), _degree(D, degree - 1)
+        dx += _sums(d[..., here] * lower[..., rest], first, D)
+        if degree > 1:
+            d[..., before] += _sums(d[..., here] * x[..., first], rest - before.start, before.stop - before.start)
+        return
+    for c, where, later in _slices(D, degree):
+        dx[..., c] += torch.linalg.vecdot(d[..., where], lower[..., later])
+        if degree > 1:
+            d[..., later].addcmul_(d[..., where], x[..., c : c + 1])
+
+
+def _sums(x: Tensor, places: Tensor, count: int) -> Tensor:
+    """Add up the channels of one place: (…, n) to (…, count). A product, which adds in one order on every run."""
+    chosen = (places[:, None] == torch.arange(count, device=x.device)).to(x)
+    with torch.autocast(x.device.type, enabled=False):
+        return x @ chosen
 
 
 class _Polynomial(torch.autograd.Function):
@@ -57,8 +113,7 @@ class _Polynomial(torch.autograd.Function):
         parts = [multiplicity[here] * roots[..., i : i + 1] for i, here in enumerate(_degrees(D, p))]
         scales = torch.cat(parts, dim=-1)
         for i in range(1, p + 1):
-            for c, where, later in _slices(D, i):
-                (lower if i < p else out)[..., where] = x[..., c : c + 1] * lower[..., later]
+            _make(x, lower, lower if i < p else out, i)
         out[..., : lower.shape[-1]] = lower
         out *= scales
         ctx.save_for_backward(x, roots, lower, out, scales)
@@ -76,10 +131,7 @@ class _Polynomial(torch.autograd.Function):
         torch.mul(g, scales, out=d)
         dx = torch.zeros_like(x)
         for i in range(p, 0, -1):
-            for c, where, later in _slices(D, i):
-                dx[..., c] += torch.linalg.vecdot(d[..., where], lower[..., later])
-                if i > 1:  # the constant leads nowhere
-                    d[..., later].addcmul_(d[..., where], x[..., c : c + 1])
+            _lead_back(d, dx, x, lower, i)
         return dx, d_roots, None
 
 

@@ -36,15 +36,15 @@ FEWEST_CHUNKS = 3
 """Chunks of a tile from which it is faster than its chunks one after another (D37)."""
 
 
-def largest_tile(width: int, by_channel: bool) -> int:
-    """Tokens of a tile, at most, as measured on a CPU (D37).
+def largest_tile(width: int, by_channel: bool, gpu: bool = False) -> int:
+    """Tokens of a tile, at most, as measured (D37).
 
     The fewer tiles, the fewer passes over the state, D numbers for each of a token's; but every pair of a tile's tokens
-    counts, and with channel-wise gates so does every channel of it.
+    counts, and with channel-wise gates so does every channel of it. On a GPU the number of operations counts first.
     """
     if by_channel:
         return 8
-    return 32 if width <= 64 else 64
+    return 32 if width <= 64 and not gpu else 64
 
 
 def tile_size(
@@ -55,7 +55,7 @@ def tile_size(
     if len(state.M) > 1 or network.norm_weight is not None or not plain:
         return chunk_size
     width = min(state.M[0].shape[2:])  # keys wider than values make pairs cost more, and a pass over the state does not
-    most = largest_tile(width, any(x.dim() > 3 for gate in gates for x in gate))
+    most = largest_tile(width, any(x.dim() > 3 for gate in gates for x in gate), state.M[0].is_cuda)
     if FEWEST_CHUNKS * chunk_size > most:
         return chunk_size
     return max(1, min(most, length) // chunk_size) * chunk_size
