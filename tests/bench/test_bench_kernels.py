@@ -19,7 +19,7 @@ from titans_lm.bench.kernels import kernel_shapes
 from titans_lm.bench.registry import benchmarks
 from titans_lm.bench.run import Bench, kinds
 from titans_lm.bench.settings import AllSettings, KernelsSettings, OpsSettings
-from titans_lm.bench.sides import CPU, SIDES, beside_cases, left_out
+from titans_lm.bench.sides import CPU, HALF, SIDES, beside_cases, left_out
 from titans_lm.report.page import render_results
 
 SMALL = KernelsSettings(widths=(8,), expansions=(0, 2), chunks=(4,), memories=(2,), tokens=12, rounds=1, threads=1)
@@ -122,6 +122,12 @@ def test_on_a_gpu_it_is_said_what_is_not_installed(monkeypatch):
     assert reasons[6:] == [None, None]
     monkeypatch.setattr(sides, "find_spec", lambda name: name)
     assert [left_out(side, "cuda") for side in SIDES] == [None] * len(SIDES)
+
+
+def test_on_a_gpu_flash_attention_takes_no_float32():
+    every = {dtype: beside_cases(OpsSettings(dtype=dtype), "cuda") for dtype in ("float32", "bf16")}
+    cases = [[case for case in found if case.case.get("peer") == "flash-attention"] for found in every.values()]
+    assert [{case.missing for case in each} for each in cases] == [{HALF}, {None}]
 
 
 def test_lengths_are_those_asked_for_and_2k_to_64k_on_a_gpu():

@@ -40,6 +40,8 @@ class Runnable:
 def prepare(request: dict[str, Any]) -> torch.device:
     """Set threads, the limit on memory, the seed and the device as the request says."""
     device = torch.device(request["device"])
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # kernels and events go to the current one
     if request.get("threads"):
         torch.set_num_threads(request["threads"])
     if request.get("memory_limit") and device.type == "cpu":
@@ -258,9 +260,29 @@ def answer(request: dict[str, Any], work: Callable[[dict[str, Any], torch.device
 
 
 def serve(work: Callable[[dict[str, Any], torch.device], dict[str, Any]]) -> None:
-    """Be a worker: a request as JSON comes in, its answer as JSON goes out in a line of its own."""
+    """Be a worker until the input ends or a case fails: a request is a line of JSON, and its answer another one.
+
+    Nothing but answers goes out: what libraries print goes where their errors go.
+    """
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     # Libraries say on import what they would do faster with other libraries; the rows say what was measured.
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    result = answer(json.load(sys.stdin), work)
-    sys.stdout.write(f"\n{json.dumps(result)}\n")
+    for number, line in enumerate(sys.stdin):
+        if number:
+            forget()
+        result = answer(json.loads(line), work)
+        answers.write(f"{json.dumps(result)}\n")
+        answers.flush()
+        if "error" in result:  # after an error a GPU's context may be of no use any more
+            return
+
+
+def forget() -> None:
+    """Let go of what the case before left: memory, and code that was compiled."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

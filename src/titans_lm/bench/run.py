@@ -1,32 +1,28 @@
 """What `titans bench` runs: the check of the op first, then one kind of measurement or all of them.
 
-Cases run in processes of their own, one after the other; comparisons take turns, and their ratios are by round.
+Cases run one after the other (`processes.py`); comparisons take turns, and their ratios are by round.
 """
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from titans_lm.bench import gate
-from titans_lm.bench.registry import Benchmark, Case, Comparison, Place, Repeated, benchmarks
+from titans_lm.bench.processes import Worker, ask
+from titans_lm.bench.registry import Benchmark, Case, Cases, Comparison, Place, Repeated, benchmarks
 from titans_lm.bench.settings import ALLOCATORS, BenchSettings
 from titans_lm.report.section import FORMAT
 from titans_lm.train.device import asked_threads, choose_device, hardware, machine_memory, usable_cores
 from titans_lm.train.files import write_json
 from titans_lm.train.options import plain_settings, written_command
 
-WORKER = ("-m", "titans_lm.bench.worker")
 WARMUP, WARMUP_SECONDS = 8, 3.0
 """Runs of a warm-up, and the time after which it ends in any case: at least one run, and with the tuned allocator a few
 more until the heap has its size."""
-MATMUL, QUICK_MATMUL = 2048, 128
+MATMUL, GPU_MATMUL, QUICK_MATMUL = 2048, 8192, 128
+"""Rows of the square matrices beside every case: on a GPU smaller products measure how long it takes to start one."""
 Say = Callable[[str], None]
 Row = dict[str, Any]
 
@@ -72,15 +68,20 @@ def kinds(settings: BenchSettings) -> dict[str, BenchSettings]:
 
 
 class Bench:
-    """One run of a benchmark: its settings, where progress goes, and whether it is the only one."""
+    """One run of a benchmark: its settings, where progress goes, and whether it is the only one.
+
+    On a CPU every case has a process of its own: its peak of memory is one of the process, and its allocator is told by
+    the environment. On a GPU torch counts the memory, and cases of ours share a process, which takes seconds to start.
+    """
 
     def __init__(self, settings: BenchSettings, device: str, say: Say, *, alone: bool = True) -> None:
         self.settings, self.device, self.say, self.alone = settings, device, say, alone
         self.threads = settings.threads or asked_threads() or usable_cores()
+        self.shared, self.worker = device.partition(":")[0] == "cuda", Worker(self.threads)
         self.started = time.perf_counter()
 
     def measure(self, case: Case, where: str = "") -> dict[str, Any]:
-        """Run one worker; the row has its numbers, or the reason why there are none."""
+        """Let a worker run it; the row has its numbers, or the reason why there are none."""
         row = {"label": case.label, "side": case.side, "kind": case.kind, "mode": case.mode, "case": case.case}
         found = self._run(case) if case.missing is None else {"error": case.missing}
         name = f"{case.label}{f', {case.mode}' if case.mode else ''}{'' if where else _allocator(case)}"
@@ -117,15 +118,9 @@ class Bench:
 
     def run(self, name: str, benchmark: Benchmark, check: dict[str, Any]) -> dict[str, Any]:
         """Give a benchmark the rows of its cases one after another, and write its file."""
-        cases, rows, found = benchmark.cases(self.settings, Place(self.device, self.say, self.alone)), [], None
-        while True:
-            try:
-                asked = cases.send(found)
-            except StopIteration as end:
-                header: dict[str, Any] = {"what": name, "check": {}, **(end.value or {})}
-                break
-            found = self.rows(asked)
-            rows += found if isinstance(found, list) else [found]
+        with self.worker:
+            rows, own = self.measured(benchmark.cases(self.settings, Place(self.device, self.say, self.alone)))
+        header: dict[str, Any] = {"what": name, "check": {}, **own}
         result = {
             "format": FORMAT,
             "what": header.pop("what"),
@@ -145,6 +140,17 @@ class Bench:
         write_json(path, result)
         self.say(f"{result['what']}: {path}")
         return result
+
+    def measured(self, cases: Cases) -> tuple[list[Row], dict[str, Any]]:
+        """Give the rows of all cases, and what the benchmark changes in the header."""
+        rows, found = [], None
+        while True:
+            try:
+                asked = cases.send(found)
+            except StopIteration as end:
+                return rows, end.value or {}
+            found = self.rows(asked)
+            rows += found if isinstance(found, list) else [found]
 
     def rows(self, asked: Case | list[Case] | Comparison | Repeated) -> Row | list[Row]:
         """Measure what a benchmark asks for."""
@@ -168,36 +174,12 @@ class Bench:
             "repeats": s.repeats,
             "warmup": 2 if s.quick else WARMUP,
             "warmup_seconds": WARMUP_SECONDS,
-            "matmul": QUICK_MATMUL if s.quick else MATMUL,
+            "matmul": QUICK_MATMUL if s.quick else GPU_MATMUL if self.shared else MATMUL,
             **case.settings,
         }
+        if self.shared and case.python is None:
+            return self.worker.ask(request, s.timeout)
         return ask(request, case, s.timeout, self.threads)
-
-
-def ask(request: dict[str, Any], case: Case, timeout: float, threads: int) -> dict[str, Any]:
-    """Send a request to a fresh worker and read its answer; a worker that dies or takes too long is an error row."""
-    if case.python is None:
-        command = [sys.executable, *WORKER]
-    else:
-        command = [str(case.python), "-P", str(Path(__file__).with_name("peer_side.py"))]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    environment |= {**ALLOCATORS[case.allocator], "OMP_NUM_THREADS": str(threads)}
-    if case.python is None:  # a bare checkout works too
-        here = str(Path(__file__).parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [environment.get("PYTHONPATH")])])
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, timeout=timeout, env=environment,
-            check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {"error": f"stopped after {timeout:.0f} seconds"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode != 0 or not lines:
-        last = done.stderr.strip().splitlines()
-        reason = last[-1] if last else "no message"
-        return {"error": f"the worker ended with code {done.returncode}: {reason}"}
-    return json.loads(lines[-1])
 
 
 def merged(rows: list[dict[str, Any]]) -> dict[str, Any]:

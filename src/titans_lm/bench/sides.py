@@ -23,6 +23,7 @@ from titans_lm.bench.settings import OpsSettings
 LENGTHS = (2048, 4096, 8192, 16_384, 32_768, 65_536)
 """Tokens of a row on a GPU, where none are asked for."""
 CPU = "left out: needs a CUDA device"
+HALF = "left out: takes numbers of 16 bits only (--dtype bf16)"
 MAMBA_STATE = 128
 """Numbers of state for each channel of Mamba2, its own default."""
 MAMBA_CHUNK = 256
@@ -40,6 +41,8 @@ class Side(NamedTuple):
     install: str = ""
     gpu: bool = True
     """Whether it runs on a GPU only."""
+    half: bool = False
+    """Whether on a GPU it takes numbers of 16 bits only."""
     modes: tuple[str, ...] = ("forward", "forward+backward")
 
 
@@ -115,7 +118,7 @@ def mamba2(draw: Draw) -> Run:
     return lambda: scan(x, dt, -A, into, out, MAMBA_CHUNK)
 
 
-@side("FlashAttention (torch)", "flash-attention", gpu=False)
+@side("FlashAttention (torch)", "flash-attention", gpu=False, half=True)
 def flash_attention(draw: Draw) -> Run:
     q, k, v = (draw.tokens() for _ in range(3))
 
@@ -164,7 +167,7 @@ def beside_cases(settings: OpsSettings, device: str) -> list[Case]:
             mode=mode,
             case={**base, **side.case, "tokens": T},
             side="ours" if side.kind == "op" else side.label,
-            missing=left_out(side, device),
+            missing=left_out(side, device, settings.dtype),
         )
         for T in lengths(settings, device)
         for side in SIDES
@@ -181,10 +184,12 @@ def lengths(settings: OpsSettings, device: str) -> tuple[int, ...]:
     return LENGTHS if device != "cpu" and not asked else settings.lengths
 
 
-def left_out(side: Side, device: str) -> str | None:
+def left_out(side: Side, device: str, dtype: str = "bf16") -> str | None:
     """Why a side cannot be measured here; None where it can."""
     if side.gpu and device == "cpu":
         return CPU
+    if side.half and device != "cpu" and dtype == "float32":
+        return HALF
     if side.needs is not None and find_spec(side.needs) is None:
         return f"left out: {side.needs} is not installed ({side.install})"
     return None

@@ -146,7 +146,8 @@ def model(request: dict[str, Any], device: torch.device) -> Runnable:
         setattr(made.generation_config, setting, None)
     if case.get("compiled"):
         made.compile_decoding()
-    step, tokens, calls = MODES[request["mode"]](made, case, device)
+    with autocast(request, device):  # a context is kept in the precision that it goes on in
+        step, tokens, calls = MODES[request["mode"]](made, case, device)
 
     def run() -> None:
         with autocast(request, device):
@@ -331,7 +332,7 @@ def stream(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
     start = resident(device)
     model = make_model(case).to(device).eval()
     carried, records, seen = None, [], 0
-    with torch.no_grad():
+    with torch.no_grad(), autocast(request, device):
         while seen < case["tokens"]:
             piece = min(case["window"], case["tokens"] - seen)
             took, carried = read_window(model, case, piece, carried, device)

@@ -1,0 +1,133 @@
+"""The processes that cases run in: one for each on a CPU and for a peer, one for all of ours on a GPU."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from titans_lm.bench.registry import Case
+from titans_lm.bench.settings import ALLOCATORS
+
+OURS = (sys.executable, "-m", "titans_lm.bench.worker")
+PIECE = 65_536
+Row = dict[str, Any]
+
+
+def ask(request: dict[str, Any], case: Case, timeout: float, threads: int) -> Row:
+    """Send a request to a fresh worker and read its answer; a worker that dies or takes too long is an error row."""
+    peer = [str(case.python), "-P", str(Path(__file__).with_name("peer_side.py"))]
+    environment = environment_of(case.allocator, threads, ours=case.python is None)
+    try:
+        done = subprocess.run(
+            OURS if case.python is None else peer, input=json.dumps(request), capture_output=True, text=True,
+            timeout=timeout, env=environment, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return too_long(timeout)
+    lines = done.stdout.strip().splitlines()
+    return died(done.returncode, done.stderr) if done.returncode != 0 or not lines else json.loads(lines[-1])
+
+
+def environment_of(allocator: str, threads: int, *, ours: bool) -> dict[str, str]:
+    """Give a worker's environment: this one's, with that allocator and no other, and so many threads."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    environment |= {**ALLOCATORS[allocator], "OMP_NUM_THREADS": str(threads)}
+    if ours:  # a bare checkout works too
+        here = str(Path(__file__).parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [environment.get("PYTHONPATH")])])
+    return environment
+
+
+def too_long(timeout: float) -> Row:
+    return {"error": f"stopped after {timeout:.0f} seconds"}
+
+
+def died(code: int, errors: str) -> Row:
+    """Say how a worker ended, and why as far as it told."""
+    last = errors.strip().splitlines()
+    return {"error": f"the worker ended with code {code}: {last[-1] if last else 'no message'}"}
+
+
+class Worker:
+    """One process for many cases, one after another: it starts with the first, and anew after one that failed.
+
+    An error on a GPU leaves nothing there that can be relied on, so whatever goes wrong is the process's last case.
+    """
+
+    def __init__(self, threads: int, command: Sequence[str] = OURS) -> None:
+        self.threads, self.command = threads, command
+        self.process: subprocess.Popen[bytes] | None = None
+        self.errors: BinaryIO | None = None
+        self.unread = b""
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def ask(self, request: dict[str, Any], timeout: float) -> Row:
+        """Send a request and read its answer; a worker that dies or takes too long is an error row."""
+        deadline = time.monotonic() + timeout
+        process, errors = self._started()
+        before = os.fstat(errors.fileno()).st_size  # what earlier cases said is no reason
+        try:
+            with suppress(BrokenPipeError):  # it is dead: the end of its output tells
+                cast("BinaryIO", process.stdin).write(json.dumps(request).encode() + b"\n")
+            row = self._row(cast("BinaryIO", process.stdout), deadline)
+            if row is None:
+                code = process.wait(max(0.0, deadline - time.monotonic()))
+                errors.seek(before)
+                row = died(code, errors.read().decode(errors="replace"))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            row = too_long(timeout)
+        except BaseException:  # ctrl-c in the middle of a case: the next answer would be this one's
+            self.end()
+            raise
+        if "error" in row:
+            self.end()
+        return row
+
+    def end(self) -> None:
+        """End the process, if there is one, and what it started."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            for stream in (self.process.stdin, self.process.stdout, self.errors):
+                if stream is not None:
+                    stream.close()
+        self.process, self.errors, self.unread = None, None, b""
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], BinaryIO]:
+        if self.process is None or self.errors is None:
+            # no pipe, which would be full one day, as nobody reads it; it lives as long as the process
+            self.errors = tempfile.TemporaryFile()  # noqa: SIM115
+            # a group of its own: its helpers, such as compilers, end with it, and ctrl-c reaches it through `end` only
+            self.process = subprocess.Popen(
+                self.command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+                env=environment_of("default", self.threads, ours=True), start_new_session=True,
+            )  # fmt: skip
+        return self.process, self.errors
+
+    def _row(self, output: BinaryIO, deadline: float) -> Row | None:
+        """Read lines until one is a row; None where the output ends, TimeoutError at the deadline."""
+        while True:
+            line, found, self.unread = self.unread.partition(b"\n")
+            if not found:
+                if not select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    raise TimeoutError
+                part = os.read(output.fileno(), PIECE)
+                if not part:
+                    return None
+                self.unread = line + part
+            elif line.startswith(b"{"):
+                return json.loads(line)
