@@ -18,7 +18,7 @@ from titans_lm.train.device import asked_threads, choose_device, hardware, machi
 from titans_lm.train.files import write_json
 from titans_lm.train.options import plain_settings, written_command
 
-WARMUP, WARMUP_SECONDS = 8, 3.0
+WARMUP, WARMUP_SECONDS, GPU_WARMUP_SECONDS = 8, 3.0, 1.0
 """Runs of a warm-up, and the time after which it ends in any case: at least one run, and with the tuned allocator a few
 more until the heap has its size."""
 MATMUL, GPU_MATMUL, QUICK_MATMUL = 2048, 8192, 128
@@ -173,7 +173,7 @@ class Bench:
             "memory_limit": int(limit),
             "repeats": s.repeats,
             "warmup": 2 if s.quick else WARMUP,
-            "warmup_seconds": WARMUP_SECONDS,
+            "warmup_seconds": GPU_WARMUP_SECONDS if self.shared else WARMUP_SECONDS,
             "matmul": QUICK_MATMUL if s.quick else GPU_MATMUL if self.shared else MATMUL,
             **case.settings,
         }
