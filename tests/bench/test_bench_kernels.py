@@ -39,9 +39,12 @@ def test_the_kernels_are_a_kind_of_their_own():
 
 
 def test_the_grid_holds_what_kernels_do():
-    shapes = kernel_shapes(KernelsSettings(widths=(64, 128), expansions=(0, 4), chunks=(16, 64), memories=(8,)))
+    shapes = kernel_shapes(KernelsSettings(widths=(64, 128), expansions=(0, 4), chunks=(16, 32, 64), memories=(8,)))
     sizes = {(s["case"]["width"], s["case"]["chunk"], s["case"]["depth"]) for s in shapes}
-    assert sizes == {(64, 16, 1), (64, 64, 1), (64, 16, 2), (64, 64, 2), (128, 16, 1), (128, 16, 2)}
+    assert sizes == {
+        (64, 16, 1), (64, 32, 1), (64, 64, 1), (64, 16, 2), (64, 32, 2),
+        (128, 16, 1), (128, 32, 1), (128, 16, 2), (128, 32, 2),
+    }  # fmt: skip
     assert {s["mode"] for s in shapes} == {"forward", "forward+backward", "decode"}
     assert {s["case"]["tokens"] for s in shapes if s["mode"] == "decode"} == {1}
 

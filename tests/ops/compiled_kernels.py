@@ -1,6 +1,6 @@
 """Compile every kernel for an H100 without one, as far as its machine code; a script, in a process of its own.
 
-At the largest chunk of heads of 64 channels, where shared memory is scarcest, and with the smallest tile.
+At the largest chunks of heads of 64 channels, where shared memory is scarcest, and with the smallest tile.
 """
 
 import sys
@@ -9,6 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from titans_lm.ops.triton import LARGEST_CHUNK, LARGEST_DEEP_CHUNK
 from titans_lm.ops.triton.kernels.decode import deep_step, linear_step
 from titans_lm.ops.triton.kernels.deep import deep_forward
 from titans_lm.ops.triton.kernels.deep_adjoint import deep_read_adjoint
@@ -21,7 +22,7 @@ KERNELS = (
 )  # fmt: skip
 CONSTANTS = {
     "ACT": 0, "NORM": 2, "RESIDUAL": True, "DOT": False, "INIT": True, "REPLAY": False, "FRESH": False,
-    "PRECISION": "tf32", "BC": 64, "BD": 64, "BF": 16,
+    "PRECISION": "tf32", "BC": None, "BD": 64, "BF": 16,
 }  # fmt: skip
 SIZES = ("n", "R", "H", "C", "D", "F")
 SHARED = 227 * 1024
@@ -37,10 +38,11 @@ def compile_kernel(kernel: triton.runtime.Autotuner) -> int:
             return "constexpr"
         return "i32" if name in SIZES else "*i32" if name == "complete" else "*fp32"
 
+    constants = {**CONSTANTS, "BC": LARGEST_DEEP_CHUNK if "deep" in function.__name__ else LARGEST_CHUNK}
     source = ASTSource(
         fn=function,
         signature={name: kind(name) for name in function.arg_names},
-        constexprs={name: CONSTANTS[name] for name in function.arg_names if name in CONSTANTS},
+        constexprs={name: constants[name] for name in function.arg_names if name in constants},
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "num_stages": 1})
     assert compiled.asm["cubin"]

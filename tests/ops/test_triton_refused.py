@@ -29,6 +29,7 @@ def run(case: Case, **more: Any) -> None:
         (Case(gates=("head", "channel", "head")), "channel-wise gates"),
         (Case(chunk=65, tokens=2), "chunk_size=65"),
         (Case(width=129, expansion=1, heads=1, tokens=2), "heads of 129 channels"),
+        (Case(chunk=33, tokens=2), "a memory of two layers and chunk_size=33"),
         (Case(width=65, expansion=1, heads=1, tokens=2, chunk=33), "heads of 65 channels and chunk_size=33"),
     ],
     ids=str,
@@ -101,5 +102,6 @@ except ValueError as error:
 def test_tiles_hold_what_they_must() -> None:
     """A tile is a power of two and at least 16, which is what a product of the hardware takes."""
     assert [support.power_of_two(n) for n in (1, 16, 17, 64, 65, 128)] == [16, 16, 32, 64, 128, 128]
-    assert support.unsupported([(64, 256), (256, 64)], 64) is None
+    assert support.unsupported([(64, 256), (256, 64)], 32) is None
+    assert support.unsupported([(64, 64)], 64) is None
     assert support.unsupported([(128, 512), (512, 128)], 32) is None

@@ -163,6 +163,17 @@ def test_a_gpu_has_a_column_with_its_name():
     assert cells(text, "titans-pytorch NeuralMemory")[-1] == "not measured"
 
 
+def test_models_in_turn_on_a_gpu_have_a_section_with_its_name():
+    cpu = result("training", [row("mac", 20.0, comparison="5M", against={})])
+    head = {**cpu["hardware"], "gpus": ["A GPU"]}
+    gpu = {**cpu, "device": "cuda", "dtype": "bf16", "hardware": head, "file": "training-cuda-bf16.json"}
+    gpu["rows"] = [row("lmm", 9999.0, comparison="5M", against={}), row("sliding", 3.0, comparison="5M", against={})]
+    text = pages({**found(), "training": [cpu, gpu]}, "x")["speed"]
+    assert "## Training steps\n" in text
+    alone = text.partition("## Training steps, A GPU, bf16\n")[2]
+    assert [line.split("|")[2].strip() for line in alone.splitlines() if line.startswith("| 5M")] == ["lmm", "sliding"]
+
+
 def test_a_row_that_failed_says_why():
     text = speed(scaling=[scaling()])
     assert cells(text, "1 × 131,072")[1:3] == ["failed: no memory", "–"]

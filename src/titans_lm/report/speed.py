@@ -226,12 +226,17 @@ def stream_plot(rows: list[Result]) -> Plot:
     )  # fmt: skip
 
 
+def titled(title: str, result: Result) -> str:
+    """Name a section, with the GPU and the precision where there is one."""
+    return title if result["device"] == "cpu" else ", ".join([title, *result["hardware"]["gpus"][:1], result["dtype"]])
+
+
 KINDS: dict[str, tuple[str, Callable[[Result], list[Table]]]] = {
     "scaling": ("Long texts", scaling),
     "peers": ("Beside peers", peers),
     "model": ("Language models", models),
     "ops": ("The op alone", ops),
-    "training": ("Training of memories beyond the paper", in_turn),
+    "training": ("Training steps", in_turn),
     "tnt": ("TNT beside plain memories", in_turn),
     "ops-triton": ("The kernels beside others", kernels),
     "kernels": ("The kernels beside the chunked backend", kernels),
@@ -239,11 +244,11 @@ KINDS: dict[str, tuple[str, Callable[[Result], list[Table]]]] = {
 SECTIONS = {
     kind: Section(
         topic=lambda _: "speed",
-        heading=lambda _, title=title: title,
+        heading=lambda result, title=title: titled(title, result),
         tables=tables,
         plots=scaling_plots if kind == "scaling" else lambda _: {},
-        # files of other devices and precisions stand in columns; what needs a GPU has a section for each file
-        group=lambda result, alone=tables is kernels: result["file"] if alone else "",
+        # files of other devices stand in columns; kernels, and models in turn, have a section for each file
+        group=lambda result, alone=tables in (kernels, in_turn): result["file"] if alone else "",
     )
     for kind, (title, tables) in KINDS.items()
 }

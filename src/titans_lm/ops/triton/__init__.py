@@ -1,7 +1,7 @@
 """Fused kernels in Triton behind the signature of every backend: a linear memory, and one of two layers.
 
 Triton is known by name only, and imported when the first call asks for it. What the kernels do not do is refused with a
-ValueError that says what they do. Experimental: never measured on a GPU. Design and numbers: docs/kernels.md.
+ValueError that says what they do. Experimental. Design, and what ran on a GPU: docs/kernels.md.
 """
 
 import importlib
@@ -19,6 +19,9 @@ __all__ = ["fused"]
 
 LARGEST_HEAD = 128
 LARGEST_CHUNK = 64
+LARGEST_DEEP_CHUNK = 32
+"""Tokens of a chunk of a memory of two layers. With 64 its gradients spilled every register, took minutes to compile,
+and ended in an illegal access to memory on an H200 (triton 3.6)."""
 LARGEST_TILE = 4096
 """Numbers of a chunk of one head, both sizes rounded up to a power of two: more does not fit in shared memory."""
 ELSEWHERE = 'backend="chunked" does everything'
@@ -59,9 +62,9 @@ def check_supported(
     if got is not None:
         raise ValueError(
             f'got backend="triton" with {got}; expected a linear memory or one of two layers, heads of at most '
-            f"{LARGEST_HEAD} channels, chunks of at most {LARGEST_CHUNK} tokens ({LARGEST_TILE:,} numbers of a chunk "
-            f"together), gates per head or per head and layer, objective l2 or dot, read_at token, no window, "
-            f"return_surprise False or True; {ELSEWHERE}"
+            f"{LARGEST_HEAD} channels, chunks of at most {LARGEST_CHUNK} tokens, {LARGEST_DEEP_CHUNK} with two layers "
+            f"({LARGEST_TILE:,} numbers of a chunk together), gates per head or per head and layer, objective l2 or "
+            f"dot, read_at token, no window, return_surprise False or True; {ELSEWHERE}"
         )
     check_device(q.device, q.dtype)
 
@@ -79,6 +82,8 @@ def unsupported(shapes: list[tuple[int, ...]], chunk_size: int) -> str | None:
         return f"chunk_size={chunk_size}"
     if power_of_two(width) * power_of_two(chunk_size) > LARGEST_TILE:
         return f"heads of {width} channels and chunk_size={chunk_size}"
+    if len(shapes) == 2 and chunk_size > LARGEST_DEEP_CHUNK:
+        return f"a memory of two layers and chunk_size={chunk_size}"
     return None
 
 
