@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans_lm.config import THRESHOLDS, Backend, SurpriseSizes, check_choice
+from titans_lm.ops.matmul import needs_grad
 from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters, recall
 from titans_lm.ops.opaque import run_opaque
 from titans_lm.ops.recurrent import can_step, recall_one
@@ -98,13 +99,12 @@ def read(
     Raises ValueError when the weights are not those of a memory for these queries.
     """
     check_read(M, q, network)
-    dtype = state_dtype(torch.promote_types(q.dtype, M[0].dtype))
+    dtype = state_dtype(q.dtype if q.dtype == M[0].dtype else torch.promote_types(q.dtype, M[0].dtype))
     with full_precision(q.device.type):
         weights = tuple([w.to(dtype) for w in M])
         parameters = norm_parameters(network, dtype)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            followed = any([x is not None and x.requires_grad for x in (q, *weights, *parameters)])
-            how = recall if followed else forward
+            how = recall if needs_grad(q, *weights, *parameters) else forward
         else:
             how = recall_one if q.shape[1] == 1 and not torch.is_grad_enabled() else forward
         return how(weights, q.to(dtype).transpose(1, 2), network, *parameters).transpose(1, 2).to(q.dtype)

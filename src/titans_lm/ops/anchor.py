@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans_lm.ops.chunk_backward import ChunkBackward
-from titans_lm.ops.chunk_forward import BatchedNetwork, ChunkStates, ReadCache, by_chunk, flat, halves
+from titans_lm.ops.chunk_forward import BatchedNetwork, ChunkStates, ReadCache, by_chunk, halves
 from titans_lm.ops.gates import Adjoint, ChunkGates, Gates, Grads, by_gate
 from titans_lm.ops.matmul import add_bmm_, bmm
 from titans_lm.ops.network import activate_into, activation_grad
@@ -29,7 +29,7 @@ def end_gates(
         for layer in zip(*by_gate(tuple(leaves)), strict=True):
             theta, eta, alpha = ((x if x.dim() == 5 else x.unsqueeze(-1)).transpose(2, 3) for x in layer)
             there = torch.ones_like(eta[..., :1]) if present is None else present.unsqueeze(-1).to(eta.dtype)
-            layers.append(ChunkGates(*(x.flatten(1, 2) for x in weights_at_end(theta, eta, alpha, there))))
+            layers.append(ChunkGates(*(x.flatten(0, 2) for x in weights_at_end(theta, eta, alpha, there))))
 
     def back(grads: Grads) -> list[Tensor]:
         names = [name for name in ChunkGates._fields if name != "G"]
@@ -69,11 +69,12 @@ def _shifted(x: Tensor, step: int, beyond: float) -> Tensor:
     return torch.cat((x[..., step:, :], torch.full_like(x[..., :step, :], beyond)), dim=-2)
 
 
-def anchors(states: ChunkStates, layer: int, n: int) -> Tensor:
-    """The anchors of a group's chunks, (n, R, D_in, D_out)."""
-    if all(states.aliased):
-        return halves(states.both[layer])[0][:n]
-    return torch.stack([anchor[layer] for anchor in states.anchors])
+def anchors(states: ChunkStates, layer: int, X: int) -> Tensor:
+    """The anchors of a group's X = n R rows, (X, D_in, D_out)."""
+    n = X // len(states.at[layer][0])
+    if all(states.aliased[:n]):
+        return halves(states.both[layer])[0][:X]
+    return torch.cat([anchor[layer] for anchor in states.anchors[:n]])
 
 
 def read_anchors(rows: BatchedNetwork, q: Tensor, states: ChunkStates, kept: Tensor | None = None) -> ReadCache:
@@ -84,9 +85,8 @@ def read_anchors(rows: BatchedNetwork, q: Tensor, states: ChunkStates, kept: Ten
         if layer > 0:
             x = activate_into(found.pre[-1], torch.empty_like(found.pre[-1]), rows.network.activation)
         again = kept is not None and layer == L - 1
-        W = anchors(states, layer, q.shape[0])
         found.inputs.append(x)
-        found.pre.append(kept if again else bmm(flat(x), flat(W)).view(*x.shape[:-1], -1))
+        found.pre.append(kept if again else bmm(x, anchors(states, layer, len(q))))
     return found
 
 
@@ -98,14 +98,13 @@ class AnchorBackward(ChunkBackward):
         for layer in range(self.L - 1, -1, -1):
             g = self.gates[layer]
             self.d_read.insert(0, dz)
-            W = anchors(self.states, layer, self.n)
-            dx = bmm(flat(dz), flat(W).transpose(1, 2)).view(*dz.shape[:-1], -1)
+            dx = bmm(dz, anchors(self.states, layer, len(dz)).mT)
             self.gate_grads[layer] |= {"a": torch.zeros_like(g.a), "f": torch.zeros_like(g.f)}
             self.d_deltas.insert(0, torch.zeros_like(self.written.deltas[layer]))
             self.d_inputs.insert(0, torch.zeros_like(self.written.inputs[layer]))
             if layer > 0:
                 dz = activation_grad(dx, found.pre[layer - 1], torch.empty_like(dx), self.act)
-        self.read_t = by_chunk([x.mT for x in found.inputs])
+        self.read_t = by_chunk(found.inputs, self.rows.count, transposed=True)
         return dx + d_out if self.rows.network.residual else dx
 
     def _errors(self, i: int, d_anchor: list[Tensor]) -> None:

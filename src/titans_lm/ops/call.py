@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from titans_lm.config import SurpriseSizes
@@ -13,20 +14,33 @@ from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.tiles import System
 
 State = tuple[Weights, Weights, Weights | None]
-"""M, S and the anchor by rows, (R, D_in, D_out); an anchor of None is M itself."""
+"""M and S, (B, H, D_in, D_out), and the anchor by rows, (R, D_in, D_out); an anchor of None is M itself."""
+
+
+def copied(state: State, into: Sequence[Tensor] = ()) -> State:
+    """Copies of a state's tensors, in the given ones as far as they go."""
+    given, parts = iter(into), []
+    for part in state:
+        copies = []
+        for x in part or ():
+            buffer = next(given, None)
+            copies.append(x.clone(memory_format=torch.contiguous_format) if buffer is None else buffer.copy_(x))
+        parts.append(None if part is None else tuple(copies))
+    M, S, anchor = parts
+    return M, S, anchor
 
 
 class Saved(NamedTuple):
     """What the forward pass keeps for the backward pass besides its inputs.
 
     `starts` is the state before every group but the first. `written` and `read` are z_L of the keys at the anchor and
-    of the queries, (N, R, C, D): the size of k and of o, and with them the last layer's products are not made again.
-    Both are empty where the call keeps its inside.
+    of the queries, (n R, C, D) for each group: the size of k and of o, and with them the last layer's products are not
+    made again. Both are empty where the call keeps its inside.
     """
 
     starts: list[State]
-    written: Tensor
-    read: Tensor
+    written: list[Tensor]
+    read: list[Tensor]
 
 
 class Inside(NamedTuple):

@@ -17,13 +17,11 @@ from titans_lm.ops.chunk_forward import (
     Tokens,
     WriteCache,
     by_chunk,
-    by_head,
     chunk_ends,
-    flat,
     halves,
     heads_first,
     inner_residual,
-    times_shared,
+    rows_first,
 )
 from titans_lm.ops.errors import pull, pull_backward
 from titans_lm.ops.gates import ChunkGates
@@ -35,20 +33,23 @@ from titans_lm.ops.network import LAYER_NORM_EPS, activation_grad, layer_norm_ba
 class StateGrads:
     """Gradients by the state after the chunk at hand, led back chunk by chunk; `anchor` None is zero.
 
-    `both` has those by W and by S as halves, (R, 2 D_in, D_out).
+    `both` has those by W and by S as halves, (R, 2 D_in, D_out). `memory` is those by W, and `W` and `S` are both by
+    head, (B, H, D_in, D_out).
     """
 
     both: list[Tensor]
     anchor: list[Tensor] | None
+    heads: int
 
     def __post_init__(self) -> None:
-        self.W = [halves(x)[0] for x in self.both]
-        self.S = [halves(x)[1] for x in self.both]
+        by_head = [halves(x.unflatten(0, (-1, self.heads))) for x in self.both]
+        self.memory = [halves(x)[0] for x in self.both]
+        self.W, self.S = [W for W, _ in by_head], [S for _, S in by_head]
 
 
 @dataclass
 class Parameters:
-    """Gradients by what all chunks share, added up: LayerNorm (R, 1, D) and M_init (H, D_in, D_out).
+    """Gradients by what all chunks share, added up: LayerNorm (H, D) and M_init (H, D_in, D_out).
 
     What the network lacks is empty and stays so.
     """
@@ -73,7 +74,7 @@ class ChunkBackward:
         self.rows, self.tokens, self.gates, self.states, self.written = rows, tokens, gates, states, written
         self.shared = shared
         self.act = rows.network.activation
-        self.n, self.L = tokens.q.shape[0], len(gates)
+        self.n, self.L = len(tokens.q) // rows.count, len(gates)
         self.gate_grads: list[dict[str, Tensor]] = [{} for _ in gates]
         self.d_inputs: list[Tensor] = []  # h̄_{l−1}
         self.d_deltas: list[Tensor] = []  # δ̄_l
@@ -92,21 +93,16 @@ class ChunkBackward:
     # Reads: all chunks at once.
 
     def _reads(self, d_out: Tensor, found: ReadCache) -> Tensor:
-        rows, n = self.rows, self.n
+        rows = self.rows
         dx = dz = self._output(d_out, found.pre[-1])
         for layer in range(self.L - 1, -1, -1):
             g, x = self.gates[layer], found.inputs[layer]
             self.d_read.insert(0, dz)
-            shape = x.shape
-            d_both = bmm(flat(dz), flat(self.states.both[layer][:n]).transpose(1, 2))
-            d_kept, d_past = d_both.view(*shape[:-1], -1).chunk(2, dim=-1)
+            d_kept, d_past = bmm(dz, self.states.both[layer][: len(x)].mT).chunk(2, dim=-1)
             through_init = None
             if rows.decay_target is not None:
-                initial = rows.decay_target[layer]
-                through_init = times_shared(dz, initial.transpose(1, 2), rows)
-                d_kept -= through_init
-                forgotten = heads_first(x - found.both[layer][..., : shape[-1]], rows)
-                add_bmm_(self.shared.initial[layer], forgotten.transpose(1, 2), heads_first(dz, rows))
+                forgotten = x - found.both[layer][..., : x.shape[-1]]
+                through_init = self._through_init(layer, rows.decay_target[layer], dz, d_kept, forgotten)
             self.gate_grads[layer] |= {
                 "a": (d_kept * x).sum_to_size(g.a.shape),
                 "f": (d_past * x).sum_to_size(g.f.shape),
@@ -118,24 +114,36 @@ class ChunkBackward:
                 dz = activation_grad(dx, found.pre[layer - 1], torch.empty_like(dx), self.act)
         return dx + d_out if rows.network.residual else dx
 
+    def _through_init(self, layer: int, initial: Tensor, dz: Tensor, d_kept: Tensor, forgotten: Tensor) -> Tensor:
+        """Through ((1 − a) ∘ x) W_init: takes its part from the gradient by a ∘ x, and returns the one by x."""
+        by_head = heads_first(dz, self.rows)
+        add_bmm_(self.shared.initial[layer], heads_first(forgotten, self.rows).mT, by_head)
+        found = rows_first(bmm(by_head, initial.mT), self.rows, dz.shape[1])
+        d_kept -= found
+        return found
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """The sum over all tokens, (H, D)."""
+        return x.unflatten(0, (-1, self.rows.heads)).sum((0, 2))
+
     def _output(self, d_out: Tensor, z: Tensor) -> Tensor:
         """Through the LayerNorm of what was read, if there is one: z̄_L."""
         rows = self.rows
         if rows.weight is None:
             return d_out
         unit, _, rstd = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)
-        self.shared.weight += (d_out * unit).sum((0, 2)).unsqueeze(1)
+        self.shared.weight += self._by_head(d_out * unit)
         if rows.bias is not None:
-            self.shared.bias += d_out.sum((0, 2)).unsqueeze(1)
+            self.shared.bias += self._by_head(d_out)
         return layer_norm_backward(d_out * rows.weight, unit, rstd)
 
     def _similarity(self, layer: int, dz: Tensor, dx: Tensor, found: ReadCache) -> None:
         """Through −((x hᵀ) ∘ G) Δ; adds to x̄ and begins h̄ and δ̄."""
         g, x, h, delta = self.gates[layer], found.inputs[layer], self.written.inputs[layer], self.written.deltas[layer]
         weighted = found.weighted[layer]
-        minus = -flat(dz)
-        d_weighted = bmm(minus, flat(delta).transpose(1, 2)).view(weighted.shape)
-        self.d_deltas.insert(0, bmm(flat(weighted).transpose(1, 2), minus).view(delta.shape))
+        minus = -dz
+        d_weighted = bmm(minus, delta.mT)
+        self.d_deltas.insert(0, bmm(weighted.mT, minus))
         dh, self.gate_grads[layer]["G"] = similarity_backward(d_weighted, found.raw[layer], x, h, g.G, dx)
         self.d_inputs.insert(0, dh)
 
@@ -150,46 +158,51 @@ class ChunkBackward:
             for both, x_t, d_read in zip(carried.both, self.both_t, self.d_read_at, strict=False):
                 add_bmm_(both, x_t[i], d_read[i])
             if self.states.aliased[i]:
-                target = carried.W
+                target = carried.memory
                 if carried.anchor is not None:
-                    for dW, dA in zip(carried.W, carried.anchor, strict=True):
+                    for dW, dA in zip(carried.memory, carried.anchor, strict=True):
                         dW += dA
                     carried.anchor = None
             else:
                 if carried.anchor is None:
-                    carried.anchor = [torch.zeros_like(w) for w in carried.W]
+                    carried.anchor = [torch.zeros_like(w) for w in carried.memory]
                 target = carried.anchor
             self._errors(i, target)
         self._ends()
 
     def _prepare(self, found: ReadCache) -> None:
         """What the loop over chunks needs and no state, for all chunks at once; and views by chunk of what it meets."""
-        w, rows = self.written, self.rows
+        w, rows, R = self.written, self.rows, self.rows.count
         self.d_scaled = [torch.empty_like(x) for x in w.scaled]
         ones = [torch.ones_like(z) for z in w.pre[:-1]]
         slopes = [activation_grad(one, z, one, self.act) for one, z in zip(ones, w.pre, strict=False)]
         curves = [second_derivative(z, self.act) for z in w.pre[:-1]]
-        self.bend = [None if c is None else c.mul_(y).unbind() for c, y in zip(curves, w.back, strict=True)]
+        self.bend = [None if c is None else c.mul_(y).split(R) for c, y in zip(curves, w.back, strict=True)]
         d_back = [torch.empty_like(y) for y in w.back]
-        self.h_t, self.delta, self.scaled = by_chunk([x.mT for x in w.inputs]), by_chunk(w.deltas), by_chunk(w.scaled)
-        self.d_h, self.d_delta, self.d_z = by_chunk(self.d_inputs), by_chunk(self.d_deltas), by_chunk(self.d_pre)
-        self.slope, self.d_back, self.d_scaled_at = by_chunk(slopes), by_chunk(d_back), by_chunk(self.d_scaled)
-        self.both_t, self.d_read_at = by_chunk([x.mT for x in found.both]), by_chunk(self.d_read)
-        self.ends = [chunk_ends(rows, g) for g in self.gates]
-        self.weighs = [by_chunk([g.memory_end, g.surprise_end]) for g in self.gates]
+        self.h_t, self.delta, self.scaled = by_chunk(w.inputs, R, True), by_chunk(w.deltas, R), by_chunk(w.scaled, R)
+        self.d_h, self.d_delta = by_chunk(self.d_inputs, R), by_chunk(self.d_deltas, R)
+        self.d_z, self.slope = by_chunk(self.d_pre, R), by_chunk(slopes, R)
+        self.d_back, self.d_scaled_at = by_chunk(d_back, R), by_chunk(self.d_scaled, R)
+        self.both_t, self.d_read_at = by_chunk(found.both, R, True), by_chunk(self.d_read, R)
+        self.ends = chunk_ends(rows, self.gates)
+        self.weighs = [by_chunk([g.memory_end, g.surprise_end], R) for g in self.gates]
         self.end_grads: list[list[tuple[Tensor, ...]]] = [[] for _ in self.gates]
         self.plain = rows.network.objective in ("l2", "dot")
         if not self.plain:
             made = w.pre[-1] if rows.weight is None else w.unit * rows.weight
-            self.e = inner_residual(rows, self.tokens) + made
-            self.d_e, self.d_threshold = torch.empty_like(self.e), self.e.new_zeros(*self.e.shape[:-1], 1)
+            e = inner_residual(rows, self.tokens) + made
+            self.d_e, self.d_threshold = torch.empty_like(e), e.new_zeros(*e.shape[:-1], 1)
+            self.e, self.e_at = e, list(zip(*by_chunk([e, self.d_e, self.d_threshold], R), strict=True))
+            given = self.tokens.threshold
+            self.threshold = None if given is None else given.split(R)
         if rows.weight is not None:
             self.d_error = torch.empty_like(w.error)
-            self.scale = 2.0 * rows.weight * rows.weight
+            self.weight = rows.weight[:R]
+            self.scale = 2.0 * self.weight * self.weight
             unit_part = w.rstd * (w.error * w.unit).mean(-1, keepdim=True)
             norm = [w.rstd, w.unit, w.rstd * w.error, w.rstd * w.unit, unit_part, self.d_error]
-            self.norm_at = list(zip(*by_chunk(norm), strict=True))
-            self.neutral = torch.zeros_like(w.rstd[0]), torch.ones_like(w.rstd[0])
+            self.norm_at = list(zip(*by_chunk(norm, R), strict=True))
+            self.neutral = torch.zeros_like(w.rstd[:R]), torch.ones_like(w.rstd[:R])
 
     @staticmethod
     def _leave_anchor(complete: bool | Tensor, carried: StateGrads) -> None:
@@ -197,11 +210,11 @@ class ChunkBackward:
         if carried.anchor is None:
             return
         if isinstance(complete, Tensor):
-            for dW, dA in zip(carried.W, carried.anchor, strict=True):
+            for dW, dA in zip(carried.memory, carried.anchor, strict=True):
                 dW += torch.where(complete, dA, 0.0)
                 dA.masked_fill_(complete, 0.0)
         elif complete:
-            for dW, dA in zip(carried.W, carried.anchor, strict=True):
+            for dW, dA in zip(carried.memory, carried.anchor, strict=True):
                 dW += dA
             carried.anchor = None
 
@@ -214,12 +227,11 @@ class ChunkBackward:
         memory_end, surprise_end = self.weighs[layer]
         self.d_h[layer][i].addcmul_(d_memory, memory_end[i]).addcmul_(d_surprise, surprise_end[i])
         add_bmm_(self.d_delta[layer][i], self.scaled[layer][i], both, alpha=-1)
-        a, f, e, *forgotten = self.ends[layer][i]
+        a, forgotten, f, e = self.ends[i][4 * layer : 4 * layer + 4]
         product = dW * W
         if self.rows.decay_target is not None:
-            initial, d_by_head = self.rows.decay_target[layer], by_head(dW, self.rows)
-            by_head(product, self.rows).addcmul_(d_by_head, initial, value=-1)
-            self.shared.initial[layer].add_((d_by_head * forgotten[0]).sum(0))
+            product.addcmul_(dW, self.rows.decay_target[layer], value=-1)
+            self.shared.initial[layer].add_((dW * forgotten).sum(0))
         d_a = product.sum_to_size(a.shape)
         d_f = torch.mul(dW, S, out=product).sum_to_size(f.shape)
         self.end_grads[layer].insert(0, (d_a, d_f, torch.mul(dS, S, out=product).sum_to_size(e.shape)))
@@ -233,9 +245,10 @@ class ChunkBackward:
             to_memory, to_surprise = self.d_scaled[layer].chunk(2, dim=-1)
             grads["memory_end"] = (to_memory * h).sum_to_size(g.memory_end.shape)
             grads["surprise_end"] = (to_surprise * h).sum_to_size(g.surprise_end.shape)
-            d_a, d_f, d_e = (torch.stack(several).mT for several in zip(*self.end_grads[layer], strict=True))
-            grads["a"][:, :, -1:] += d_a
-            grads["f"][:, :, -1:] += d_f
+            by_end = zip(*self.end_grads[layer], strict=True)
+            d_a, d_f, d_e = (torch.stack(several).flatten(0, 2).mT for several in by_end)
+            grads["a"][:, -1:] += d_a
+            grads["f"][:, -1:] += d_f
             grads["eta_end"] = d_e
 
     def _errors(self, i: int, d_anchor: list[Tensor]) -> None:
@@ -278,7 +291,7 @@ class ChunkBackward:
         d_unit = g * unit_part
         d_unit.addcmul_(error_scaled, (g * unit).mean(-1, keepdim=True)).neg_()
         if not self.plain:
-            d_unit.addcmul_(self._pull(i, d_error * self.rows.weight), self.rows.weight)
+            d_unit.addcmul_(self._pull(i, d_error * self.weight), self.weight)
         elif not dot:
             d_unit.addcmul_(d_error, self.scale)
         layer_norm_backward(d_unit, unit, rstd, self.neutral, d_z)
@@ -286,11 +299,11 @@ class ChunkBackward:
 
     def _pull(self, i: int, d_g: Tensor) -> Tensor:
         """Through g(e) of chunk i."""
-        threshold = None if self.tokens.threshold is None else self.tokens.threshold[i]
-        d_e, d_threshold = pull_backward(d_g, self.e[i], self.rows.network.objective, threshold)
-        if d_threshold is not None:
-            self.d_threshold[i] = d_threshold
-        return self.d_e[i].copy_(d_e)
+        (e, d_e, d_threshold), threshold = self.e_at[i], None if self.threshold is None else self.threshold[i]
+        by_e, by_threshold = pull_backward(d_g, e, self.rows.network.objective, threshold)
+        if by_threshold is not None:
+            d_threshold.copy_(by_threshold)
+        return d_e.copy_(by_e)
 
     # Keys, values and the LayerNorm: all chunks at once.
 
@@ -305,9 +318,9 @@ class ChunkBackward:
             d_miss = self.d_e
             if rows.weight is not None:
                 by_weight = self.d_error * pull(self.e, rows.network.objective, self.tokens.threshold)
-                self.shared.weight += by_weight.addcmul_(d_miss, self.written.unit).sum((0, 2)).unsqueeze(1)
+                self.shared.weight += self._by_head(by_weight.addcmul_(d_miss, self.written.unit))
                 if rows.bias is not None:
-                    self.shared.bias += d_miss.sum((0, 2)).unsqueeze(1)
+                    self.shared.bias += self._by_head(d_miss)
         elif rows.weight is None:
             d_miss = self.d_deltas[-1] if dot else 2.0 * self.d_deltas[-1]
         else:
@@ -317,9 +330,9 @@ class ChunkBackward:
                 d_miss.mul_(2.0)
                 miss = 2.0 * miss
                 miss.addcmul_(self.written.unit, rows.weight, value=4)
-            self.shared.weight += (self.d_error * miss).sum((0, 2)).unsqueeze(1)
+            self.shared.weight += self._by_head(self.d_error * miss)
             if rows.bias is not None and not dot:
-                self.shared.bias += d_miss.sum((0, 2)).unsqueeze(1)
+                self.shared.bias += self._by_head(d_miss)
         if rows.network.residual and not dot:
             dk = dk + d_miss
         return dk, -d_miss
@@ -332,9 +345,9 @@ def similarity_backward(
     if raw is not None:
         d_G = d_weighted * raw
         d_weighted.mul_(G)
-        add_bmm_(dx.view(-1, *dx.shape[2:]), flat(d_weighted), flat(h))  # in place: no copy of x̄ will do
-        return bmm(flat(d_weighted).transpose(1, 2), flat(x)).view(h.shape), d_G
-    through_x = torch.einsum("nrtj,nrdtj->nrtjd", d_weighted, G)
-    dx += torch.einsum("nrtjd,nrjd->nrtd", through_x, h)
-    dh = torch.einsum("nrtjd,nrtd->nrjd", through_x, x)
-    return dh, torch.einsum("nrtj,nrtd,nrjd->nrdtj", d_weighted, x, h)
+        add_bmm_(dx, d_weighted, h)
+        return bmm(d_weighted.mT, x), d_G
+    through_x = torch.einsum("ntj,ndtj->ntjd", d_weighted, G)
+    dx += torch.einsum("ntjd,njd->ntd", through_x, h)
+    dh = torch.einsum("ntjd,ntd->njd", through_x, x)
+    return dh, torch.einsum("ntj,ntd,njd->ndtj", d_weighted, x, h)

@@ -2,7 +2,8 @@
 
 Only writing is sequential: the gradients of a chunk need the weights that the chunk before has left. A read needs those
 too, but no other read, so the queries of all chunks of a group go through each memory layer in one batched product.
-Inside here a row is one memory, R = B · H of them, and tensors are (n, R, C, …) for the n chunks of a group.
+Inside here a row is one memory, R = B · H of them, and tensors are (n R, C, …) for the n chunks of a group, chunk by
+chunk: what all chunks do at once is one batched product.
 """
 
 from collections.abc import Iterable
@@ -15,13 +16,20 @@ from torch import Tensor
 from titans_lm.ops.errors import pull
 from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
-from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, activate_into, activation_grad, layer_norm_backward
+from titans_lm.ops.network import (
+    LAYER_NORM_EPS,
+    MemoryNetwork,
+    activate,
+    activate_into,
+    activation_grad,
+    layer_norm_backward,
+)
 
 Weights = tuple[Tensor, ...]
 
 
 class Tokens(NamedTuple):
-    """Queries, keys and values of a group, (n, R, C, D), contiguous; and thresholds (n, R, C, 1) if there are any."""
+    """Queries, keys and values of a group, (n R, C, D), contiguous; and thresholds (n R, C, 1) if there are any."""
 
     q: Tensor
     k: Tensor
@@ -31,10 +39,13 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchedNetwork:
-    """The network as the rows of a call see it: `weight` and `bias` of the LayerNorm are (R, 1, D)."""
+    """The network as the rows of a group see it: `weight` and `bias` of the LayerNorm are (n R, 1, D)."""
 
     network: MemoryNetwork
     batch: int
+    heads: int
+    count: int
+    """R, rows of one chunk."""
     weight: Tensor | None
     bias: Tensor | None
     decay_target: Weights | None
@@ -47,27 +58,33 @@ def halves(both: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def by_chunk(tensors: Iterable[Tensor]) -> list[tuple[Tensor, ...]]:
+def by_chunk(tensors: Iterable[Tensor], R: int, transposed: bool = False) -> list[tuple[Tensor, ...]]:
     """Views of each tensor by chunk, made at once: one for each use would cost more than many of the products."""
-    return list(map(torch.unbind, tensors))
+    found = []
+    for x in tensors:
+        found.append((x.mT if transposed else x).split(R))
+    return found
 
 
 class ChunkStates:
-    """Weights and surprise at the start of every chunk and at the end: L buffers (n + 1, R, 2 D_in, D_out).
+    """Weights and surprise at the start of every chunk and at the end: L buffers ((n + 1) R, 2 D_in, D_out).
 
-    W and S are the two halves of a buffer, so that what goes through both goes through in one product. `at`, `W` and
-    `S` are views by chunk.
+    W and S are the two halves of a buffer, so that what goes through both goes through in one product. `at` and
+    `memory` are views of both and of W by chunk, `W` and `S` the same by head, (B, H, D_in, D_out).
     `anchors` holds for each chunk where its gradients are taken: the weights at its start, or others where a call began
     inside a chunk or rows end at different places. `aliased` says which of the two.
     """
 
     def __init__(self, chunks: int, like: Weights, rows: BatchedNetwork) -> None:
-        self.both = [w.new_empty(chunks + 1, w.shape[0], 2 * w.shape[1], w.shape[2]) for w in like]
-        self.at = by_chunk(self.both)
-        parts = [halves(x) for x in self.both]
-        self.W, self.S = [W.unbind() for W, _ in parts], [S.unbind() for _, S in parts]
-        by_heads = parts if rows.decay_target is not None else []
-        self.W_by_head = [W.unflatten(1, (rows.batch, -1)).unbind() for W, _ in by_heads]
+        R, by_head = rows.count, (chunks + 1, rows.batch, rows.heads)
+        self.both = [w.new_empty((chunks + 1) * R, 2 * w.shape[2], w.shape[3]) for w in like]
+        self.at, self.W, self.S, memory = by_chunk(self.both, R), [], [], []
+        for both in self.both:
+            W, S = halves(both.unflatten(0, by_head))
+            self.W.append(W.unbind())
+            self.S.append(S.unbind())
+            memory.append(both[:, : W.shape[-2]].split(R))
+        self.memory: list[Weights] = list(zip(*memory, strict=True))
         self.anchors: list[Weights] = []
         self.aliased: list[bool] = []
 
@@ -75,38 +92,23 @@ class ChunkStates:
         """Start a group; without an anchor the gradients of its first chunk are taken at W."""
         for mine, given in zip((*self.W, *self.S), (*W, *S), strict=True):
             mine[0].copy_(given)
-        self.anchors, self.aliased = [], []
-        self._next_anchor = self.weights(0) if anchor is None else anchor
-        self._next_aliased = anchor is None
-
-    def weights(self, i: int) -> Weights:
-        """The memory at the start of chunk i."""
-        return tuple([w[i] for w in self.W])
-
-    def surprise(self, i: int) -> Weights:
-        """The surprise at the start of chunk i."""
-        return tuple([s[i] for s in self.S])
-
-    def anchor(self) -> Weights:
-        """Give the next chunk its anchor."""
-        self.anchors.append(self._next_anchor)
-        self.aliased.append(self._next_aliased)
-        return self._next_anchor
+        self.anchors, self.aliased = [self.memory[0] if anchor is None else anchor], [anchor is None]
 
     def close(self, i: int, complete: bool | Tensor) -> None:
         """Chunk i is written: where it is complete, gradients are now taken at what it left."""
+        anchor = self.memory[i + 1]
         if isinstance(complete, Tensor):
-            new = self.weights(i + 1)
-            self._next_anchor = tuple(torch.where(complete, w, a) for w, a in zip(new, self._next_anchor, strict=True))
-            self._next_aliased = False
-        elif complete:
-            self._next_anchor, self._next_aliased = self.weights(i + 1), True
-        else:
-            self._next_aliased = False
+            pairs = zip(anchor, self.anchors[-1], strict=True)
+            anchor = tuple(torch.where(complete, w, a) for w, a in pairs)
+        elif not complete:
+            anchor = self.anchors[-1]
+        self.anchors.append(anchor)
+        self.aliased.append(complete is True)
 
-    def end_anchor(self) -> Weights | None:
-        """The anchor that goes on, None where it is the memory itself."""
-        return None if self._next_aliased else self._next_anchor
+    def end(self, n: int) -> tuple[Weights, Weights, Weights | None]:
+        """The memory, the surprise and the anchor after n chunks; an anchor of None is the memory itself."""
+        W, S = (tuple([x[n] for x in several]) for several in (self.W, self.S))
+        return W, S, None if self.aliased[-1] else self.anchors[-1]
 
 
 class WriteCache(NamedTuple):
@@ -144,15 +146,16 @@ class LastError:
     """
 
     def __init__(self, rows: BatchedNetwork, tokens: Tokens, collect: bool) -> None:
-        self.objective, self.weight, self.collect = rows.network.objective, rows.weight, collect
+        self.objective, self.collect = rows.network.objective, collect
         self.dot, self.plain = self.objective == "dot", self.objective in ("dot", "l2")
-        self.base = inner_residual(rows, tokens)
-        if self.objective == "l2":
-            self.base = 2.0 * self.base
-        if rows.weight is not None and self.plain:
-            self.base, self.scale = self.base * rows.weight, 2.0 * rows.weight * rows.weight
-        self.base_at = self.base.unbind()
-        self.threshold = tokens.threshold
+        self.weight, base, R = rows.weight, inner_residual(rows, tokens), rows.count
+        if self.weight is not None and self.plain:
+            twice = 2.0 * self.weight
+            base, self.scale = base * (self.weight if self.dot else twice), (twice * self.weight)[:R]
+        elif self.plain and not self.dot:
+            base = 2.0 * base
+        self.base_at = base.split(R)
+        self.threshold = None if tokens.threshold is None else tokens.threshold.split(R)
         self.neutral: tuple[Tensor, Tensor] | None = None
         self.unit: list[Tensor] = []
         self.rstd: list[Tensor] = []
@@ -165,7 +168,8 @@ class LastError:
             if self.plain:
                 error = self.base_at[i] if self.dot else torch.addcmul(self.base_at[i], unit, self.scale)
             else:
-                error = self._pull(torch.addcmul(self.base_at[i], unit, self.weight), i) * self.weight
+                weight = self.weight[: len(z)]
+                error = self._pull(torch.addcmul(self.base_at[i], unit, weight), i) * weight
             self.neutral = self.neutral or (torch.zeros_like(rstd), torch.ones_like(rstd))
             layer_norm_backward(error, unit, rstd, self.neutral, out)
             if self.collect:
@@ -195,28 +199,26 @@ def write(
 ) -> WriteCache:
     """Write all chunks of a group, one after another: z, h, δ of every token, and the states between.
 
-    A second time, for the gradients of writing, `kept` is z_L of the first (n, R, C, D), which then is not made again;
+    A second time, for the gradients of writing, `kept` is z_L of the first (n R, C, D), which then is not made again;
     with `collect` the first time leaves all that they need.
     """
-    k, n, L, act = tokens.k, len(complete), len(gates), rows.network.activation
-    lead, widths = k.shape[:3], [x.shape[-1] for x in states.both]
-    inputs = [k] + [k.new_empty(*lead, width) for width in widths[:-1]]
-    pre = [k.new_empty(*lead, width) for width in (widths if kept is None else widths[:-1])]
-    if kept is not None:
-        pre.append(kept)
-    deltas = [k.new_empty(*lead, width) for width in widths]
-    back = [k.new_empty(*lead, width) for width in widths[:-1]]
+    k, n, L, R, act = tokens.k, len(complete), len(gates), rows.count, rows.network.activation
+    *hidden, out = [(*k.shape[:2], x.shape[-1]) for x in states.both]
+    inputs, back = [k, *map(k.new_empty, hidden)], list(map(k.new_empty, hidden))
+    pre = [*map(k.new_empty, hidden), k.new_empty(out) if kept is None else kept]
+    deltas = list(map(k.new_empty, (*hidden, out)))
     last = LastError(rows, tokens, collect=collect or kept is not None)
-    scaled = [k.new_empty(*lead, 2 * h.shape[-1]) for h in inputs]
-    scale_pair(k, gates[0].memory_end, gates[0].surprise_end, scaled[0])
-    h, z, delta, d_h = by_chunk(inputs), by_chunk(pre), by_chunk(deltas), by_chunk(back)
-    scaled_t, ends = by_chunk([x.mT for x in scaled]), [chunk_ends(rows, g) for g in gates]
-    pairs = [
-        by_chunk([g.memory_end, g.surprise_end, *halved.chunk(2, dim=-1)])
-        for g, halved in zip(gates, scaled, strict=True)
-    ][1:]
+    scaled = [scale_pair(k, gates[0].memory_end, gates[0].surprise_end)]
+    for h in inputs[1:]:
+        scaled.append(k.new_empty(*h.shape[:2], 2 * h.shape[2]))
+    views = by_chunk([*inputs, *pre, *deltas, *back], R)
+    h, z, delta, d_h = views[:L], views[L : 2 * L], views[2 * L : 3 * L], views[3 * L :]
+    scaled_t, ends = by_chunk(scaled, R, True), chunk_ends(rows, gates)
+    pairs = []
+    for g, both in zip(gates[1:], scaled[1:], strict=True):
+        pairs.append(by_chunk([g.memory_end, g.surprise_end, *both.chunk(2, dim=-1)], R))
     for i in range(n):
-        anchor = states.anchor()
+        anchor = states.anchors[i]
         for layer, W in enumerate(anchor):
             if layer > 0:
                 activate_into(z[layer - 1][i], h[layer][i], act)
@@ -230,57 +232,50 @@ def write(
             torch.mul(h[layer][i], memory_end[i], out=first[i])
             torch.mul(h[layer][i], surprise_end[i], out=second[i])
         if kept is None or i < n - 1:  # no gradient needs what the last chunk leaves
-            for layer in range(L):
-                advance(rows, states, layer, i, ends[layer][i], scaled_t[layer][i], delta[layer][i])
+            advance(rows, states, i, ends[i], scaled_t, delta)
             states.close(i, complete[i])
     none = k.new_empty(0)
-    norm = [torch.stack(x) if x else none for x in (last.unit, last.rstd, last.error)]
+    norm = [torch.cat(x) if x else none for x in (last.unit, last.rstd, last.error)]
     return WriteCache(inputs, scaled, pre, deltas, back, *norm)
 
 
-def scale_pair(x: Tensor, first: Tensor, second: Tensor, out: Tensor) -> Tensor:
-    """Write [x ∘ first | x ∘ second] into `out` and return it."""
-    D = x.shape[-1]
-    torch.mul(x, first, out=out[..., :D])
-    torch.mul(x, second, out=out[..., D:])
-    return out
+def scale_pair(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """[x ∘ first | x ∘ second]."""
+    return torch.cat((x * first, x * second), dim=-1)
 
 
-def chunk_ends(rows: BatchedNetwork, g: ChunkGates) -> list[tuple[Tensor, ...]]:
-    """a, f and η_end of every chunk, (R, 1, 1) or (R, D_in, 1), and 1 − a by head where forgetting leads to M_init."""
-    a, f, e = g.a[:, :, -1:].mT, g.f[:, :, -1:].mT, g.eta_end.mT
-    parts = [a.unbind(), f.unbind(), e.unbind()]
-    if rows.decay_target is not None:
-        parts.append((1.0 - a).unflatten(1, (rows.batch, -1)).unbind())
-    return list(zip(*parts, strict=True))
+def chunk_ends(rows: BatchedNetwork, gates: list[ChunkGates]) -> list[tuple[Tensor, ...]]:
+    """a, 1 − a, f and η_end of every layer at the end of a chunk, (B, H, 1 or D_in, 1), for every chunk."""
+    parts = []
+    for g in gates:
+        a = g.a[:, -1]
+        parts += [a, 1.0 - a, g.f[:, -1], g.eta_end[:, 0]]
+    n, by_head = len(parts[0]) // rows.count, (-1, rows.batch, rows.heads)
+    if len({x.shape for x in parts}) == 1:  # views of one tensor are made together
+        together = torch.cat(parts).view(*by_head, parts[0].shape[-1], 1).unbind()
+        return [together[i::n] for i in range(n)]
+    return list(zip(*[x.reshape(*by_head, x.shape[-1], 1).unbind() for x in parts], strict=True))
 
 
 def advance(
     rows: BatchedNetwork,
     states: ChunkStates,
-    layer: int,
     i: int,
     ends: tuple[Tensor, ...],
-    scaled_t: Tensor,
-    delta: Tensor,
+    scaled_t: list[tuple[Tensor, ...]],
+    delta: list[tuple[Tensor, ...]],
 ) -> None:
-    """Memory and surprise of one layer at the end of chunk i.
+    """Memory and surprise of all layers at the end of chunk i.
 
     W ← a W + f S [+ (1 − a) W_init] − (h ∘ memory_end)ᵀ δ        S ← η_end S − (h ∘ surprise_end)ᵀ δ
     """
-    a, f, e, *forgotten = ends
-    W, S = states.W[layer], states.S[layer]
-    torch.mul(W[i], a, out=W[i + 1])
-    W[i + 1].addcmul_(S[i], f)
-    if rows.decay_target is not None:
-        states.W_by_head[layer][i + 1].addcmul_(rows.decay_target[layer], forgotten[0])
-    torch.mul(S[i], e, out=S[i + 1])
-    add_bmm_(states.at[layer][i + 1], scaled_t, delta, alpha=-1)
-
-
-def by_head(x: Tensor, rows: BatchedNetwork) -> Tensor:
-    """(R, …) as (B, H, …)."""
-    return x.unflatten(0, (rows.batch, -1))
+    for layer, (W, S) in enumerate(zip(states.W, states.S, strict=True)):
+        a, forgotten, f, e = ends[4 * layer : 4 * layer + 4]
+        torch.mul(W[i], a, out=W[i + 1]).addcmul_(S[i], f)
+        if rows.decay_target is not None:
+            W[i + 1].addcmul_(rows.decay_target[layer], forgotten)
+        torch.mul(S[i], e, out=S[i + 1])
+        add_bmm_(states.at[layer][i + 1], scaled_t[layer][i], delta[layer][i], alpha=-1)
 
 
 class ReadCache(NamedTuple):
@@ -311,21 +306,23 @@ def read(
 
     A second time, for the gradients of reading, `kept` is z_L of the first, which then is not made again.
     """
-    n, L = q.shape[0], len(gates)
-    found = ReadCache([], [], [], [], [])
+    found, last = ReadCache([], [], [], [], []), len(gates) - 1
     x = q
     for layer, g in enumerate(gates):
         if layer > 0:
-            x = activate_into(found.pre[-1], torch.empty_like(found.pre[-1]), rows.network.activation)
-        both = scale_pair(x, g.a, g.f, x.new_empty(*x.shape[:-1], 2 * x.shape[-1]))
+            x = activate(found.pre[-1], rows.network.activation)
+        of_memory = x * g.a
+        both = torch.cat((of_memory, x * g.f), dim=-1)
         raw, weighted = similarity(x, written.inputs[layer], g.G)
-        if kept is not None and layer == L - 1:
+        if kept is not None and layer == last:
             z = kept
         else:
-            z = bmm(flat(both), flat(states.both[layer][:n]))
-            z = add_bmm_(z, flat(weighted), flat(written.deltas[layer]), alpha=-1).view(*x.shape[:-1], -1)
+            z = bmm(both, states.both[layer][: len(q)])
+            add_bmm_(z, weighted, written.deltas[layer], alpha=-1)
             if rows.decay_target is not None:
-                z += times_shared(x - both[..., : x.shape[-1]], rows.decay_target[layer], rows)
+                forgotten = bmm(heads_first(x - of_memory, rows), rows.decay_target[layer])
+                by_head = z.unflatten(0, (-1, rows.heads)).transpose(0, 1)
+                by_head += forgotten.view(by_head.shape)
         for several, value in zip(found, (x, both, raw, weighted, z), strict=True):
             several.append(value)
     return found
@@ -333,36 +330,25 @@ def read(
 
 def network_output(rows: BatchedNetwork, q: Tensor, z: Tensor) -> Tensor:
     """Finish the network: o = [q +] [LN](z_L)."""
-    if rows.weight is None:
-        return z + q if rows.network.residual else z
-    o = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)[0] * rows.weight
-    for part in (rows.bias, q if rows.network.residual else None):
-        if part is not None:
-            o += part
-    return o
+    if rows.weight is not None:
+        z = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)[0]
+        z = z * rows.weight if rows.bias is None else torch.addcmul(rows.bias, z, rows.weight)
+    return z + q if rows.network.residual else z
 
 
 def similarity(x: Tensor, h: Tensor, G: Tensor) -> tuple[Tensor | None, Tensor]:
     """x hᵀ and (x hᵀ) ∘ G for all chunks; with channel-wise gates only Σ_d x_td h_jd G_dtj."""
-    if G.dim() == 4:
-        raw = bmm(flat(x), flat(h).transpose(1, 2)).view(G.shape)
+    if G.dim() == 3:
+        raw = bmm(x, h.mT)
         return raw, raw * G
-    return None, torch.einsum("nrtd,nrjd,nrdtj->nrtj", x, h, G)
-
-
-def flat(x: Tensor) -> Tensor:
-    """(n, R, …) as (n R, …)."""
-    return x.flatten(0, 1)
+    return None, torch.einsum("ntd,njd,ndtj->ntj", x, h, G)
 
 
 def heads_first(x: Tensor, rows: BatchedNetwork) -> Tensor:
-    """(n, R, C, D) as (H, n B C, D): one product per head where all rows meet the same weights."""
-    return x.unflatten(1, (rows.batch, -1)).permute(2, 0, 1, 3, 4).flatten(1, 3)
+    """(n R, C, D) as (H, n B C, D): one product per head where all rows meet the same weights."""
+    return x.unflatten(0, (-1, rows.heads)).transpose(0, 1).flatten(1, 2)
 
 
-def times_shared(x: Tensor, weight: Tensor, rows: BatchedNetwork) -> Tensor:
-    """x W for weights (H, D_in, D_out) that all rows of a head share; contiguous, whatever the rows are."""
-    n, _, C, _ = x.shape
-    z = bmm(heads_first(x, rows), weight)
-    # of a single row, flatten alone would give a view in another order, of which `flat` is a copy
-    return z.unflatten(1, (n, rows.batch, C)).permute(1, 2, 0, 3, 4).flatten(1, 2).contiguous()
+def rows_first(x: Tensor, rows: BatchedNetwork, C: int) -> Tensor:
+    """`heads_first` undone, for chunks of C."""
+    return x.unflatten(1, (-1, C)).transpose(0, 1).flatten(0, 1)

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from operator import is_
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from titans_lm.config import SurpriseSizes
 from titans_lm.ops.anchor import LARGEST_GROUP, AnchorBackward, end_gates, read_anchors
-from titans_lm.ops.call import CallSpec, Inputs, Inside, Saved, State
+from titans_lm.ops.call import CallSpec, Inputs, Inside, Saved, State, copied
 from titans_lm.ops.chunk_backward import ChunkBackward, Parameters, StateGrads
 from titans_lm.ops.chunk_forward import (
     BatchedNetwork,
@@ -69,24 +70,13 @@ def lagging_group(chunks: int, size: int) -> int:
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """(n, B, C, H, D) as (n, R, C, D), contiguous."""
-    return x.transpose(2, 3).flatten(1, 2).contiguous()
+    """(n, B, C, H, D) as (n R, C, D), contiguous."""
+    return x.transpose(2, 3).flatten(0, 2).contiguous()
 
 
-def split_heads(x: Tensor, batch: int) -> Tensor:
-    """(n, R, C, …) as (n, B, C, H, …)."""
-    return x.unflatten(1, (batch, -1)).transpose(2, 3)
-
-
-def _copied(state: State, into: list[Tensor] | None = None) -> State:
-    """Copies of a state's tensors, in the given ones as far as they go."""
-    given = iter(into or ())
-
-    def copied(x: Tensor) -> Tensor:
-        buffer = next(given, None)
-        return x.clone() if buffer is None else buffer.copy_(x)
-
-    return tuple([None if part is None else tuple([copied(x) for x in part]) for part in state])
+def split_heads(x: Tensor, batch: int, heads: int) -> Tensor:
+    """(n R, C, …) as (n, B, C, H, …)."""
+    return x.unflatten(0, (-1, batch, heads)).transpose(2, 3)
 
 
 class ChunkedCall:
@@ -94,14 +84,16 @@ class ChunkedCall:
 
     def __init__(self, spec: CallSpec, inputs: Inputs) -> None:
         self.spec, self.inputs, self.L = spec, inputs, len(inputs.M)
-        N, B, *_ = inputs.q.shape
-        norm = [None if x is None else x.repeat(B, 1).unsqueeze(1) for x in (inputs.norm_weight, inputs.norm_bias)]
-        self.rows = BatchedNetwork(spec.network, B, *norm, inputs.initial or None)
+        N, B, C, H, _ = inputs.q.shape
         self.lags = spec.network.read_at == "anchor"
-        size = lagging_group(N, inputs.q.shape[2]) if self.lags else group_size(N)
+        size = lagging_group(N, C) if self.lags else group_size(N)
         self.is_kept = self._is_kept(size)
-        size = N if self.is_kept else size
+        size = N if self.is_kept else min(N, size)
         self.groups = [slice(start, min(start + size, N)) for start in range(0, N, size)]
+        norm = []
+        for x in (inputs.norm_weight, inputs.norm_bias):
+            norm.append(None if x is None else x.repeat(size * B, 1).unsqueeze(1))
+        self.rows = BatchedNetwork(spec.network, B, H, B * H, *norm, inputs.initial or None)
         self.inside: Inside | None = None
 
     def _is_kept(self, group: int) -> bool:
@@ -119,18 +111,37 @@ class ChunkedCall:
             return KEPT_SHARE * numbers * x.q.element_size() <= _memory(x.q.device)
         return numbers <= KEPT
 
+    def room(self) -> Saved:
+        """Room for what gradients need: of several groups, as it has to come before all that ends with the call."""
+        x, R = self.inputs, self.rows.count
+        if len(self.groups) == 1:
+            return Saved([], [], [])
+        N, n, D = len(x.q), self.groups[0].stop, x.v.shape[-1]
+        return Saved([], *[list(y.new_empty(N * R, y.shape[2], D).split(n * R)) for y in (x.k, x.q)])
+
     def first_state(self) -> State:
         x = self.inputs
-        M, S, anchor = [tuple([w.flatten(0, 1) for w in part]) for part in (x.M, x.S, x.anchor)]
-        return M, S, anchor if self.spec.anchored else None
+        return x.M, x.S, tuple([w.flatten(0, 1) for w in x.anchor]) if self.spec.anchored else None
+
+    def _part(self, x: Tensor, where: slice) -> Tensor:
+        """A group's part of what the call has, which is all of it where there is one group."""
+        return x if len(self.groups) == 1 else x[where]
+
+    def _rows(self, where: slice) -> BatchedNetwork:
+        """The network for the rows of a group: the last one may have fewer."""
+        if where.stop - where.start == self.groups[0].stop:
+            return self.rows
+        X = (where.stop - where.start) * self.rows.count
+        weight, bias = (None if x is None else x[:X] for x in (self.rows.weight, self.rows.bias))
+        return replace(self.rows, weight=weight, bias=bias)
 
     def _group(self, where: slice, adjoint: bool = False) -> tuple[Tokens, list[ChunkGates], Adjoint | None]:
         """Tokens of a group by row, what they weigh in every layer, and with `adjoint` the way back to their gates."""
         present = None if self.spec.present is None else self.spec.present[where]
         weigh = end_gates if self.lags else chunk_gates
-        layers, back = weigh(tuple([x[where] for x in self.inputs.gates]), present, adjoint)
+        layers, back = weigh(tuple([self._part(x, where) for x in self.inputs.gates]), present, adjoint)
         given = (*self.inputs[:3], *(() if self.inputs.threshold is None else (self.inputs.threshold,)))
-        return Tokens(*[merge_heads(x[where]) for x in given]), layers, back
+        return Tokens(*[merge_heads(self._part(x, where)) for x in given]), layers, back
 
     def _complete(self, where: slice) -> tuple[bool | Tensor, ...]:
         """Which chunks of a group are complete, tensors by row as (R, 1, 1)."""
@@ -142,9 +153,9 @@ class ChunkedCall:
     ) -> tuple[WriteCache, System | None]:
         """Write a group, by chunks or by tiles; with `z`, what the first time left, or `collect` for the gradients."""
         if self.spec.inside is None:
-            return write(self.rows, tokens, gates, self.states, self._complete(where), z, collect), None
+            return write(self._rows(where), tokens, gates, self.states, self._complete(where), z, collect), None
         system = make_system(tokens.k, gates[0], self.spec.inside)
-        return write_tiles(self.rows, tokens, gates[0], self.states, system, z), system
+        return write_tiles(self._rows(where), tokens, gates[0], self.states, system, z), system
 
     def _read(
         self, tokens: Tokens, gates: list[ChunkGates], written: WriteCache, kept: Tensor | None = None
@@ -154,39 +165,46 @@ class ChunkedCall:
             return read_anchors(self.rows, tokens.q, self.states, kept)
         return read(self.rows, tokens.q, gates, written, self.states, kept)
 
-    def forward(self, saved: Saved | None) -> tuple[Tensor, Tensor | None, State]:
-        """Write and read all groups: outputs (N, B, C, H, D), norms of surprise, the last state; `saved` is filled."""
+    def forward(self, saved: Saved | None, keep: bool = False) -> tuple[Tensor, Tensor | None, State]:
+        """Write and read all groups: outputs (N, B, C, H, D), norms of surprise, the last state.
+
+        What gradients need is left in `saved`, or with `keep` in the call itself.
+        """
         q, state = self.inputs.q, self.first_state()
         N, B, C, H, _ = q.shape
         # What outlives the call comes first: behind and between what does not, it would leave holes that an allocator
-        # cannot fill with tensors of the same size.
-        last = [torch.empty_like(x) for part in state[:2] for x in part]
+        # cannot fill with tensors of the same size. A call of one group leaves little.
+        last = [x.new_empty(x.shape) for x in (*state[0], *state[1])] if len(self.groups) > 1 else ()
         out = q.new_empty(B, N, C, H, self.inputs.v.shape[-1]).transpose(0, 1)
         parts = (3,) if self.spec.surprise == "parts" else ()
         norms = q.new_empty(N, B, C, H, self.L, *parts) if self.spec.surprise else None
         self.states = states = ChunkStates(self.groups[0].stop, state[0], self.rows)
-        for where in self.groups:
-            if saved is not None and where.start > 0:
-                state = _copied(state)  # the buffers are used again
+        for group, where in enumerate(self.groups):
+            if saved is not None and group > 0:
+                state = copied(state)  # the buffers are used again
                 saved.starts.append(state)
             states.begin(*state)
-            self._forward_group(where, saved, out, norms)
-            n = where.stop - where.start
-            state = states.weights(n), states.surprise(n), states.end_anchor()
-        return out, norms, _copied(state, last)
+            self._forward_group(group, None if keep else saved, keep, out, norms)
+            state = states.end(where.stop - where.start)
+        return out, norms, copied(state, last)
 
-    def _forward_group(self, where: slice, saved: Saved | None, out: Tensor, norms: Tensor | None) -> None:
+    def _forward_group(self, group: int, saved: Saved | None, keep: bool, out: Tensor, norms: Tensor | None) -> None:
         """Write and read a group; all that is made for it but the states ends with the call, if it is not kept."""
-        keep = saved is not None and not len(saved.written)
+        where = self.groups[group]
+        rows = self._rows(where)
         tokens, gates, back = self._group(where, adjoint=keep)
         written, system = self._write(where, tokens, gates, collect=keep)
         found = self._read(tokens, gates, written)
         z = found.pre[-1]
-        out[where] = split_heads(network_output(self.rows, tokens.q, z), self.rows.batch)
+        out[where] = split_heads(network_output(rows, tokens.q, z), rows.batch, rows.heads)
         if keep:
             self.inside = Inside(tokens, gates, back, written, system, found)
         elif saved is not None:
-            saved.written[where], saved.read[where] = written.pre[-1], z
+            for kept, x in ((saved.written, written.pre[-1]), (saved.read, z)):
+                if len(self.groups) == 1:
+                    kept.append(x)  # no copy of it
+                else:
+                    kept[group].copy_(x)
         if norms is None:
             return
         if self.spec.surprise == "parts":
@@ -196,10 +214,10 @@ class ChunkedCall:
                 gates, _ = chunk_gates(here, present)
             given = list(zip(*by_gate(here), strict=True))
             window = self.inputs.gates[1][where] if len(self.inputs.gates) == 2 else None
-            found = surprise_norms(self.rows, self.states, written, gates, given, present, window)
+            found = surprise_norms(rows, self.states, written, gates, given, present, window)
         else:
-            found = momentary_norms(written, tokens.q.shape[2])
-        norms[where] = split_heads(found, self.rows.batch)
+            found = momentary_norms(written, tokens.q.shape[1])
+        norms[where] = split_heads(found, rows.batch, rows.heads)
 
     def backward(self, saved: Saved, d_out: Tensor | None, d_state: Sequence[Tensor | None]) -> Inputs:
         """The gradients by `inputs`, group by group from the last."""
@@ -208,33 +226,32 @@ class ChunkedCall:
         if self.inside is None:
             self.states = ChunkStates(self.groups[0].stop, starts[0][0], self.rows)
         after = [
-            (torch.zeros_like(w) if d is None else d.clone(memory_format=torch.contiguous_format)).flatten(0, 1)
+            (w.new_zeros(w.shape) if d is None else d.clone(memory_format=torch.contiguous_format)).flatten(0, 1)
             for w, d in zip((*x.M, *x.S, *x.anchor), d_state, strict=False)
         ]
         both = [torch.cat(pair, dim=1) for pair in zip(after[:L], after[L : 2 * L], strict=True)]
-        carried = StateGrads(both, after[2 * L :] or None)
-        norm = [x.q.new_empty(0) if w is None else torch.zeros_like(w) for w in (self.rows.weight, self.rows.bias)]
+        carried = StateGrads(both, after[2 * L :] or None, self.rows.heads)
+        norm = [x.q.new_empty(0) if w is None else torch.zeros_like(w) for w in (x.norm_weight, x.norm_bias)]
         shared = Parameters(*norm, [torch.zeros_like(w) for w in x.initial])
         tokens_grad = [torch.empty_like(y) for y in (*x[:3], *(() if x.threshold is None else (x.threshold,)))]
         gates_grad = tuple([torch.empty_like(y) for y in x.gates])
-        for where, start in zip(reversed(self.groups), reversed(starts), strict=True):
-            inside = self.inside or self._inside(where, start, saved)
+        for g in range(len(self.groups) - 1, -1, -1):
+            where = self.groups[g]
+            again = (saved.written[g], saved.read[g]) if saved.written else (None, None)
+            inside = self.inside or self._inside(where, starts[g], *again)
             d = None if d_out is None else d_out[where]
             self._backward_group(where, inside, d, carried, shared, tokens_grad, gates_grad)
-        M, S = (tuple([w.unflatten(0, (B, -1)) for w in part]) for part in (carried.W, carried.S))
         anchor = tuple([w.unflatten(0, (B, -1)) for w in carried.anchor or ()]) if self.spec.anchored else (None,) * L
-        weight, bias = (
-            None if w.numel() == 0 else w.squeeze(1).unflatten(0, (B, -1)).sum(0) for w in (shared.weight, shared.bias)
-        )
+        weight, bias = (w if w.numel() else None for w in norm)
         dq, dk, dv, *d_threshold = tokens_grad
         by_extra = d_threshold[0] if d_threshold else None
+        M, S = tuple(carried.W), tuple(carried.S)
         return Inputs(dq, dk, dv, gates_grad, M, S, anchor, by_extra, weight, bias, tuple(shared.initial))
 
-    def _inside(self, where: slice, start: State, saved: Saved) -> Inside:
+    def _inside(self, where: slice, start: State, z: Tensor | None, o: Tensor | None) -> Inside:
         """Write and read a group again."""
         self.states.begin(*start)
         tokens, gates, back = self._group(where, adjoint=True)
-        z, o = (saved.written[where], saved.read[where]) if len(saved.written) else (None, None)
         written, system = self._write(where, tokens, gates, z, collect=True)
         return Inside(tokens, gates, back, written, system, self._read(tokens, gates, written, o))
 
@@ -252,14 +269,14 @@ class ChunkedCall:
         tokens, gates, back, written, system, found = inside
         assert back is not None, "it was asked for"
         d = torch.zeros_like(found.pre[-1]) if d_out is None else merge_heads(d_out)
-        given = self.rows, tokens, gates, self.states, written, shared
+        given = self._rows(where), tokens, gates, self.states, written, shared
         if system is None or self.spec.inside is None:
             kind = AnchorBackward if self.lags else ChunkBackward
             by_token, by_gates = kind(*given).run(d, found, self._complete(where), carried)
         else:
             by_token, by_gates = TileBackward(*given).run_tiles(d, found, carried, system, self.spec.inside)
         for whole, part in zip(tokens_grad, by_token, strict=True):
-            whole[where] = split_heads(part, self.rows.batch)
+            whole[where] = split_heads(part, self.rows.batch, self.rows.heads)
         for whole, part in zip(gates_grad, back(by_gates), strict=True):
             whole[where] = part
 
@@ -269,21 +286,19 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, spec: CallSpec, L: int, gates: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        inputs = Inputs.of(tensors, L, gates)
-        N, B, _, H, D = inputs.v.shape
-        call = ChunkedCall(spec, inputs)
-        again = 0 if call.is_kept else N
-        saved = Saved([], *[x.new_empty(again, B * H, x.shape[2], D) for x in (inputs.k, inputs.q)])
-        out, norms, (M, S, anchor) = call.forward(saved)
+        call = ChunkedCall(spec, Inputs.of(tensors, L, gates))
+        saved = call.room()
+        out, norms, (M, S, anchor) = call.forward(saved, keep=call.is_kept)
         ctx.call = call if call.inside is not None else None
         ctx.spec, ctx.layers, ctx.gates, ctx.anchored = spec, L, gates, [start[2] is not None for start in saved.starts]
         states = [x for start in saved.starts for part in start for x in part or ()]
-        ctx.save_for_backward(*tensors, saved.written, saved.read, *states)
+        ctx.groups = len(saved.written)
+        ctx.save_for_backward(*tensors, *saved.written, *saved.read, *states)
         ctx.set_materialize_grads(False)
         if norms is not None:
             ctx.mark_non_differentiable(norms)
-        lead = inputs.M[0].shape[:2]
-        return out, norms, *[x.unflatten(0, lead) for x in (*M, *S, *(anchor or ()))]
+        heads = call.rows.batch, call.rows.heads
+        return out, norms, *M, *S, *[x.unflatten(0, heads) for x in anchor or ()]
 
     @staticmethod
     @once_differentiable
@@ -292,11 +307,12 @@ class _Chunked(torch.autograd.Function):
         d_out, _, *d_state = grad_outputs
         L, count = ctx.layers, len(ctx.needs_input_grad) - 3
         everything = ctx.saved_tensors  # once: activation checkpointing unpacks them no second time
-        tensors, (written, read_z, *kept) = everything[:count], everything[count:]
-        inputs, saved, states = Inputs.of(tensors, L, ctx.gates), Saved([], written, read_z), iter(kept)
+        tensors, kept = everything[:count], iter(everything[count:])
+        inputs = Inputs.of(tensors, L, ctx.gates)
+        saved = Saved([], list(islice(kept, ctx.groups)), list(islice(kept, ctx.groups)))
         for anchored in ctx.anchored:
-            M, S = (tuple([next(states) for _ in range(L)]) for _ in range(2))
-            saved.starts.append((M, S, tuple([next(states) for _ in range(L)]) if anchored else None))
+            M, S = tuple(islice(kept, L)), tuple(islice(kept, L))
+            saved.starts.append((M, S, tuple(islice(kept, L)) if anchored else None))
         with torch.autocast(device_type=inputs.q.device.type, enabled=False):
             call, ctx.call = ctx.call or ChunkedCall(ctx.spec, inputs), None  # who keeps a loss need not keep this
             return None, None, None, *call.backward(saved, d_out, d_state).flat()
@@ -346,7 +362,7 @@ def _run_call(
         o, sizes, *tensors = _Chunked.apply(spec, L, len(inputs.gates), *flat)
     else:
         o, sizes, after = ChunkedCall(spec, inputs).forward(None)
-        tensors = [x.unflatten(0, (q.shape[0], q.shape[2])) for part in after for x in part or ()]
+        tensors = [*after[0], *after[1], *[x.unflatten(0, (q.shape[0], q.shape[2])) for x in after[2] or ()]]
     M, S, anchor = tuple(tensors[:L]), tuple(tensors[L : 2 * L]), tuple(tensors[2 * L :])
     return (
         layout.restore(o),

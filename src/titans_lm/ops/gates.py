@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 
 class ChunkGates(NamedTuple):
-    """The weights of one memory layer in every chunk of a call; "…" is (N, B, H), K is 1 or D_in (channel-wise gates).
+    """The weights of one memory layer in all chunks of a group; "…" is (n R,), K is 1 or D_in (channel-wise gates).
 
     a, f (…, C, K): what M_0 and S_0 still weigh at position t. G (…, C, C), or (…, D_in, C, C): what the gradient of j
     weighs in M_t. The last three say what is left at the end of the chunk, for the surprise: η_end (…, 1, K) for S_0,
@@ -129,7 +129,7 @@ def by_gate(gates: Gates) -> tuple[Gates, Gates, Gates]:
 def chunk_gates(
     gates: Gates, present: Bool[Tensor, "n _ 1 C"] | None, adjoint: bool = False
 ) -> tuple[list[ChunkGates], Adjoint | None]:
-    """`ChunkGates` of every layer, (n, R, …), in the n chunks of a group, and with `adjoint` the way back."""
+    """`ChunkGates` of every layer, (n R, …), in the n chunks of a group, and with `adjoint` the way back."""
     if len(gates) == 1:
         return _of_tokens(gates[0], present, adjoint)
     if len(gates) == 2:
@@ -146,7 +146,7 @@ def _of_tokens(gates: Tensor, present: Tensor | None, adjoint: bool) -> tuple[li
         mask = present.expand(n, B, H, C).reshape(-1, C).repeat(each // 3, 1)
         eta = torch.where(mask, eta, 1.0)
     together, kept = token_gates(theta, eta, alpha, mask)
-    by_layer = zip(*[x.view(each // 3, n, B * H, *x.shape[1:]).unbind() for x in together], strict=True)
+    by_layer = zip(*[x.split(n * B * H) for x in together], strict=True)
 
     def back(grads: Grads) -> list[Tensor]:
         stacked = ChunkGates(*(torch.cat([layer[name] for layer in grads]) for name in ChunkGates._fields))
@@ -155,7 +155,7 @@ def _of_tokens(gates: Tensor, present: Tensor | None, adjoint: bool) -> tuple[li
             d_eta = d_eta * mask
         return [torch.stack((d_theta, d_eta, d_alpha)).view(each, n, B, H, C).permute(1, 2, 4, 3, 0)]
 
-    return [ChunkGates(*layer) for layer in by_layer], back if adjoint else None
+    return list(map(ChunkGates._make, by_layer)), back if adjoint else None
 
 
 def _of_windows(
@@ -166,8 +166,8 @@ def _of_windows(
     The ends of a chunk are rows like those of G: H(C, ·) ∘ θ, and the last of G itself.
     """
     layers, back = _of_tokens(gates, present, adjoint)
-    B, C, H, c = window.shape[1:]
-    Omega = band(window.transpose(2, 3).flatten(1, 2))
+    n, B, C, H, c = window.shape
+    Omega = band(window.transpose(2, 3).flatten(0, 2))
 
     def rows(G: Tensor, memory_end: Tensor, surprise_end: Tensor) -> Tensor:
         return torch.cat((G, memory_end.mT, surprise_end.mT), dim=-2)
@@ -184,7 +184,7 @@ def _of_windows(
         d_Omega = torch.stack([x.mT @ d for x, d in zip(narrow, d_rows, strict=True)]).sum(0)
         found = back([layer | fields(d @ Omega.mT) for layer, d in zip(grads, d_rows, strict=True)])
         d_window = torch.stack([d_Omega.diagonal(c - 1 - i, -2, -1) for i in range(c)], dim=-1)
-        return [*found, d_window.unflatten(1, (B, H)).transpose(2, 3)]
+        return [*found, d_window.unflatten(0, (n, B, H)).transpose(2, 3)]
 
     wide = [g._replace(**fields(x @ Omega)) for g, x in zip(layers, narrow, strict=True)]
     return wide, lead_back if adjoint else None
@@ -211,7 +211,7 @@ def _of_channels(
             theta, eta, alpha = ((x if x.dim() == widest else x.unsqueeze(-1)).transpose(2, 3) for x in layer)
             if present is not None:
                 eta = torch.where(present.unsqueeze(-1), eta, 1.0)
-            layers.append(ChunkGates(*(x.flatten(1, 2) for x in channel_gates(theta, eta, alpha, present))))
+            layers.append(ChunkGates(*(x.flatten(0, 2) for x in channel_gates(theta, eta, alpha, present))))
 
     def back(grads: Grads) -> list[Tensor]:
         outputs = [x for layer in layers for x in layer]

@@ -82,7 +82,7 @@ class TokenLayout:
         """Take (N, B, C, …) back to (B, T, …); tokens that were not valid get zero."""
         x = x.movedim(0, 1).flatten(1, 2)
         if self.target is None:
-            return x[:, self.lead : self.lead + self.length]
+            return x if x.shape[1] == self.length else x[:, self.lead : self.lead + self.length]
         tail = [1] * (x.dim() - 2)
         known = self.target >= 0
         x = x.gather(1, self.target.clamp(min=0).view(*self.target.shape, *tail).expand(-1, -1, *x.shape[2:]))

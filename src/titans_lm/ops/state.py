@@ -56,8 +56,8 @@ class MemoryState(NamedTuple):
                 raise ValueError(f"got initial weights of shape {tuple(weight.shape)}; expected (H, D_in, D_out)")
         if batch_size < 1:
             raise ValueError(f"got batch_size={batch_size}; expected at least 1")
-        M = tuple([w.to(state_dtype(w.dtype)).expand(batch_size, *w.shape).clone() for w in weights])
-        S = tuple([torch.zeros_like(m) for m in M])
+        M = tuple([w.to(state_dtype(w.dtype)).repeat(batch_size, 1, 1, 1) for w in weights])
+        S = tuple(map(torch.zeros_like, M))
         offset = torch.zeros(batch_size, dtype=torch.int64, device=M[0].device)
         return cls(M, S, M, offset)
 

@@ -21,14 +21,16 @@ from titans_lm.ops.chunk_forward import (
     Tokens,
     WriteCache,
     advance,
+    by_chunk,
     chunk_ends,
+    heads_first,
     inner_residual,
+    rows_first,
     scale_pair,
     similarity,
-    times_shared,
 )
 from titans_lm.ops.gates import ChunkGates
-from titans_lm.ops.matmul import add_bmm_, bmm_into
+from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.state import MemoryState
 
@@ -98,7 +100,7 @@ def pieces(state: MemoryState, length: int, chunk_size: int, valid: Tensor | Non
 class System(NamedTuple):
     """What a tile's errors solve, as far as no state is needed, for all tiles of a group.
 
-    similar is K Kᵀ, (n, R, C, C), None with channel-wise gates; G is G₋; before is [a₋ ∘ K | f₋ ∘ K], (n, R, C, 2 D);
+    similar is K Kᵀ, (n R, C, C), None with channel-wise gates; G is G₋; before is [a₋ ∘ K | f₋ ∘ K], (n R, C, 2 D);
     inverse is 2 (I + L)⁻¹, which takes the right side to Δ.
     """
 
@@ -117,12 +119,12 @@ def chunk_starts(x: Tensor, chunk: int, first: float) -> Tensor:
 
 def make_system(k: Tensor, g: ChunkGates, chunk: int) -> System:
     """The system of tiles of chunks of `chunk` tokens."""
-    G, (C, D) = chunk_starts(g.G, chunk, 0.0), k.shape[-2:]
+    G, C = chunk_starts(g.G, chunk, 0.0), k.shape[1]
     a, f = chunk_starts(g.a, chunk, 1.0), chunk_starts(g.f, chunk, 0.0)
     similar, weighted = similarity(k, k, G)
     twice = torch.eye(C, dtype=k.dtype, device=k.device).mul_(2.0).expand_as(weighted)
     inverse = torch.linalg.solve_triangular(2.0 * weighted, twice, upper=False, unitriangular=True)
-    return System(similar, G, scale_pair(k, a, f, k.new_empty(*k.shape[:-1], 2 * D)), inverse)
+    return System(similar, G, scale_pair(k, a, f), inverse)
 
 
 def write_tiles(
@@ -130,19 +132,22 @@ def write_tiles(
 ) -> WriteCache:
     """Write all tiles of a group, one after another: Δ of every token, and the states between.
 
-    A second time, for the gradients of writing, `kept` is Δ of the first (n, R, C, D), which then is not made again.
+    A second time, for the gradients of writing, `kept` is Δ of the first (n R, C, D), which then is not made again.
     """
-    k, D = tokens.k, tokens.k.shape[-1]
-    scaled = scale_pair(k, g.memory_end, g.surprise_end, torch.empty_like(system.before))
+    k, R = tokens.k, rows.count
+    scaled = scale_pair(k, g.memory_end, g.surprise_end)
     right = inner_residual(rows, tokens) if kept is None else None
     if right is not None and rows.decay_target is not None:
-        right += times_shared(k - system.before[..., :D], rows.decay_target[0], rows)
+        forgotten = heads_first(k - system.before[..., : k.shape[2]], rows)
+        right += rows_first(bmm(forgotten, rows.decay_target[0]), rows, k.shape[1])
     delta = torch.empty_like(tokens.v) if kept is None else kept
-    ends, scaled_t, deltas = chunk_ends(rows, g), scaled.mT.unbind(), delta.unbind()
-    for i in range(len(k)):
-        if right is not None:
-            bmm_into(system.inverse[i], add_bmm_(right[i], system.before[i], states.at[0][i]), deltas[i])
-        if kept is None or i < len(k) - 1:  # no gradient needs what the last tile leaves
-            advance(rows, states, 0, i, ends[i], scaled_t[i], deltas[i])
+    ends, scaled_t, deltas = chunk_ends(rows, [g]), by_chunk([scaled], R, True), by_chunk([delta], R)
+    inverse, before = by_chunk([system.inverse, system.before], R)
+    misses = () if right is None else right.split(R)
+    for i, end in enumerate(ends):
+        if misses:
+            bmm_into(inverse[i], add_bmm_(misses[i], before[i], states.at[0][i]), deltas[0][i])
+        if kept is None or i < len(ends) - 1:  # no gradient needs what the last tile leaves
+            advance(rows, states, i, end, scaled_t, deltas)
     none = k.new_empty(0)
     return WriteCache([k], [scaled], [delta], [delta], [], none, none, none)

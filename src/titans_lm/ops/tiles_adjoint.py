@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from titans_lm.ops.chunk_backward import ChunkBackward, StateGrads, similarity_backward
-from titans_lm.ops.chunk_forward import ReadCache, by_chunk, flat, heads_first, times_shared
+from titans_lm.ops.chunk_forward import ReadCache, by_chunk
 from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
 from titans_lm.ops.tiles import System, chunk_starts
 
@@ -31,8 +31,9 @@ class TileBackward(ChunkBackward):
         """Last tile first through states and errors; returns B̄ of all."""
         self._prepare(found)
         right = torch.empty_like(self.tokens.v)
-        both, (inverse_t, before_t) = carried.both[0], by_chunk([system.inverse.mT, system.before.mT])
-        for i, right_i in reversed(list(enumerate(right.unbind()))):
+        R, both = self.rows.count, carried.both[0]
+        inverse_t, before_t = by_chunk([system.inverse, system.before], R, True)
+        for i, right_i in reversed(list(enumerate(right.split(R)))):
             self._advance(0, i, carried)
             bmm_into(inverse_t[i], self.d_delta[0][i], right_i)
             add_bmm_(both, self.both_t[0][i], self.d_read_at[0][i])
@@ -43,17 +44,12 @@ class TileBackward(ChunkBackward):
     def _system(self, right: Tensor, system: System, chunk: int) -> None:
         """Through the right side and L, all tiles at once; adds to k̄, ā, f̄, Ḡ and the gradient by M_init."""
         k, g, grads, dk = self.tokens.k, self.gates[0], self.gate_grads[0], self.d_inputs[0]
-        d_before = bmm(flat(right), flat(self.states.both[0][: self.n]).transpose(1, 2))
-        d_kept, d_past = d_before.view(system.before.shape).chunk(2, dim=-1)
+        d_kept, d_past = bmm(right, self.states.both[0][: len(k)].mT).chunk(2, dim=-1)
         if self.rows.decay_target is not None:
-            initial = self.rows.decay_target[0]
-            through_init = times_shared(right, initial.transpose(1, 2), self.rows)
-            d_kept -= through_init
-            dk += through_init
-            forgotten = heads_first(k - system.before[..., : k.shape[-1]], self.rows)
-            add_bmm_(self.shared.initial[0], forgotten.transpose(1, 2), heads_first(right, self.rows))
+            forgotten = k - system.before[..., : k.shape[-1]]
+            dk += self._through_init(0, self.rows.decay_target[0], right, d_kept, forgotten)
         dk.addcmul_(d_kept, chunk_starts(g.a, chunk, 1.0)).addcmul_(d_past, chunk_starts(g.f, chunk, 0.0))
-        d_weighted = bmm(flat(right), flat(self.written.deltas[0]).transpose(1, 2)).neg_().view(*k.shape[:-1], -1)
+        d_weighted = bmm(right, self.written.deltas[0].mT).neg_()
         d_other, d_G = similarity_backward(d_weighted, system.similar, k, k, system.G, dk)
         dk += d_other
         for name, d in (

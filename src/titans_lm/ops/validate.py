@@ -49,11 +49,14 @@ def check_state(state: MemoryState, q: Tensor, out: int) -> None:
     if not isinstance(state, MemoryState):
         raise ValueError(f"got a state of type {type(state).__name__}; expected MemoryState (see MemoryState.initial)")
     check_weights("state.M", state.M, q, out)
-    shapes, dtype = [w.shape for w in state.M], state_dtype(state.M[0].dtype)
+    dtype = state_dtype(state.M[0].dtype)
     for name, weights in (("M", state.M), ("S", state.S), ("anchor", state.anchor)):
         if name != "M":
             check_weights(f"state.{name}", weights, q, out)
-        if [w.shape for w in weights] != shapes:
+        same = len(weights) == len(state.M)
+        for w, of in zip(weights, state.M, strict=False):
+            same = same and w.shape == of.shape
+        if not same:
             raise ValueError(f"got state.{name} of other shapes than state.M; expected the state of one memory")
         for w in weights:
             if w.dtype != dtype:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from titans_lm.ops.chunk_forward import Tokens
 from titans_lm.ops.chunkwise import group_size, merge_heads, split_heads
-from titans_lm.ops.gates import Adjoint, chunk_gates
+from titans_lm.ops.gates import Adjoint, ChunkGates, chunk_gates
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.triton.launch import Gates, Segment, Shared, State, lead_back, write_and_read
 
@@ -109,10 +109,10 @@ class Call:
         present = None if o.present is None else o.present[where]
         gates = torch.stack([g[where] for gate in (x.theta, x.eta, x.alpha) for g in gate], dim=-1)
         layers, back = chunk_gates((gates,), present, adjoint)
-        tokens = Tokens(*(merge_heads(y[where]) for y in (x.q, x.k, x.v)))
-        heads = x.q.shape[3]
+        heads, rows = x.q.shape[3], x.q.shape[1] * x.q.shape[3]
+        tokens = Tokens(*(merge_heads(y[where]).unflatten(0, (-1, rows)) for y in (x.q, x.k, x.v)))
         complete = o.complete[where].to(torch.int32).repeat_interleave(heads, dim=1)
-        gates = [Gates.of(g) for g in layers]
+        gates = [Gates.of(ChunkGates(*[y.unflatten(0, (-1, rows)) for y in g])) for g in layers]
         return Segment(self.network, heads, tokens, gates, complete, self.fresh(where), o.precision), back
 
 
@@ -136,7 +136,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], l
             room[i - 1] = part
         segment, _ = call.segment(where)
         got = write_and_read(segment, state)
-        o[where], sizes[where] = split_heads(got.o, B), split_heads(got.sizes.transpose(2, 3), B)
+        o[where], sizes[where] = (split_heads(y.flatten(0, 1), B, H) for y in (got.o, got.sizes.transpose(2, 3)))
         if call.options.keep:
             written[where], read[where] = got.written, got.read
     after = [*state.W, *state.S, *(() if call.options.ends[-1] else state.A)]
@@ -163,9 +163,10 @@ def backward(
             d.join_anchor()
         segment, back = call.segment(where, adjoint=True)
         assert back is not None, "it was asked for"
-        got = lead_back(segment, start, written[where], read[where], merge_heads(d_o[where]), d, shared)
+        d_out = merge_heads(d_o[where]).view_as(segment.tokens.q)
+        got = lead_back(segment, start, written[where], read[where], d_out, d, shared)
         for whole, part in zip(tokens_grad, (got.q, got.k, got.v), strict=True):
-            whole[where] = split_heads(part, B)
+            whole[where] = split_heads(part.flatten(0, 1), B, H)
         for whole, part in zip(gates_grad, back(got.gates)[0].unbind(-1), strict=True):
             whole[where] = part
     if not x.anchor:
