@@ -10,5 +10,5 @@ from titans_lm.ops import matmul
 def test_a_mac_block_makes_few_calls_and_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "has_faster_products", lambda: False)  # the way of most machines: oneDNN's has more
     calls, operations = count_forward("mac")
-    assert operations.total() <= 971
-    assert calls.total() <= 769
+    assert operations.total() <= 890
+    assert calls.total() <= 670

@@ -254,6 +254,22 @@ def test_what_writes_nothing_may_go_on_forever(settings: dict[str, Any]) -> None
         assert torch.equal(M, kept), "not nearly the same: the same"
 
 
+def test_gates_side_by_side_are_gates() -> None:
+    """One product for θ, η and α; where somebody watches a gate, each is called."""
+    layer, x = make(gates="layer"), tokens()
+    k = torch.zeros(2, T, 2, 4, dtype=torch.float64)
+    together = layer.gates(x, k, frozen=False)
+    grads = torch.autograd.grad(sum((g * g).sum() for g in together), layer.theta_proj.proj.weight)
+    seen: list[Any] = []
+    layer.theta_proj.register_forward_hook(lambda *_: seen.append(1))
+    alone = layer.gates(x, k, frozen=False)
+    assert seen == [1]
+    for a, b in zip(together, alone, strict=True):
+        assert_close(a, b, 1e-14)
+    expected = torch.autograd.grad(sum((g * g).sum() for g in alone), layer.theta_proj.proj.weight)
+    assert_close(grads[0], expected[0], 1e-14)
+
+
 def test_gates_differ_by_token_head_and_layer() -> None:
     layer = make(gates="layer")
     k = no_keys(layer.config, 2, torch.float64)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,13 +19,15 @@ from titans_lm.layers import (
     Linear,
     Streams,
     device_of,
+    join_maps,
     last_valid,
     length_mask,
     make_short_convs,
     project_and_convolve,
     rotate,
 )
-from titans_lm.ops.fused import fused_linear
+from titans_lm.ops.fused import fused_linear, joined_weight
+from titans_lm.ops.matmul import linear
 from titans_lm.ops.state import state_dtype
 
 Heads = Float[Tensor, "B _ H D"]
@@ -41,11 +43,11 @@ class KeyValues(NamedTuple):
     conv: tuple[Tensor, ...]
 
 
-def attend(q: Heads, k: Heads, v: Heads, mask: Bool[Tensor, "_ T N"] | None, causal: bool = False) -> Heads:
-    """softmax(q kᵀ / √D + mask) v on (B, T, H, D) tensors; True in the mask means visible, None that all is."""
-    heads_first = [x.transpose(1, 2) for x in (q, k.to(q.dtype), v.to(q.dtype))]
+def attend(q: Heads, k: Heads, v: Heads, mask: Shaped[Tensor, "_ T N"] | None, causal: bool = False) -> Heads:
+    """softmax(q kᵀ / √D + mask) v on (B, T, H, D) tensors; where it says True or False, True is visible, None all."""
+    q, k, v = q.transpose(1, 2), k.to(q.dtype).transpose(1, 2), v.to(q.dtype).transpose(1, 2)
     mask = None if mask is None else mask.unsqueeze(1)
-    return F.scaled_dot_product_attention(*heads_first, attn_mask=mask, is_causal=causal).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal).transpose(1, 2)
 
 
 class QKV(NamedTuple):
@@ -59,7 +61,7 @@ class QKV(NamedTuple):
     def split(self, sizes: list[int]) -> list["QKV"]:
         """The same for so many tokens after so many; each gradient is put together once, as slices would not do."""
         (pk, k), (pv, v) = self.keys, self.values
-        parts = zip(*[x.split(sizes, dim=1) for x in (self.q, k, v)], strict=True)
+        parts = zip(self.q.split(sizes, dim=1), k.split(sizes, dim=1), v.split(sizes, dim=1), strict=True)
         return [QKV(q, (pk, k), (pv, v), self.conv) for q, k, v in parts]
 
 
@@ -73,7 +75,7 @@ class QKVProjection(nn.Module):
     def __init__(self, config: BackboneConfig, shared: nn.Module | None = None) -> None:
         super().__init__()
         E = config.hidden_size
-        self.heads, self.rotary = config.num_attention_heads, config.rotary_dim
+        self.heads, self.head_dim, self.rotary = config.num_attention_heads, config.head_dim, config.rotary_dim
         self.shared = None if shared is None else (shared,)  # in a tuple, as a module would become a part of it
         if shared is None:
             self.q_proj = Linear(E, E, bias=False)
@@ -94,7 +96,7 @@ class QKVProjection(nn.Module):
         return KeyValues(k, torch.zeros_like(k), tuple(conv.init_tail(batch_size) for conv in self.convs))
 
     def split(self, x: Float[Tensor, "_ T E"]) -> Float[Tensor, "_ T H D"]:
-        return x.unflatten(-1, (self.heads, -1))
+        return x.unflatten(-1, (-1, self.head_dim))
 
     def project(
         self,
@@ -103,41 +105,55 @@ class QKVProjection(nn.Module):
         ctx: ForwardContext,
         persistent: Float[Tensor, "P E"],
         streams: Streams | None = None,
+        kv: Tensor | None = None,
     ) -> "QKV":
         """Rotated queries of the tokens; keys and values of the prefix and of the tokens.
 
         Only what comes from a token has a position: keys of the prefix are zero in the rotated channels. `streams` are
-        those of x where they are shared.
+        those of x where they are shared, and `kv` is what `join_kv` gives, where the caller has it.
         """
         (B, T, _), P = x.shape, len(persistent)
         if T == 1 and not self.convs and streams is None:
             # prefix and tokens in one product: what costs here is reading the weights
             q, rows = self.q_proj(x), (persistent, x.flatten(0, 1))
             (pk, k), (pv, v) = (proj(torch.cat(rows)).split([P, B]) for proj in (self.k_proj, self.v_proj))
-            k, v, pk, pv = k[:, None], v[:, None], pk[None], pv[None]
+            qk, v, pk, pv = torch.cat([q, k[:, None]], dim=-1), v[:, None], pk[None], pv[None]
         elif streams is not None:
-            q, k, v = (affine(y) for affine, y in zip(self.affine, streams[:3], strict=True))
-            pk, pv = self.key_values(persistent[None])
+            of_q, of_k, of_v = self.affine
+            qk, v = torch.cat([of_q(streams.q), of_k(streams.k)], dim=-1), of_v(streams.v)
+            pk, pv = self.key_values(persistent[None], kv)
         else:
-            projs = self.q_proj, self.k_proj, self.v_proj
-            (q, k, v), tails = project_and_convolve(x, projs, self.convs, tails, ctx.lengths)
-            pk, pv = self.key_values(persistent[None])
-        q, k, v, pk, pv = map(self.split, (q, k, v, pk, pv))
-        pk = F.pad(pk[..., self.rotary :], [self.rotary, 0]).expand(B, -1, -1, -1)
-        pv = pv.expand(B, -1, -1, -1)
-        if T == 1:
-            q, k = rotate(torch.cat([q, k], dim=2), ctx.rope).chunk(2, dim=2)
-        else:
-            q, k = rotate(q, ctx.rope), rotate(k, ctx.rope)
-        return QKV(q, (pk, k), (pv, v), tails)
+            qk, v, tails = self._streams(x, tails, ctx)
+            pk, pv = self.key_values(persistent[None], kv)
+        pk = F.pad(self.split(pk)[..., self.rotary :], [self.rotary, 0]).expand(B, -1, -1, -1)
+        pv = self.split(pv).expand(B, -1, -1, -1)
+        q, k = rotate(self.split(qk), ctx.rope).chunk(2, dim=2)
+        return QKV(q, (pk, k), (pv, self.split(v)), tails)
 
-    def key_values(self, rows: Float[Tensor, "_ N E"]) -> tuple[Tensor, Tensor]:
+    def _streams(
+        self, x: Float[Tensor, "B T E"], tails: tuple[Tensor, ...], ctx: ForwardContext
+    ) -> tuple[Float[Tensor, "B T E2"], Float[Tensor, "B T E"], tuple[Tensor, ...]]:
+        """q and k side by side, v, and the tails after them."""
+        projs, E = (self.q_proj, self.k_proj, self.v_proj), x.shape[-1]
+        maps = None if x.shape[1] == 1 else join_maps(projs, self.convs)
+        if maps is not None:
+            y, tails = maps(x, tails, ctx.lengths)
+            return *y.split([2 * E, E], dim=-1), tails
+        (q, k, v), tails = project_and_convolve(x, projs, self.convs, tails, ctx.lengths)
+        return torch.cat([q, k], dim=-1), v, tails
+
+    def join_kv(self) -> Tensor | None:
+        """W_K and W_V in one matrix; None where they are to be called."""
+        owner: Any = self if self.shared is None else self.shared[0]
+        return joined_weight(owner.k_proj, owner.v_proj)
+
+    def key_values(self, rows: Float[Tensor, "_ N E"], kv: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values of rows that are no tokens, persistent or recalled: no convolution has a place for them.
 
         Nor has an offset: one that all rows of a softmax have in common would change nothing.
         """
         owner: Any = self if self.shared is None else self.shared[0]
-        k, v = fused_linear(rows, owner.k_proj, owner.v_proj)
+        k, v = fused_linear(rows, owner.k_proj, owner.v_proj) if kv is None else linear(rows, kv).chunk(2, dim=-1)
         if self.shared is None:
             return k, v
         _, scale_k, scale_v = self.affine
@@ -281,6 +297,13 @@ class WindowAttention(QKVProjection):
         return y.unflatten(0, (B, blocks)).flatten(1, 2)[:, : T - W]
 
 
+class SegmentCall(NamedTuple):
+    """What the segments of a call have in common: W_K and W_V in one matrix, masks by length and by filled slots."""
+
+    kv: Tensor | None
+    masks: dict[tuple[int, int], Tensor]
+
+
 class SegmentAttention(QKVProjection):
     """Causal attention inside a segment of `segment_len` tokens, optionally with one recalled row per token.
 
@@ -301,6 +324,10 @@ class SegmentAttention(QKVProjection):
         kv = self.init_kv(batch_size, self.segment_len)
         return kv.k, kv.v
 
+    def prepare(self, tokens: int) -> SegmentCall:
+        """What a call of so many tokens needs, however it is cut."""
+        return SegmentCall(None if tokens == 1 else self.join_kv(), {})
+
     def forward(
         self,
         qkv: QKV,
@@ -308,30 +335,44 @@ class SegmentAttention(QKVProjection):
         ctx: ForwardContext,
         phase: int | Int[Tensor, " B"],
         recalled: tuple[Float[Tensor, "B T E"], tuple[Tensor, Tensor]] | None = None,
+        call: SegmentCall | None = None,
     ) -> tuple[Float[Tensor, "B T E"], KeyValues, tuple[Tensor, Tensor] | None]:
         """Attend; `recalled` are the call's rows and the keys and values of earlier ones in the segment."""
         q, (pk, k), (pv, v), conv = qkv
         T = q.shape[1]
-        uniform = isinstance(phase, int)
-        filled = phase + T if uniform else self.segment_len
+        call = self.prepare(T) if call is None else call
+        uniform = isinstance(phase, int) and ctx.lengths is None
+        filled = phase + T if isinstance(phase, int) else self.segment_len
         slots = None
-        if not (T == 1 and uniform and ctx.lengths is None):
-            slots = torch.arange(T, device=q.device)[None] + (phase if uniform else phase[:, None])
+        if not uniform:
+            slots = torch.arange(T, device=q.device)[None] + (phase if isinstance(phase, int) else phase[:, None])
         k, v = self._store(state.k, k, slots, phase, ctx), self._store(state.v, v, slots, phase, ctx)
-        see_k, see_v, rows = [k], [v], None
+        see_k, see_v, rows = [pk, k], [pv, v], None
         if recalled is not None:
             h, (old_k, old_v) = recalled
-            hk, hv = map(self.split, self.key_values(h))
-            hk = rotate(hk, ctx.rope)
-            rows = self._store(old_k, hk, slots, phase, ctx), self._store(old_v, hv, slots, phase, ctx)
-            see_k, see_v = [rows[0], k], [rows[1], v]
-        see_k = torch.cat([pk, *[y[:, :filled].to(q.dtype) for y in see_k]], 1)
-        see_v = torch.cat([pv, *[y[:, :filled].to(q.dtype) for y in see_v]], 1)
+            hk, hv = self.key_values(h, call.kv)
+            hk = rotate(self.split(hk), ctx.rope)
+            rows = self._store(old_k, hk, slots, phase, ctx), self._store(old_v, self.split(hv), slots, phase, ctx)
+            see_k.insert(1, rows[0])
+            see_v.insert(1, rows[1])
         mask = None
         if slots is not None:
-            mask = torch.arange(filled, device=q.device) <= slots[..., None]
-            mask = see_prefix(mask if rows is None else torch.cat([mask, mask], dim=-1), pk.shape[1])
-        return self.merge(attend(q, see_k, see_v, mask)), KeyValues(k, v, conv), rows
+            mask = self._visible(slots, filled, len(see_k) - 1, pk.shape[1])
+        elif T > 1:
+            mask = call.masks.get((T, filled))
+            if mask is None:
+                slots = torch.arange(filled - T, filled, device=q.device)[None]
+                seen = self._visible(slots, filled, len(see_k) - 1, pk.shape[1])
+                mask = q.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+                call.masks[T, filled] = mask
+        y = attend(q, _filled(see_k, filled, q.dtype), _filled(see_v, filled, q.dtype), mask)
+        return self.merge(y), KeyValues(k, v, conv), rows
+
+    @staticmethod
+    def _visible(slots: Int[Tensor, "_ T"], filled: int, kinds: int, prefix: int) -> Bool[Tensor, "_ T N"]:
+        """What tokens at these slots see: the prefix, and of each kind of row those up to their own."""
+        mask = torch.arange(filled, device=slots.device) <= slots[..., None]
+        return see_prefix(torch.cat([mask] * kinds, dim=-1), prefix)
 
     def _store(self, old: Heads, new: Heads, slots: Tensor | None, phase: int | Tensor, ctx: ForwardContext) -> Heads:
         """Put the call's rows into their slots of the segment; padding leaves its slot as it was."""
@@ -348,6 +389,14 @@ class SegmentAttention(QKVProjection):
         # Padding goes to one slot too many, which is cut off again.
         index = torch.where(valid, slots, self.segment_len)[..., None, None].expand_as(new)
         return F.pad(old, [0, 0, 0, 0, 0, 1]).scatter(1, index, new)[:, : self.segment_len]
+
+
+def _filled(parts: list[Heads], filled: int, dtype: torch.dtype) -> Heads:
+    """The prefix, and of each other part the slots that are filled, one after another."""
+    found = parts[:1]
+    for y in parts[1:]:
+        found.append((y if y.shape[1] == filled else y[:, :filled]).to(dtype))
+    return torch.cat(found, dim=1)
 
 
 def compact(kv: KeyValues) -> KeyValues:

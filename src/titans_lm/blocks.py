@@ -167,20 +167,23 @@ class MACBlock(Block):
 
     def mix(self, x: Hidden, state: MACState, ctx: ForwardContext) -> tuple[Hidden, MACState]:
         # What needs no memory is made for all segments at once, before them or after them.
-        streams = self.memory.streams(x, state.query_conv, ctx.lengths) if self.config.shared_qkv else None
-        q, gate, tails = self.memory.project_query(x, state.query_conv, ctx.lengths, streams)
-        qkv = self.attention.project(x, state.attention.conv, ctx, self.persistent, streams)
         surprise = False if ctx.diagnostics is None else ctx.diagnostics.surprise
+        prepared, call = self.memory.prepare(x.shape[1], surprise), self.attention.prepare(x.shape[1])
+        streams = None
+        if self.config.shared_qkv:
+            streams = self.memory.streams(x, state.query_conv, ctx.lengths, prepared.maps)
+        q, gate, tails = self.memory.project_query(x, state.query_conv, ctx.lengths, streams)
+        qkv = self.attention.project(x, state.attention.conv, ctx, self.persistent, streams, call.kv)
         slices = segment_slices(ctx, x.shape[1], self.config.segment_len)
         cut, ys, os, norms = [segment.rope.cos.shape[1] for segment, _ in slices], [], [], []
         tokens = zip(q.split(cut, dim=1), gate.split(cut, dim=1), qkv.split(cut), x.split(cut, dim=1), strict=True)
         for (segment, phase), (q_t, gate_t, qkv_t, s_t) in zip(slices, tokens, strict=True):
-            h = self.memory.retrieve(state.at_segment_start, q_t, gate_t)  # eq. 21
-            y, attention, recalled = self.attention(
-                qkv_t, state.attention, segment, phase, (h, state.recalled)
-            )  # 22, 23
+            h = self.memory.retrieve(state.at_segment_start, q_t, gate_t, prepared)  # eq. 21
+            seen = h, state.recalled
+            y, attention, recalled = self.attention(qkv_t, state.attention, segment, phase, seen, call)  # 22, 23
             z = self._read(y, s_t)
-            o, memory, norm = self.memory.write(z, state.memory, segment.lengths, surprise, ctx.frozen)  # eq. 24
+            given = z, state.memory, segment.lengths, surprise, ctx.frozen, None, prepared
+            o, memory, norm = self.memory.write(*given)  # eq. 24
             at_start = self._segment_start(state, memory, segment, phase, y.shape[1])
             state = MACState(memory, at_start, tails, attention, recalled)
             ys.append(y)
@@ -351,12 +354,13 @@ class SegmentBlock(Block):
         return self.attention.init_state(batch_size)
 
     def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext) -> tuple[Hidden, KeyValues]:
-        qkv, outputs = self.attention.project(x, state.conv, ctx, self.persistent), []
+        call, outputs = self.attention.prepare(x.shape[1]), []
+        qkv = self.attention.project(x, state.conv, ctx, self.persistent, kv=call.kv)
         slices = segment_slices(ctx, x.shape[1], self.config.segment_len)
         for (segment, phase), qkv_t in zip(
             slices, qkv.split([segment.rope.cos.shape[1] for segment, _ in slices]), strict=True
         ):
-            o, state, _ = self.attention(qkv_t, state, segment, phase)
+            o, state, _ = self.attention(qkv_t, state, segment, phase, call=call)
             outputs.append(o)
         return concat_segments(outputs), compact(state) if x.shape[1] > 1 else state
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import SurpriseSizes
-from titans_lm.ops.fused import causal_taps, fused_linear, is_plain, rms_norm, swiglu
+from titans_lm.ops.fused import causal_taps, is_plain, joined_weight, rms_norm, swiglu
 from titans_lm.ops.matmul import linear
 from titans_lm.ops.state import state_dtype
 
@@ -24,12 +24,16 @@ class Rope(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """q, k and v of tokens through the short convolution, neither normalised nor rotated, and the tails after them."""
+    """q, k and v of tokens through the short convolution, neither normalised nor rotated, and the tails after them.
+
+    `together` is what the three are parts of, where they were made as one.
+    """
 
     q: Float[Tensor, "B T E"]
     k: Float[Tensor, "B T E"]
     v: Float[Tensor, "B T E"]
     tails: tuple[Float[Tensor, "B K1 E"], ...]
+    together: Float[Tensor, "B T E3"] | None = None
 
 
 @dataclass
@@ -296,6 +300,36 @@ class ShortConvolution(nn.Module):
         return y, last_valid(padded, self.kernel - 1, lengths).to(tail.dtype)
 
 
+class JoinedMaps(NamedTuple):
+    """Linear maps of one input as one matrix, and their convolutions as one, if there are any."""
+
+    weight: Float[Tensor, "N E"]
+    taps: Float[Tensor, "K N"] | None
+
+    def __call__(
+        self, x: Float[Tensor, "B T E"], tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None
+    ) -> tuple[Float[Tensor, "B T N"], tuple[Tensor, ...]]:
+        """All of them side by side, and the tails after them."""
+        y = linear(x, self.weight)
+        if self.taps is None:
+            return y, tails
+        sizes, keep = [tail.shape[-1] for tail in tails], tails[0].shape[1]
+        padded = torch.cat([torch.cat(tails, dim=-1).to(y.dtype), y], dim=1)
+        last = padded[:, x.shape[1] :] if lengths is None else last_valid(padded, keep, lengths)
+        after = []
+        for part in last.to(tails[0].dtype).split(sizes, dim=-1):  # copies: a view would keep all of `padded` alive
+            after.append(part.clone(memory_format=torch.contiguous_format))
+        return causal_taps(padded, self.taps.to(y.dtype)), tuple(after)
+
+
+def join_maps(projs: Sequence[nn.Module], convs: nn.ModuleList) -> JoinedMaps | None:
+    """Linear maps and their convolutions side by side; None where each has to be called."""
+    weight = joined_weight(*projs) if is_plain(*convs) else None
+    if weight is None:
+        return None
+    return JoinedMaps(weight, torch.cat([conv.taps for conv in convs], dim=-1) if len(convs) else None)
+
+
 def project_and_convolve(
     x: Float[Tensor, "B T E"],
     projs: Sequence[nn.Module],
@@ -307,17 +341,15 @@ def project_and_convolve(
 
     Maps and convolutions of several tokens are one map and one convolution.
     """
+    together = None if x.shape[1] == 1 else join_maps(projs, convs)
+    if together is not None:
+        y, tails = together(x, tails, lengths)
+        return y.split([proj.out_features for proj in projs], dim=-1), tails
     if not convs:
-        return fused_linear(x, *projs), tails
-    if x.shape[1] == 1 or len(projs) == 1 or not is_plain(*convs):
-        found = [conv(proj(x), tail, lengths) for proj, conv, tail in zip(projs, convs, tails, strict=True)]
-        return tuple([y for y, _ in found]), tuple([tail for _, tail in found])
-    y, sizes, dtype = fused_linear(x, *projs, split=False), [tail.shape[-1] for tail in tails], tails[0].dtype
-    padded = torch.cat([torch.cat(tails, dim=-1).to(y.dtype), y], dim=1)
-    weights = torch.cat([conv.taps for conv in convs], dim=-1)
-    y = causal_taps(padded, weights.to(y.dtype))
-    last = last_valid(padded, tails[0].shape[1], lengths).to(dtype)
-    return y.split(sizes, dim=-1), tuple([part.contiguous() for part in last.split(sizes, dim=-1)])
+        return tuple([proj(x) for proj in projs]), tails
+    found = [conv(proj(x), tail, lengths) for proj, conv, tail in zip(projs, convs, tails, strict=True)]
+    ys, tails = zip(*found, strict=True)
+    return ys, tails
 
 
 def rope_angles(positions: Int[Tensor, "_ T"], channels: int, base: float, dtype: torch.dtype) -> Rope:

@@ -1,6 +1,7 @@
 """The neural long-term memory as a layer: projections and gates, the op, and a gated output."""
 
 import pickle
+from collections.abc import Callable
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -12,18 +13,20 @@ from titans_lm.caching import CachedMemories, Recall, write_in_segments
 from titans_lm.config import MemoryConfig, SurpriseSizes, check_known
 from titans_lm.layers import (
     Diagnostics,
+    JoinedMaps,
     Linear,
     Packing,
     RMSNorm,
     Streams,
+    join_maps,
     length_mask,
     make_short_convs,
     project_and_convolve,
 )
-from titans_lm.memory_gates import GateProjection, PolynomialKeys
+from titans_lm.memory_gates import GateProjection, JoinedGates, PolynomialKeys, join_gates
 from titans_lm.memory_rule import Hidden, MemoryRule
 from titans_lm.ops import MemoryNetwork, MemoryState, read
-from titans_lm.ops.fused import gated_linear, rms_norm, unit_norm
+from titans_lm.ops.fused import gated_linear, rms_norm, unit_norm, unit_qkv
 from titans_lm.ops.state import detach_state, move_state, state_dtype
 from titans_lm.shards import LocalMemories
 
@@ -61,6 +64,15 @@ class LayerState(NamedTuple):
         if not isinstance(state, cls):
             raise ValueError(f"got {path} with a {type(state).__name__}; expected a file that LayerState.save wrote")
         return state
+
+
+class Prepared(NamedTuple):
+    """A layer's parameters as its calls need them, put together once for all segments of a text."""
+
+    maps: JoinedMaps | None
+    gates: JoinedGates | None
+    op: Callable[..., tuple]
+    reader: MemoryNetwork
 
 
 # Once, as the list is that of all threads.
@@ -133,11 +145,36 @@ class NeuralMemory(MemoryRule):
         y = y.unflatten(-1, (self.config.num_attention_heads, -1)).to(state_dtype(y.dtype))
         return unit_norm(y) if i < 2 else rms_norm(y, None, self.config.norm_eps)
 
-    def streams(self, x: Hidden, tails: tuple[Tensor, ...], lengths: Int[Tensor, " B"] | None) -> Streams:
+    def prepare(self, tokens: int, surprise: SurpriseSizes = False) -> Prepared:
+        """What a call of so many tokens needs, however it is cut."""
+        maps = None if tokens == 1 else join_maps((self.q_proj, self.k_proj, self.v_proj), self.convs)
+        gates = join_gates(self.theta_proj, self.eta_proj, self.alpha_proj)
+        return Prepared(maps, gates, self.op(surprise), self.reader)
+
+    def streams(
+        self,
+        x: Hidden,
+        tails: tuple[Tensor, ...],
+        lengths: Int[Tensor, " B"] | None,
+        maps: JoinedMaps | None = None,
+    ) -> Streams:
         """q, k and v before their norms, as far as it goes together; attention may share them (D41)."""
         projs = self.q_proj, self.k_proj, self.v_proj
-        (q, k, v), tails = project_and_convolve(x, projs, self.convs, tails, lengths)
-        return Streams(q, k, v, tails)
+        maps = join_maps(projs, self.convs) if maps is None and x.shape[1] > 1 else maps
+        if maps is None or x.shape[1] == 1:
+            (q, k, v), tails = project_and_convolve(x, projs, self.convs, tails, lengths)
+            return Streams(q, k, v, tails)
+        together, tails = maps(x, tails, lengths)
+        q, k, v = together.chunk(3, dim=-1)
+        return Streams(q, k, v, tails, together)
+
+    def norm_streams(self, streams: Streams) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v by heads with their norms."""
+        y = streams.together
+        if y is None:
+            return self.normed(0, streams.q), self.normed(1, streams.k), self.normed(2, streams.v)
+        y = y.unflatten(-1, (3, self.config.num_attention_heads, -1)).to(state_dtype(y.dtype))
+        return unit_qkv(y, self.config.norm_eps)
 
     def forward(
         self,
@@ -212,13 +249,15 @@ class NeuralMemory(MemoryRule):
         surprise: SurpriseSizes = False,
         frozen: bool = False,
         streams: Streams | None = None,
+        prepared: Prepared | None = None,
     ) -> tuple[Float[Tensor, "B T H D"], LayerState, Tensor | None]:
         """`forward` up to what the memory answers, which `project_output` makes the output of; norms of surprise."""
-        *qkv, tails = self.streams(x, state.conv, lengths) if streams is None else streams
-        q, k, v = [self.normed(i, y) for i, y in enumerate(qkv)]
+        if prepared is None:
+            prepared = self.prepare(x.shape[1] if streams is None else 1, surprise)
+        streams = self.streams(x, state.conv, lengths, prepared.maps) if streams is None else streams
         valid = length_mask(lengths, x.shape[1])
-        o, state, norms = self.learn(x, (q, k, v), state, valid, surprise, frozen)
-        return o, state._replace(conv=tails), norms
+        o, state, norms = self.learn(x, self.norm_streams(streams), state, valid, surprise, frozen, prepared)
+        return o, state._replace(conv=streams.tails), norms
 
     def learn(
         self,
@@ -228,10 +267,11 @@ class NeuralMemory(MemoryRule):
         valid: Bool[Tensor, "B T"] | None,
         surprise: SurpriseSizes,
         frozen: bool,
+        prepared: Prepared,
     ) -> tuple[Float[Tensor, "B T H D"], LayerState, Tensor | None]:
         """Write q, k, v of the tokens x and answer them; the real ones come first in every row."""
         q, k, v = tokens
-        theta, eta, alpha = self.gates(x, k, frozen)
+        theta, eta, alpha = self.gates(x, k, frozen, prepared.gates)
         extra = self.per_token(x, k)
         by_key = k, q if self.recall_proj is None else self.recall_proj(x).unflatten(-1, q.shape[2:]).to(q.dtype)
         if self.key_map is not None:  # gates see the key itself
@@ -241,14 +281,14 @@ class NeuralMemory(MemoryRule):
             # ∇ at (1 − α) M: (1 − α) M + 2 θ kᵀ (v − k (1 − α) M) is the write of θ (1 − α) and v / (1 − α) at M.
             kept = 1.0 - alpha
             theta, v = kept * theta, v / kept
-        op, cached = self.op(surprise), state.cached
+        op, cached = prepared.op, state.cached
         given = q, k, v, theta, eta, alpha
         if cached is None or frozen or not x.shape[1]:
             o, memory, *norms = op(*given, state.memory, valid=valid, extra=extra)
         else:
             start = None if self.config.caching_start == "checkpoint" else self.init_state(x.shape[0]).memory
             open_logit = self.config.caching_open if self.open_logit is None else self.open_logit
-            recall = Recall(self.reader, self.config, open_logit)
+            recall = Recall(prepared.reader, self.config, open_logit)
             o, memory, cached, norms = write_in_segments(
                 op, given, extra, by_key, (state.memory, cached), start, recall, valid
             )
@@ -279,9 +319,15 @@ class NeuralMemory(MemoryRule):
         q = self.normed(0, q)
         return q if self.key_map is None else self.key_map(q), gate, tails
 
-    def retrieve(self, M: tuple[Tensor, ...], q: Float[Tensor, "B T H D"], gate: Hidden) -> Hidden:
+    def retrieve(
+        self,
+        M: tuple[Tensor, ...],
+        q: Float[Tensor, "B T H D"],
+        gate: Hidden,
+        prepared: Prepared | None = None,
+    ) -> Hidden:
         """Only read: h = M*(q), finished as an output is (eq. 21)."""
-        return self.project_output(read(M, q, self.reader), gate)
+        return self.project_output(read(M, q, self.reader if prepared is None else prepared.reader), gate)
 
     def project_output(self, o: Float[Tensor, "B T H D"], gate: Hidden) -> Hidden:
         """(RMSNorm(o) ∘ σ(gate)) W_O."""

@@ -1,6 +1,7 @@
 """What a memory layer makes of each token besides q, k and v: gates, threshold, shares of a window; and of its keys."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -8,7 +9,8 @@ from torch import Tensor, nn
 
 from titans_lm.config import MemoryConfig, Start, log_spaced
 from titans_lm.layers import Linear, init_from, init_linear
-from titans_lm.ops.fused import clipped_sigmoid
+from titans_lm.ops.fused import GateForm, clipped_sigmoid, clipped_sigmoids, is_plain
+from titans_lm.ops.matmul import linear
 from titans_lm.ops.polynomial import polynomial
 from titans_lm.ops.state import state_dtype
 
@@ -78,6 +80,34 @@ class GateProjection(nn.Module):
         # Numbers, not a tensor of limits: making one for every call would make a GPU wait.
         parts = gate.unbind(-1)
         return torch.stack([part * limit for part, limit in zip(parts, self.limits, strict=True)], dim=-1)
+
+
+class JoinedGates(NamedTuple):
+    """Several gates of the token, per head and layer, as one linear map."""
+
+    weight: Float[Tensor, "N E"]
+    bias: Float[Tensor, " N"]
+    forms: tuple[GateForm, ...]
+    heads: int
+
+    def __call__(self, x: Hidden) -> tuple[Float[Tensor, "B T H L"], ...]:
+        logits = linear(x, self.weight, self.bias).unflatten(-1, (len(self.forms), self.heads, -1))
+        return clipped_sigmoids(logits.to(state_dtype(x.dtype)), self.forms)
+
+
+def join_gates(*gates: GateProjection | None) -> JoinedGates | None:
+    """Gates side by side; None where they are of other forms, or have to be called."""
+    forms, projs, heads = [], [], 0
+    for gate in gates:
+        if gate is None or gate.kind != "layer" or gate.key_proj is not None or len(set(gate.limits)) > 1:
+            return None
+        if gate._forward_hooks or gate._forward_pre_hooks or not is_plain(gate.proj):
+            return None
+        forms.append((gate.stretch, gate.limits[0]))
+        projs.append(gate.proj)
+        heads = gate.heads
+    weight, bias = torch.cat([proj.weight for proj in projs]), torch.cat([proj.bias for proj in projs])
+    return JoinedGates(weight, bias, tuple(forms), heads)
 
 
 class WindowProjection(nn.Module):

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from titans_lm.config import THRESHOLDS, MemoryConfig, SurpriseSizes
-from titans_lm.memory_gates import GateProjection, WindowProjection
+from titans_lm.memory_gates import GateProjection, JoinedGates, WindowProjection, join_gates
 from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory
 from titans_lm.ops.network import ReadAt
 from titans_lm.ops.state import PLAIN
@@ -123,12 +123,20 @@ class MemoryRule(nn.Module):
         W, (_, H, first, _), D = self.config.omega_window - 1, memory.M[0].shape, memory.M[-1].shape[-1]
         return memory._replace(tail=tuple(memory.M[0].new_zeros(batch_size, W, H, width) for width in (first, D)))
 
-    def gates(self, x: Hidden, k: Float[Tensor, "B T H D"], frozen: bool) -> tuple[Any, Any, Any]:
+    def gates(
+        self, x: Hidden, k: Float[Tensor, "B T H D"], frozen: bool, joined: JoinedGates | None = None
+    ) -> tuple[Any, Any, Any]:
         """θ, η and α of tokens; where the memory is frozen, nothing is written and nothing forgotten."""
-        theta, eta, alpha = [
-            k.new_zeros(k.shape[:3]) if gate is None or (frozen and gate is not self.eta_proj) else gate(x, k)
-            for gate in (self.theta_proj, self.eta_proj, self.alpha_proj)
-        ]
+        several = self.theta_proj, self.eta_proj, self.alpha_proj
+        joined = joined or join_gates(*several)
+        if joined is not None and not frozen:
+            theta, eta, alpha = joined(x)
+            return theta, eta, alpha
+        found = []
+        for gate in several:
+            shut = gate is None or (frozen and gate is not self.eta_proj)
+            found.append(k.new_zeros(k.shape[:3]) if shut else gate(x, k))
+        theta, eta, alpha = found
         return theta, eta, alpha
 
     def per_token(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> PerToken:

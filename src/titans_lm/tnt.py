@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from titans_lm.config import MemoryConfig, SurpriseSizes
-from titans_lm.memory import LayerState, NeuralMemory
+from titans_lm.memory import LayerState, NeuralMemory, Prepared
 from titans_lm.memory_rule import Hidden, MemoryRule
 from titans_lm.ops import MemoryState
 from titans_lm.ops.state import map_state
@@ -100,8 +100,9 @@ class TNTMemory(NeuralMemory):
         valid: Bool[Tensor, "B T"] | None,
         surprise: SurpriseSizes,
         frozen: bool,
+        prepared: Prepared,
     ) -> tuple[Float[Tensor, "B T H D"], LayerState, Tensor | None]:
-        o, state, norms = super().learn(x, tokens, state, valid, surprise, frozen)
+        o, state, norms = super().learn(x, tokens, state, valid, surprise, frozen, prepared)
         (_, key, _), local = tokens, state.local
         assert local is not None, "made by init_state"
         shards = Shards.of(local.read, x.shape[1], self.config.tnt_shard, valid)

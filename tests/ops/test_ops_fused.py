@@ -20,6 +20,7 @@ from titans_lm.ops.fused import (
     rms_norm,
     swiglu,
     unit_norm,
+    unit_qkv,
 )
 
 
@@ -75,6 +76,10 @@ def clipped(x: Tensor, stretch: float) -> Tensor:
 case("rms norm", lambda x, w: rms_norm(x, w, 1e-5), rms, (2, 5, 6), (6,))
 case("rms norm without weight", lambda x: rms_norm(x, None, 1e-5), lambda x: rms(x, None), (2, 5, 3, 4))
 case("unit norm", unit_norm, lambda x: x / x.norm(dim=-1, keepdim=True), (2, 5, 3, 4))
+case("q, k and v with their norms", lambda y: torch.stack(unit_qkv(y, 1e-5), dim=2),
+     lambda y: torch.stack([y[:, :, 0] / y[:, :, 0].norm(dim=-1, keepdim=True),
+                            y[:, :, 1] / y[:, :, 1].norm(dim=-1, keepdim=True), rms(y[:, :, 2], None)], dim=2),
+     (2, 5, 3, 2, 4))  # fmt: skip
 case("norm, sigmoid, linear", lambda m, y, w, n: gated_linear("memory", Map(w), y, m, Norm(n)),
      lambda m, y, w, n: (m.sigmoid() * rms(y, n).flatten(2)) @ w.T, (2, 5, 6), (2, 5, 3, 2), (4, 6), (2,))  # fmt: skip
 case("two norms, sigmoid, linear", lambda m, y, w, n, k: gated_linear("memory", Map(w), y, m, Norm(n), Norm(k)),
@@ -219,6 +224,18 @@ def test_a_map_that_is_more_than_a_matrix_is_called(how: str) -> None:
     torch.testing.assert_close(gated_linear("memory", proj, x, gate, norm), expected)
     x.requires_grad_()
     torch.testing.assert_close(gated_linear("memory", proj, x, gate, norm), expected)
+
+
+def test_streams_of_nothing_have_no_direction_and_no_gradient() -> None:
+    """As q or k alone: what is shorter than 1e-12 is divided by that; v of zeros stays zero."""
+    y = drawn(1, 2, 3, 1, 4)
+    y[:, 0] = 0.0
+    y.requires_grad_()
+    q, k, v = unit_qkv(y, 1e-5)
+    assert not any(x[:, 0].any() for x in (q, k, v))
+    (q.sum() + k.sum() + v.sum()).backward()
+    assert not y.grad[:, 0, :2].any()
+    torch.testing.assert_close(y.grad[:, 0, 2], torch.full_like(y.grad[:, 0, 2], 1e-5**-0.5))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])

@@ -37,21 +37,36 @@ def is_plain(*modules: Any) -> bool:
 
 def _can_fuse(x: Tensor, maps: tuple[Any, ...], norms: tuple[Any, ...] = ()) -> bool:
     """Whether a fast path is for this call: several tokens, gradients asked for, all plain and of one precision."""
-    if x.shape[1] == 1 or not is_plain(*maps, *norms) or (norms and norms[0].eps != norms[-1].eps):
+    if x.shape[1] == 1 or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    weights = [module.weight for module in (*maps, *norms)]
-    if not needs_grad(x, *weights) or torch.is_autocast_enabled(x.device.type):
+    if not is_plain(*maps, *norms) or (norms and norms[0].eps != norms[-1].eps):
         return False
-    return {weight.dtype for weight in weights} == {x.dtype}
+    asked = x.requires_grad
+    for module in (*maps, *norms):
+        if module.weight.dtype != x.dtype:
+            return False
+        asked = asked or module.weight.requires_grad
+    return asked and not torch.is_autocast_enabled(x.device.type)
 
 
-def fused_linear(x: Float[Tensor, "B T E"], *projs: Any, split: bool = True) -> Any:
-    """Several linear maps of one input, of several tokens in one product; without `split` side by side."""
-    if 1 in (x.shape[1], len(projs)) or not is_plain(*projs) or any([proj.bias is not None for proj in projs]):
-        found = tuple(proj(x) for proj in projs)
-        return found if split else torch.cat(found, dim=-1)
-    y = linear(x, torch.cat([proj.weight for proj in projs]))
-    return y.split([proj.out_features for proj in projs], dim=-1) if split else y
+def fused_linear(x: Float[Tensor, "B T E"], *projs: Any) -> tuple[Tensor, ...]:
+    """Several linear maps of one input, of several tokens in one product."""
+    weight = None if x.shape[1] == 1 else joined_weight(*projs)
+    if weight is None:
+        return tuple([proj(x) for proj in projs])
+    return linear(x, weight).split([proj.out_features for proj in projs], dim=-1)
+
+
+def joined_weight(*projs: Any) -> Tensor | None:
+    """The weights of several linear maps in one matrix; None for a single one, and where they are to be called."""
+    if len(projs) == 1 or not is_plain(*projs):
+        return None
+    weights = []
+    for proj in projs:
+        if proj.bias is not None:
+            return None
+        weights.append(proj.weight)
+    return torch.cat(weights)
 
 
 def rms_norm(x: Float[Tensor, "*s E"], weight: Float[Tensor, " E"] | None, eps: float) -> Float[Tensor, "*s E"]:
@@ -132,6 +147,44 @@ class _UnitNorm(torch.autograd.Function):
         along = (grad * unit).sum(-1, keepdim=True)
         d_x = torch.addcmul(grad, unit, along, value=-1).div_(size.clamp_min(SHORTEST))
         return d_x.masked_fill_(size < SHORTEST, 0.0)
+
+
+def unit_qkv(y: Float[Tensor, "B T 3 H D"], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """`unit_norm` of q and of k and `rms_norm` of v, (B, T, H, D), which stand side by side."""
+    if needs_grad(y):
+        return _UnitQKV.apply(y, eps)
+    if torch.compiler.is_compiling():
+        q, k, v = y.unbind(2)
+        return unit_norm(q), unit_norm(k), rms_norm(v, None, eps)
+    q, k, v = (y / _qkv_sizes(y, eps)).unbind(2)
+    return q, k, v
+
+
+def _qkv_sizes(y: Tensor, eps: float) -> Tensor:
+    """‖q‖, ‖k‖ and √(mean(v²) + ε), (B, T, 3, H, 1)."""
+    sizes = torch.linalg.vector_norm(y, dim=-1, keepdim=True).clamp_min_(SHORTEST)
+    sizes[:, :, 2].square_().div_(y.shape[-1]).add_(eps).sqrt_()
+    return sizes
+
+
+class _UnitQKV(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, eps: float) -> tuple[Tensor, ...]:
+        sizes = _qkv_sizes(y, eps)
+        unit = y / sizes
+        ctx.save_for_backward(unit, sizes)
+        return unit.unbind(2)
+
+    @staticmethod
+    @once_differentiable
+    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        grad, (unit, sizes) = torch.stack(grads, dim=2), ctx.saved_tensors
+        along = (grad * unit).sum(-1, keepdim=True)
+        along[:, :, 2].div_(unit.shape[-1])  # of v it is the mean
+        d_y = grad.addcmul_(unit, along, value=-1).div_(sizes)
+        d_y[:, :, :2].masked_fill_(sizes[:, :, :2] <= SHORTEST, 0.0)
+        return d_y, None
 
 
 def swiglu(x: Float[Tensor, "B T E"], gate_proj: Any, up_proj: Any, down_proj: Any) -> Float[Tensor, "B T O"]:
@@ -279,28 +332,49 @@ class _GatedLinear(torch.autograd.Function):
         return None, None, d_y, d_c, d_weight, d_y_weight, d_m_weight, d_gate_weight, d_gate_bias
 
 
+GateForm = tuple[float, float]
+"""How far a gate reaches beyond its ends (ε), and its largest value."""
+
+
 def clipped_sigmoid(x: Float[Tensor, "*s"], stretch: float) -> Float[Tensor, "*s"]:
     """clip((1 + 2ε) σ(x) − ε, 0, 1), whose gradient is everywhere that of what is clipped (D33)."""
+    return clipped_sigmoids(x.unsqueeze(2), ((stretch, 1.0),))[0]
+
+
+def clipped_sigmoids(x: Float[Tensor, "B T G *s"], forms: tuple[GateForm, ...]) -> tuple[Tensor, ...]:
+    """The same times a largest value, for G gates that stand side by side: each (B, T, *s)."""
     if needs_grad(x):
-        return _ClippedSigmoid.apply(x, stretch)
-    y = (1.0 + 2.0 * stretch) * torch.sigmoid(x) - stretch
-    return y + (y.clamp(0.0, 1.0) - y).detach()
+        return _ClippedSigmoids.apply(x, forms)
+    found = []
+    for part, (stretch, most) in zip(torch.sigmoid(x).unbind(2), forms, strict=True):
+        y = part * ((1.0 + 2.0 * stretch) * most)
+        if stretch:
+            y = y - stretch * most
+            clipped = y.clamp(0.0, most)
+            y = y + (clipped - y).detach() if torch.is_grad_enabled() else clipped
+        found.append(y)
+    return tuple(found)
 
 
-class _ClippedSigmoid(torch.autograd.Function):
+class _ClippedSigmoids(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, stretch: float) -> Tensor:
-        opened = torch.sigmoid(x)
+    def forward(ctx: Any, x: Tensor, forms: tuple[GateForm, ...]) -> tuple[Tensor, ...]:
+        opened, found = torch.sigmoid(x), []
         ctx.save_for_backward(opened)
-        ctx.slope = 1.0 + 2.0 * stretch
-        y = (ctx.slope * opened).sub_(stretch)
-        return y.clamp(0.0, 1.0).sub_(y).add_(y)
+        ctx.forms = forms
+        for part, (stretch, most) in zip(opened.unbind(2), forms, strict=True):
+            y = part * ((1.0 + 2.0 * stretch) * most)
+            found.append(y.sub_(stretch * most).clamp_(0.0, most) if stretch else y)
+        return tuple(found)
 
     @staticmethod
     @once_differentiable
     # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        return torch.ops.aten.sigmoid_backward(grads[0] * ctx.slope, ctx.saved_tensors[0]), None
+        several = []
+        for grad, (stretch, most) in zip(grads, ctx.forms, strict=True):
+            several.append(grad * ((1.0 + 2.0 * stretch) * most))
+        return torch.ops.aten.sigmoid_backward(torch.stack(several, dim=2), ctx.saved_tensors[0]), None
 
 
 def causal_taps(padded: Float[Tensor, "B T_K1 E"], weight: Float[Tensor, "K E"]) -> Float[Tensor, "B T E"]:
