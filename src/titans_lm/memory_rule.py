@@ -128,8 +128,8 @@ class MemoryRule(nn.Module):
     ) -> tuple[Any, Any, Any]:
         """θ, η and α of tokens; where the memory is frozen, nothing is written and nothing forgotten."""
         several = self.theta_proj, self.eta_proj, self.alpha_proj
-        joined = joined or join_gates(*several)
-        if joined is not None and not frozen:
+        joined = None if frozen else joined or join_gates(*several)
+        if joined is not None:
             theta, eta, alpha = joined(x)
             return theta, eta, alpha
         found = []
