@@ -16,6 +16,9 @@ from titans_lm.ops.state import state_dtype
 
 Hidden = Float[Tensor, "B T E"]
 
+HIGHER = 20.0
+"""What each degree of polynomial keys weighs at the start, in weights of the degree below (D50)."""
+
 
 class GateProjection(nn.Module):
     """A gate from the token: limit_l · σ(x W + b), per head, per head and layer, or channel-wise (D2, D3).
@@ -129,7 +132,7 @@ class WindowProjection(nn.Module):
 
 
 class PolynomialKeys(nn.Module):
-    """q and k as polynomials: φ(q) · φ(k) = Σ_i a_i (q · k)^i with a_i learned per head, which start as 1 / i! (D50).
+    """q and k as polynomials: φ(q) · φ(k) = Σ_i a_i (q · k)^i with a_i learned per head, which start as 20^i (D50).
 
     The a_i are shares of one, so that φ of a key of norm 1 has norm 1; a factor of all is one of θ.
     """
@@ -141,7 +144,7 @@ class PolynomialKeys(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        start = torch.tensor([-math.lgamma(i + 1) for i in range(self.degree + 1)])
+        start = torch.arange(self.degree + 1) * math.log(HIGHER)
         init_from(self.log_shares, start.expand_as(self.log_shares))
 
     def forward(self, x: Float[Tensor, "B T H D"]) -> Float[Tensor, "B T H K"]:

@@ -22,14 +22,11 @@ from torch.nn import functional as F
 
 from titans_lm.backbone import is_frozen
 from titans_lm.config import MemoryConfig, Start, log_spaced
-from titans_lm.layers import init_from
 from titans_lm.memory_gates import PolynomialKeys
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.settings import Keys, Rotary
 
-HIGHER = 20.0
-"""How much more a degree of own keys counts than the one below, at the start: what is not alike then hardly meets."""
 EPS = 1e-6
 """Added to mean squares under a root."""
 
@@ -79,9 +76,6 @@ class LayerMemory(nn.Module):
         if self.key_proj is not None:  # keys are cut to norm 1: how large these numbers are says how fast they change
             nn.init.normal_(self.key_proj.weight)
             nn.init.zeros_(self.key_proj.bias)
-            if self.key_map is not None:
-                higher = torch.arange(self.config.key_degree + 1) * math.log(HIGHER)
-                init_from(self.key_map.log_shares, higher.expand_as(self.key_map.log_shares))
         if self.norm_weight is not None and self.norm_bias is not None:
             nn.init.ones_(self.norm_weight)
             nn.init.zeros_(self.norm_bias)
