@@ -19,6 +19,7 @@ from titans_lm.data.reread import RereadRows
 
 TOKENS = 5000
 SIZES = {"seq_len": 96, "batch_size": 3, "seed": 5}
+STEPS = 50
 SHORT = RereadCurriculum(first_steps=4, first_len=48, first_passages=(3, 7), first_gaps=(0, 2, 5), first_new=0.3)
 TWICE = RereadCurriculum(share=0.5, passages=(8, 20))
 BOTH = replace(SHORT, share=0.5, passages=(8, 20))
@@ -30,9 +31,9 @@ def cut(tokens: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 def counted(curriculum: RereadCurriculum, **sizes: Any) -> RereadRows:
     """Batches of a text in which every token is its own place."""
-    sizes = SIZES | sizes
+    sizes = SIZES | {"steps": STEPS} | sizes
     documents = [np.arange(TOKENS, dtype=np.int64)]
-    crops = RandomCrops(documents, **{key: value for key, value in sizes.items() if key != "accumulate"})
+    crops = RandomCrops(documents, **{key: value for key, value in sizes.items() if key in SIZES})
     return RereadRows(crops, partial(cut, documents[0]), TOKENS, curriculum, **sizes)
 
 
@@ -95,6 +96,29 @@ def test_a_share_of_the_later_rows_holds_a_passage_twice_and_is_else_the_text() 
     assert max(gaps) > 50
 
 
+def test_a_share_that_falls_goes_from_the_first_to_the_second_over_the_steps_of_the_second_phase() -> None:
+    """Thirds of the second phase have 0.83, 0.5 and 0.17 of their rows with a passage twice, after any first phase."""
+    for first in (0, 30):
+        chosen = replace(SHORT, first_steps=first, share=(1.0, 0.0), passages=(8, 20))
+        batches = counted(chosen, batch_size=8, steps=first + 240)
+        plain = batches.batches
+        twice = [
+            sum(not np.array_equal(row, before) for row, before in zip(*map(rows_of, pair), strict=True))
+            for pair in ((batches(first + step), plain(step)) for step in range(240))
+        ]
+        assert (twice[0], twice[-1]) == (8, 0)
+        for third, share in enumerate((5 / 6, 1 / 2, 1 / 6)):
+            assert sum(twice[80 * third : 80 * (third + 1)]) == pytest.approx(share * 640, abs=50)
+    level, same = counted(replace(TWICE, share=(0.5, 0.5))), counted(TWICE)
+    assert all(torch.equal(level(step)["targets"], same(step)["targets"]) for step in range(20))
+    longer = {
+        counted(replace(TWICE, share=share), steps=steps).fingerprint
+        for share in (0.5, (0.5, 0.1))
+        for steps in (50, 60)
+    }
+    assert len(longer) == 3, "a share that changes depends on how many steps there are"
+
+
 def test_no_gap_is_longer_than_the_longest() -> None:
     batches = counted(replace(TWICE, share=1.0, max_gap=3))
     for step in range(20):
@@ -129,7 +153,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
 @pytest.mark.parametrize("kind", [PackedRows, DocumentRows])
 def test_token_folders_keep_their_rows_their_padding_and_their_order(kind: Any, split: Split) -> None:
     rows = kind(split, **SIZES)
-    batches = RereadRows(rows, split.take, split.tokens, replace(BOTH, share=1.0), **SIZES)
+    batches = RereadRows(rows, split.take, split.tokens, replace(BOTH, share=1.0), steps=STEPS, **SIZES)
     whole = np.concatenate(list(split)).tobytes()
     first = batches(0)
     for row in rows_of(first):
@@ -153,6 +177,8 @@ def test_token_folders_keep_their_rows_their_padding_and_their_order(kind: Any, 
         ({"first_new": -0.1}, r"got reread.first_new=-0.1; expected a number from 0.0 to 1.0"),
         ({"passages": (9, 8)}, r"got reread.passages=\(9, 8\); expected the shortest, then the longest"),
         ({"first_passages": (0, 8)}, r"got reread.first_passages=0; expected an integer of at least 1"),
+        ({"share": (0.5, 1.5)}, r"got reread.share=1.5; expected a number from 0.0 to 1.0"),
+        ({"share": (0.5, 0.4, 0.3)}, r"got reread.share=\(0.5, 0.4, 0.3\); expected one number, or two"),
         ({"first_gaps": ()}, r"got reread.first_gaps=\(\); expected one or more"),
         ({"max_gap": -1}, r"got reread.max_gap=-1; expected an integer of at least 0"),
     ],

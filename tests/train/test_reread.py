@@ -118,6 +118,10 @@ def test_settings_are_said_and_read_again(texts: Path) -> None:
     assert read.reread == REREAD
     compared = parse(["compare", "text", "--reread.share", "0.25"])
     assert compared.train.reread.share == 0.25
+    falls = parse(["train", "text", "--reread.share", "0.5", "0.1"])
+    assert falls.reread.share == (0.5, 0.1)
+    kept = settings(texts, reread=dataclasses.replace(REREAD, share=(0.5, 0.1)))
+    assert merge_settings(LanguageSettings(), json.loads(json.dumps(plain_settings(kept)))).reread == kept.reread
 
 
 def test_what_does_not_go_together(texts: Path) -> None:

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from titans_lm.config import check_at_least, check_between
 
+Share = float | tuple[float, float]
+"""A share of rows: one for all steps, or (from, to), along a line over the steps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RereadCurriculum:
@@ -23,8 +26,8 @@ class RereadCurriculum:
     """Tokens of other text between two passages of the first phase, each gap as likely as the others."""
     first_new: float = 0.3
     """Probability that the next passage of the first phase is a new one, and not the last one again."""
-    share: float = 0.0
-    """Share of the rows after the first phase that hold a passage twice."""
+    share: Share = 0.0
+    """Share of the rows after the first phase that hold a passage twice: one for all steps, or (from, to) over them."""
     passages: tuple[int, int] = (64, 256)
     """Shortest and longest passage of these rows, in tokens."""
     max_gap: int | None = None
@@ -33,8 +36,11 @@ class RereadCurriculum:
     def __post_init__(self) -> None:
         check_at_least("reread.first_steps", self.first_steps, 0)
         check_at_least("reread.first_len", self.first_len, 1)
-        for name in ("first_new", "share"):
-            check_between(f"reread.{name}", getattr(self, name), 0.0, 1.0)
+        check_between("reread.first_new", self.first_new, 0.0, 1.0)
+        if isinstance(self.share, tuple) and len(self.share) != 2:
+            raise ValueError(f"got reread.share={self.share}; expected one number, or two: (from, to) over the steps")
+        for share in self._shares:
+            check_between("reread.share", share, 0.0, 1.0)
         for name in ("first_passages", "passages"):
             shortest, longest = getattr(self, name)
             check_at_least(f"reread.{name}", shortest, 1)
@@ -49,7 +55,20 @@ class RereadCurriculum:
 
     @property
     def is_on(self) -> bool:
-        return self.first_steps > 0 or self.share > 0.0
+        return self.first_steps > 0 or self.has_second
+
+    @property
+    def has_second(self) -> bool:
+        return any(self._shares)
+
+    @property
+    def _shares(self) -> tuple[float, ...]:
+        return self.share if isinstance(self.share, tuple) else (self.share, self.share)
+
+    def share_at(self, done: float) -> float:
+        """The share of rows with a passage twice when a part `done` of the second phase is over."""
+        start, stop = self._shares
+        return start + done * (stop - start)
 
     def check_run(self, steps: int, seq_len: int) -> None:
         """Check that it fits a run of so many steps on rows of `seq_len` tokens; ValueError where it does not."""
@@ -65,7 +84,7 @@ class RereadCurriculum:
             )
         if self.first_steps:
             _check_twice("reread.first_passages", self.first_passages, max(self.first_gaps), self.first_len)
-        if self.share:
+        if self.has_second:
             _check_twice("reread.passages", self.passages, 0, seq_len)
 
 

@@ -32,15 +32,17 @@ class RereadRows:
         tokens: int,
         curriculum: RereadCurriculum,
         *,
+        steps: int,
         seq_len: int,
         batch_size: int,
         seed: int = 0,
         accumulate: int = 1,
     ) -> None:
-        """`take(start, stop)` are tokens of a text of so many `tokens`; a step has `accumulate` batches."""
-        curriculum.check_run(curriculum.first_steps, seq_len)
+        """`take(start, stop)` are tokens of a text of so many `tokens`; each of `steps` has `accumulate` batches."""
+        curriculum.check_run(steps, seq_len)
         self.batches, self.take, self.tokens, self.curriculum, self.seed = batches, take, tokens, curriculum, seed
         self.first = curriculum.first_steps * accumulate
+        self.second = max(1, (steps - curriculum.first_steps) * accumulate - 1)
         self.rows = batch_size * seq_len // curriculum.first_len
         longest = max(curriculum.first_passages[1], *curriculum.first_gaps)
         if self.first and tokens < longest:
@@ -48,12 +50,14 @@ class RereadRows:
                 f"got {tokens:,} tokens to train on and passages or gaps of {longest}; expected a longer text"
             )
         named: Any = batches
-        self.fingerprint = f"{named.fingerprint} {self.first} {self.rows} {curriculum}"
+        over = f" {self.second}" if isinstance(curriculum.share, tuple) else ""
+        self.fingerprint = f"{named.fingerprint} {self.first} {self.rows} {curriculum}{over}"
 
     def __call__(self, step: int) -> Batch:
         rng = np.random.default_rng([self.seed, step, STREAM])
         if step >= self.first:
-            return self._twice(self.batches(step - self.first), rng)
+            share = self.curriculum.share_at(min(1.0, (step - self.first) / self.second))
+            return self._twice(self.batches(step - self.first), share, rng)
         rows = torch.from_numpy(np.stack([self._short_row(rng) for _ in range(self.rows)]))
         return {"input_ids": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
 
@@ -72,11 +76,11 @@ class RereadRows:
         start = int(rng.integers(0, self.tokens - length + 1))
         return self.take(start, start + length)
 
-    def _twice(self, batch: Batch, rng: np.random.Generator) -> Batch:
+    def _twice(self, batch: Batch, share: float, rng: np.random.Generator) -> Batch:
         inputs, targets = batch["input_ids"].clone(), batch["targets"].clone()
         for ids, following in zip(inputs, targets, strict=True):
             count = int((following != IGNORED).sum())  # padding stands at the right
-            if rng.random() < self.curriculum.share:
+            if rng.random() < share:
                 row = torch.cat([ids[:1], following[:count]])
                 self._read_again(row, rng)
                 ids[:count], following[:count] = row[:-1], row[1:]

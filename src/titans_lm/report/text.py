@@ -160,7 +160,9 @@ def reread(train: Mapping[str, Any]) -> str:
     told = train.get("reread") or {}
     first, share = told.get("first_steps", 0), told.get("share", 0.0)
     short = [f"the first {first} steps in sequences of {told['first_len']} with returning passages"] if first else []
-    twice = [f"{100 * share:g} % of the{' later' if first else ''} sequences with a passage twice"] if share else []
+    shares = share if isinstance(share, list) else [share]
+    told_share = " to ".join(f"{100 * one:g}" for one in shares)
+    twice = [f"{told_share} % of the{' later' if first else ''} sequences with a passage twice"] if any(shares) else []
     return f" ({', '.join(short + twice)})" if short or twice else ""
 
 

@@ -123,14 +123,16 @@ def _with_rereading(
     reread = settings.reread
     if not reread.is_on:
         return batches
-    if reread.share and isinstance(batches, DocumentRows):
+    if reread.has_second and isinstance(batches, DocumentRows):
         passage, longest = reread.passages[0], int(batches.split.lengths.max())
         if longest < 2 * passage:
             raise ValueError(
                 f"got reread.passages of {passage} tokens or more and boundaries='reset', where the longest document "
                 f"has {longest}; expected a document that holds a passage twice, or boundaries='carry'"
             )
-    return RereadRows(batches, take, tokens, reread, **_rows(settings), accumulate=settings.accumulate)
+    return RereadRows(
+        batches, take, tokens, reread, steps=settings.steps, **_rows(settings), accumulate=settings.accumulate
+    )
 
 
 def check_vocabulary(settings: LanguageSettings, ids: int) -> None:
