@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from model_cases import small_config
 from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer
 from titans_lm.generate import ByteStream, encode_prompt, generate_text
+from titans_lm.streaming import Reader
 from titans_lm.train.fresh import byte_model
 
 
@@ -53,6 +54,24 @@ def test_the_dials_of_sampling_are_used():
     greedy = generate_text(model, tokenizer, "x", max_new_tokens=8, temperature=0.0).text
     for dials in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}):
         assert generate_text(model, tokenizer, "x", max_new_tokens=8, seed=1, **dials).text == greedy
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.5, 100.0])
+def test_what_has_been_written_becomes_less_likely_and_the_prompt_does_not(penalty):
+    """A positive score is divided by the penalty, a negative one multiplied; with a memory and without."""
+    model, ids, new = model_of(), [BOS, *b"hello"], []
+    for _ in range(20):
+        with torch.no_grad():
+            scores = model(torch.tensor([ids + new])).logits[0, -1]
+        for token in set(new):
+            scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+        new.append(int(scores.argmax()))
+    given = {"max_new_tokens": 20, "temperature": 0.0, "repetition_penalty": penalty}
+    result = generate_text(model, byte_tokenizer(), "hello", **given)
+    memory = Reader(model, byte_tokenizer()).memory
+    assert result.text == generate_text(model, byte_tokenizer(), "hello", memory=memory, **given).text
+    assert result.text == bytes(token for token in new if token < 256).decode(errors="replace")
+    assert (len(set(new)) == 20) == (penalty == 100.0)
 
 
 def test_a_prompt_starts_a_document():
@@ -135,7 +154,15 @@ def test_models_and_tokenizers_of_others_write_too():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}]
+    "wrong",
+    [
+        {"max_new_tokens": 0},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"repetition_penalty": 0.0},
+    ],
 )
 def test_dials_are_checked(wrong):
     with pytest.raises(ValueError, match=f"got {next(iter(wrong))}="):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TextStreamer,
     TopKLogitsWarper,
@@ -89,6 +90,7 @@ def generate_text(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
     seed: int | None = None,
     write: Callable[[str], None] | None = None,
     memory: Memory | None = None,
@@ -96,15 +98,16 @@ def generate_text(
     """Write on after a prompt; `write` receives the text in pieces as it comes.
 
     The prompt starts a document: <bos> stands before it. temperature 0 takes the likeliest token every time; top_k
-    keeps the k likeliest and top_p the likeliest that add up to p (0 and 1 keep all). With a seed the text is the same
-    every time, and the random numbers of the caller are left as they are. Bytes that are not UTF-8 can be a prompt for
-    a byte model only.
+    keeps the k likeliest and top_p the likeliest that add up to p (0 and 1 keep all). repetition_penalty above 1 makes
+    tokens that have been written less likely, as transformers has it; those of the prompt are left alone. With a seed
+    the text is the same every time, and the random numbers of the caller are left as they are. Bytes that are not UTF-8
+    can be a prompt for a byte model only.
 
     With a `memory` the prompt follows what it has read, in the same document if one is open; prompt and answer are in
     the memory of the result, and the one that was given stays as it is.
     """
     check_at_least("max_new_tokens", max_new_tokens, 1)
-    chooser = Chooser(temperature, top_k, top_p, seed, model.device)  # checks the dials
+    chooser = Chooser(temperature, top_k, top_p, seed, model.device, repetition_penalty)  # checks the dials
     bytewise = is_byte_tokenizer(tokenizer)
     streamer: BaseStreamer | None = None
     if write is not None:
@@ -132,6 +135,7 @@ def generate_text(
                 eos_token_id=sorted(ending_tokens(model, tokenizer)) or None,
                 pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
                 streamer=streamer,
+                logits_processor=_repetition(repetition_penalty, prompt_tokens),
                 **chooser.dials,
             )
         new = output[0, prompt_tokens:].tolist()
@@ -152,6 +156,13 @@ def _follow(
     return reader
 
 
+def _repetition(penalty: float, prompt_tokens: int = 0) -> LogitsProcessorList:
+    chosen = LogitsProcessorList()
+    if penalty != 1.0:
+        chosen.append(RepetitionPenaltyLogitsProcessor(penalty, prompt_ignore_length=prompt_tokens))
+    return chosen
+
+
 NOT_UTF_8 = "got a prompt that is not UTF-8; expected UTF-8, as the model reads no bytes"
 
 
@@ -159,17 +170,26 @@ class Chooser:
     """Chooses a token from logits (1, V) as transformers does, with random numbers of its own.
 
     temperature 0 takes the likeliest; top_k keeps the k likeliest and top_p the likeliest that add up to p (0 and 1
-    keep all). With a seed the choices are the same every time, whatever else draws random numbers meanwhile.
+    keep all). repetition_penalty above 1 makes what it has chosen before less likely. With a seed the choices are the
+    same every time, whatever else draws random numbers meanwhile.
     """
 
     def __init__(
-        self, temperature: float, top_k: int, top_p: float, seed: int | None, device: torch.device | str
+        self,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        seed: int | None,
+        device: torch.device | str,
+        repetition_penalty: float = 1.0,
     ) -> None:
         check_between("temperature", temperature, 0.0, 100.0)
         check_between("top_p", top_p, 1e-6, 1.0)
         check_at_least("top_k", top_k, 0)
+        check_between("repetition_penalty", repetition_penalty, 0.01, 100.0)
         self.dials: dict[str, Any] = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-        self.warpers, self.random = LogitsProcessorList(), None
+        self.warpers, self.random = _repetition(repetition_penalty), None
+        self.chosen: list[int] = []
         if temperature > 0.0:
             self.dials = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
             self.random = torch.Generator(device)
@@ -183,11 +203,14 @@ class Chooser:
 
     @torch.no_grad()
     def __call__(self, logits: Tensor) -> int:
+        before = torch.tensor([self.chosen], dtype=torch.int64, device=logits.device)
+        scores: Any = self.warpers(before, logits.float())
         if self.random is None:
-            return int(logits.argmax(dim=-1))
-        nothing: Any = None  # these warpers do not look at the tokens before
-        chances = torch.softmax(self.warpers(nothing, logits.float()), dim=-1)
-        return int(torch.multinomial(chances, 1, generator=self.random))
+            token = int(scores.argmax(dim=-1))
+        else:
+            token = int(torch.multinomial(torch.softmax(scores, dim=-1), 1, generator=self.random))
+        self.chosen.append(token)
+        return token
 
 
 def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str | bytes) -> Tensor:

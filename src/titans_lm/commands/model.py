@@ -74,6 +74,8 @@ class Generate(Configured, OfModel):
     """Sample from the k likeliest tokens; 0 is all."""
     top_p: float = 1.0
     """Sample from the likeliest tokens that add up to this probability."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens that have been written become less likely, by so much; those of the prompt do not."""
     seed: int | None = None
     """Seed of the sampling, for the same text every time."""
     compile: bool = False
@@ -197,7 +199,8 @@ def run_generate(command: Generate) -> None:
         if not hasattr(model, "compile_decoding"):
             raise ValueError(f"got --compile for a {type(model).__name__}; expected a titans model, or no --compile")
         model.compile_decoding()
-    sampling = {name: getattr(command, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}
+    dials = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
+    sampling = {name: getattr(command, name) for name in dials}
     tell = None if command.quiet else write
     generated = generate_text(model, load_tokenizer(folder), prompt, write=tell, memory=memory, **sampling)
     write(f"{generated.text}\n" if command.quiet else "\n")
