@@ -85,9 +85,10 @@ def test_torchrun_hands_its_commands_on(command: str) -> None:
 def test_commands_are_understood(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their names, options and values; the files that they mention are not there, and nothing runs."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "first" / "model").mkdir(parents=True)
-    (tmp_path / "runs" / "first" / "model" / "config.json").write_text('{"model_type": "titans"}')
-    (tmp_path / "runs" / "first" / "settings.json").write_text("{}")
+    for run in (tmp_path / "runs" / "first", tmp_path / "runs" / "near"):
+        (run / "model").mkdir(parents=True)
+        (run / "model" / "config.json").write_text('{"model_type": "titans"}')
+        (run / "settings.json").write_text("{}")
     (tmp_path / "settings.toml").write_text("steps = 3")
     assert parse(shlex.split(command)[1:]) is not None
 
