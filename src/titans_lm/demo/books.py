@@ -65,7 +65,14 @@ def read_opening(out: Path, plan: BooksPlan, seed: int, *, quiet: bool) -> Openi
     read = Reader(model, tokenizer, piece_len=plan.piece_len)
     read.read(out / OPENING)
     written = generate_text(
-        model, tokenizer, memory=read.memory, max_new_tokens=plan.new_tokens, temperature=0.8, top_p=0.95, seed=seed
+        model,
+        tokenizer,
+        memory=read.memory,
+        max_new_tokens=plan.new_tokens,
+        temperature=0.7,
+        top_p=0.9,
+        repetition_penalty=1.15,
+        seed=seed,
     ).text
     surprised = write_surprise(model, tokenizer, out / OPENING, out, name=f"{PREFIX}{NAME}", quiet=quiet)
     return Opening(
