@@ -189,7 +189,7 @@ class Chooser:
         check_between("repetition_penalty", repetition_penalty, 0.01, 100.0)
         self.dials: dict[str, Any] = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
         self.warpers, self.random = _repetition(repetition_penalty), None
-        self.chosen: list[int] = []
+        self.chosen: list[int] | None = [] if self.warpers else None  # what a penalty looks at
         if temperature > 0.0:
             self.dials = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
             self.random = torch.Generator(device)
@@ -203,13 +203,16 @@ class Chooser:
 
     @torch.no_grad()
     def __call__(self, logits: Tensor) -> int:
-        before = torch.tensor([self.chosen], dtype=torch.int64, device=logits.device)
+        before: Any = None  # the other warpers do not look at it
+        if self.chosen is not None:
+            before = torch.tensor([self.chosen], dtype=torch.int64, device=logits.device)
         scores: Any = self.warpers(before, logits.float())
         if self.random is None:
             token = int(scores.argmax(dim=-1))
         else:
             token = int(torch.multinomial(torch.softmax(scores, dim=-1), 1, generator=self.random))
-        self.chosen.append(token)
+        if self.chosen is not None:
+            self.chosen.append(token)
         return token
 
 
