@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from titans_lm.data.tasks.needle import NeedleSettings
+from titans_lm.data.tasks.needle import NeedleSettings, NeedleTask
 from titans_lm.data.tasks.vocabulary import ADJECTIVES, INTRODUCTION, NOUNS, Names
 
 FORMS = {
@@ -56,6 +56,28 @@ def test_every_question_is_answered_in_the_text(name: str) -> None:
         for key, values in told.items():
             assert tuple(key.split()) in {(adjective, noun) for adjective in ADJECTIVES for noun in NOUNS}
             assert all(re.fullmatch(VALUES[task.value], value) for value in values)
+
+
+@pytest.mark.parametrize("length", [0, 1500])
+def test_questions_that_are_asked_early_come_after_their_needles(length: int) -> None:
+    """All but the last may; text and needles go on behind them, and every answer is that of the text before."""
+    early = 0
+    for text, answers in texts(NeedleSettings(length=length, keys=4, values=2, queries=3, ask_early=True), 32):
+        assert not length or len(text) == length
+        said = [answer.rstrip() for answer in answers]
+        for question in re.finditer(r"\nWhat are the (secret numbers of (\w+ \w+))\? The \1 are( [\d, ]+\.)", text):
+            values = re.findall(rf"The secret number of {question[2]} is (\d+)\. ", text[: question.start()])
+            assert question[3] == f" {', '.join(values)}." == said.pop(0)
+            assert len(values) == 2
+            early += text[question.end() :].strip("\0")[:6] not in ("", "\nWhat ")
+        assert not said
+        assert text.strip("\0").endswith(answers[-1])
+    assert early > 16
+    plan = NeedleTask(task=NeedleSettings(keys=2, queries=2, ask_early=True), sizes=("0x4",))
+    assert plan.train_tasks[0].ask_early
+    assert not any(task.ask_early for task in plan.eval_tasks.values())
+    with pytest.raises(ValueError, match=r"got task\.ask_early with one question in every row"):
+        NeedleTask(task=NeedleSettings(ask_early=True), sizes=("256", "1K"))
 
 
 def test_rows_differ_and_a_seed_gives_the_same_again() -> None:

@@ -113,7 +113,7 @@ class BabiLongSettings(HiddenFacts):
     def _fits(self, story: Story) -> bool:
         if self.facts and len(story.facts) > self.facts:
             return False
-        text = "".join([*story.facts, *story.questions[0]])
+        text = "".join(map("".join, [*story.facts, *story.questions[0]]))
         # A token is a byte at least, so that most need not be encoded to know that they fit.
         if not self.length or len(text) <= ROOM * self.length:
             return True

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from titans_lm.data.batches import Batch
+    from titans_lm.data.tasks.haystack import Part
 
 Word = Literal["letters", "words"]
 SYLLABLES = tuple(consonant + vowel for consonant in "bcdfghjklmnpqrstvwxz" for vowel in "aeiou")
@@ -89,7 +90,7 @@ class CommonWordsSettings:
         """Draw rows; ValueError where they are too short for the common words, or too long for those that there are."""
         return asked_batch([self._row(rng) for _ in range(rows)])
 
-    def _row(self, rng: "np.random.Generator") -> "tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]":
+    def _row(self, rng: "np.random.Generator") -> "list[Part]":
         """Draw what a row says, and its question with the answer."""
         import numpy as np
 
@@ -119,7 +120,7 @@ class CommonWordsSettings:
                 "another word must fit in"
             )
         order = rng.permutation(np.concatenate([np.repeat(np.arange(self.common), self.often), rare]))
-        return [before, *(said[one] for one in order.tolist())], [asked]
+        return [before, *(said[one] for one in order.tolist()), asked]
 
     def _asked(self, common: list[str]) -> "tuple[np.ndarray, np.ndarray]":
         """Ask for words."""

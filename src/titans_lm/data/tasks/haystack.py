@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from titans_lm.data.batches import Batch
 
+    Part = np.ndarray | tuple[np.ndarray, np.ndarray]
+    """Tokens that are told, or those of a question and of its answer."""
+
 BYTES, WORDS = "bytes", "words"
 """Names of the tokenizers whose ids are the bytes of the text, or words of the tasks (`data/tasks/vocabulary.py`)."""
 TOKENIZER_FILES = (
@@ -64,8 +67,8 @@ class Story:
 
     before: str
     """What it begins with."""
-    facts: tuple[str, ...]
-    """Sentences that are hidden, in their order."""
+    facts: tuple[str | tuple[str, str], ...]
+    """Sentences that are hidden, in their order; a question among them, with its answer, is asked there."""
     questions: tuple[tuple[str, str], ...]
     """What it ends with: questions up to where the answer begins, each with its answer to the last character."""
 
@@ -87,19 +90,19 @@ def text_batch(
     """
     made = []
     for story in stories:
-        before, facts = encode(story.before, tokenizer), [encode(fact, tokenizer) for fact in story.facts]
-        asked = [(encode(question, tokenizer), encode(answer, tokenizer)) for question, answer in story.questions]
+        before, facts, asked = ([_encode_part(part, tokenizer) for part in parts]
+                                for parts in ([story.before], story.facts, story.questions))  # fmt: skip
         if hay is not None and length is not None:
-            taken = len(before) + sum(map(len, [*facts, *(part for pair in asked for part in pair)]))
+            taken = sum(len(piece) for part in (*before, *facts, *asked) for piece in _pieces(part))
             if taken >= length:
                 raise ValueError(f"got length={length}; expected more than the {taken} tokens of facts and questions")
             facts = _hide(rng, facts, hay, length - taken, depth)
-        made.append(([before, *facts], asked))
+        made.append([*before, *facts, *asked])
     return asked_batch(made)
 
 
-def asked_batch(rows: "Sequence[tuple[Sequence[np.ndarray], Sequence[tuple[np.ndarray, np.ndarray]]]]") -> "Batch":
-    """Make a batch of rows of tokens: what is told, then every question with its answer; 0s fill the shorter rows.
+def asked_batch(rows: "Sequence[Sequence[Part]]") -> "Batch":
+    """Make a batch of rows: what is told, and questions with their answers; 0s fill the shorter rows.
 
     All tokens of an answer are asked for, as one, each at the token before it.
     """
@@ -109,11 +112,14 @@ def asked_batch(rows: "Sequence[tuple[Sequence[np.ndarray], Sequence[tuple[np.nd
     from titans_lm.data.tasks.batches import as_batch
 
     made = []
-    for told, asked in rows:
-        after = [part for pair in asked for part in pair]
-        said = [np.full(len(part), -1 if i % 2 == 0 else i // 2) for i, part in enumerate(after)]
-        ids = np.concatenate([*told, *after])
-        made.append((ids, np.concatenate([np.full(len(ids) - sum(map(len, after)), -1), *said])))
+    for row in rows:
+        pieces, said, questions = [], [], 0
+        for part in row:
+            for i, piece in enumerate(_pieces(part)):  # of a question the second piece is the answer
+                pieces.append(piece)
+                said.append(np.full(len(piece), questions if i else -1))
+            questions += isinstance(part, tuple)
+        made.append((np.concatenate(pieces), np.concatenate(said)))
     inputs = np.zeros((len(made), max(len(ids) for ids, _ in made)), np.int64)
     targets, answers = np.full_like(inputs, IGNORED), np.full_like(inputs, IGNORED)
     for row, (ids, which) in enumerate(made):
@@ -123,9 +129,22 @@ def asked_batch(rows: "Sequence[tuple[Sequence[np.ndarray], Sequence[tuple[np.nd
     return as_batch(inputs, targets, answers)
 
 
+def _encode_part(part: str | tuple[str, str], tokenizer: str) -> "Part":
+    """Turn what is told, or a question with its answer, into tokens."""
+    if isinstance(part, str):
+        return encode(part, tokenizer)
+    question, answer = part
+    return encode(question, tokenizer), encode(answer, tokenizer)
+
+
+def _pieces(part: "Part") -> "tuple[np.ndarray, ...]":
+    """What is told, as one piece; a question and its answer as two."""
+    return part if isinstance(part, tuple) else (part,)
+
+
 def _hide(
-    rng: "np.random.Generator", facts: "list[np.ndarray]", hay: Haystack, room: int, depth: float | None
-) -> "list[np.ndarray]":
+    rng: "np.random.Generator", facts: "list[Part]", hay: Haystack, room: int, depth: float | None
+) -> "list[Part]":
     """Put facts between the sentences of so many tokens of hay."""
     import numpy as np
 
@@ -134,7 +153,8 @@ def _hide(
         at = np.sort(rng.choice(places, len(facts)))
     else:
         at = np.full(len(facts), places[abs(places - depth * room).argmin()])
-    parts, last = [], 0
+    parts: list[Part] = []
+    last = 0
     for place, fact in zip(at.tolist(), facts, strict=True):
         parts += [text[last:place], fact]
         last = place

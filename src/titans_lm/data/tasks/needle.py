@@ -58,6 +58,8 @@ class NeedleSettings(HiddenFacts):
     """Needles of each key."""
     queries: int = 1
     """Keys that are asked for, one after the other."""
+    ask_early: bool = False
+    """Whether questions, but for the last, may come before the end, with text and needles behind them; not in tests."""
 
     def __post_init__(self) -> None:
         check_choice("value", self.value, get_args(Kind))
@@ -100,12 +102,18 @@ class NeedleSettings(HiddenFacts):
         keys = [TWO_WORDS[pick] for pick in rng.choice(len(TWO_WORDS), self.keys, replace=False).tolist()]
         needles = [(key, self._value(rng)) for key in keys for _ in range(self.values)]
         needles = [needles[i] for i in rng.permutation(len(needles))]
-        facts = tuple(f"The secret {self._thing} of {key} is {value}. " for key, value in needles)
-        questions = tuple(
+        facts = [f"The secret {self._thing} of {key} is {value}. " for key, value in needles]
+        questions = [
             (self._question(key), f" {', '.join(value for of, value in needles if of == key)}.")
             for key in keys[: self.queries]
-        )
-        return Story(INTRODUCTION, facts, questions)
+        ]
+        early = int(rng.integers(self.queries)) if self.ask_early else 0
+        told: list[tuple[float, str | tuple[str, str]]] = [*enumerate(facts)]
+        for key, (asked, answer) in zip(keys[:early], questions[:early], strict=True):
+            last = max(i for i, (of, _) in enumerate(needles) if of == key)
+            told.append((last + (len(needles) - last) * float(rng.random()), (asked, f"{answer} ")))
+        told.sort(key=lambda one: one[0])
+        return Story(INTRODUCTION, tuple(part for _, part in told), tuple(questions[early:]))
 
     @property
     def _thing(self) -> str:
@@ -154,6 +162,17 @@ class NeedleTask(HiddenTask):
         super().__post_init__()
         if len(set(self.depths)) != len(self.depths):
             raise ValueError(f"got depths={self.depths!r}; expected every depth once")
+        taught = [self.task.resized(size) for size in self.sizes] or [self.task]
+        if self.task.ask_early and all(task.queries == 1 for task in taught):
+            raise ValueError(
+                "got task.ask_early with one question in every row, which is at the end; expected sizes with several "
+                "needles, such as 1Kx4, or task.queries=2 or more"
+            )
+
+    @property
+    def test_task(self) -> NeedleSettings:
+        """The task as it is tested: all questions at the end; sizes go over it."""
+        return replace(super().test_task, ask_early=False)
 
     @property
     def eval_tasks(self) -> dict[str, Task]:
