@@ -4,6 +4,7 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -140,6 +141,16 @@ def test_mistakes_are_told_in_one_line(
     code, _, error = titans(capsys, *args)
     assert (code, error.count("\n")) == (2, 1)
     assert told in error
+
+
+def test_nothing_on_standard_input_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "empty").open("wb+") as empty:
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=empty))
+        code, _, error = titans(capsys, "ask", "-", QUESTION, "--out", tmp_path / "kept")
+    assert (code, "got nothing on standard input; expected some text" in error) == (2, True)
+    assert not (tmp_path / "kept").exists()
 
 
 def test_a_memory_of_another_model_is_refused(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from model_cases import small_config
 from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer
-from titans_lm.generate import ByteStream, encode_prompt, generate_text
+from titans_lm.generate import TextStream, encode_prompt, generate_text
 from titans_lm.streaming import Reader
 from titans_lm.train.fresh import byte_model
 
@@ -102,12 +102,50 @@ def test_the_text_ends_where_the_model_ends_it():
 
 def stream(*chunks):
     written = []
-    streamer = ByteStream(written.append)
+    streamer = TextStream(byte_tokenizer(), written.append)
     streamer.put(torch.tensor([[BOS, 65]]))
     for chunk in chunks:
         streamer.put(torch.tensor(list(chunk)))
     streamer.end()
     return written
+
+
+def sentence_pieces():
+    """A tokenizer whose decoder, as that of Llama 2, drops the first space of what it decodes; "\n" is a byte."""
+    letters = ["▁", "▁▁", *"abcdefghijklmnopqrstuvwxyz0123456789():="]
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    made = Tokenizer(models.BPE(
+        vocab={piece: i for i, piece in enumerate(pieces)}, merges=[("▁", "▁")], byte_fallback=True, unk_token="<unk>",
+    ))  # fmt: skip
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    kept = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(kept)
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def test_lines_keep_their_first_space_in_what_is_streamed():
+    text, tokenizer, written = "def f(x):\n  if x:\n    return é\n return 2\n\n a", sentence_pieces(), []
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert tokenizer.decode(ids) == text
+    streamer = TextStream(tokenizer, written.append)
+    for token in (0, *ids):
+        streamer.put(torch.tensor([token]))
+    streamer.end()
+    assert "".join(written) == text
+    assert "é" in written
+
+
+@pytest.mark.parametrize(
+    ("dials", "said"),
+    [
+        ({"temperature": 1e-40}, "got temperature=1e-40; expected 0"),
+        ({"seed": 2**63}, "got seed="),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_dials_that_torch_cannot_take_are_told(dials, said):
+    with pytest.raises(ValueError, match=said):
+        generate_text(model_of(), byte_tokenizer(), "x", max_new_tokens=2, **dials)
 
 
 def test_without_an_end_of_its_own_a_model_ends_where_the_tokenizer_does():

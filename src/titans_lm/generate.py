@@ -14,7 +14,6 @@ from transformers import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
-    TextStreamer,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -43,42 +42,68 @@ class Generated:
     """What the model knows after it, where it went on from a memory."""
 
 
-class ByteStream(BaseStreamer):
-    """Pass on bytes as text as soon as they make whole characters.
+class RunningText:
+    """Tokens as text, as soon as they make whole characters: `text`, and whether something is held back."""
 
-    A character of several bytes comes out when its last byte has come; bytes that can be no character come out as
-    U+FFFD, once it is certain that they are none.
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self.tokenizer: Any = tokenizer
+        self.bytes = codecs.getincrementaldecoder("utf-8")("replace") if is_byte_tokenizer(tokenizer) else None
+        self.text, self.held = "", False
+        self._line: list[int] = []
+        self._taken = 0
+
+    def put(self, token: int) -> None:
+        if self.bytes is not None:
+            self.text += self.bytes.decode(decode_bytes([token]))
+            self.held = bool(self.bytes.getstate()[0])
+            return
+        # Tokens of words depend on those before them, of which a line is enough, with the token that ended the last: a
+        # decoder that drops the first space of a text does not drop that of a line.
+        self._line.append(token)
+        line = self.tokenizer.decode(self._line, skip_special_tokens=True)
+        self.held = line.endswith("\ufffd")
+        if not self.held:
+            self.text += line[self._taken :]
+            self._taken = len(line)
+        if line.endswith("\n"):
+            self._line = [token]
+            self._taken = len(self.tokenizer.decode(self._line, skip_special_tokens=True))
+
+    def finish(self) -> None:
+        """What can become no character any more is shown as one that is none."""
+        if self.bytes is not None:
+            self.text += self.bytes.decode(b"", final=True)
+        elif self.held:
+            self.text += self.tokenizer.decode(self._line, skip_special_tokens=True)[self._taken :]
+        self.held = False
+
+
+class TextStream(BaseStreamer):
+    """Pass on tokens as text as soon as they make whole characters; the prompt, which comes first, is not shown.
+
+    Bytes that can be no character come out as U+FFFD, once it is certain that they are none.
     """
 
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self.write = write
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.prompt_seen = False
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", write: Callable[[str], None]) -> None:
+        self.write, self.running = write, RunningText(tokenizer)
+        self.shown, self.prompt_seen = 0, False
 
     def put(self, value: Tensor) -> None:
-        if not self.prompt_seen:  # the first call brings the prompt
+        if not self.prompt_seen:
             self.prompt_seen = True
             return
-        self._write(self.decoder.decode(decode_bytes(value.flatten().tolist())))
+        for token in value.flatten().tolist():
+            self.running.put(token)
+        self._show()
 
     def end(self) -> None:
-        self._write(self.decoder.decode(b"", final=True))
+        self.running.finish()
+        self._show()
 
-    def _write(self, text: str) -> None:
-        if text:
-            self.write(text)
-
-
-class WordStream(TextStreamer):
-    """Pass on the text of any other tokenizer, word by word, as transformers decides what is a word."""
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", write: Callable[[str], None]) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.write = write
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        if text:
-            self.write(text)
+    def _show(self) -> None:
+        new, self.shown = self.running.text[self.shown :], len(self.running.text)
+        if new:
+            self.write(new)
 
 
 def generate_text(
@@ -109,9 +134,7 @@ def generate_text(
     check_at_least("max_new_tokens", max_new_tokens, 1)
     chooser = Chooser(temperature, top_k, top_p, seed, model.device, repetition_penalty)  # checks the dials
     bytewise = is_byte_tokenizer(tokenizer)
-    streamer: BaseStreamer | None = None
-    if write is not None:
-        streamer = ByteStream(write) if bytewise else WordStream(tokenizer, write)
+    streamer = None if write is None else TextStream(tokenizer, write)
     started = time.perf_counter()
     if memory is not None:
         reader = _follow(memory, model, tokenizer, prompt)
@@ -163,6 +186,8 @@ def _repetition(penalty: float, prompt_tokens: int = 0) -> LogitsProcessorList:
     return chosen
 
 
+COLDEST = 1e-6
+"""Least temperature above 0: below, logits that are divided by it are no numbers any more."""
 NOT_UTF_8 = "got a prompt that is not UTF-8; expected UTF-8, as the model reads no bytes"
 
 
@@ -184,6 +209,10 @@ class Chooser:
         repetition_penalty: float = 1.0,
     ) -> None:
         check_between("temperature", temperature, 0.0, 100.0)
+        if 0.0 < temperature < COLDEST:
+            raise ValueError(f"got temperature={temperature}; expected 0, for the likeliest, or {COLDEST} to 100")
+        if seed is not None:
+            check_between("seed", seed, 0, 2**63 - 1)
         check_between("top_p", top_p, 1e-6, 1.0)
         check_at_least("top_k", top_k, 0)
         check_between("repetition_penalty", repetition_penalty, 0.01, 100.0)

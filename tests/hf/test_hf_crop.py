@@ -225,6 +225,9 @@ def test_drafted_text_is_that_of_plain_greedy(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["mac", "lmm+attention+mac"])
 def test_drafted_text_is_that_of_plain_greedy_in_float32(architecture: str) -> None:
     model, ids = shallow_model(architecture), prompt(12)
+    read = model(ids[:, :5], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="got tokens to draft and a cache that has read 5"):
+        model.generate(ids, past_key_values=read, prompt_lookup_num_tokens=5, **GREEDY)
     plain = model.generate(ids, max_new_tokens=40, **GREEDY)
     assert torch.equal(model.generate(ids, max_new_tokens=40, prompt_lookup_num_tokens=5, **GREEDY), plain)
     assert torch.equal(model.generate(ids, max_new_tokens=40, assistant_model=draft(torch.float32), **GREEDY), plain)

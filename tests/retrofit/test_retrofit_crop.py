@@ -90,6 +90,10 @@ def test_drafted_text_is_that_of_plain_greedy(family: str) -> None:
     plain = model.generate(ids, max_new_tokens=new, **GREEDY)
     assert plain.shape == (1, 12 + new)
     assert torch.equal(model.generate(ids, max_new_tokens=new, prompt_lookup_num_tokens=5, **GREEDY), plain)
+    read = RetrofitCache(model.config.num_hidden_layers)
+    model(ids[:, :5], past_key_values=read, use_cache=True)
+    with pytest.raises(ValueError, match="got tokens to draft and a cache that has read 5"):
+        model.generate(ids, past_key_values=read, prompt_lookup_num_tokens=5, **GREEDY)
     draft: Any = base_of("llama", hidden_size=16, intermediate_size=8, num_hidden_layers=1)
     draft = with_memory(draft) if family in ("llama", "mistral") else draft  # or one of transformers alone
     draft.generation_config.num_assistant_tokens = 2

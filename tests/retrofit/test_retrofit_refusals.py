@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     CLIPVisionConfig,
     DiffLlamaConfig,
+    DynamicCache,
     Gemma2Config,
     GPT2Config,
     LlavaConfig,
@@ -119,12 +120,28 @@ def test_a_cache_and_a_mask_of_another_kind():
     ids = some_ids(1, 6)
     other = base(ids, use_cache=True).past_key_values
     model = with_memory(base)
-    with pytest.raises(ValueError, match="DynamicCache that has read tokens"):
-        model(ids, past_key_values=other)
+    for foreign in (other, DynamicCache()):  # one that stays empty would be begun again at every call
+        with pytest.raises(ValueError, match="got a DynamicCache for a model with a memory; expected none at first"):
+            model(ids, past_key_values=foreign)
+    with pytest.raises(ValueError, match="got return_state and return_dict=False"):
+        model(ids, return_state=True, return_dict=False)
     with pytest.raises(ValueError, match="got a mask of shape"):
         model(ids, attention_mask=torch.zeros(1, 1, 6, 6, dtype=torch.float64))
     with pytest.raises(ValueError, match="one text per row"):
         model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), use_cache=False)
+
+
+def test_an_adapter_whose_base_has_no_name_asks_for_it(tmp_path):
+    base = base_of()
+    model = with_memory(copy.deepcopy(base))
+    model.config._name_or_path = ""
+    save(model, tmp_path)
+    with pytest.raises(ValueError, match=r"whose base had no name; give it: load\(adapter, base\)"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match="got output_loading_info"):
+        load(tmp_path, tmp_path, output_loading_info=True)
+    ids = some_ids(1, 20)
+    assert torch.equal(load(tmp_path, base)(ids).logits, model(ids).logits)
 
 
 @pytest.mark.parametrize("length", [5, 8, 20])

@@ -143,6 +143,16 @@ def test_a_memory_belongs_to_the_adapters_that_it_was_made_with(tmp_path: Path) 
     with model.disable_adapter(), pytest.raises(ValueError, match="its settings are others"):
         load_memory(tmp_path / "x.memory", base)
     assert_same_memory(load_memory(tmp_path / "x.memory", base), memory)
+    for layer in base.modules():
+        if hasattr(layer, "scaling"):
+            layer.scaling["default"] *= 2
+    with pytest.raises(ValueError, match="its settings are others"):
+        load_memory(tmp_path / "x.memory", base)
+    model.add_adapter("other", LoraConfig(r=2, target_modules=["down_proj"], lora_alpha=2, init_lora_weights=False))
+    save_memory(read(base, text(9)), tmp_path / "y.memory", base)
+    model.set_adapter("other")
+    with pytest.raises(ValueError, match="its settings are others"):
+        load_memory(tmp_path / "y.memory", base)
 
 
 def test_weights_may_stay_on_disk(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -118,6 +120,28 @@ def test_stopped_and_resumed(after: int, folder: Path, books: list[Path], tmp_pa
     assert again["tokens_read_now"] == 0
 
 
+def test_a_quiet_pipe_is_stopped_and_what_was_read_is_saved(folder: Path, tmp_path: Path) -> None:
+    """The first signal ends waiting for text that does not come."""
+    model, out = load_model(folder, "cpu").double(), tmp_path / "out.memory"
+    reading, writing = os.pipe()
+    data = text(45)
+    os.write(writing, data)
+    with os.fdopen(reading, "rb") as pipe, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", SimpleNamespace(buffer=pipe))
+        stop = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+        stop.start()
+        with pytest.raises(StoppedReading, match="stopped after 41 tokens, which are saved"):
+            read_files(model, TOKENIZER, ["-"], out, piece_len=10, quiet=True)
+        stop.join()
+    os.close(writing)
+    stopped = load_memory(out, model)
+    [source] = stopped.sources[0]
+    assert (source.name, source.tokens, source.complete) == ("stdin", 40, False)
+    reader = Reader(model, TOKENIZER, piece_len=10)
+    reader.read(data, name="stdin", max_tokens=40)
+    assert_same_memory(stopped, reader.memory)
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_read_or_resumed_is_named(folder: Path, books: list[Path], tmp_path: Path) -> None:
     model, out = load_model(folder, "cpu"), tmp_path / "out.memory"
@@ -223,6 +247,11 @@ def test_memory_files_are_shown_compared_and_verified(
     shown = capsys.readouterr().out
     assert "tokens: 41" in shown
     assert f"\n  {books[0]}\n" in shown
+    read_files(model, TOKENIZER, books[:1], tmp_path / "twice", onto=tmp_path / "a", quiet=True)
+    main(["memory", "show", str(tmp_path / "twice")])
+    shown = capsys.readouterr().out
+    assert f"\n  {books[0]}\n" in shown
+    assert f"\n  {books[0]} (2)\n" in shown
     main(["memory", "diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(tmp_path / "diff.json")])
     assert json.loads((tmp_path / "diff.json").read_text())["equal"] is False
     main(["memory", "verify", str(tmp_path / "a"), "--model", str(folder)])

@@ -92,6 +92,14 @@ def test_a_pipe_is_read_as_it_comes() -> None:
     assert_same_memory(reader.memory, whole.memory)
 
 
+def test_ids_of_a_generator_are_drawn_as_they_are_read() -> None:
+    drawn: list[int] = []
+    source = (drawn.append(i) or i for i in range(40))
+    reader = Reader(reading_model("lmm"), piece_len=4)
+    assert reader.read(source, max_tokens=5) == 5
+    assert drawn == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("architecture", ["mac", "mal"])
 def test_rows_of_different_length_are_as_if_alone(architecture: str) -> None:
     model = reading_model(architecture)
@@ -313,6 +321,10 @@ def test_a_model_that_was_trained_without_it_answers_from_earlier_segments() -> 
     assert reader.memory.bytes > plain.memory.bytes
     assert model.config.memory_caching is None
     assert reader.model.lm_head.weight is model.lm_head.weight
+    model.compile_decoding(backend="eager")
+    compiled = Reader(model, piece_len=5, caching=caching)
+    compiled.read(data)
+    torch.testing.assert_close(compiled.next_logits(), whole.next_logits())
 
 
 @pytest.mark.parametrize(

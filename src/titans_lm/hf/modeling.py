@@ -19,6 +19,7 @@ from titans_lm.config import SurpriseSizes
 from titans_lm.hf.cache import TitansCache
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.documents import Documents, read_documents, starts_by_index, starts_by_length, starts_by_position
+from titans_lm.hf.history import drafts
 from titans_lm.layers import Diagnostics, Linear
 from titans_lm.ops.validate import check_surprise
 
@@ -318,6 +319,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
             )
         prompt, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
         _check_prompt(prompt, mask, kwargs.get("past_key_values"))
+        drafts(kwargs.get("past_key_values"), kwargs, settings)
         chunked = kwargs.get("prefill_chunk_size", getattr(settings, "prefill_chunk_size", None))
         if chunked is not None and mask is not None and not bool(mask[:, -1].all()):
             raise ValueError(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from titans_lm.config import check_known
-from titans_lm.hf.history import KEEP
+from titans_lm.hf.history import KEEP, drafts
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.attention import IMPLEMENTATION, Call, Reach
 from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState, after, until
@@ -62,6 +62,7 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
             module.config = config
     owner.retrofit, owner._is_stateful = adapter, False
     owner.generate = MethodType(_generate, owner)
+    owner._prepare_cache_for_generation = MethodType(_prepare_cache, owner)
     owner.init_state, owner.save_pretrained = MethodType(init_state, owner), MethodType(_save_pretrained, owner)
     return model
 
@@ -175,12 +176,19 @@ def _add_lora(model: Any, attention: Any, rank: int) -> None:
 def _generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Generate as transformers does, with a cache that can be cropped where tokens are drafted."""
     settings = generation_config or model.generation_config
-    drafted = kwargs.get("assistant_model") is not None or any(
-        kwargs.get(name, getattr(settings, name, None)) for name in ("prompt_lookup_num_tokens", "is_assistant")
-    )
-    if drafted and kwargs.get("past_key_values") is None:
+    cache = kwargs.get("past_key_values")
+    drafted = drafts(cache, kwargs, settings) or kwargs.get("is_assistant", getattr(settings, "is_assistant", False))
+    if drafted and cache is None:
         kwargs["past_key_values"] = RetrofitCache(model.config.num_hidden_layers, keep=KEEP)
     return type(model).generate(model, inputs, generation_config, *args, **kwargs)
+
+
+def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    """Begin a cache of ours where transformers would begin one; its kinds of caches hold keys and values."""
+    if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+        generation_config.cache_implementation = None
+        model_kwargs["past_key_values"] = RetrofitCache(model.config.num_hidden_layers)
+    type(model)._prepare_cache_for_generation(model, generation_config, model_kwargs, *args, **kwargs)
 
 
 def _save_pretrained(model: Any, folder: Any, **_: Any) -> None:
@@ -208,7 +216,7 @@ def _hand_on(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 
 def _give_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Take the place of a cache that has read nothing, as transformers makes them, and of none where one is wanted."""
+    """Begin a cache where one is wanted, and refuse any of another kind."""
     cache, wanted, count = kwargs.get("past_key_values"), kwargs.get("use_cache"), model.config.num_hidden_layers
     state = kwargs.pop("state", None)
     if state is not None or kwargs.get("return_state"):
@@ -218,10 +226,13 @@ def _give_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         return args, {**_placed(args, kwargs, state), "past_key_values": made, "use_cache": True}
     if isinstance(cache, RetrofitCache):
         return _recorded(model, cache, args, kwargs)
-    if cache is not None and cache.get_seq_length():
-        raise ValueError(f"got a {type(cache).__name__} that has read tokens; expected a RetrofitCache, or none")
+    if cache is not None:
+        raise ValueError(
+            f"got a {type(cache).__name__} for a model with a memory; expected none at first, and then the "
+            "past_key_values of the output before: a RetrofitCache"
+        )
     if wanted is None:
-        wanted = cache is not None or (model.config.use_cache and not torch.is_grad_enabled())
+        wanted = model.config.use_cache and not torch.is_grad_enabled()
     made = RetrofitCache(count) if wanted else None
     return args, {**kwargs, "past_key_values": made, "use_cache": bool(wanted)}
 
@@ -266,4 +277,6 @@ def _give_state(_: Any, __: tuple[Any, ...], kwargs: dict[str, Any], output: Any
             elif then is not None:
                 output[name] = torch.cat((first, then), 1)
     if kwargs.get("return_state"):
+        if isinstance(output, tuple):
+            raise ValueError("got return_state and return_dict=False; expected one of them: a tuple has no name for it")
         output.state = output.past_key_values.value

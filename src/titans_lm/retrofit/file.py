@@ -55,7 +55,7 @@ def save(model: "PreTrainedModel", folder: str | Path) -> Path:
     tensors = {name: x.detach().to("cpu").contiguous().clone() for name, x in adapter_of(model).state_dict().items()}
     name = owner.config._name_or_path
     header = {
-        "base": str(Path(name).resolve()) if Path(name).is_dir() else name,
+        "base": str(Path(name).resolve()) if name and Path(name).is_dir() else name,
         "fingerprint": fingerprint(model),
         "settings": dataclasses.asdict(owner.retrofit),
     }
@@ -86,6 +86,8 @@ def load(
     path = Path(adapter)
     path = path if path.suffix == Path(FILE).suffix else path / FILE
     header, tensors = read_adapter(path)
+    if base is None and not header["base"]:
+        raise ValueError(f"got the adapter {str(path)!r}, whose base had no name; give it: load(adapter, base)")
     model: Any = load_base(header["base"] if base is None else base, **settings)
     if fingerprint(model) != header["fingerprint"]:
         half = " in float32 or bfloat16: float16 rounds otherwise" if model.dtype == torch.float16 else ""
@@ -102,6 +104,8 @@ def load(
 
 def load_base(base: "str | Path | PreTrainedModel", **settings: Any) -> Any:
     """Load a causal language model by its folder or name, unless it is one already."""
+    if settings.pop("output_loading_info", False):
+        raise ValueError("got output_loading_info; expected none: a base and its adapter are loaded one by one")
     return from_pretrained(AutoModelForCausalLM, base, **settings).eval() if isinstance(base, str | Path) else base
 
 

@@ -1,50 +1,15 @@
 """An answer as it is written: tokens become text, stop texts end it, and nothing of a stop text is shown or kept."""
 
-import codecs
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from titans_lm.data.tokenizer import decode_bytes, is_byte_tokenizer
+from titans_lm.generate import RunningText
 from titans_lm.streaming import Memory
 
 Held = Callable[[], Memory]
 """Gives a memory: one that is a row among others is taken out of them when it is asked for."""
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class RunningText:
-    """Tokens as text, as soon as they make whole characters: `text`, and whether something is held back."""
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self.tokenizer: Any = tokenizer
-        self.bytes = codecs.getincrementaldecoder("utf-8")("replace") if is_byte_tokenizer(tokenizer) else None
-        self.text, self.held = "", False
-        self._line: list[int] = []
-        self._taken = 0
-
-    def put(self, token: int) -> None:
-        if self.bytes is not None:
-            self.text += self.bytes.decode(decode_bytes([token]))
-            self.held = bool(self.bytes.getstate()[0])
-            return
-        # Tokens of words depend on those before them, of which a line is enough.
-        self._line.append(token)
-        line = self.tokenizer.decode(self._line, skip_special_tokens=True)
-        self.held = line.endswith("\ufffd")
-        if not self.held:
-            self.text += line[self._taken :]
-            self._taken = len(line)
-        if line.endswith("\n"):
-            self._line, self._taken = [], 0
-
-    def finish(self) -> None:
-        """What can become no character any more is shown as one that is none."""
-        if self.bytes is not None:
-            self.text += self.bytes.decode(b"", final=True)
-        elif self.held:
-            self.text += self.tokenizer.decode(self._line, skip_special_tokens=True)[self._taken :]
-        self.held = False
 
 
 class Writing:

@@ -30,6 +30,7 @@ def with_caching(model: nn.Module, **settings: Any) -> nn.Module:
             found += 1
         if isinstance(module, Backbone):
             module.forget_layout()
+            module._compiled = None  # single tokens are read with the settings of before
     if not found:
         raise ValueError(f"got caching for a {type(model).__name__} without a memory; expected lmm, mag or mal")
     return other

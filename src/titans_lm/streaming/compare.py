@@ -1,5 +1,6 @@
 """What is in memory files: their headers, how large the memories are, and how far two of them are apart."""
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def describe_memory(path: str | Path) -> dict[str, Any]:
         "written": header.written,
         "rows": len(header.tokens),
         "tokens": list(header.tokens),
-        "sources": {source.name: _described(source) for row in header.sources for source in row},
+        "sources": _by_name([source for row in header.sources for source in row]),
         "model": asdict(header.model),
         "precision": header.precision,
         "rounding": max(header.loss.values(), default=None),
@@ -60,8 +61,15 @@ def verify_memory(path: str | Path, model: nn.Module | None = None) -> dict[str,
     return {"file": str(path), "whole": True, "tokens": list(header.tokens), "checked_with_model": model is not None}
 
 
-def _described(source: Source) -> dict[str, Any]:
-    return {name: value for name, value in asdict(source).items() if name != "name"}
+def _by_name(sources: list[Source]) -> dict[str, Any]:
+    """What is known of sources, by their names; a second one of the same name has a number."""
+    found: dict[str, Any] = {}
+    count: Counter[str] = Counter()
+    for source in sources:
+        name, values = source.name, {name: value for name, value in asdict(source).items() if name != "name"}
+        count[name] += 1
+        found[name if count[name] == 1 else f"{name} ({count[name]})"] = values
+    return found
 
 
 def _norm(x: Tensor) -> float:

@@ -116,7 +116,16 @@ def _applied(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"caching": several} if any(one != made for one in several) else {}
     if any(getattr(m, "disable_adapters", False) is True for m in modules):
         found["adapters"] = "off"
+    elif chosen := _adapters(modules):
+        found["adapters"] = chosen
     return found
+
+
+def _adapters(modules: list[Any]) -> list[Any]:
+    """Which of a model's PEFT adapters are in use, and how much of each: nothing where that is all of all."""
+    tuned = [m for m in modules if isinstance(getattr(m, "active_adapters", None), list) and hasattr(m, "scaling")]
+    used = [({name: m.scaling[name] for name in m.active_adapters if name in m.scaling}, m) for m in tuned]
+    return [scales for scales, m in used if scales != dict.fromkeys(m.scaling, 1)]
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:

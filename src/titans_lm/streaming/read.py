@@ -1,11 +1,12 @@
 """Read files into a memory file: progress, a save now and then, and going on after an interruption."""
 
 import hashlib
+import io
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -16,7 +17,7 @@ from titans_lm.streaming.memory import Memory
 from titans_lm.streaming.reader import Reader
 from titans_lm.streaming.tokens import TokenStream
 from titans_lm.train.files import remove_unfinished
-from titans_lm.train.loop import StopRequest
+from titans_lm.train.loop import StoppedWaiting, StopRequest
 from titans_lm.train.progress import Report, in_words
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def read_files(
     report = ReadingReport(quiet=quiet, title="reading").start(_total(paths[done:]), first)
     with report as job.report, StopRequest() as job.stop:
         for index, path in enumerate(paths[done:]):
-            source = sys.stdin.buffer if str(path) == STDIN else path
+            source = _Waited(sys.stdin.buffer, job.stop) if str(path) == STDIN else path
             opened = reader.resume if unfinished and index == 0 else reader.stream
             job.read(opened(source, _name(path)))
     if job.saved != reader.memory.sources or not out.exists() or precision != "exact":
@@ -123,6 +124,8 @@ class _Job:
     def read(self, stream: TokenStream) -> None:
         try:
             self.reader.read(stream, on_piece=lambda reader: self._after_piece(reader, stream))
+        except StoppedWaiting:
+            self._end()
         finally:
             stream.close()
         self.bytes += stream.bytes
@@ -130,19 +133,36 @@ class _Job:
     def _after_piece(self, reader: Reader, stream: TokenStream) -> None:
         done = stream.tokens if self.reads_bytes else stream.bytes
         self.report.update(reader.tokens, reader.memory.bytes, self.bytes + done)
-        if reader.tokens - self.saved_tokens >= self.save_every or self.stop:
-            self.save()
         if self.stop:
-            raise StoppedReading(
-                f"stopped after {reader.tokens:,} tokens, which are saved in {self.out}; "
-                "the same command with --resume goes on"
-            )
+            self._end()
+        if reader.tokens - self.saved_tokens >= self.save_every:
+            self.save()
+
+    def _end(self) -> None:
+        self.save()
+        raise StoppedReading(
+            f"stopped after {self.reader.tokens:,} tokens, which are saved in {self.out}; "
+            "the same command with --resume goes on"
+        )
 
     def save(self, precision: Precision = "exact") -> None:
         """Only the last save may round: reading that goes on from an earlier one is to give the same memory."""
         header = save_memory(self.reader.memory, self.out, self.model, precision=precision)
         self.saved, self.saved_tokens = self.reader.memory.sources, self.reader.tokens
         self.rounding = max(header.loss.values(), default=None)
+
+
+class _Waited(io.BufferedIOBase):
+    """Standard input, on which the first request to stop ends waiting for more."""
+
+    def __init__(self, file: IO[bytes], stop: StopRequest) -> None:
+        self.draw, self.stop = getattr(file, "read1", file.read), stop  # a pipe gives what is there
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        with self.stop.waiting():
+            return self.draw(size)
+
+    read1 = read
 
 
 def _check_files(files: Sequence[str | Path]) -> list[Path]:

@@ -132,14 +132,15 @@ def _name_of(source: Any) -> str:
 
 
 def _ids(source: Iterable[Any], name: str) -> Iterator[np.ndarray]:
-    """Token ids in arrays; what is not a whole number is refused."""
+    """Token ids in arrays, one by one where a source does not know its length; what is no whole number is refused."""
     held: list[int] = []
+    most = BLOCK if hasattr(source, "__len__") else 1  # what comes while it is read is not waited for
     for value in source:
         number = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
         if not isinstance(number, int) or number < 0:
             raise ValueError(f"got {value!r} among the tokens of {name!r}; expected whole numbers from 0 on")
         held.append(number)
-        if len(held) == BLOCK:
+        if len(held) == most:
             yield np.array(held, dtype=np.int64)
             held = []
     if held:

@@ -6,8 +6,8 @@ loss that carries something from step to step offers `state_dict`, `load_state_d
 
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -30,7 +30,7 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self.waits = False
         self.before: dict[int, Any] = {}
 
     def __bool__(self) -> bool:
@@ -47,10 +47,27 @@ class StopRequest:
         for number, handler in self.before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait inside for what may never come: there the first signal raises StoppedWaiting."""
+        self.waits = True
+        try:
+            if self.asked:
+                raise StoppedWaiting
+            yield
+        finally:
+            self.waits = False
+
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        again, self.asked = self.asked, True
+        if self.waits:
+            raise StoppedWaiting
+        if again:
             raise KeyboardInterrupt
-        self.asked = True
+
+
+class StoppedWaiting(KeyboardInterrupt):
+    """A request to stop came while nothing was being done."""
 
 
 class Interrupted(KeyboardInterrupt):
