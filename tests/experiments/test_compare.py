@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from cli_cases import titans
 from experiments.experiment_cases import finals, trials
@@ -289,6 +292,7 @@ def test_as_a_command_with_two_at_once(done, texts: Path, tmp_path: Path, capsys
 
 
 MISTAKES = [
+    ({"seeds": (0, 1000)}, r"got seeds=\(0, 1000\); expected others than 1000, that of trials"),
     ({"test": Path("nowhere.txt")}, "'nowhere.txt', which does not exist"),
     ({"data": None}, "titans compare DATA --test TEXT"),
     ({"models": ("mac", "mambo2")}, "did you mean 'mamba2'"),
@@ -437,6 +441,13 @@ def test_settings_of_training_that_runs_have_of_their_own_are_refused(
     base = small(texts, tmp_path)
     with pytest.raises(ValueError, match=said):
         dataclasses.replace(base, train=dataclasses.replace(base.train, **change))
+
+
+def test_a_text_of_one_token_counts_without_a_start_token(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"</s>": 0, "to": 1})), eos_token="</s>")
+    [found] = read_texts(tmp_path / "a.txt", tokenizer, 100)
+    assert (found.ids.tolist(), found.bytes) == ([0, 1], 2)
 
 
 @pytest.mark.parametrize("most", range(1, 12))

@@ -65,6 +65,15 @@ def test_it_ends_when_patience_is_out(tmp_path: Path, kept: bool) -> None:
     assert endless.last["step"] == 3, "the last step is measured"
 
 
+def test_a_run_that_had_ended_takes_one_step_and_looks_no_more(tmp_path: Path) -> None:
+    """Where every step is looked at, a better one behind the end would move it."""
+    model, best = best_of([(0.5, 1.0), (0.4, 1.0), (0.4, 1.0)], tmp_path / "best", every=1)
+    assert take(model, best, range(1, 4)) == [False, False, True]
+    _, again = best_of([(0.9, 0.1)], tmp_path / "best", every=1)
+    assert again.on_step({"step": 4})
+    assert again.found["step"] == 1
+
+
 def test_what_is_no_number_is_never_the_best(tmp_path: Path) -> None:
     nan = (math.nan, math.nan)
     model, best = best_of([nan, (0.5, 1.0), nan], tmp_path / "best", every=2, patience=1)

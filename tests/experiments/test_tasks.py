@@ -327,6 +327,9 @@ def test_sizes_join_one_after_another() -> None:
     assert set(lengths[30:]) == {4, 8, 12, 16}
     assert lengths == [batches(step)["input_ids"].shape[1] for step in range(80)]
     assert dataclasses.replace(job, curriculum=False).join_every == 0
+    assert dataclasses.replace(job, settings=dataclasses.replace(job.settings, accumulate=4)).join_every == 40, (
+        "batches"
+    )
     assert {TaskBatches(tasks, batch_size=1)(step)["input_ids"].shape[1] for step in range(20)} == {4, 8, 12, 16}
 
 

@@ -149,6 +149,26 @@ def test_a_forecast_beside_the_truth(fitted, capsys, tmp_path, origin):
     assert told["mae"] == pytest.approx(np.abs(error).mean())
 
 
+def test_a_table_is_read_as_it_was_fitted(fitted, capsys, tmp_path):
+    """A table with a column of words, other separators and sentinels: predict needs no options again."""
+    values = read_table(fitted[1], TableSettings()).values
+    lines = ["a;b;note", *(f"{a};{b};x".replace(".", ",") for a, b in values.tolist())]
+    lines[50] = "-1;-1;x"
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    options = ["--table.separator", ";", "--table.decimal", ",", "--table.channels", "a", "b"]
+    options += ["--table.sentinels", "-1", "--table.sentinel", "fill"]
+    run = ["--horizon", 4, *QUICK, "--model", "nlinear", "--quiet"]
+    code, _, err = titans(capsys, "forecast", "train", tmp_path / "t.csv", "--out", tmp_path / "run", *run, *options)
+    assert (code, err) == (0, "")
+    found = []
+    for name, more in (("plain", []), ("told", options)):
+        args = [tmp_path / "run", tmp_path / "t.csv", "--out", tmp_path / name, "--origin", 52, *more]
+        code, _, err = titans(capsys, "forecast", "predict", *args)
+        assert (code, err) == (0, "")
+        found.append((tmp_path / name / "forecast.csv").read_text())
+    assert found[0] == found[1]
+
+
 def test_a_table_without_dates_counts_rows(fitted, capsys, tmp_path):
     folder, table = fitted
     values = read_table(table, TableSettings()).values

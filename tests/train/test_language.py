@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -91,6 +92,13 @@ def test_a_longer_run_goes_on_from_a_shorter_one(settings):
     wider = dataclasses.replace(settings, steps=12, model=dataclasses.replace(settings.model, hidden_size=32))
     with pytest.raises(ValueError, match="do not fit this TitansForCausalLM: it has hidden_size=16, not 32"):
         train_language_model(wider, resume=True)
+
+
+def test_a_sink_that_is_missing_leaves_no_run(settings, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(ValueError, match="'trackio', which is not installed"):
+        train_language_model(dataclasses.replace(settings, sinks=("trackio",)))
+    assert not settings.out.exists()
 
 
 def test_another_model_is_trained_the_same_way(settings, llama):

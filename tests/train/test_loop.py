@@ -331,6 +331,21 @@ def test_other_data_than_the_runs_is_an_error(llama, tmp_path, change):
         fit(llama(), crops(**change), next_token_loss, SETTINGS, run=run)
 
 
+def test_other_batches_a_step_than_the_runs_are_an_error(llama, tmp_path):
+    run = RunFolder.create(tmp_path / "run", {})
+    fit(llama(), crops(), next_token_loss, dataclasses.replace(SETTINGS, steps=2), run=run)
+    with pytest.raises(ValueError, match=r"got accumulate=2 for .* which was trained with accumulate=1"):
+        fit(llama(), crops(), next_token_loss, dataclasses.replace(SETTINGS, accumulate=2), run=run)
+
+
+def test_padding_is_no_token(llama):
+    batch = crops()(0)
+    mask = torch.ones_like(batch["input_ids"], dtype=torch.bool)
+    mask[:, 5:] = False
+    result = fit(llama(), lambda _: {**batch, "attention_mask": mask}, next_token_loss, SETTINGS)
+    assert result.tokens == SETTINGS.steps * int(mask.sum())
+
+
 def test_settings_of_the_optimizer_may_change_on_the_way(llama, tmp_path):
     """The checkpoint holds those of its time; what is asked for now counts."""
     run = RunFolder.create(tmp_path / "run", {}, byte_tokenizer())

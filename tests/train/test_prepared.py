@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from prepare.prepare_cases import prepared, write_texts
 from titans_lm.config import BackboneConfig
 from titans_lm.data.prepared import TokenFolder
+from titans_lm.data.text import text_below
 from titans_lm.evaluate.documents import held_out_tokens
 from titans_lm.train.language import train_language_model
 from titans_lm.train.settings import LanguageSettings
@@ -70,6 +71,22 @@ def test_a_run_does_not_go_on_with_other_tokens(folder: TokenFolder, tmp_path: P
     other = prepared(tmp_path / "others", tmp_path / "other", tokenizer=str(folder.path / "tokenizer"))
     with pytest.raises(ValueError, match="was trained on other data"):
         train_language_model(settings(folder, data=str(other.path)), resume=True)
+
+
+def test_a_model_begins_on_tokens_of_its_own_tokenizer(tmp_path: Path) -> None:
+    """As many ids are not enough."""
+    folders = []
+    for name in ("first", "second"):
+        write_texts(tmp_path / name)
+        (tmp_path / name / "more.txt").write_text(f"{name} of all the {name} words " * 50)
+        folders.append(prepared(tmp_path / name, tmp_path / f"{name}-out", train_bpe=300))
+    train_language_model(settings(folders[0], out=tmp_path / "run"))
+    other = settings(folders[1], out=tmp_path / "more", init=tmp_path / "run")
+    with pytest.raises(ValueError, match="and data in another tokenizer's ids"):
+        train_language_model(other)
+    assert not (tmp_path / "more").exists()
+    with pytest.raises(ValueError, match="a run or a folder of tokens that titans made; expected text"):
+        text_below(folders[0].path)
 
 
 def test_bits_are_per_byte_of_text(folder: TokenFolder) -> None:

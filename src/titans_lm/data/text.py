@@ -167,6 +167,10 @@ def text_below(folder: Path) -> tuple[list[Path], list[str]]:
 
     A run that is kept beside its text would else be trained on its own log, and its data change while it trains.
     """
+    if _is_made(folder):
+        raise ValueError(
+            f"got {str(folder)!r}, a run or a folder of tokens that titans made; expected text, in files or a folder"
+        )
     made: list[Path] = []
     files = files_below(folder, made=made)
     return files, [f"{path.relative_to(folder).as_posix()}: a folder that titans made" for path in sorted(made)]

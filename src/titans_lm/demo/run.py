@@ -1,5 +1,6 @@
 """Run the demo from start to end and write what came out: a page, PNGs, results.json, the text and its memories."""
 
+import json
 import shlex
 import sys
 import time
@@ -166,11 +167,22 @@ def write_outcome(
 def check_folder(out: Path) -> None:
     """Fail before minutes of work where the folder cannot be written; an older demo in it is replaced.
 
-    The report is the first file that is written, so a folder that holds one is ours even if it was never finished.
+    A page is the first file that is written, so a folder that holds one is ours even if it was never finished.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"got --out {out}, which is a file; expected a folder to write the report to")
     found = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.is_dir() else set()
-    if found and not found & {REPORT, RESULTS}:
+    others = RESULTS in found and _format(out / RESULTS) != FORMAT
+    if others or (found and not found & {REPORT, RESULTS}):
         raise ValueError(f"got --out {out}, which holds other files; expected a new folder, or that of an earlier demo")
     out.mkdir(parents=True, exist_ok=True)
+    if REPORT not in found:
+        write_atomically(out / REPORT, "<!doctype html><title>titans demo</title><p>It has not come to its end.</p>\n")
+
+
+def _format(results: Path) -> Any:
+    """What a file of results says that it is; None for what is none."""
+    try:
+        return json.loads(results.read_bytes()).get("format")
+    except (ValueError, AttributeError):
+        return None

@@ -183,8 +183,10 @@ class Text(NamedTuple):
     """Bytes that the tokens after the first stand for: those that are predicted."""
 
 
-def encode_text(document: Document, tokenizer: "PreTrainedTokenizerBase | None" = None) -> Text:
-    """Turn a document into what a model reads; without a tokenizer, into bytes.
+def encode_text(
+    document: Document, tokenizer: "PreTrainedTokenizerBase | None" = None, *, start: int | None = None
+) -> Text:
+    """Turn a document into what a model reads; without a tokenizer, into bytes. `start` stands in for a lacking <bos>.
 
     Raises ValueError where there is nothing to predict, and for bytes that are not UTF-8 with a tokenizer that needs
     text.
@@ -199,7 +201,7 @@ def encode_text(document: Document, tokenizer: "PreTrainedTokenizerBase | None" 
             raise ValueError(
                 f"{document.name} is not UTF-8, which this tokenizer needs; a byte model reads it"
             ) from error
-        bos = tokenizer.bos_token_id
+        bos = start if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         ids = np.array(words if bos is None else [bos, *words], np.int64)
         # Without <bos> nothing predicts the first token, so its bytes do not count.
         count = len(data) - (len(str(tokenizer.decode(words[:1])).encode()) if bos is None else 0)

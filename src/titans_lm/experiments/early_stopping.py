@@ -45,6 +45,8 @@ class BestStep:
         A run that had ended so, and is taken up again, takes the one step that it takes to ask, and no more.
         """
         step = record["step"]
+        if step > self._end():
+            return True
         if due(step, self.every) or step == self.last_step:
             self.evaluate(step)
         return step >= self._end()

@@ -20,7 +20,7 @@ import numpy as np
 from titans_lm.data.contents import check_contents
 from titans_lm.experiments.models import folder_name
 from titans_lm.experiments.result import WALL, Clock, Result, kept
-from titans_lm.experiments.settings import Experiment
+from titans_lm.experiments.settings import TRIAL_SEED, Experiment
 from titans_lm.train.files import write_json
 from titans_lm.train.progress import Outlook
 from titans_lm.train.settings import FitSettings
@@ -29,8 +29,6 @@ from titans_lm.train.trainer import Diverged
 RESULT = "result.json"
 SPEC, CONTENTS = "asked", "contents"
 """Of a result, what it depends on; and of that the sums of its texts by path."""
-TRIAL_SEED = 1_000
-"""Seed of the trials: none of those that count."""
 Say = Callable[[str], None]
 Fit = TypeVar("Fit", bound=FitSettings)
 

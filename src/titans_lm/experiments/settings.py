@@ -28,11 +28,17 @@ def check_once(settings: Any, *names: str, empty: tuple[str, ...] = ()) -> None:
             raise ValueError(f"got {name}={values!r}; expected one or more, each once")
 
 
+TRIAL_SEED = 1_000
+"""Seed of the trials: none of those that count."""
+
+
 def check_runs(settings: Any, *names: str, empty: tuple[str, ...] = ()) -> None:
     """Check what runs are made of: settings of several values, seeds and learning rates among them."""
     check_once(settings, *names, empty=empty)
     for seed in settings.seeds:
         check_seed("seeds", seed)
+        if seed == TRIAL_SEED:
+            raise ValueError(f"got seeds={settings.seeds!r}; expected others than {TRIAL_SEED}, that of trials")
     for rate in settings.rates:
         check_positive("rates", rate)
 

@@ -125,8 +125,9 @@ class TaskJob:
 
     @property
     def join_every(self) -> int:
-        """Steps after which a size joins; 0 where all are there from the first on."""
-        return max(1, self.settings.steps // (2 * len(self.train_tasks))) if self.curriculum else 0
+        """Batches after which a size joins; 0 where all are there from the first on."""
+        batches = self.settings.steps * self.settings.accumulate
+        return max(1, batches // (2 * len(self.train_tasks))) if self.curriculum else 0
 
     @property
     def rate(self) -> float:

@@ -251,10 +251,8 @@ def read_texts(source: Path, tokenizer: Any, most_bytes: int) -> list[Text]:
     for document in documents:
         data = document.data[: _whole(document.data, most_bytes - count)]
         if data:
-            text = encode_text(Document(document.name, data), tokenizer)
-            if tokenizer.bos_token_id is None:  # a text begins after what ends one, so that its first token counts too
-                text = Text(np.concatenate([[tokenizer.eos_token_id], text.ids]), len(data))
-            texts.append(text)
+            # where there is no <bos> a text begins after what ends one, so that its first token counts too
+            texts.append(encode_text(Document(document.name, data), tokenizer, start=tokenizer.eos_token_id))
             count += len(data)
     if not texts:
         raise ValueError(f"got the test text {str(source)!r}, which holds nothing to predict; expected text")

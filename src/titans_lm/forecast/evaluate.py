@@ -278,8 +278,9 @@ def _by_horizon(runs: list[Result], errors: list[Result], measure: str) -> Resul
     by_horizon: dict[str, list[float]] = {}
     by_seed: dict[int, list[float]] = {}
     for run, error in zip(runs, errors, strict=True):
-        by_horizon.setdefault(str(run[SPEC]["horizon"]), []).append(error[measure])
-        by_seed.setdefault(run[SPEC]["seed"], []).append(error[measure])
+        value = math.nan if error[measure] is None else error[measure]  # a file has no number that is not finite
+        by_horizon.setdefault(str(run[SPEC]["horizon"]), []).append(value)
+        by_seed.setdefault(run[SPEC]["seed"], []).append(value)
     spread = {horizon: mean_with_spread(found) for horizon, found in by_horizon.items()}
     return {**spread, "mean": mean_with_spread([mean(found) for found in by_seed.values()])}
 

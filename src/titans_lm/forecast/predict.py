@@ -17,7 +17,7 @@ from titans_lm.config import check_choice
 from titans_lm.forecast.baselines import MODELS, make_model
 from titans_lm.forecast.fit import streamed
 from titans_lm.forecast.model import Shape
-from titans_lm.forecast.settings import Memory, NetSettings, PredictSettings
+from titans_lm.forecast.settings import Memory, NetSettings, PredictSettings, TableSettings
 from titans_lm.forecast.table import Table, read_table
 from titans_lm.forecast.windows import Prepared, Scaler
 from titans_lm.report.plots import INK, SOFT, Line, Panels, Plot, draw, save_png
@@ -123,7 +123,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     if settings.model is None or settings.data is None:
         raise ValueError("got no model or no table; expected titans forecast predict MODEL DATA.csv")
     fitted = load_forecaster(settings.model)
-    table = _with_channels(read_table(settings.data, settings.table), fitted.channels)
+    table = _with_channels(read_table(settings.data, _reading(settings.table, fitted)), fitted.channels)
     origin = _origin(settings.origin, table, fitted.shape.lookback)
     forecast = fitted.forecast(table.values[:origin], memory=settings.memory, device=choose_device(settings.device))
     truth = table.values[origin : origin + len(forecast)]
@@ -153,6 +153,11 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         "plot": str(settings.out / PNG),
         "plot_shows": shown and f"{shown}, the last ones; --plot-channels {channels} shows all",
     }
+
+
+def _reading(asked: TableSettings, fitted: FittedForecaster) -> TableSettings:
+    """How to read a table: as the one that the model was fitted to, where nothing else is asked for."""
+    return asked if asked != TableSettings() else merge_settings(asked, fitted.told.get("reading", {}))
 
 
 def _with_channels(table: Table, channels: tuple[str, ...]) -> Table:

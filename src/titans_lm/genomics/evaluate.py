@@ -17,7 +17,8 @@ from titans_lm.config import check_choice
 from titans_lm.data.batches import fingerprint
 from titans_lm.experiments.models import ARCHITECTURES, STACK, parse_model, split_changes, stack_of
 from titans_lm.experiments.result import Result, kept, runs_of, write_record
-from titans_lm.experiments.runner import SPEC, TRIAL_SEED, Say, best_rate, run_jobs, run_trials, shorter
+from titans_lm.experiments.runner import SPEC, Say, best_rate, run_jobs, run_trials, shorter
+from titans_lm.experiments.settings import TRIAL_SEED
 from titans_lm.genomics.batches import Places, folds, held_out
 from titans_lm.genomics.fit import check_network, describe_data, train_classifier
 from titans_lm.genomics.metrics import corrected_t, mcnemar, resampling_ratio, scores, write_confusion

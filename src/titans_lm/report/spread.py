@@ -19,5 +19,7 @@ def in_percent(found: Spread) -> Spread:
 
 
 def written(found: Spread, form: str) -> str:
-    """Write a mean, and its standard deviation where there is one, each by a format such as .3f."""
+    """Write a mean, and its standard deviation where there is one, each by a format such as .3f; – for no number."""
+    if found["mean"] is None:
+        return "–"
     return f"{found['mean']:{form}}" + ("" if found["sd"] is None else f" ± {found['sd']:{form}}")

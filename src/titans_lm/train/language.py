@@ -11,8 +11,9 @@ import torch
 
 from titans_lm.data.batches import Batch, DocumentLanes, RandomCrops
 from titans_lm.data.packing import DocumentRows, PackedRows
-from titans_lm.data.prepared import TokenFolder, is_token_folder
+from titans_lm.data.prepared import TokenFolder, is_token_folder, tokenizer_fingerprint
 from titans_lm.data.reread import RereadRows
+from titans_lm.data.tasks.haystack import holds_tokenizer
 from titans_lm.data.text import load_corpus, looks_binary
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer, encode_document
 from titans_lm.evaluate.bits_per_byte import HeldOut
@@ -24,9 +25,10 @@ from titans_lm.train.losses import CarriedLoss, next_token_loss
 from titans_lm.train.options import plain_settings
 from titans_lm.train.parallel import Distributed, joined_distributed
 from titans_lm.train.progress import ProgressReport
-from titans_lm.train.run import MODEL, RunFolder
+from titans_lm.train.run import MODEL, RunFolder, load_tokenizer, resolve_model
 from titans_lm.train.settings import LanguageSettings
 from titans_lm.train.sized import Sized, model_from, sized_model
+from titans_lm.train.writer import check_sinks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -181,6 +183,7 @@ def _train(
     world.share(settings.batch_size)  # before a run folder is made
     torch.manual_seed(settings.seed)
     sized = Sized.given(model) if model is not None else _first_model(settings, data, resume)
+    check_sinks(settings.sinks)
     path = world.first(lambda: _run_folder(settings, data.tokenizer, resume=resume).path)
     run = RunFolder.open(path, data.tokenizer, plain_settings(settings))
     progress.bytes_per_token = data.bytes_per_token
@@ -224,6 +227,13 @@ def _first_model(settings: LanguageSettings, data: LanguageData, resume: bool) -
         raise ValueError(
             f"got init={str(settings.init)!r}, a model over {model.config.vocab_size} ids, and data of "
             f"{len(data.tokenizer)}; expected data that was prepared with its tokenizer"
+        )
+    folder = resolve_model(settings.init)
+    own = load_tokenizer(folder) if holds_tokenizer(folder) else data.tokenizer
+    if tokenizer_fingerprint(own) != tokenizer_fingerprint(data.tokenizer):
+        raise ValueError(
+            f"got init={str(settings.init)!r} and data in another tokenizer's ids; expected data that was prepared "
+            f"with its own: titans prepare TEXT --out FOLDER --tokenizer {folder}"
         )
     return Sized.given(model)
 

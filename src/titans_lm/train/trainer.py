@@ -234,7 +234,7 @@ class Trainer:
                 loss = loss if weight == 1.0 else loss * weight
                 (loss / several).backward()
             total += loss.detach() / several
-            tokens += next((part.shape[0] * part.shape[1] for part in batch.values() if part.dim() > 1), 0)
+            tokens += _tokens(batch)
         if self.world.size == 1:
             return total, metrics, tokens
         numbers = [torch.as_tensor(value, device=self.device) * weight for value in metrics.values()]
@@ -268,6 +268,7 @@ class Trainer:
             "carried": losses if any(losses) else [],
             "spikes": [list(self.spikes.losses), list(self.spikes.norms)],
             "batches": getattr(self.batches, "fingerprint", ""),
+            "accumulate": self.settings.accumulate,
             "random": self.world.all_gather(random_state()),
         }
 
@@ -278,6 +279,12 @@ class Trainer:
             raise ValueError(
                 f"{folder} was trained on other data, or with another batch_size, seq_len or seed, than it is to go on "
                 "with; give those of the run, or begin a new run"
+            )
+        before, now = saved.get("accumulate", self.settings.accumulate), self.settings.accumulate
+        if before != now:
+            raise ValueError(
+                f"got accumulate={now} for {folder}, which was trained with accumulate={before}; expected the same: a "
+                "step's number says which batches come next"
             )
         if saved["carried"] and len(saved["carried"]) != world.size:
             raise ValueError(
@@ -325,3 +332,11 @@ def _compile_blocks(model: nn.Module, device: torch.device) -> None:
         raise ValueError(f"got compile for a {type(model).__name__}, which names no blocks; expected one that does")
     for block in blocks:
         block.compile()
+
+
+def _tokens(batch: Batch) -> int:
+    """Count the tokens of a batch; its padding is none."""
+    mask = batch.get("attention_mask", batch.get("valid"))
+    if mask is not None:
+        return int(mask.sum())
+    return next((part.shape[0] * part.shape[1] for part in batch.values() if part.dim() > 1), 0)

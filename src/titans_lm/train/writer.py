@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -219,6 +219,12 @@ LOGGERS: dict[str, Callable[[Path, int, ExitStack], Logger]] = {
     "trackio": lambda run, step, stack: _tracker("trackio", run, stack),
 }
 """Where numbers go beside metrics.jsonl: libraries that are loaded when they are asked for."""
+
+
+def check_sinks(names: Iterable[str]) -> None:
+    """ValueError where the library of a sink is not installed: before a run is begun with it."""
+    for name in names:
+        _library("torch.utils.tensorboard" if name == "tensorboard" else name, name)
 
 
 def _library(module: str, package: str) -> Any:
