@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 from model_cases import small_config, wake
 from titans_lm.data.text import Document
@@ -136,6 +139,15 @@ def test_words_count_the_bytes_they_stand_for(start: str | None) -> None:
     assert text.bytes == (6 if start else 4), "without a start token, nothing predicts the first two bytes"
     with pytest.raises(ValueError, match="not UTF-8"):
         encode_text(Document("x", b"\xff"), tokenizer)
+
+
+def test_a_token_stands_in_for_a_start_token_that_lacks() -> None:
+    """So that a text of one token has one to predict, and all of its bytes count."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"</s>": 0, "to": 1})), eos_token="</s>")
+    with pytest.raises(ValueError, match="got 'x' with 1 tokens"):
+        encode_text(Document("x", b"to"), tokenizer)
+    found = encode_text(Document("x", b"to"), tokenizer, start=0)
+    assert (found.ids.tolist(), found.bytes) == ([0, 1], 2)
 
 
 def test_wrong_questions_are_refused(model: Any) -> None:

@@ -7,9 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
 
 from cli_cases import titans
 from experiments.experiment_cases import finals, trials
@@ -441,13 +438,6 @@ def test_settings_of_training_that_runs_have_of_their_own_are_refused(
     base = small(texts, tmp_path)
     with pytest.raises(ValueError, match=said):
         dataclasses.replace(base, train=dataclasses.replace(base.train, **change))
-
-
-def test_a_text_of_one_token_counts_without_a_start_token(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("to")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"</s>": 0, "to": 1})), eos_token="</s>")
-    [found] = read_texts(tmp_path / "a.txt", tokenizer, 100)
-    assert (found.ids.tolist(), found.bytes) == ([0, 1], 2)
 
 
 @pytest.mark.parametrize("most", range(1, 12))
