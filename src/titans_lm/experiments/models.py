@@ -263,11 +263,9 @@ class TrainedModel:
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """Load the tokenizer that lies beside the model; None where there is none."""
-        from titans_lm.data.tasks.haystack import holds_tokenizer
-        from titans_lm.train.run import load_tokenizer, resolve_model
+        from titans_lm.train.run import tokenizer_beside
 
-        folder = resolve_model(self.path)
-        return load_tokenizer(folder) if holds_tokenizer(folder) else None
+        return tokenizer_beside(self.path)
 
     def check(self, task: "Task", longest: int) -> int:
         """Check that the model has the ids of a task, in its own tokens, and positions for rows of `longest` tokens.

@@ -205,3 +205,12 @@ class TitansCache(CroppableCache):
         x, valid = (None if part is None else part[:, :count].contiguous() for part in call.inputs)
         self.record(model, count, (x, valid))
         self.store(model(x, self.state, valid)[1], count)
+
+
+def begin_cache(generation_config: Any, model_kwargs: dict[str, Any], make: Callable[[], CroppableCache]) -> None:
+    """Begin a cache for `generate`, where there is to be one and none is given."""
+    if generation_config.use_cache is False or model_kwargs.get("past_key_values") is not None:
+        return
+    cache = model_kwargs["past_key_values"] = make()
+    if generation_config.is_assistant:  # of what it drafts, only a part is accepted
+        cache.activate_past_recording()

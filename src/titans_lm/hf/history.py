@@ -98,17 +98,15 @@ class History:
             self.states.pop()
 
 
-def drafts(cache: Any, kwargs: dict[str, Any], settings: Any) -> bool:
-    """Whether a call of `generate` drafts tokens; ValueError where it does beside a cache that has read some.
+def check_drafts(kwargs: dict[str, Any], settings: Any) -> None:
+    """ValueError where a call of `generate` drafts tokens beside a cache that has read some.
 
     transformers' first step of a drafted text gives the whole prompt, which would be read after what was read of it.
     """
     looked_up = kwargs.get("prompt_lookup_num_tokens", getattr(settings, "prompt_lookup_num_tokens", None))
-    if kwargs.get("assistant_model") is None and not looked_up:
-        return False
-    if cache is not None and cache.get_seq_length():
+    cache = kwargs.get("past_key_values")
+    if (looked_up or kwargs.get("assistant_model") is not None) and cache is not None and cache.get_seq_length():
         raise ValueError(
             f"got tokens to draft and a cache that has read {cache.get_seq_length()}; expected one of them: without "
             "past_key_values the whole prompt is read, and with them no assistant_model or prompt_lookup_num_tokens"
         )
-    return True

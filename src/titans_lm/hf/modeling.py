@@ -16,10 +16,10 @@ from transformers.modeling_outputs import ModelOutput
 from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.blocks import BLOCKS
 from titans_lm.config import SurpriseSizes
-from titans_lm.hf.cache import TitansCache
+from titans_lm.hf.cache import TitansCache, begin_cache
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.documents import Documents, read_documents, starts_by_index, starts_by_length, starts_by_position
-from titans_lm.hf.history import drafts
+from titans_lm.hf.history import check_drafts
 from titans_lm.layers import Diagnostics, Linear
 from titans_lm.ops.validate import check_surprise
 
@@ -319,7 +319,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
             )
         prompt, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
         _check_prompt(prompt, mask, kwargs.get("past_key_values"))
-        drafts(kwargs.get("past_key_values"), kwargs, settings)
+        check_drafts(kwargs, settings)
         chunked = kwargs.get("prefill_chunk_size", getattr(settings, "prefill_chunk_size", None))
         if chunked is not None and mask is not None and not bool(mask[:, -1].all()):
             raise ValueError(
@@ -333,15 +333,11 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         """Begin a cache, where transformers has found, in all places that may say so, that there is to be one."""
-        cache = model_kwargs.get("past_key_values")
         if generation_config.use_cache is False:
-            if cache is not None:
+            if model_kwargs.get("past_key_values") is not None:
                 raise ValueError("got past_key_values and use_cache=False; expected one of them")
             return
-        if cache is None:
-            cache = model_kwargs["past_key_values"] = TitansCache()
-            if generation_config.is_assistant:  # of what it drafts, only a part is accepted
-                cache.activate_past_recording()
+        begin_cache(generation_config, model_kwargs, TitansCache)
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:

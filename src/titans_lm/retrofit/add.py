@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from titans_lm.config import check_known
-from titans_lm.hf.history import KEEP, drafts
+from titans_lm.hf.cache import begin_cache
+from titans_lm.hf.history import check_drafts
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.attention import IMPLEMENTATION, Call, Reach
 from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState, after, until
@@ -174,20 +175,16 @@ def _add_lora(model: Any, attention: Any, rank: int) -> None:
 
 
 def _generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Generate as transformers does, with a cache that can be cropped where tokens are drafted."""
-    settings = generation_config or model.generation_config
-    cache = kwargs.get("past_key_values")
-    drafted = drafts(cache, kwargs, settings) or kwargs.get("is_assistant", getattr(settings, "is_assistant", False))
-    if drafted and cache is None:
-        kwargs["past_key_values"] = RetrofitCache(model.config.num_hidden_layers, keep=KEEP)
+    """Generate as transformers does."""
+    check_drafts(kwargs, generation_config or model.generation_config)
     return type(model).generate(model, inputs, generation_config, *args, **kwargs)
 
 
 def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
     """Begin a cache of ours where transformers would begin one; its kinds of caches hold keys and values."""
-    if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+    if model_kwargs.get("past_key_values") is None:
         generation_config.cache_implementation = None
-        model_kwargs["past_key_values"] = RetrofitCache(model.config.num_hidden_layers)
+    begin_cache(generation_config, model_kwargs, lambda: RetrofitCache(model.config.num_hidden_layers))
     type(model)._prepare_cache_for_generation(model, generation_config, model_kwargs, *args, **kwargs)
 
 

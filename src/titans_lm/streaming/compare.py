@@ -66,7 +66,8 @@ def _by_name(sources: list[Source]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     count: Counter[str] = Counter()
     for source in sources:
-        name, values = source.name, {name: value for name, value in asdict(source).items() if name != "name"}
+        values = asdict(source)
+        name = values.pop("name")
         count[name] += 1
         found[name if count[name] == 1 else f"{name} ({count[name]})"] = values
     return found

@@ -158,11 +158,9 @@ class _Waited(io.BufferedIOBase):
     def __init__(self, file: IO[bytes], stop: StopRequest) -> None:
         self.draw, self.stop = getattr(file, "read1", file.read), stop  # a pipe gives what is there
 
-    def read(self, size: int | None = -1, /) -> bytes:
+    def read1(self, size: int = -1, /) -> bytes:
         with self.stop.waiting():
             return self.draw(size)
-
-    read1 = read
 
 
 def _check_files(files: Sequence[str | Path]) -> list[Path]:

@@ -13,7 +13,6 @@ from titans_lm.data.batches import Batch, DocumentLanes, RandomCrops
 from titans_lm.data.packing import DocumentRows, PackedRows
 from titans_lm.data.prepared import TokenFolder, is_token_folder, tokenizer_fingerprint
 from titans_lm.data.reread import RereadRows
-from titans_lm.data.tasks.haystack import holds_tokenizer
 from titans_lm.data.text import load_corpus, looks_binary
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer, encode_document
 from titans_lm.evaluate.bits_per_byte import HeldOut
@@ -25,7 +24,7 @@ from titans_lm.train.losses import CarriedLoss, next_token_loss
 from titans_lm.train.options import plain_settings
 from titans_lm.train.parallel import Distributed, joined_distributed
 from titans_lm.train.progress import ProgressReport
-from titans_lm.train.run import MODEL, RunFolder, load_tokenizer, resolve_model
+from titans_lm.train.run import MODEL, RunFolder, resolve_model, tokenizer_beside
 from titans_lm.train.settings import LanguageSettings
 from titans_lm.train.sized import Sized, model_from, sized_model
 from titans_lm.train.writer import check_sinks
@@ -228,12 +227,11 @@ def _first_model(settings: LanguageSettings, data: LanguageData, resume: bool) -
             f"got init={str(settings.init)!r}, a model over {model.config.vocab_size} ids, and data of "
             f"{len(data.tokenizer)}; expected data that was prepared with its tokenizer"
         )
-    folder = resolve_model(settings.init)
-    own = load_tokenizer(folder) if holds_tokenizer(folder) else data.tokenizer
-    if tokenizer_fingerprint(own) != tokenizer_fingerprint(data.tokenizer):
+    own = tokenizer_beside(settings.init)
+    if own is not None and tokenizer_fingerprint(own) != tokenizer_fingerprint(data.tokenizer):
         raise ValueError(
             f"got init={str(settings.init)!r} and data in another tokenizer's ids; expected data that was prepared "
-            f"with its own: titans prepare TEXT --out FOLDER --tokenizer {folder}"
+            f"with its own: titans prepare TEXT --out FOLDER --tokenizer {resolve_model(settings.init)}"
         )
     return Sized.given(model)
 

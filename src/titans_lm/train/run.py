@@ -263,6 +263,14 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     return _load(AutoTokenizer, folder, "tokenizer")
 
 
+def tokenizer_beside(path: str | Path) -> "PreTrainedTokenizerBase | None":
+    """Load the tokenizer that lies beside a model; None where there is none."""
+    from titans_lm.data.tasks.haystack import holds_tokenizer
+
+    folder = resolve_model(path)
+    return load_tokenizer(folder) if holds_tokenizer(folder) else None
+
+
 def _load(auto_class: Any, folder: Path, what: str) -> Any:
     import titans_lm.hf
     import titans_lm.retrofit.file  # noqa: F401 - registers our classes, and folders with an adapter

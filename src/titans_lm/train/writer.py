@@ -194,7 +194,7 @@ def _numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
 
 def _tensorboard(run: Path, step: int, stack: ExitStack) -> Logger:
     """Event files in the run's folder; what was told after the step that a run goes on from is hidden."""
-    summary = _library("torch.utils.tensorboard", "tensorboard").SummaryWriter
+    summary = _library("tensorboard").SummaryWriter
     writer = stack.enter_context(summary(str(run / "tensorboard"), purge_step=step + 1 if step else None))
 
     def log(step: int, numbers: Mapping[str, float]) -> None:
@@ -208,7 +208,7 @@ def _tracker(library: str, run: Path, stack: ExitStack) -> Logger:
     """One run of wandb or trackio for each run folder, taken up again with it; trackio knows it by its name alone."""
     key = hashlib.blake2b(str(run.resolve()).encode(), digest_size=8).hexdigest()
     named = {"name": run.name, "id": key, "dir": str(run)} if library == "wandb" else {"name": f"{run.name}-{key}"}
-    tracked = _library(library, library).init(project=PROJECT, resume="allow", **named)
+    tracked = _library(library).init(project=PROJECT, resume="allow", **named)
     stack.callback(tracked.finish)
     return lambda step, numbers: tracked.log(numbers, step=step)
 
@@ -224,12 +224,13 @@ LOGGERS: dict[str, Callable[[Path, int, ExitStack], Logger]] = {
 def check_sinks(names: Iterable[str]) -> None:
     """ValueError where the library of a sink is not installed: before a run is begun with it."""
     for name in names:
-        _library("torch.utils.tensorboard" if name == "tensorboard" else name, name)
+        _library(name)
 
 
-def _library(module: str, package: str) -> Any:
+def _library(package: str) -> Any:
+    """Load what a sink writes by; ValueError where it is not installed."""
     try:
-        return importlib.import_module(module)
+        return importlib.import_module("torch.utils.tensorboard" if package == "tensorboard" else package)
     except ImportError as error:
         raise ValueError(
             f"got the sink {package!r}, which is not installed; expected: pip install {package}"

@@ -90,14 +90,15 @@ def text_batch(
     """
     made = []
     for story in stories:
-        before, facts, asked = ([_encode_part(part, tokenizer) for part in parts]
-                                for parts in ([story.before], story.facts, story.questions))  # fmt: skip
+        before = encode(story.before, tokenizer)
+        facts = [_encode_part(part, tokenizer) for part in story.facts]
+        asked = [_encode_part(part, tokenizer) for part in story.questions]
         if hay is not None and length is not None:
-            taken = sum(len(piece) for part in (*before, *facts, *asked) for piece in _pieces(part))
+            taken = sum(len(piece) for part in (before, *facts, *asked) for piece in _pieces(part))
             if taken >= length:
                 raise ValueError(f"got length={length}; expected more than the {taken} tokens of facts and questions")
             facts = _hide(rng, facts, hay, length - taken, depth)
-        made.append([*before, *facts, *asked])
+        made.append([before, *facts, *asked])
     return asked_batch(made)
 
 
