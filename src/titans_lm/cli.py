@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import tyro
 
 from titans_lm import __version__
+from titans_lm.allocator import keep_freed_memory
 from titans_lm.commands import COMMANDS
 from titans_lm.commands.help import kinds_in, meant, options_in, overview, plainly, shortened, tidied, unknown_options
 from titans_lm.commands.show import check_files, one_of
@@ -41,6 +42,7 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         command = parse(args)
         check_files(command)
+        keep_freed_memory()
         dict(COMMANDS.values())[type(command)](command)
     except KeyboardInterrupt as error:
         told = str(error) or "interrupted"

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from titans_lm.allocator import keep_freed_memory
 from titans_lm.data.batches import Batch
 from titans_lm.train.parallel import open_distributed
 from titans_lm.train.progress import ProgressReport
@@ -107,6 +108,8 @@ def fit(
     `max_skipped` steps in a row are not finite; ValueError for a checkpoint that is damaged or of another run.
     """
     world = open_distributed(settings.device)
+    if world.device.type == "cpu":
+        keep_freed_memory()
     trainer = Trainer(model, batches, loss_fn, settings, world)
     result = trainer.result
     shown = progress if progress is not None and world.main else ProgressReport(quiet=True)

@@ -1,0 +1,61 @@
+"""What the C library does with memory that is freed: counted in pages that the kernel had to hand out again."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
+
+PAGES = 64 * 2**20 // 4096
+"""Of the tensor of 64 MiB that each round makes and frees; above what glibc ever keeps by itself."""
+ROUNDS = """
+import resource, torch
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(16):  # a block that small ones have settled behind is no room for the next of its size
+    torch.ones(2**24)
+before = faults()
+for _ in range(8):
+    torch.ones(2**24)
+print(faults() - before)
+"""
+CALL = "from titans_lm.allocator import keep_freed_memory; print(keep_freed_memory())"
+
+
+def run(code: str, **variables: str) -> list[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**kept, **variables}, capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout.split()
+
+
+def test_what_is_freed_is_not_asked_for_again():
+    assert int(run(ROUNDS)[0]) > 4 * PAGES  # the test measures something
+    kept, faults = run(CALL + ROUNDS)
+    assert kept == "True"
+    assert int(faults) < PAGES
+
+
+def test_commands_keep_it():
+    code = 'from titans_lm import cli; cli.main(["info", "pretrained:facts"])'
+    assert int(run(code + ROUNDS)[-1]) < PAGES
+
+
+def test_training_keeps_it_on_a_cpu():
+    code = """
+import torch
+from titans_lm.train.loop import fit
+from titans_lm.train.settings import FitSettings
+loss = lambda model, batch: (model(batch["x"]).square().mean(), {})
+fit(torch.nn.Linear(2, 2), lambda step: {"x": torch.ones(1, 2)}, loss, FitSettings(steps=1, device="cpu"))
+"""
+    assert int(run(code + ROUNDS)[-1]) < PAGES
+
+
+@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
+def test_what_a_user_has_told_glibc_stays(name: str):
+    value = "2" if name.startswith("MALLOC") else "glibc.malloc.arena_max=2"
+    assert run(CALL, **{name: value}) == ["False"]
