@@ -320,3 +320,13 @@ def test_a_list_of_one_block_is_that_architecture() -> None:
     assert listed.config == stack.config
     for a, b in zip(stack.parameters(), listed.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("architecture", STACKS)
+def test_tokens_of_another_precision_are_refused_in_a_line(architecture: str) -> None:
+    stack = small_backbone(architecture)
+    x = torch.randn(2, 5, stack.config.hidden_size, dtype=stack.norm.weight.dtype)
+    stack(x)
+    for other in (x.bfloat16(), x.float()):
+        with pytest.raises(ValueError, match="expected one type: convert x, or the layer, with"):
+            stack(other)

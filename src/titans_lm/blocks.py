@@ -21,7 +21,7 @@ from titans_lm.attention import (
     segment_slices,
 )
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import ForwardContext, Linear, RMSNorm, SwiGLU, weights_at_hand
+from titans_lm.layers import ForwardContext, Linear, RMSNorm, SwiGLU, check_precision, weights_at_hand
 from titans_lm.memory import LayerState, NeuralMemory
 from titans_lm.ops.fused import gated_linear
 from titans_lm.ops.state import repeat_rows, select_rows
@@ -97,6 +97,8 @@ class Block(nn.Module, ABC):
         It is made here, from this block's own parameters, so that a block whose parameters are spread over processes
         gathers them once for both.
         """
+        if x.dtype != (weights := self.mlp.gate_proj.weight.dtype):
+            check_precision(x, weights)
         state = self.init_state(x.shape[0], ctx.frozen) if state is None else state
         mixed = self.mixer_norm(x)
         if self.embedding_norm is not None:

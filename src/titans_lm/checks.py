@@ -45,6 +45,11 @@ def check_positive(what: str, got: Any) -> None:
         raise ValueError(f"got {what}={got!r}; expected a finite number above 0")
 
 
+def check_not_negative(what: str, got: Any) -> None:
+    if not isinstance(got, (int, float)) or isinstance(got, bool) or not 0.0 <= got < math.inf:
+        raise ValueError(f"got {what}={got!r}; expected a finite number of at least 0")
+
+
 def check_start(what: str, got: Any, most: float, said: str = "") -> None:
     """Check one value above 0 and below `most`, which is called what is `said`, or an ascending pair of them."""
     pair = isinstance(got, tuple)

@@ -22,6 +22,7 @@ from titans_lm.checks import (
     check_switch,
 )
 from titans_lm.checks import check_known as check_known
+from titans_lm.checks import check_not_negative as check_not_negative
 from titans_lm.checks import check_seed as check_seed
 from titans_lm.checks import log_spaced as log_spaced
 from titans_lm.checks import nearest as nearest

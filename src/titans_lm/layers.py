@@ -124,6 +124,15 @@ def last_valid(x: Tensor, keep: int, lengths: Int[Tensor, " B"] | None) -> Tenso
     return x.gather(1, index.view(*index.shape, *tail).expand(-1, -1, *x.shape[2:]))
 
 
+def check_precision(x: Tensor, weights: torch.dtype) -> None:
+    """Refuse tokens in another precision than the maps that they meet, which autocast alone would convert."""
+    if x.dtype != weights and weights.is_floating_point and not torch.is_autocast_enabled(x.device.type):
+        raise ValueError(
+            f"got x {x.dtype} for weights {weights}; expected one type: convert x, or the layer, with .to(), or "
+            "read under torch.autocast"
+        )
+
+
 def device_of(module: Any) -> torch.device:
     """Where a module with a weight computes: accelerate may keep the weight elsewhere until the module is called."""
     hook = getattr(module, "_hf_hook", None)

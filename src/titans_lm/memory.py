@@ -18,6 +18,7 @@ from titans_lm.layers import (
     Packing,
     RMSNorm,
     Streams,
+    check_precision,
     join_maps,
     length_mask,
     make_short_convs,
@@ -218,12 +219,7 @@ class NeuralMemory(MemoryRule):
             raise ValueError(f"got x of type {type(x).__name__}; expected a tensor, and a state after it")
         if x.dim() != 3 or x.shape[-1] != E or not x.dtype.is_floating_point:
             raise ValueError(f"got x {x.dtype} {tuple(x.shape)}; expected floating point (B, T, E) with E = {E}")
-        weights = self.q_proj.weight.dtype
-        if x.dtype != weights and weights.is_floating_point and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(
-                f"got x {x.dtype} for weights {weights}; expected one type: convert x, or the layer, with .to(), or "
-                "read under torch.autocast"
-            )
+        check_precision(x, self.q_proj.weight.dtype)
         B, T, _ = x.shape
         if state is not None and not isinstance(state, LayerState):
             raise ValueError(f"got a state of type {type(state).__name__}; expected LayerState (see init_state)")

@@ -58,6 +58,7 @@ def test_ctrl_c_ends_with_a_line(tmp_path, capsys, monkeypatch):
         (["ops", "--dtype", "f16"], "f16"),
         (["ops", "--device", "tpu9"], "got device='tpu9'"),
         (["model", "--models", "lama"], "did you mean 'llama'?"),
+        (["model", "--models", "lmm", "lmm"], "got models=('lmm', 'lmm'); expected one or more, each once"),
         (["render", "--results", "/nowhere"], "which is no folder"),
         (["ops", "--config", "x.toml"], "got the settings file 'x.toml', which does not exist"),
     ],
@@ -67,6 +68,22 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, monkeypatch, 
     code, out, err = titans(capsys, "bench", *args)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("titans: error: ")
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["model", "--models", "llama", "--width", "30", "--contexts", "10"], "got hidden_size=30"),
+        (["tnt", "--heads", "3"], "got hidden_size=64 and num_attention_heads=3"),
+        (["tnt", "--chunk", "6"], "shard"),
+    ],
+)
+def test_sizes_that_make_no_model_are_found_before_anything_is_measured(tmp_path, capsys, monkeypatch, args, message):
+    monkeypatch.setattr(run, "ask", lambda *_: pytest.fail("something was measured"))
+    code, _, err = titans(capsys, "bench", *args, "--out", tmp_path, "--device", "cpu")
+    assert (code, err.count("\n")) == (2, 1)
     assert message in err
     assert list(tmp_path.iterdir()) == []
 

@@ -119,3 +119,10 @@ def test_streaming_records_every_window(name):
     windows = row["windows"]
     assert row["throughput_ratio"] == windows[2]["tokens_per_second"] / windows[1]["tokens_per_second"]
     assert row["memory_ratio"] == windows[2]["memory_bytes"] / windows[0]["memory_bytes"]
+
+
+def test_the_speed_of_a_stream_is_that_of_its_tokens():
+    """Also where the last window is shorter than the others."""
+    row = run("stream", "", {**MODEL, "rows": 1, "model": "lmm", "tokens": 25, "window": 20, "piece": 8})
+    (_, first), (_, last) = (list(window.values())[:2] for window in row["windows"])
+    assert row["tokens_per_second"] == pytest.approx(25 / (20 / first + 5 / last))

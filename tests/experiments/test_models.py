@@ -69,3 +69,8 @@ def test_what_all_share_reaches_a_model_as_far_as_its_blocks_have_it(tmp_path: P
         True,
     ]
     assert remembers("delta-net")
+
+
+def test_a_model_that_is_none_is_told_the_nearest_of_all(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"got the model 'lmmm'; did you mean 'lmm'\?"):
+        language_settings(small(tmp_path), "lmmm", 9_000)

@@ -389,5 +389,5 @@ def test_long_rows_are_tested_on_as_many_as_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["lm_loss_weight", "gate_l1"])
 @pytest.mark.parametrize("wrong", [-0.5, float("inf"), float("nan")])
 def test_weights_of_the_loss_are_numbers_from_zero(name: str, wrong: float) -> None:
-    with pytest.raises(ValueError, match=f"got {name}={wrong}; expected a number of at least 0"):
+    with pytest.raises(ValueError, match=f"got {name}={wrong}; expected a finite number of at least 0"):
         TaskFit(**{name: wrong})

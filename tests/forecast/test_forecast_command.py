@@ -161,12 +161,13 @@ def test_a_table_is_read_as_it_was_fitted(fitted, capsys, tmp_path):
     code, _, err = titans(capsys, "forecast", "train", tmp_path / "t.csv", "--out", tmp_path / "run", *run, *options)
     assert (code, err) == (0, "")
     found = []
-    for name, more in (("plain", []), ("told", options)):
+    for name, more in (("plain", []), ("told", options), ("one more", ["--table.missing", "fill"])):
+        # what is asked for otherwise is no reason to forget the rest
         args = [tmp_path / "run", tmp_path / "t.csv", "--out", tmp_path / name, "--origin", 52, *more]
         code, _, err = titans(capsys, "forecast", "predict", *args)
         assert (code, err) == (0, "")
         found.append((tmp_path / name / "forecast.csv").read_text())
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_table_without_dates_counts_rows(fitted, capsys, tmp_path):
@@ -365,6 +366,12 @@ MISTAKES = {
         "got origin='noon'; expected a date",
     ),
     "a date without dates": (["predict", "RUN", "PLAIN", "--origin", "2020-01-02"], "for a table without dates"),
+    "an origin behind the table": (
+        ["predict", "RUN", "TABLE", "--origin", "2099-01-01"],
+        "behind the table, which ends at 2020-01-05T23:00:00",
+    ),
+    "an origin of no time": (["predict", "RUN", "TABLE", "--origin", "NaT"], "got origin='NaT'; expected a date"),
+    "an origin from the end": (["predict", "RUN", "TABLE", "--origin", "-1"], "got origin='-1'; expected a date"),
     "an unknown command": (["predct"], "predct"),
 }
 

@@ -71,9 +71,47 @@ def test_separator_date_and_channels_are_settings(path):
     assert (found.step, found.season) == (np.timedelta64(1, "D"), 7)
 
 
-def test_dates_with_a_time_zone_are_read_as_utc(path):
-    found = read(path, "date,x\n2020-01-01 00:00:00+02:00,1\n2020-01-01 01:00:00+02:00,2\n")
-    assert str(found.dates[0]).startswith("2019-12-31T22:00:00")
+@pytest.mark.parametrize(("offset", "minutes"), [("+02:00", 120), ("-0530", -330), ("Z", 0)])
+def test_dates_of_one_offset_stay_as_they_are_written(path, offset, minutes):
+    found = read(path, f"date,x\n2020-01-01 00:00:00{offset},1\n2020-01-01 01:00:00{offset},2\n")
+    assert str(found.dates[0]).startswith("2020-01-01T00:00:00")
+    assert found.offset == np.timedelta64(minutes, "m")
+
+
+def test_a_first_row_with_a_missing_cell_is_no_header(path):
+    for cell in ("", "NA", "null", "N/A"):
+        found = read(path, f"2020-01-01,{cell},1\n2020-01-02,2,3\n", missing="fill")
+        assert found.channels == ("channel 1", "channel 2"), cell
+        np.testing.assert_array_equal(found.values, [[2, 1], [2, 3]])
+
+
+def test_a_column_that_counts_the_rows_is_no_channel(path):
+    found = read(path, ",a,b\n0,1,2\n1,3,4\n")
+    assert (found.channels, found.values.tolist()) == (("a", "b"), [[1, 2], [3, 4]])
+    assert found.notes == ("the first column, which has no name and counts the rows, is left out",)
+    assert read(path, ",a\n2020-01-01,1\n2020-01-02,3\n").dates is not None  # dates without a name
+    assert read(path, ",a,b\n0,1,2\n2,3,4\n").values.shape == (2, 3)  # does not count
+    dated = read(path, ",when,a\n0,2020-01-01,1\n1,2020-01-02,3\n")
+    assert dated.channels == ("a",)
+    assert dated.dates is not None
+
+
+def test_a_tab_may_be_written_as_a_shell_passes_it_on(path):
+    assert read(path, "a\tb\n1\t2\n", separator="\\t").values.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [("YS", ["2010-01-01", "2011-01-01"]), ("QS", ["2002-07-01", "2002-10-01"]), ("QE", ["2002-09-30", "2002-12-31"])],
+)
+def test_quarters_and_years_go_on_by_the_calendar(tmp_path, step, expected):
+    table = read(write_csv(tmp_path / "t.csv", 10, step=step))
+    first = str(table.dates[0])[:4]
+    shift = int(first) - 2000
+    found = [str(date)[:10] for date in table.dates_after(2)]
+    assert found == [f"{int(date[:4]) + shift}{date[4:]}" for date in expected]
+    assert table.notes == ()
+    assert table.season == (None if step == "YS" else 4)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +120,7 @@ def test_dates_with_a_time_zone_are_read_as_utc(path):
 def test_a_season_follows_from_the_step(tmp_path, step, season):
     found = read(write_csv(tmp_path / "t.csv", 40, step=step))
     assert found.season == season
-    assert found.notes == () or step == "YS"
+    assert found.notes == ()
 
 
 def test_dates_go_on_by_the_usual_step_and_by_whole_months(tmp_path):

@@ -304,3 +304,15 @@ def test_some_of_them() -> None:
     some = Sequences(("a", "b", "c"), tokens, np.array([0, 1, 1]), ("x", "y")).take([2, 0])
     assert (some.names, [len(row) for row in some.tokens]) == (("c", "a"), [3, 1])
     assert some.with_labels().tolist() == [1, 0]
+
+
+def test_a_class_is_the_whole_name_of_its_file(tmp_path: Path) -> None:
+    for name in ("E. coli.fa", "E. fergusonii.fa.gz", "B. subtilis.FA"):
+        put(tmp_path / "folder" / name, ">a\nACGT\n")
+    assert read(tmp_path / "folder").classes == ("B. subtilis", "E. coli", "E. fergusonii")
+
+
+def test_lines_of_a_table_are_counted_with_empty_ones(tmp_path: Path) -> None:
+    table = put(tmp_path / "t.csv", "sequence,label\nAC,x\n\n\nAC,y\nA!,x\n")
+    with pytest.raises(ValueError, match="'line 6'"):
+        read(table)

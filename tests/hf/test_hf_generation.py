@@ -301,3 +301,9 @@ def test_a_cache_of_another_batch_is_refused() -> None:
     cache = model(prompt(5)).past_key_values
     with pytest.raises(ValueError, match="got a state of 1 rows and 2 rows of input"):
         model.generate(prompt(11, 2), past_key_values=cache, max_new_tokens=3, **GREEDY)
+
+
+def test_a_prompt_without_a_token_is_refused() -> None:
+    model = small_model("lmm")
+    with pytest.raises(ValueError, match="got a prompt without a token; expected one at least"):
+        model.generate(torch.zeros(2, 0, dtype=torch.int64), max_new_tokens=3)

@@ -213,3 +213,13 @@ def test_a_gradient_reaches_every_input(backend: str, forget_to: str, gates: tup
     for name, gradient in gradients.items():
         assert torch.isfinite(gradient).all(), name
         assert (gradient != 0).any(), name
+
+
+@pytest.mark.parametrize(("chunk", "offsets"), [(1, ()), (4, ()), (4, (1, 0)), (16, (1, 0))])
+@pytest.mark.parametrize("gates", [("layer",) * 3, ("channel",) * 3, MIXED])
+@pytest.mark.parametrize("network", [{**LINEAR, "keys": 3}, LINEAR, {"norm": "none"}])
+def test_values_of_one_channel(network: dict, gates: tuple, chunk: int, offsets: tuple) -> None:
+    """Where there is nothing to sum over, a sum may be the very tensor that it was asked of."""
+    for forget_to in ("zero", "init"):
+        case = Case(width=1, gates=gates, chunk=chunk, offsets=offsets, forget_to=forget_to, **network)
+        assert_agree(case, "reference", "chunked")

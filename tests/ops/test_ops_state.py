@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from titans_lm.ops import MemoryState
+from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 from titans_lm.ops.state import (
     detach_state,
     map_state,
@@ -183,3 +183,21 @@ def test_state_bytes_counts_every_tensor_in_full() -> None:
     assert state_bytes(apart) == B * per_row
     assert state_bytes(tuple(torch.zeros(2, 5, dtype=torch.float64))) == 2 * 5 * 8
     assert state_bytes(None) == 0
+
+
+def test_a_state_in_another_order_is_written_like_any_other() -> None:
+    """A state of permuted tensors, read a token at a time: the write goes into the state and into no copy of it."""
+    generator = torch.Generator().manual_seed(0)
+    B, H, D = 2, 3, 4
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+    q, k, v, gate = draw(B, 1, H, D), draw(B, 1, H, D), draw(B, 1, H, D), torch.full((B, 1, H), 0.1).double()
+    M, S = draw(B, H, D, D), draw(H, B, D, D).transpose(0, 1)
+    found = []
+    for surprise in (S, S.contiguous()):
+        state = MemoryState((M,), (surprise,), (M,), torch.zeros(B, dtype=torch.int64))
+        network = MemoryNetwork(residual=False)
+        found.append(neural_memory(q, k, v, gate, gate, gate, state, network=network, chunk_size=4))
+    (o, after), (expected, expected_after) = found
+    torch.testing.assert_close(o, expected, rtol=0, atol=1e-12)
+    for x, y in zip((*after.M, *after.S), (*expected_after.M, *expected_after.S), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-12)

@@ -1,5 +1,6 @@
 """Stopped anywhere, preparing goes on; what has changed, is damaged or does not belong is refused, and said."""
 
+import dataclasses
 import gzip
 import os
 import random
@@ -10,15 +11,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli_cases import environment, titans
 from forks import start_titans
 from prepare.prepare_cases import contents, prepared, settings, write_rows, write_texts
-from titans_lm.data.prepared import TokenFolder
+from titans_lm.data.prepared import INDEX, TokenFolder
 from titans_lm.prepare import run as running
 from titans_lm.prepare.run import prepare
+from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.prepare.tokenise import Encoder
 from titans_lm.train.language import language_data
 from titans_lm.train.settings import LanguageSettings
@@ -199,7 +202,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["nowhere"], "which does not exist; expected a file, a folder, hf:NAME"),
         ([tmp_path / "empty"], "got no files in"),
         ([tmp_path / "bad.jsonl"], "line 2 of .*bad.jsonl is not JSON"),
-        ([tmp_path / "one.jsonl"], "got no document to train on; remove .*, and give more documents, or --valid"),
+        ([tmp_path / "one.jsonl"], "got no document to train on; expected more documents, or --valid"),
         ([tmp_path / "deep.jsonl"], "line 1 of .*deep.jsonl is not JSON"),
         ([tmp_path / "torn.jsonl.gz"], "torn.jsonl.gz cannot be unpacked"),
         ([tmp_path / "texts", "--held-out", "1"], "got held_out=1 without valid, which leaves nothing to train on"),
@@ -235,3 +238,24 @@ def test_the_command_says_what_came_out(tmp_path: Path, capsys: pytest.CaptureFi
     code, out, _ = titans(capsys, "prepare", *args)
     assert code == 0
     assert "was there already" in out
+
+
+@pytest.mark.parametrize(
+    ("rows", "told", "mended"),
+    [
+        (['{"body": "one two"}'] * 40, "name the text with --column", {"column": "body"}),
+        (['{"text": "one two three"}'] * 40 + ["{"], "JSON", None),
+        (['{"text": "one two three"}'], "expected more documents, or --valid", None),
+    ],
+)
+def test_a_source_that_will_not_do_leaves_nothing(tmp_path: Path, rows: list[str], told: str, mended: Any) -> None:
+    source = tmp_path / "ROWS.JSONL"
+    source.write_text("\n".join(rows))
+    settings = PrepareSettings(source=str(source), out=tmp_path / "out", shard_tokens=64)
+    with pytest.raises(ValueError, match=told):
+        prepare(settings)
+    assert list((tmp_path / "out").iterdir()) == []
+    if mended is None:
+        source.write_text("\n".join(f'{{"text": "one two three {number}"}}' for number in range(40)))
+    prepare(dataclasses.replace(settings, **(mended or {})))
+    assert (tmp_path / "out" / INDEX).is_file()

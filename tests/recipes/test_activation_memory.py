@@ -93,6 +93,18 @@ def test_it_is_what_autograd_keeps(architecture: str, tokens: int, precision: Pr
         assert counted == pytest.approx(saved_bytes(model, ids), rel=0.15)
 
 
+@pytest.mark.parametrize(("tokens", "degree"), [(96, 2), (32, 3)])
+def test_polynomial_keys_are_what_autograd_keeps(tokens: int, degree: int) -> None:
+    config = small_config(
+        "lmm", hidden_size=64, intermediate_size=128, num_attention_heads=8, chunk_size=16, memory_depth=1,
+        key_degree=degree, num_persistent=0,
+    )  # fmt: skip
+    ids = torch.randint(0, 256, (4, tokens))
+    model, step = byte_model(config).train(), Step(config, 259, 4, tokens, "float32")
+    counted = activation_bytes(step) + memory_state_bytes(step) + weight_copy_bytes(step) + 4 * 259 * ids.numel()
+    assert counted == pytest.approx(saved_bytes(model, ids), rel=0.15)
+
+
 def test_attention_sees_what_its_range_holds() -> None:
     """Widths of queries, keys, values and outputs by token, and one mask for all rows and heads."""
     sizes = {"num_persistent": 2, "window": 4, "segment_len": 4, "chunk_size": 4}

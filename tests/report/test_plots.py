@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
+from matplotlib.text import Text
 
 from titans_lm.report.html import figure, section
 from titans_lm.report.html import page as whole_page
@@ -148,3 +149,21 @@ def test_titles_of_panels_do_not_run_into_each_other() -> None:
             assert whole is not None
             assert whole.x1 < beside.x0, "with its title"
             assert whole.y1 < figure.bbox.y1
+
+
+def test_signs_of_formulas_in_names_are_shown_as_they_are() -> None:
+    """Two $ would be italic mathematics, or an error of its grammar."""
+    name = "$_a^$"
+    lines = [Line(label=f"{name} {place}", x=[0, 1], y=[0.0, 1.0], colour="#000000") for place in range(2)]
+    plot = Plot(title=name, x_label=name, y_label=name, lines=lines, x_labels=[name, name])
+    maps = HeatMaps(
+        title=name, x_label=name, y_label=name, x_labels=[name], y_labels=[name], panels={name: [[1.0]]}
+    )  # fmt: skip
+    across = Panels(title=name, panels=[plot], across=True, x_label=name, y_label=name)
+    for drawn in (plot, maps, across, Panels(title=name, panels=[plot])):
+        figure = draw(drawn)
+        FigureCanvasAgg(figure).draw()
+        shown = [text for text in figure.findobj(Text) if "_a^" in text.get_text()]
+        assert shown
+        for text in shown:
+            assert text._preprocess_math(text.get_text())[1] is not True, text.get_text()

@@ -1,5 +1,7 @@
 """The state of a retrofitted model as a value, as a Titans model has it: readers, their memories and their files."""
 
+import copy
+
 import pytest
 import torch
 
@@ -106,3 +108,43 @@ def test_what_a_state_is_refused_for(llama):
         llama(ids, state=state, past_key_values=llama(ids, use_cache=True).past_key_values)
     with pytest.raises(ValueError, match="expected a reach with a window"):
         llama(ids, return_state=True, reach=FULL)
+
+
+@torch.no_grad()
+def test_states_and_caches_of_others_are_refused(llama):
+    ids, other = some_ids(2, 4), with_memory(base_of(num_hidden_layers=3))
+    wide = with_memory(base_of(num_key_value_heads=4))
+    bare = with_memory(base_of(), layers=(0,))
+    for stranger in (other, wide, bare):
+        with pytest.raises(ValueError, match="got the state of another model"):
+            llama(ids, state=stranger.init_state(2), return_state=True)
+    with pytest.raises(ValueError, match="got the state of another model, of 3 layers"):
+        llama(ids, past_key_values=other(ids, use_cache=True).past_key_values)
+    with pytest.raises(ValueError, match="got a state of type list; expected RetrofitState"):
+        llama(ids, state=[1], return_state=True)
+    for past in ({"state": llama.init_state(2)}, {"past_key_values": llama(ids, use_cache=True).past_key_values}):
+        with pytest.raises(ValueError, match="got a state of 2 rows and 1 rows of input"):
+            llama(ids[:1], **past)
+
+
+@torch.no_grad()
+def test_a_mask_covers_the_call_or_all_that_was_read(llama):
+    ids = some_ids(2, 8)
+    mask = torch.ones(2, 8, dtype=torch.int64)
+    mask[0, :3] = 0
+    expected = llama(ids, attention_mask=mask).logits
+    for wrong in (mask[:, 3:], torch.cat((mask, mask), 1), mask[:1]):
+        with pytest.raises(ValueError, match=r"got an attention_mask \(.*\) for 2 × 8 tokens after 0; expected"):
+            llama(ids, attention_mask=wrong)
+    cache = llama(ids[:, :5], attention_mask=mask[:, :5], use_cache=True).past_key_values
+    found = llama(ids[:, 5:], attention_mask=mask, past_key_values=cache).logits
+    assert apart(found, expected[:, 5:]) < CLOSE
+
+
+def test_a_model_goes_through_a_file_and_a_copy_as_a_whole(llama, tmp_path):
+    ids = some_ids(1, 6)
+    torch.save(llama, tmp_path / "model.pt")
+    for again in (torch.load(tmp_path / "model.pt", weights_only=False), copy.deepcopy(llama)):
+        assert again.generate.args[0] is again
+        assert torch.equal(again(ids).logits, llama(ids).logits)
+        assert torch.equal(again.generate(ids, max_new_tokens=3), llama.generate(ids, max_new_tokens=3))

@@ -50,8 +50,8 @@ def model_flops(config: BackboneConfig, vocab_size: int, seq_len: int) -> dict[s
         mlp             6 E F
         head            2 E V
 
-    Matrix products only, like `memory_flops`: no norms, no short convolutions, and not the persistent tokens, which
-    are read once per batch. Forward and backward together are three forward passes.
+    Matrix products only, like `memory_flops`: no norms, no short convolutions, no memory caching, and not the
+    persistent tokens, which are read once per batch. Forward and backward together are three forward passes.
     """
     E, H, kinds = config.hidden_size, config.num_attention_heads, config.by_block()
     return {

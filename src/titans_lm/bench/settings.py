@@ -168,6 +168,7 @@ class ModelSettings(BenchSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names("models", self.models, MODELS)
+        check_once(self, "models", "contexts")
         check_counts(self, "contexts", "width", "layers", "prefill")
 
 

@@ -72,10 +72,14 @@ def memory_layer(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
     return module, lambda x: module(x)[0]
 
 
+def tnt_settings(chunk: int, shard: int) -> dict[str, Any]:
+    """What a TNT layer has of its own."""
+    return {"tnt_local_chunks": (chunk,), "tnt_global_chunk": shard, "tnt_shard": shard}
+
+
 def tnt_layer(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
     """`TNTMemory` with one local memory, and chunks of the global one as long as a shard."""
-    shard = case["shard"]
-    module = TNTMemory(layer_config(case, tnt_local_chunks=(case["chunk"],), tnt_global_chunk=shard, tnt_shard=shard))
+    module = TNTMemory(layer_config(case, **tnt_settings(case["chunk"], case["shard"])))
     return module, lambda x: module(x)[0]
 
 
@@ -176,13 +180,17 @@ def make_model(case: dict[str, Any]) -> nn.Module:
         layers = case["layers"]
         config = mamba2_config(case["width"], layers, vocab_size=case["vocab"], tie_word_embeddings=True, **ends)
         return Mamba2ForCausalLM(config)
-    config = BackboneConfig(
-        architecture=name, hidden_size=case["width"], num_hidden_layers=case["layers"],
+    return language_model(stack_config(case, name), case["vocab"])
+
+
+def stack_config(case: dict[str, Any], architecture: str) -> BackboneConfig:
+    """The settings of our model of a case."""
+    return BackboneConfig(
+        architecture=architecture, hidden_size=case["width"], num_hidden_layers=case["layers"],
         num_attention_heads=case["heads"], intermediate_size=case["ffn"], memory_expansion=case["expansion"],
         memory_depth=case["depth"], chunk_size=case["chunk"], segment_len=case["segment"], window=case["segment"],
         num_persistent=case["persistent"],
     )  # fmt: skip
-    return language_model(config, case["vocab"])
 
 
 def sized_model(case: dict[str, Any]) -> nn.Module:
@@ -331,12 +339,12 @@ def stream(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
     case = request["case"]
     start = resident(device)
     model = make_model(case).to(device).eval()
-    carried, records, seen = None, [], 0
+    carried, records, seen, total = None, [], 0, 0.0
     with torch.no_grad(), autocast(request, device):
         while seen < case["tokens"]:
             piece = min(case["window"], case["tokens"] - seen)
             took, carried = read_window(model, case, piece, carried, device)
-            seen += piece
+            seen, total = seen + piece, total + took
             gc.collect()
             records.append({"tokens": seen, "tokens_per_second": piece / took, "memory_bytes": resident(device)})
     second = records[min(1, len(records) - 1)]
@@ -347,7 +355,7 @@ def stream(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
         "memory_before_bytes": start,
         "memory_ratio": records[-1]["memory_bytes"] / records[0]["memory_bytes"],
         "throughput_ratio": records[-1]["tokens_per_second"] / second["tokens_per_second"],
-        "tokens_per_second": seen * case["rows"] / sum(case["window"] / r["tokens_per_second"] for r in records),
+        "tokens_per_second": seen * case["rows"] / total,
         "matmul_flops_per_second": 2 * request["matmul"] ** 3
         / min(matmul_times(request["matmul"], getattr(torch, request["dtype"]), device)),
         "threads": torch.get_num_threads(),

@@ -15,8 +15,10 @@ LONG = 64
 def tnt(settings: TNTSettings, at: Place) -> Cases:
     """A TNT layer beside plain memories of its local chunk and of long chunks, forward and backward, by width.
 
-    The global chunk is as long as a shard.
+    The global chunk is as long as a shard. ValueError for sizes that make no layer.
     """
+    from titans_lm.bench.subjects_model import layer_config, tnt_settings
+
     s = dataclasses.replace(settings, widths=(16,), tokens=64, shards=(32,)) if settings.quick else settings
     for width in s.widths:
         title = f"{s.heads} heads of {width // s.heads}, {s.rows} × {s.tokens:,}"
@@ -24,6 +26,8 @@ def tnt(settings: TNTSettings, at: Place) -> Cases:
             "width": width, "heads": s.heads, "expansion": s.expansion, "forget_to": "init",
             "rows": s.rows, "tokens": s.tokens,
         }  # fmt: skip
+        for shard in s.shards:  # now, and not when its turn comes
+            layer_config(base, **tnt_settings(s.chunk, shard))
         sides = [(f"LMM, chunk {chunk}", {"layer": "memory", "chunk": chunk}) for chunk in (s.chunk, LONG)]
         sides += [
             (f"TNT, local chunk {s.chunk}, shard {shard:,}", {"layer": "tnt", "chunk": s.chunk, "shard": shard})

@@ -77,7 +77,7 @@ def _shown(value: Any) -> str:
 def check_files(command: Any) -> None:
     """Refuse files for results that cannot be written, before anything has been computed: ValueError."""
     for settings in (command, getattr(command, "what", None)):
-        for name in ("json", "samples", "save_memory"):
+        for name in ("json", "samples", "save_memory", "plot"):
             path = getattr(settings, name, None)
             if path is None:
                 continue

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from titans_lm.config import check_at_least, check_between
+from titans_lm.config import check_at_least, check_between, check_not_negative
 from titans_lm.retrofit.settings import AdapterSettings
 from titans_lm.train.settings import FitSettings
 
@@ -62,7 +62,7 @@ class RetrofitSettings(FitSettings):
         check_at_least("grow_steps", self.grow_steps, 0)
         check_between("returning", self.returning, 0.0, 1.0)
         for name in ("distill", "text_loss", "returning_weight"):
-            check_between(name, getattr(self, name), 0.0, float("inf"))
+            check_not_negative(name, getattr(self, name))
         if not self.distill and not self.text_loss:
             raise ValueError("got distill=0 and text_loss=0; expected a loss: a weight above 0 for one of them")
         shortest, longest = self.passages

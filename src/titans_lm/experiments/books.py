@@ -70,6 +70,11 @@ class Perplexity:
                     tokens, size = tokens + len(part.ids), size + int(part.sizes.sum())
             file = {"file_bytes": book.path.stat().st_size}
             documents.append({"name": book.name, "tokens": tokens, "bytes": size, **file})
+        if not any(one["bytes"] for one in documents):
+            raise ValueError(
+                f"got texts with nothing to predict behind {self.settings.skip_tokens:,} tokens; expected longer ones, "
+                "or a smaller --skip-tokens"
+            )
         return CorpusStats(encoder, documents, digest.hexdigest())
 
     def _sizes(self) -> dict[str, int]:

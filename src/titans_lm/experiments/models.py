@@ -129,6 +129,11 @@ def model_settings(shared: Shared, name: str, parameters: int | None) -> Shared:
     """Give the settings of one model with so many parameters, from those that all share (see `stack_of`)."""
     model, given = parse_model(name), dataclasses.replace(shared, parameters=parameters)
     if not model.is_ours:
+        from titans_lm.train.baselines import baseline_names
+
+        known = *OURS, *baseline_names()
+        if name not in known and not Path(name).exists():
+            raise ValueError(f"got the model {name!r}; {nearest(name, known)}, or a folder with a model's config.json")
         return dataclasses.replace(given, baseline=name)
     stack, own = split_changes(model, STACK, VARIED)
     config = stack_of(shared.model, model.base, stack)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from titans_lm.config import BackboneConfig, check_at_least, check_positive, check_seed
+from titans_lm.config import BackboneConfig, check_at_least, check_not_negative, check_positive, check_seed
 from titans_lm.data.tasks import TASKS
 from titans_lm.experiments.models import trained_model
 from titans_lm.train.settings import LanguageSettings, ModelSettings, tiny_model
@@ -173,8 +173,7 @@ class TaskFit(ModelSettings):
         check_at_least("batch_size", self.batch_size, 1)
         check_at_least("batch_tokens", self.batch_tokens, 0)
         for name in ("lm_loss_weight", "gate_l1"):
-            if not 0.0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"got {name}={getattr(self, name)}; expected a number of at least 0")
+            check_not_negative(name, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)

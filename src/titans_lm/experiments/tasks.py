@@ -51,8 +51,8 @@ def run_task(settings: Any, command: str, say: Say) -> Result:
     Raises ValueError for a model that will not do, before anything is trained.
     """
     longest = try_rows(settings)
-    settings.out.mkdir(parents=True, exist_ok=True)
     size, starts = check_models(settings, longest, say)
+    settings.out.mkdir(parents=True, exist_ok=True)
 
     def job_of(run: Run) -> TaskJob:
         return task_job(settings, size, run, starts[run.name])

@@ -56,8 +56,8 @@ def run_compare(settings: CompareSettings, say: Say) -> Result:
         raise ValueError("got no data or no test; expected titans compare DATA --test TEXT")
     if not settings.test.exists():
         raise ValueError(f"got the test text {str(settings.test)!r}, which does not exist; expected a file or folder")
-    settings.out.mkdir(parents=True, exist_ok=True)
     size = check_models(settings, say)
+    settings.out.mkdir(parents=True, exist_ok=True)
     rates, trials, results = run_experiment(settings, lambda run: text_job(settings, size, run), say, HELD_OUT)
     models = [_summary(name, rates[name], trials[name], results[name]) for name in settings.models]
     seconds, fastest = min((mean(run["seconds"] for run in one["runs"]), one["name"]) for one in models)

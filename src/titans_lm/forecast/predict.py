@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +127,16 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     origin = _origin(settings.origin, table, fitted.shape.lookback)
     forecast = fitted.forecast(table.values[:origin], memory=settings.memory, device=choose_device(settings.device))
     truth = table.values[origin : origin + len(forecast)]
-    index = _index(table, origin, len(forecast))
-    write_atomically(settings.out / CSV, _csv(table, index[origin:], forecast, truth))
+    name, index = _index(table, origin, len(forecast))
     start = max(0, origin - SHOWN * fitted.shape.lookback)
-    panels = _panels(table, index, start, origin, forecast, settings.plot_channels)
+    panels = _panels(table, name, index, start, origin, forecast, settings.plot_channels)
     title = f"{table.name}: {len(forecast)} rows ahead of row {origin:,}, {fitted.name}"
     channels = len(table.channels)
     shown = f"{len(panels)} of {channels} channels" if len(panels) < channels else None
     title += f"; {shown}" if shown else ""
-    save_png(draw(Panels(title=title, panels=panels)), settings.out / PNG)
+    figure = draw(Panels(title=title, panels=panels))  # before anything is written
+    write_atomically(settings.out / CSV, _csv(table, name, index[origin:], forecast, truth))
+    save_png(figure, settings.out / PNG)
     errors: dict[str, Any] = {}
     if len(truth):
         error = fitted.scaler.scaled(forecast[: len(truth)]) - fitted.scaler.scaled(truth)
@@ -144,7 +145,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         "model": fitted.name,
         "table": str(settings.data),
         "origin": origin,
-        "first": str(index[origin]) if table.dates is not None else origin,
+        "first": origin if index.dtype.kind == "i" else str(index[origin]),
         "rows": len(forecast),
         "memory": settings.memory,
         "notes": list(table.notes),
@@ -156,8 +157,10 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
 
 
 def _reading(asked: TableSettings, fitted: FittedForecaster) -> TableSettings:
-    """How to read a table: as the one that the model was fitted to, where nothing else is asked for."""
-    return asked if asked != TableSettings() else merge_settings(asked, fitted.told.get("reading", {}))
+    """How to read a table: as the one that the model was fitted to, but for what is asked for otherwise."""
+    plain = TableSettings()
+    own = {f.name: getattr(asked, f.name) for f in fields(plain) if getattr(asked, f.name) != getattr(plain, f.name)}
+    return merge_settings(plain, {**fitted.told.get("reading", {}), **own})
 
 
 def _with_channels(table: Table, channels: tuple[str, ...]) -> Table:
@@ -183,11 +186,20 @@ def _origin(given: str | None, table: Table, lookback: int) -> int:
         raise ValueError(f"got origin={given!r} for a table without dates; expected the number of a row")
     else:
         try:
-            origin = int(np.searchsorted(table.dates, pd.Timestamp(given).to_datetime64()))
+            when = pd.Timestamp(given)
+            if pd.isna(when) or given[0] in "+-":
+                raise ValueError("no date")
         except ValueError as error:
             raise ValueError(
                 f"got origin={given!r}; expected a date such as 2018-02-20, or the number of a row"
             ) from error
+        date = when.to_datetime64() + (0 if when.tzinfo is None else table.offset)
+        origin = int(np.searchsorted(table.dates, date))
+        if date > table.dates[-1] and date > (_index(table, rows, 1)[1][-1] if rows > 1 else date):
+            raise ValueError(
+                f"got origin={given!r}, behind the table, which ends at {table.dates[-1]}; expected a date in "
+                "it, or none to forecast what follows"
+            )
     if not lookback <= origin <= rows:
         raise ValueError(
             f"got origin {given or 'behind the last row'}, row {origin:,} of {rows:,}; expected a row from "
@@ -196,16 +208,23 @@ def _origin(given: str | None, table: Table, lookback: int) -> int:
     return origin
 
 
-def _index(table: Table, origin: int, count: int) -> np.ndarray:
-    """Dates, or numbers, of all rows up to the last that is forecast."""
-    if table.dates is None:
-        return np.arange(origin + count)
-    known = table.dates[: origin + count]
-    after = table.dates_after(origin + count - len(known))
-    return known if after is None else np.concatenate([known, after.astype(known.dtype)])
+def _index(table: Table, origin: int, count: int) -> tuple[str, np.ndarray]:
+    """Dates, or numbers, of all rows up to the last that is forecast, and a name for them that no channel has.
+
+    They are numbers where there are no dates, or one alone, which has no step.
+    """
+    known = None if table.dates is None else table.dates[: origin + count]
+    after = None if known is None else table.dates_after(origin + count - len(known))
+    dated = known is not None and (after is not None or len(known) == origin + count)
+    name = "date" if dated else "row"
+    while name in table.channels:
+        name += "_"
+    if not dated:
+        return name, np.arange(origin + count)
+    return name, known if after is None else np.concatenate([known, after.astype(known.dtype)])
 
 
-def _csv(table: Table, index: np.ndarray, forecast: np.ndarray, truth: np.ndarray) -> str:
+def _csv(table: Table, name: str, index: np.ndarray, forecast: np.ndarray, truth: np.ndarray) -> str:
     """Write a row for each step: its date or number, every channel, and the truth of each as far as it is known."""
     import pandas as pd
 
@@ -214,13 +233,15 @@ def _csv(table: Table, index: np.ndarray, forecast: np.ndarray, truth: np.ndarra
     if len(truth):
         known = pd.DataFrame(truth, columns=[f"{name} (truth)" for name in columns])
         frame = pd.concat([frame, known], axis=1)
-    frame.insert(0, "row" if table.dates is None else "date", index)
+    frame.insert(0, name, index)
     file = io.StringIO()
     frame.to_csv(file, index=False)
     return file.getvalue()
 
 
-def _panels(table: Table, index: Any, start: int, origin: int, forecast: np.ndarray, most: int) -> list[Plot]:
+def _panels(
+    table: Table, name: str, index: Any, start: int, origin: int, forecast: np.ndarray, most: int
+) -> list[Plot]:
     """A plot for each of the last channels: history, forecast, and truth where the table has it."""
     truth = table.values[origin : origin + len(forecast)]
     plots, count = [], len(table.channels)
@@ -231,6 +252,6 @@ def _panels(table: Table, index: Any, start: int, origin: int, forecast: np.ndar
             ahead, y = index[origin : origin + len(truth)], truth[:, place].tolist()
             lines.append(Line(label="truth", x=ahead, y=y, colour=INK, dashed=True))
         lines.append(Line(label="forecast", x=index[origin:], y=forecast[:, place].tolist(), colour=FORECAST))
-        label = ("row" if table.dates is None else "date") if place == count - 1 else ""
+        label = name if place == count - 1 else ""
         plots.append(Plot(title="", x_label=label, y_label=table.channels[place], lines=lines))
     return plots

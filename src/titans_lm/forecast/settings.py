@@ -25,7 +25,7 @@ class TableSettings:
     """How a table is read and divided."""
 
     separator: str = ","
-    """What stands between two cells."""
+    """What stands between two cells; a tab may be written as backslash and t."""
     decimal: str = "."
     """What stands before the fraction of a number; a comma in tables whose cells are parted by something else."""
     date: str | None = None
@@ -50,6 +50,8 @@ class TableSettings:
     weeks or months, by the dates."""
 
     def __post_init__(self) -> None:
+        if self.separator == "\\t":  # as a shell passes it on
+            object.__setattr__(self, "separator", "\t")
         if len(self.separator) != 1:
             raise ValueError(f"got separator={self.separator!r}; expected one character")
         if self.decimal not in (".", ",") or self.decimal == self.separator:

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
 DAY = 86_400
 """Seconds."""
+NONE = np.timedelta64(0)
 
 
 DECIMAL_COMMA = re.compile(r"(?<![\d,])-?\d+,\d+(?![\d,])")
 """A number with a comma before its fraction."""
+OFFSET = re.compile(r":\d\d(?:\.\d+)?\s*([+-]\d\d:?\d\d)$")
+"""What a time is ahead of UTC, at its end."""
+MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A", "-nan", "-NaN")
+"""Cells that pandas reads as missing."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Table:
     channels: tuple[str, ...]
     dates: np.ndarray | None = None
     """(R,) datetime64, strictly increasing; None for a table without dates."""
+    offset: np.timedelta64 = NONE
+    """What its dates are ahead of UTC, where they say so and all say the same."""
     notes: tuple[str, ...] = ()
     """What a reader of the table should know: what was filled or kept, and steps that differ."""
 
@@ -46,9 +53,11 @@ class Table:
 
     @property
     def season(self) -> int | None:
-        """Rows of a season, by the step: a day of minutes or hours, a week of days, a year of weeks or months."""
-        if self.step is None:
+        """Rows of a season, a day of minutes or hours, a week of days, a year of weeks, months or quarters."""
+        if self.step is None or self.dates is None:
             return None
+        if months(self.dates) == 3:
+            return 4
         seconds = round(self.step / np.timedelta64(1, "s"))
         if 60 <= seconds <= 3600:
             return DAY // seconds
@@ -60,18 +69,29 @@ class Table:
 
         if self.dates is None or self.step is None:
             return None
-        if not monthly(self.dates):
+        by = months(self.dates)
+        if by is None:
             return self.dates[-1] + np.arange(1, count + 1) * self.step
         index = pd.DatetimeIndex(self.dates)
-        ends = index.is_month_end.all()
-        offsets = (pd.offsets.MonthEnd(n) if ends else pd.DateOffset(months=n) for n in range(1, count + 1))
+        kind = (lambda n: pd.offsets.MonthEnd(n)) if index.is_month_end.all() else (lambda n: pd.DateOffset(months=n))
+        offsets = (kind(by * n) for n in range(1, count + 1))
         return pd.DatetimeIndex([index[-1] + offset for offset in offsets]).to_numpy()
 
 
-def monthly(dates: np.ndarray) -> bool:
-    """Whether dates step by months: each by 28 to 31 days, and not all by as many."""
+def months(dates: np.ndarray) -> int | None:
+    """How many calendar months dates step by, None where they do not: each by 28 to 31 days and not all by as many, or
+    always from a day of one month to the same one, or from end to end, of the month so many later."""
+    import pandas as pd
+
     days = np.diff(dates) / np.timedelta64(1, "D")
-    return len(days) > 1 and bool(28 <= days.min() < days.max() <= 31)
+    if len(days) < 2:
+        return None
+    if 28 <= days.min() < days.max() <= 31:
+        return 1
+    index = pd.DatetimeIndex(dates)
+    steps = np.unique(np.diff(12 * index.year + index.month))
+    same_place = len(set(index.day)) == 1 or bool(index.is_month_end.all())
+    return int(steps[0]) if len(steps) == 1 and steps[0] > 0 and same_place else None
 
 
 def check_pandas() -> None:
@@ -88,17 +108,19 @@ def read_table(path: Path, settings: TableSettings) -> Table:
     """Read a CSV file: dates in a column or none, and a number in every cell else; a header or none.
 
     The first row is a header unless it holds numbers (after a date), and also where these are 0, 1, 2, … or integers
-    after a word that is no date: names that were none, as pandas writes them. Raises ValueError for a file that cannot
+    after a word that is no date: names that were none, as pandas writes them. A first column without a name that counts
+    the rows, as pandas writes it too, is left out. Raises ValueError for a file that cannot
     be read as such, for cells that are no numbers, for missing values and sentinels as the settings have it, and for
     dates that do not increase.
     """
     if not path.is_file():
         raise ValueError(f"got the table {str(path)!r}, which is no file; expected a CSV file")
     frame = _read(path, settings)
+    frame, left_out = _without_counter(frame)
     names = [str(name) for name in frame.columns]
     counted = names == [str(place) for place in range(len(names))]
     notes = [f"the first row, {', '.join(names[:3])} …, is taken for names of columns"] if counted else []
-    dates, frame = _split_dates(path, frame, settings)
+    dates, offset, frame = _split_dates(path, frame, settings)
     for name in settings.channels:
         if name not in frame.columns:
             raise ValueError(f"got the channel {name!r} for {str(path)!r}; {nearest(name, map(str, frame.columns))}")
@@ -107,7 +129,16 @@ def read_table(path: Path, settings: TableSettings) -> Table:
     frame = frame[list(settings.channels)] if settings.channels else frame
     channels = tuple(str(name) for name in frame.columns)
     values, gaps = _without_gaps(path, _numbers(path, frame), channels, settings)
-    return Table(path.stem, values, channels, dates, (*notes, *gaps, *_uneven(dates)))
+    return Table(path.stem, values, channels, dates, offset, (*left_out, *notes, *gaps, *_uneven(dates)))
+
+
+def _without_counter(frame: "pandas.DataFrame") -> tuple["pandas.DataFrame", list[str]]:
+    """The table without a first column that has no name and counts its rows from 0, and a note of it."""
+    first = frame.iloc[:, 0]
+    counts = str(frame.columns[0]).startswith("Unnamed:") and first.dtype.kind == "i" and frame.shape[1] > 1
+    if not counts or (first.to_numpy() != np.arange(len(first))).any():
+        return frame, []
+    return frame.iloc[:, 1:], ["the first column, which has no name and counts the rows, is left out"]
 
 
 def _read(path: Path, settings: TableSettings) -> "pandas.DataFrame":
@@ -160,7 +191,7 @@ def _is_header(cells: list[str]) -> bool:
     import pandas as pd
 
     first, *others = cells
-    if not all(cell == "" or _parses(float, cell) for cell in others or cells):
+    if not all(cell in MISSING or _parses(float, cell) for cell in others or cells):
         return True
     counted = [str(number) for number in range(len(cells))]
     if cells == counted != ["0"] or (first == "" and others and others == counted[:-1]):
@@ -179,8 +210,8 @@ def _parses(kind: Callable[[str], object], cell: str) -> bool:
 
 def _split_dates(
     path: Path, frame: "pandas.DataFrame", settings: TableSettings
-) -> tuple[np.ndarray | None, "pandas.DataFrame"]:
-    """Take the column of dates out of the table."""
+) -> tuple[np.ndarray | None, np.timedelta64, "pandas.DataFrame"]:
+    """Take the column of dates out of the table: dates as they are written, or in UTC where their offsets differ."""
     import pandas as pd
 
     name = settings.date
@@ -189,7 +220,7 @@ def _split_dates(
     column = frame[frame.columns[0] if name is None else name]
     numeric = pd.api.types.is_numeric_dtype(column)
     if name is None and (frame.shape[1] == 1 or numeric):
-        return None, frame
+        return None, NONE, frame
     if numeric:
         raise ValueError(
             f"got numbers in the column of dates {column.name!r} of {str(path)!r}; expected dates such as 2016-07-01"
@@ -202,7 +233,8 @@ def _split_dates(
             f"got {column.iloc[row]!r} as the date of row {row} of {str(path)!r}, in column {column.name!r}; "
             "expected a date written as those before it (name another column with date)"
         )
-    dates = parsed.dt.tz_convert(None).to_numpy()
+    offset = _offset(column)
+    dates = parsed.dt.tz_convert(None).to_numpy() + offset
     back = np.diff(dates) <= np.timedelta64(0)
     if back.any():
         row = int(back.argmax()) + 1
@@ -210,7 +242,16 @@ def _split_dates(
             f"got {column.iloc[row]} in row {row} of {str(path)!r} behind {column.iloc[row - 1]}; expected dates that "
             "increase from row to row: sort the table, and leave out rows that are there twice"
         )
-    return dates, frame.drop(columns=column.name)
+    return dates, offset, frame.drop(columns=column.name)
+
+
+def _offset(column: "pandas.Series") -> np.timedelta64:
+    """What dates that are all written with one offset, such as +05:00, are ahead of UTC; else none."""
+    found = column.astype(str).str.extract(OFFSET, expand=False)
+    if found.isna().any() or found.nunique() > 1:
+        return NONE
+    sign, hours, minutes = found.iloc[0][0], int(found.iloc[0][1:3]), int(found.iloc[0][-2:])
+    return np.timedelta64((-1 if sign == "-" else 1) * (60 * hours + minutes), "m")
 
 
 def _numbers(path: Path, frame: "pandas.DataFrame") -> np.ndarray:
@@ -276,7 +317,7 @@ def _where(mask: np.ndarray, names: Sequence[str]) -> str:
 
 def _uneven(dates: np.ndarray | None) -> list[str]:
     """Say where steps differ from the usual one: rows are taken to follow each other evenly."""
-    if dates is None or len(dates) < 3 or monthly(dates):
+    if dates is None or len(dates) < 3 or months(dates) is not None:
         return []
     other = len(dates) - 1 - int(np.unique(np.diff(dates), return_counts=True)[1].max())
     said = f"{other:,} of {len(dates) - 1:,} steps between dates differ from the usual one; rows are read as even"

@@ -89,7 +89,7 @@ class Windows:
         self.channels = series.shape[1]
         self.reach = span * lookback + horizon
         """Rows of one window with what follows it."""
-        if len(self) < 1:
+        if len(series) < self.reach:
             raise ValueError(
                 f"got {len(series):,} rows; expected at least {self.reach:,} for one window of {span * lookback} rows "
                 f"and {horizon} to forecast: give more rows, or a smaller lookback or horizon"

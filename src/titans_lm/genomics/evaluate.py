@@ -133,11 +133,11 @@ class FoldJob:
 
     def train(self, outlook: Outlook | None = None) -> Result:
         """Train it, from where it stopped if it did, and test it on sequences that it has not seen."""
-        if not self.saved_spec():
-            RunFolder.create(self.folder, self.spec())
         started, data, settings = time.perf_counter(), self.cropped(), self.settings
         others = data.take(np.flatnonzero(self.parts != self.fold))
-        parts = held_out(others, settings.held_out, settings.seed, settings.overlap)
+        parts = held_out(others, settings.held_out, settings.seed, settings.overlap)  # refuses, so it comes first
+        if not self.saved_spec():
+            RunFolder.create(self.folder, self.spec())
         classifier, fitted = train_classifier(
             settings, *parts, self.folder, ProgressReport(quiet=True, outlook=outlook)
         )

@@ -238,12 +238,12 @@ def _fasta(path: Path, settings: ReadSettings) -> Iterator[Record]:
         yield name, encode(letters, name, settings.unknown), label
 
 
-def _rows(path: Path, separator: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Read the names of a table's columns and its rows; ValueError, naming the line, where there is no table."""
+def _rows(path: Path, separator: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Read the names of a table's columns, and its rows by line; ValueError, naming the line, where it is no table."""
     csv.field_size_limit(LONGEST)
     rows = csv.DictReader(_lines(path), delimiter=separator)
     try:
-        return list(rows.fieldnames or ()), list(rows)
+        return list(rows.fieldnames or ()), [(rows.line_num, row) for row in rows]
     except csv.Error as error:
         raise ValueError(
             f"got line {rows.reader.line_num} of {path}, which is no row of a table: {error}; expected columns "
@@ -265,7 +265,7 @@ def _table(path: Path, settings: ReadSettings) -> Iterator[Record]:
             "of another: --read.sequence-column NAME"
         )
     named = _column(path, head, None, NAME)
-    for number, row in enumerate(rows, start=2):
+    for number, row in rows:
         if None in row or None in row.values():
             raise ValueError(
                 f"got line {number} of {path} with more or fewer than {len(head)} columns; expected as many"
@@ -296,7 +296,7 @@ def _folder(path: Path, settings: ReadSettings) -> Iterator[Record]:
             f"classes; expected one of these, such as {folders[-1]}"
         )
     for place in places:
-        label = place.name if place.is_dir() else place.name.partition(".")[0]
+        label = place.name if place.is_dir() else _stem(place)
         files = [place] if place.is_file() else [file for file in place.iterdir() if not file.name.startswith(".")]
         found = [record for file in sorted(files, key=_by_number) for record in _file(file, place.name, settings)]
         if not found:
@@ -304,6 +304,12 @@ def _folder(path: Path, settings: ReadSettings) -> Iterator[Record]:
                 f"got the class {label!r} without a sequence in {place}; expected at least one, or no folder"
             )
         yield from ((f"{label}/{name}", ids, label) for name, ids, _ in found)
+
+
+def _stem(file: Path) -> str:
+    """Give the name of a file without its ending, of which what says that it is compressed is a part."""
+    name = file.name[: -len(".gz")] if file.name.lower().endswith(".gz") else file.name
+    return name[: len(name) - len(suffix_of(file))]
 
 
 def _by_number(file: Path) -> tuple[int, str]:
@@ -341,7 +347,7 @@ def _intervals(path: Path, settings: ReadSettings) -> Iterator[Record]:
             f"got {path} with the columns {', '.join(head or ['none'])}; expected those of intervals, "
             f"{', '.join(INTERVAL)}"
         )
-    for number, row in enumerate(rows, start=2):
+    for number, row in rows:
         start, end = (int(row[name]) if (row[name] or "").isdigit() else -1 for name in ("start", "end"))
         if not 0 <= start < end or row["strand"] not in ("+", "-"):
             raise ValueError(

@@ -269,6 +269,8 @@ class PredictSettings(Source):
 
     def __post_init__(self) -> None:
         check_at_least("batch_size", self.batch_size, 1)
+        if self.plot is not None and self.plot.resolve() == self.out.resolve():
+            raise ValueError(f"got {str(self.out)!r} for out and plot; expected two files")
 
 
 def _check_words(name: str, size: int) -> None:

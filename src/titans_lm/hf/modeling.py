@@ -318,6 +318,8 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 "memory, of constant size, in a TitansCache"
             )
         prompt, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
+        if isinstance(prompt, Tensor) and prompt.shape[-1] == 0 and kwargs.get("inputs_embeds") is None:
+            raise ValueError("got a prompt without a token; expected one at least, such as that which begins a text")
         _check_prompt(prompt, mask, kwargs.get("past_key_values"))
         check_drafts(kwargs, settings)
         chunked = kwargs.get("prefill_chunk_size", getattr(settings, "prefill_chunk_size", None))

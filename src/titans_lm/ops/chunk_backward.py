@@ -232,9 +232,8 @@ class ChunkBackward:
         if self.rows.decay_target is not None:
             product.addcmul_(dW, self.rows.decay_target[layer], value=-1)
             self.shared.initial[layer].add_((dW * forgotten).sum(0))
-        d_a = product.sum_to_size(a.shape)
-        d_f = torch.mul(dW, S, out=product).sum_to_size(f.shape)
-        self.end_grads[layer].insert(0, (d_a, d_f, torch.mul(dS, S, out=product).sum_to_size(e.shape)))
+        d_a, d_f, d_e = (x.sum_to_size(end.shape) for x, end in ((product, a), (dW * S, f), (dS * S, e)))
+        self.end_grads[layer].insert(0, (d_a, d_f, d_e))
         dS.mul_(e).addcmul_(dW, f)
         dW.mul_(a)
 

@@ -55,7 +55,7 @@ def step(
         if extra.window is not None:
             written = written * extra.window[:, 0].flip(-1).unsqueeze(-1)
         base = _leads_to(network, layer, W)
-        new = past * et
+        new = (past * et).contiguous()  # of a state in another order too, since it is written into by rows
         if return_surprise == "parts":
             others.append(torch.stack((_size(new), _size(al * (W if base is None else W - base))), dim=-1))
         new.flatten(0, 1).baddbmm_(written.flatten(0, 1).transpose(1, 2), deltas[layer].flatten(0, 1), alpha=-1)

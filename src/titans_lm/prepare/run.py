@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,7 @@ from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.prepare.shards import ShardWriter
 from titans_lm.prepare.sources import Source, open_source
 from titans_lm.prepare.tokenise import Encoder, grouped, load_tokenizer, train_bpe, use_threads
-from titans_lm.train.files import IN_USE, claimed, new_folder, remove_unfinished, write_json
+from titans_lm.train.files import IN_USE, claimed, new_folder, remove_folder, remove_unfinished, write_json
 from titans_lm.train.progress import ByteReport
 
 if TYPE_CHECKING:
@@ -81,12 +82,13 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
         begun = _begun(out, asked)  # once more: another process may have been here
         if begun is None:
             begun = _begin(out, asked, tokenizer or _tokenizer(settings, source, valid, progress))
-        folder = _Folder(out, begun, settings.shard_tokens)
-        remove_unfinished(out)
-        reading = time.monotonic()
-        done = folder.fill(_placed(settings, source, valid), progress)
-        skipped = [*source.skipped, *(valid.skipped if valid is not None else [])]
-        index = folder.finish(skipped)
+        with _nothing_of_what_is_refused(out):
+            folder = _Folder(out, begun, settings.shard_tokens)
+            remove_unfinished(out)
+            reading = time.monotonic()
+            done = folder.fill(_placed(settings, source, valid), progress)
+            skipped = [*source.skipped, *(valid.skipped if valid is not None else [])]
+            index = folder.finish(skipped)
     return {
         **TokenFolder(out, verify=False).describe(),
         "shards": sum(len(shards) for shards in index["splits"].values()),
@@ -96,6 +98,18 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
         "peak_resident_bytes": peak_resident(),
         "folder": str(out),
     }
+
+
+@contextmanager
+def _nothing_of_what_is_refused(out: Path) -> Iterator[None]:
+    """Where the source will not do, empty the folder: the call that is advised could not go on with what is in it."""
+    try:
+        yield
+    except ValueError:
+        for path in out.iterdir():
+            if path.name != IN_USE:
+                remove_folder(path) if path.is_dir() else path.unlink()
+        raise
 
 
 def peak_resident() -> int:
@@ -158,7 +172,7 @@ class _Folder:
         for name, writer in self.writers.items():
             if not writer.closed:
                 raise ValueError(
-                    f"got no document {'to train on' if name == TRAIN else 'to test on'}; remove {self.out}, and give "
+                    f"got no document {'to train on' if name == TRAIN else 'to test on'}; expected "
                     "more documents, or --valid SOURCE"
                 )
         index = {

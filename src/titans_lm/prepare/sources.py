@@ -60,15 +60,15 @@ def _files(folder: Path, files: list[Path], made: list[str], settings: PrepareSe
     if not files:
         raise ValueError(f"got no files in {folder}; expected text, .jsonl or .parquet")
     marks = [(path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    single = len(files) == 1 and not files[0].name.endswith((*JSONL, *PARQUET))
+    single = len(files) == 1 and not files[0].name.lower().endswith((*JSONL, *PARQUET))
 
     def documents(source: Source) -> Iterator[Document]:
         source.skipped += made
         for path in files:
             name = path.relative_to(folder).as_posix()
-            if path.name.endswith(JSONL):
+            if path.name.lower().endswith(JSONL):
                 yield from _rows(_json_lines(path), name, settings.column, source)
-            elif path.name.endswith(PARQUET):
+            elif path.name.lower().endswith(PARQUET):
                 yield from _rows(_parquet(path, settings.column), name, settings.column, source)
             else:
                 found = read_file(path, name)

@@ -2,14 +2,15 @@
 
 Autograd keeps, until the backward pass, the tensors that functions have saved. Which these are can be read off the
 blocks, so they are counted here per token, per state and per weight. Not counted: short convolutions of attention,
-persistent tokens as tokens of the memory, what a block's backward pass makes for a moment, the inside of calls
-that is kept (ops/chunkwise.py:KEPT, and KEPT_SHARE on a GPU), gaps between tensors.
+persistent tokens as tokens of the memory, memory caching, what a block's backward pass makes for a moment, the inside
+of calls that is kept (ops/chunkwise.py:KEPT, and KEPT_SHARE on a GPU), gaps between tensors.
 What is counted for one block is counted for each kind of block in the stack (`BackboneConfig.by_block`).
 `tests/recipes/test_activation_memory.py` compares the count with what autograd does keep, in float32 and bfloat16 on a
 CPU. Counted and not measured, as a measurement of one block takes most of a minute even with tensors that hold no
 numbers: a row of 4,096 tokens is 100,000 small operations.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -94,7 +95,16 @@ def _token_bytes(step: Step, kind: BackboneConfig) -> float:
     by_head = 4 * kind.num_attention_heads  # the softmax's sum
     if kind.has_memory:
         by_head *= (6 * kind.gates_per_head + 4) * kind.memories  # three gates twice; norms
-    return vectors + by_head + 8 * kind.mlp_width  # two hidden layers of float32, or four of half the size
+    mlp = 8 * kind.mlp_width  # two hidden layers of float32, or four of half the size
+    return vectors + by_head + 4 * key_numbers(kind) + mlp
+
+
+def key_numbers(config: BackboneConfig) -> int:
+    """Numbers per token that polynomial keys keep: of queries and of keys all monomials, and those of lower degrees."""
+    if not config.has_memory or config.key_degree == 1:
+        return 0
+    lower = math.comb(config.head_dim + config.key_degree - 1, config.key_degree - 1)
+    return 2 * config.memories * config.num_attention_heads * (config.memory_widths[0] + lower)
 
 
 def local_widths(config: BackboneConfig) -> int:

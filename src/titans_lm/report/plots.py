@@ -82,8 +82,8 @@ def draw_panels(panels: Panels) -> Figure:
         for axes, plot in zip(every, panels.panels, strict=True):
             axes.axhline(0.0, color=SOFT, linewidth=0.8)
             _fill(axes, plot, legend=False)
-            axes.set_xlabel(panels.x_label)
-        every[0].set_ylabel(panels.y_label)
+            axes.set_xlabel(_as_it_is(panels.x_label))
+        every[0].set_ylabel(_as_it_is(panels.y_label))
         every[0].autoscale(axis="y")
         handles, labels = every[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), CROWD), handlelength=2.2)
@@ -109,15 +109,15 @@ def draw_heat(maps: HeatMaps) -> Figure:
             place.set_visible(False)
         for place, title, values in zip(axes.flat, titles, maps.panels.values(), strict=False):
             place.imshow(np.asarray(values, float), cmap="Blues", vmin=0.0, vmax=125.0, aspect="auto")
-            place.set_title(title)
-            place.set_xticks(range(len(maps.x_labels)), maps.x_labels)
-            place.set_yticks(range(len(maps.y_labels)), maps.y_labels)
+            place.set_title(_as_it_is(title))
+            place.set_xticks(range(len(maps.x_labels)), map(_as_it_is, maps.x_labels))
+            place.set_yticks(range(len(maps.y_labels)), map(_as_it_is, maps.y_labels))
             place.spines[:].set_visible(False)
             for (row, column), value in np.ndenumerate(np.asarray(values, float)):
                 ink = "white" if value > 70.0 else INK
                 place.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8.0)
-        figure.supxlabel(maps.x_label, color=SOFT, fontsize=9.5)
-        figure.supylabel(maps.y_label, color=SOFT, fontsize=9.5)
+        figure.supxlabel(_as_it_is(maps.x_label), color=SOFT, fontsize=9.5)
+        figure.supylabel(_as_it_is(maps.y_label), color=SOFT, fontsize=9.5)
     return figure
 
 
@@ -131,17 +131,22 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
     return means
 
 
+def _as_it_is(text: str) -> str:
+    """A text that matplotlib takes for no formula, whatever stands in a user's names."""
+    return str(text).replace("$", r"\$")
+
+
 def _fill(axes: Axes, plot: Plot, *, legend: bool = True) -> None:
     for line in plot.lines:
         _draw_line(axes, line)
-    axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
+    axes.set(title=_as_it_is(plot.title), xlabel=_as_it_is(plot.x_label), ylabel=_as_it_is(plot.y_label))
     axes.set_ylim(*plot.y_range)
     axes.margins(x=0.02)
     if plot.percent:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     if plot.x_labels is not None:
         axes.xaxis.set_major_locator(FixedLocator(plot.x_places or range(len(plot.x_labels))))
-        axes.xaxis.set_major_formatter(FixedFormatter(list(plot.x_labels)))
+        axes.xaxis.set_major_formatter(FixedFormatter(list(map(_as_it_is, plot.x_labels))))
         axes.xaxis.set_minor_locator(NullLocator())
     if not legend:
         return
@@ -200,6 +205,6 @@ def _draw_line(axes: Axes, line: Line) -> None:
         linestyle=(0, (4, 3)) if line.dashed else (0, (1, 2)) if line.dotted else "solid",
         marker="o" if line.marker else None,
         markersize=5,
-        label=line.label,
+        label=_as_it_is(line.label),
         solid_capstyle="round",
     )

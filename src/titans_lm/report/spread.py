@@ -1,5 +1,6 @@
 """Numbers over seeds: their mean, how far they lie apart, and how both are written."""
 
+import math
 from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
@@ -9,8 +10,10 @@ Spread = dict[str, Any]
 
 
 def mean_with_spread(values: Sequence[float]) -> Spread:
-    """Give the mean over seeds and the standard deviation, None for a single one."""
-    return {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None, "seeds": len(values)}
+    """Give the mean over seeds and the standard deviation, None for a single one; nan where a value is not finite."""
+    finite = all(map(math.isfinite, values))
+    sd = None if len(values) < 2 else stdev(values) if finite else math.nan
+    return {"mean": mean(values) if finite else math.nan, "sd": sd, "seeds": len(values)}
 
 
 def in_percent(found: Spread) -> Spread:

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from types import MethodType
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,9 +62,10 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
         if getattr(module, "config", None) is shared:
             module.config = config
     owner.retrofit, owner._is_stateful = adapter, False
-    owner.generate = MethodType(_generate, owner)
-    owner._prepare_cache_for_generation = MethodType(_prepare_cache, owner)
-    owner.init_state, owner.save_pretrained = MethodType(init_state, owner), MethodType(_save_pretrained, owner)
+    # partial, as a bound function would be looked up in a file by its name among the base's own methods
+    owner.generate = partial(_generate, owner)
+    owner._prepare_cache_for_generation = partial(_prepare_cache, owner)
+    owner.init_state, owner.save_pretrained = partial(init_state, owner), partial(_save_pretrained, owner)
     return model
 
 
@@ -216,6 +217,8 @@ def _give_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     """Begin a cache where one is wanted, and refuse any of another kind."""
     cache, wanted, count = kwargs.get("past_key_values"), kwargs.get("use_cache"), model.config.num_hidden_layers
     state = kwargs.pop("state", None)
+    if "begun" not in kwargs:
+        _check_past(model, cache, state, args, kwargs)
     if state is not None or kwargs.get("return_state"):
         if cache is not None:
             raise ValueError("got both past_key_values and a state; expected one of them: both say what came before")
@@ -232,6 +235,45 @@ def _give_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         wanted = model.config.use_cache and not torch.is_grad_enabled()
     made = RetrofitCache(count) if wanted else None
     return args, {**kwargs, "past_key_values": made, "use_cache": bool(wanted)}
+
+
+def _check_past(model: Any, cache: Any, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a state or a cache of another model or of other rows, and a mask of other slots."""
+    tokens = next((x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
+    count, mask, seen = model.config.num_hidden_layers, kwargs.get("attention_mask"), 0
+    if tokens is None:
+        return  # the base says what it lacks
+    if state is not None and not isinstance(state, RetrofitState):
+        raise ValueError(f"got a state of type {type(state).__name__}; expected RetrofitState (see init_state)")
+    layers = () if state is None else state.layers
+    if isinstance(cache, RetrofitCache):
+        layers, seen = cache.layers, cache.get_seq_length()
+        rows = None if cache.layers[0].state is None else len(cache.layers[0].state.k)
+    else:
+        rows = None if state is None else len(state.position)
+    if layers and (len(layers) != count or not (state is None or _is_of(model, state))):
+        raise ValueError(
+            f"got the state of another model, of {len(layers)} layers; expected one of this model's {count}: "
+            "start from init_state()"
+        )
+    B, T = tokens.shape[:2]
+    if rows not in (None, B):
+        raise ValueError(f"got a state of {rows} rows and {B} rows of input; expected as many")
+    if mask is not None and mask.dim() == 2 and (len(mask) != B or mask.shape[1] not in (T, seen + T)):
+        raise ValueError(
+            f"got an attention_mask {tuple(mask.shape)} for {B} × {T} tokens after {seen}; expected (B, T) or "
+            "(B, seen + T)"
+        )
+
+
+def _is_of(model: Any, state: RetrofitState) -> bool:
+    """Whether every layer of a state has the heads and the memory of this model's."""
+    attentions = [module for module in model.modules() if hasattr(module, "reach")]
+    for attention, layer in zip(attentions, state.layers, strict=True):
+        keys = attention.k_proj.weight.shape[0] // attention.head_dim, attention.head_dim
+        if layer.k.shape[2:] != keys or (layer.memory is None) == hasattr(attention, "memory"):
+            return False
+    return True
 
 
 def _recorded(

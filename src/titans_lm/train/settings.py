@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_seed
+from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_not_negative, check_seed
 from titans_lm.data.curriculum import RereadCurriculum
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -88,7 +88,9 @@ class FitSettings:
             check_at_least(name, getattr(self, name), 1)
         for name in ("warmup_steps", "eval_every", "save_every", "workers"):
             check_at_least(name, getattr(self, name), 0)
-        for name in ("lr", "weight_decay", "clip", "spike_sigmas"):
+        for name in ("lr", "weight_decay"):
+            check_not_negative(name, getattr(self, name))
+        for name in ("clip", "spike_sigmas"):
             check_between(name, getattr(self, name), 0.0, float("inf"))
         check_seed("seed", self.seed)
         check_between("lr_floor", self.lr_floor, 0.0, 1.0)
