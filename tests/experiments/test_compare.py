@@ -320,7 +320,7 @@ MISTAKES = [
 def test_mistakes_are_told_before_anything_is_trained(texts: Path, tmp_path: Path, change: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         run_compare(small(texts, tmp_path / "out", **change), lambda _: None)
-    assert not (tmp_path / "out" / "trials").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_variants_of_one_model(texts: Path, tmp_path: Path) -> None:

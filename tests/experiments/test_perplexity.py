@@ -269,6 +269,7 @@ MISTAKES = [
     ({"window": 4}, "window=4 and window_step=32"),
     ({"stretch": 0}, "stretch=0"),
     ({"skip_tokens": -1}, "skip_tokens=-1"),
+    ({"skip_tokens": 10**6}, "got texts with nothing to predict behind 1,000,000 tokens"),
     ({"near": (0, 100)}, "expected two of 0, 64, 128, 256 and so on"),
     ({"near": (0, 512), "far": (256, 1024)}, "near ones before far ones"),
     ({"far": (16_384, 16_384)}, "near ones before far ones"),
@@ -281,6 +282,7 @@ def test_mistakes_are_told(done: Any, tmp_path: Path, changes: dict[str, Any], m
     with pytest.raises(ValueError, match=re.escape(message)):
         run_perplexity(dataclasses.replace(settings, out=tmp_path / "out", **changes), "wrong", lambda _: None)
     assert not (tmp_path / "out" / FILE).exists()
+    assert not (tmp_path / "out" / READINGS).exists()
 
 
 def test_names_say_which_models_belong_together(done: Any, tmp_path: Path) -> None:

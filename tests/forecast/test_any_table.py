@@ -62,3 +62,18 @@ def test_too_few_rows_for_a_model_that_reads_several_windows(capsys, tmp_path):
     code, _, err = titans(capsys, "forecast", "evaluate", table, "--out", tmp_path / "out", *args)
     assert code == 2
     assert "got 84 rows; expected at least 364 for one window of 360 rows and 4 to forecast" in err
+
+
+def test_the_next_date_of_a_table_with_gaps_is_an_origin(capsys, tmp_path):
+    """Business days: Monday follows Friday."""
+    table = tmp_path / "t.csv"
+    frame = pd.DataFrame(waves(40, 1), columns=["a"])
+    frame.insert(0, "date", pd.bdate_range(end="2020-01-31", periods=40))
+    frame.to_csv(table, index=False)
+    run = ["--lookback", 2, "--horizon", 2, "--model", "repeat", "--quiet"]
+    assert titans(capsys, "forecast", "train", table, "--out", tmp_path / "run", *run)[0] == 0
+    args = ["forecast", "predict", tmp_path / "run", table, "--out", tmp_path, "--origin"]
+    assert titans(capsys, *args, "2020-02-03")[0] == 0
+    code, _, err = titans(capsys, *args, "2020-02-06")
+    assert code == 2
+    assert "behind the table, which ends at 2020-01-31" in err

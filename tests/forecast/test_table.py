@@ -71,7 +71,7 @@ def test_separator_date_and_channels_are_settings(path):
     assert (found.step, found.season) == (np.timedelta64(1, "D"), 7)
 
 
-@pytest.mark.parametrize(("offset", "minutes"), [("+02:00", 120), ("-0530", -330), ("Z", 0)])
+@pytest.mark.parametrize(("offset", "minutes"), [("+02:00", 120), ("-0530", -330), ("+02", 120), ("Z", 0)])
 def test_dates_of_one_offset_stay_as_they_are_written(path, offset, minutes):
     found = read(path, f"date,x\n2020-01-01 00:00:00{offset},1\n2020-01-01 01:00:00{offset},2\n")
     assert str(found.dates[0]).startswith("2020-01-01T00:00:00")
@@ -85,12 +85,20 @@ def test_a_first_row_with_a_missing_cell_is_no_header(path):
         np.testing.assert_array_equal(found.values, [[2, 1], [2, 3]])
 
 
+def test_names_may_be_words_for_a_missing_cell(path):
+    """NA is North America too."""
+    assert read(path, "date,NA\n2020-01-01,1\n2020-01-02,2\n").channels == ("NA",)
+    assert read(path, "NA,null\n1,2\n3,4\n").channels == ("NA", "null")
+
+
 def test_a_column_that_counts_the_rows_is_no_channel(path):
     found = read(path, ",a,b\n0,1,2\n1,3,4\n")
     assert (found.channels, found.values.tolist()) == (("a", "b"), [[1, 2], [3, 4]])
     assert found.notes == ("the first column, which has no name and counts the rows, is left out",)
     assert read(path, ",a\n2020-01-01,1\n2020-01-02,3\n").dates is not None  # dates without a name
     assert read(path, ",a,b\n0,1,2\n2,3,4\n").values.shape == (2, 3)  # does not count
+    assert read(path, ",a,b\n7,1,2\n8,3,4\n").channels == ("a", "b")  # the end of a longer table
+    assert read(path, ",a,b\n0,1,2\n1,3,4\n", channels=("Unnamed: 0", "b")).values.tolist() == [[0, 2], [1, 4]]
     dated = read(path, ",when,a\n0,2020-01-01,1\n1,2020-01-02,3\n")
     assert dated.channels == ("a",)
     assert dated.dates is not None

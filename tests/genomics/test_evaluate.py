@@ -356,3 +356,14 @@ def test_what_the_paired_tests_need_is_asked_for_before_anything_is_trained(
     with pytest.raises(ValueError, match=r"pip install 'titans-lm\[genomics\]'"):
         run_evaluation(settings(tmp_path, models=("lmm", "attention")), "titans genomics evaluate", lambda _: None)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_fold_that_leaves_too_few_leaves_no_run(tmp_path: Path) -> None:
+    """With more sequences the same call goes on."""
+    few = [*letters(10), ("ACGTACGTAAACGTACGTAA", "few"), ("ACGTTCGTACACGTTCGTAC", "few")]
+    data = write_table(tmp_path / "few.tsv", few)
+    told = dataclasses.replace(settings(tmp_path, models=("kmer-nb:k=2",), rates=()), data=data)
+    with pytest.raises(ValueError, match="got the class 'few' with 1 different sequence"):
+        run_evaluation(told, "few", lambda _: None)
+    write_table(data, letters(36))
+    run_evaluation(told, "more", lambda _: None)

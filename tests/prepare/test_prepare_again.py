@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import json
 import os
 import random
 import re
@@ -18,7 +19,7 @@ import pytest
 from cli_cases import environment, titans
 from forks import start_titans
 from prepare.prepare_cases import contents, prepared, settings, write_rows, write_texts
-from titans_lm.data.prepared import INDEX, TokenFolder
+from titans_lm.data.prepared import INDEX, STARTED, TokenFolder
 from titans_lm.prepare import run as running
 from titans_lm.prepare.run import prepare
 from titans_lm.prepare.settings import PrepareSettings
@@ -259,3 +260,34 @@ def test_a_source_that_will_not_do_leaves_nothing(tmp_path: Path, rows: list[str
         source.write_text("\n".join(f'{{"text": "one two three {number}"}}' for number in range(40)))
     prepare(dataclasses.replace(settings, **(mended or {})))
     assert (tmp_path / "out" / INDEX).is_file()
+
+
+def test_shards_outlive_a_tokenizer_that_is_lost_and_others_files_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what a source holds makes its shards useless; a user's own files are nobody's."""
+    rows = [f'{{"text": "one two three {number}"}}' for number in range(200)]
+    source, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    source.write_text("\n".join(rows))
+    asked = PrepareSettings(source=str(source), out=out, shard_tokens=64)
+    calls, encode = iter(range(10**6)), Encoder.__call__
+
+    def stopped(self: Encoder, documents: Any) -> Any:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return encode(self, documents)
+
+    monkeypatch.setattr(running, "AT_ONCE", 1024)
+    monkeypatch.setattr(Encoder, "__call__", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(asked)
+    shards = sorted(path.name for path in out.glob("train-*"))
+    assert shards
+    (out / "notes.txt").write_text("mine")
+    (out / "tokenizer").rename(tmp_path / "away")
+    with pytest.raises(ValueError, match="tokenizer"):
+        prepare(asked)
+    assert sorted(path.name for path in out.glob("train-*")) == shards
+    (tmp_path / "away").rename(out / "tokenizer")
+    running._Folder(out, json.loads((out / STARTED).read_bytes()), 64).remove()
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]

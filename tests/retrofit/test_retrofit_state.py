@@ -9,7 +9,7 @@ from retrofit.retrofit_cases import FAMILIES, WINDOW, apart, base_of, some_ids, 
 from titans_lm.evaluate.accuracy import bytes_of_state
 from titans_lm.evaluate.stream import StatefulReader, reader_for
 from titans_lm.ops.state import state_bytes, state_tensors
-from titans_lm.retrofit import FULL
+from titans_lm.retrofit import FULL, Reach
 from titans_lm.streaming import Memory, Reader, load_memory, save_memory
 
 CLOSE = 1e-9
@@ -115,11 +115,17 @@ def test_states_and_caches_of_others_are_refused(llama):
     ids, other = some_ids(2, 4), with_memory(base_of(num_hidden_layers=3))
     wide = with_memory(base_of(num_key_value_heads=4))
     bare = with_memory(base_of(), layers=(0,))
-    for stranger in (other, wide, bare):
-        with pytest.raises(ValueError, match="got the state of another model"):
-            llama(ids, state=stranger.init_state(2), return_state=True)
-    with pytest.raises(ValueError, match="got the state of another model, of 3 layers"):
+    for mine, stranger, told in (
+        (llama, other, "of 3 layers; expected one of this model's 2"),
+        (llama, wide, "whose layer 0 has 4 heads of"),
+        (bare, llama, "with a memory in layer 1; expected none there"),
+    ):
+        with pytest.raises(ValueError, match=f"got the state of another model, {told}"):
+            mine(ids, state=stranger.init_state(2), return_state=True)
+    with pytest.raises(ValueError, match="got a cache of 3 layers; expected one of this model's 2"):
         llama(ids, past_key_values=other(ids, use_cache=True).past_key_values)
+    with pytest.raises(ValueError, match="got both past_key_values and a state"):
+        llama(ids, state=other.init_state(2), past_key_values=llama(ids, use_cache=True).past_key_values)
     with pytest.raises(ValueError, match="got a state of type list; expected RetrofitState"):
         llama(ids, state=[1], return_state=True)
     for past in ({"state": llama.init_state(2)}, {"past_key_values": llama(ids, use_cache=True).past_key_values}):
@@ -148,3 +154,16 @@ def test_a_model_goes_through_a_file_and_a_copy_as_a_whole(llama, tmp_path):
         assert again.generate.args[0] is again
         assert torch.equal(again(ids).logits, llama(ids).logits)
         assert torch.equal(again.generate(ids, max_new_tokens=3), llama.generate(ids, max_new_tokens=3))
+
+
+@torch.no_grad()
+def test_a_state_of_a_reach_without_memory_goes_on(llama):
+    ids, reach = some_ids(1, 12), Reach(WINDOW, 2, memory=False)
+    state = llama(ids[:, :5], return_state=True, reach=reach).state
+    found = llama(ids[:, 5:], state=state, return_state=True, reach=reach).logits
+    assert apart(found, llama(ids, return_state=True, reach=reach).logits[:, 5:]) < CLOSE
+
+
+def test_an_empty_prompt_is_refused(llama):
+    with pytest.raises(ValueError, match="got a prompt without a token"):
+        llama.generate(torch.zeros(1, 0, dtype=torch.int64), max_new_tokens=2)

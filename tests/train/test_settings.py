@@ -45,7 +45,7 @@ def test_a_toml_file_changes_what_it_names(tmp_path):
         ({"model": 3}, "expected names and values below model"),
         ({"model": {"architecture": "mad"}}, "got architecture='mad'; did you mean 'ma"),
         ({"lr": "fast"}, "got lr='fast'; expected float"),
-        ({"lr": -1}, "got lr=-1.0; expected a number from 0.0"),
+        ({"lr": -1}, "got lr=-1.0; expected a finite number of at least 0"),
         ({"steps": 2.5}, "got steps=2.5; expected int"),
         ({"steps": True}, "got steps=True; expected int"),
         ({"vocab_size": 0}, "got vocab_size=0; expected an integer of at least 1"),
@@ -113,6 +113,8 @@ def test_a_file_that_holds_no_settings_is_an_error(tmp_path, name, text, message
     [
         {"steps": 0},
         {"lr": float("nan")},
+        {"lr": float("inf")},
+        {"weight_decay": -0.1},
         {"lr_floor": 1.5},
         {"beta2": 1.0},
         {"keep": 0},

@@ -157,7 +157,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
 
 
 def _reading(asked: TableSettings, fitted: FittedForecaster) -> TableSettings:
-    """How to read a table: as the one that the model was fitted to, but for what is asked for otherwise."""
+    """How to read a table: as the one that the model was fitted to, but for what is asked for and no default."""
     plain = TableSettings()
     own = {f.name: getattr(asked, f.name) for f in fields(plain) if getattr(asked, f.name) != getattr(plain, f.name)}
     return merge_settings(plain, {**fitted.told.get("reading", {}), **own})
@@ -195,7 +195,8 @@ def _origin(given: str | None, table: Table, lookback: int) -> int:
             ) from error
         date = when.to_datetime64() + (0 if when.tzinfo is None else table.offset)
         origin = int(np.searchsorted(table.dates, date))
-        if date > table.dates[-1] and date > (_index(table, rows, 1)[1][-1] if rows > 1 else date):
+        longest = np.diff(table.dates).max(initial=np.timedelta64(0))
+        if date > table.dates[-1] + longest and date > (_index(table, rows, 1)[1][-1] if rows > 1 else date):
             raise ValueError(
                 f"got origin={given!r}, behind the table, which ends at {table.dates[-1]}; expected a date in "
                 "it, or none to forecast what follows"

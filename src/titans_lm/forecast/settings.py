@@ -47,7 +47,7 @@ class TableSettings:
     """Share of the rows to test on, the last ones; validation has the rows between."""
     period: int | None = None
     """Rows of a season, for seasonal naive forecasts; by default a day of hours or minutes, a week of days, a year of
-    weeks or months, by the dates."""
+    weeks, months or quarters, by the dates."""
 
     def __post_init__(self) -> None:
         if self.separator == "\\t":  # as a shell passes it on

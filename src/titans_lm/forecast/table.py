@@ -22,10 +22,10 @@ NONE = np.timedelta64(0)
 
 DECIMAL_COMMA = re.compile(r"(?<![\d,])-?\d+,\d+(?![\d,])")
 """A number with a comma before its fraction."""
-OFFSET = re.compile(r":\d\d(?:\.\d+)?\s*([+-]\d\d:?\d\d)$")
+OFFSET = re.compile(r":\d\d(?:\.\d+)?\s*([+-]\d\d)(?::?(\d\d))?$")
 """What a time is ahead of UTC, at its end."""
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A", "-nan", "-NaN")
-"""Cells that pandas reads as missing."""
+"""The usual ones of the cells that pandas reads as missing."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def read_table(path: Path, settings: TableSettings) -> Table:
     if not path.is_file():
         raise ValueError(f"got the table {str(path)!r}, which is no file; expected a CSV file")
     frame = _read(path, settings)
-    frame, left_out = _without_counter(frame)
+    frame, left_out = _without_counter(frame, settings.channels)
     names = [str(name) for name in frame.columns]
     counted = names == [str(place) for place in range(len(names))]
     notes = [f"the first row, {', '.join(names[:3])} …, is taken for names of columns"] if counted else []
@@ -132,11 +132,11 @@ def read_table(path: Path, settings: TableSettings) -> Table:
     return Table(path.stem, values, channels, dates, offset, (*left_out, *notes, *gaps, *_uneven(dates)))
 
 
-def _without_counter(frame: "pandas.DataFrame") -> tuple["pandas.DataFrame", list[str]]:
-    """The table without a first column that has no name and counts its rows from 0, and a note of it."""
-    first = frame.iloc[:, 0]
-    counts = str(frame.columns[0]).startswith("Unnamed:") and first.dtype.kind == "i" and frame.shape[1] > 1
-    if not counts or (first.to_numpy() != np.arange(len(first))).any():
+def _without_counter(frame: "pandas.DataFrame", asked: Sequence[str]) -> tuple["pandas.DataFrame", list[str]]:
+    """The table without a first column that has no name, counts its rows and is not asked for; and a note of it."""
+    name, first = str(frame.columns[0]), frame.iloc[:, 0]
+    counts = name.startswith("Unnamed:") and first.dtype.kind == "i" and frame.shape[1] > 1 and name not in asked
+    if not counts or (np.diff(first) != 1).any():
         return frame, []
     return frame.iloc[:, 1:], ["the first column, which has no name and counts the rows, is left out"]
 
@@ -191,12 +191,15 @@ def _is_header(cells: list[str]) -> bool:
     import pandas as pd
 
     first, *others = cells
+    number = [cell not in MISSING and _parses(float, cell) for cell in cells]
+    word = first not in MISSING and not number[0] and not _parses(pd.Timestamp, first)
+    if any(cells) and not any(number) and (word or first in MISSING):
+        return True  # names alone, some of which mean a missing cell elsewhere
     if not all(cell in MISSING or _parses(float, cell) for cell in others or cells):
         return True
     counted = [str(number) for number in range(len(cells))]
     if cells == counted != ["0"] or (first == "" and others and others == counted[:-1]):
         return True
-    word = first != "" and not _parses(float, first) and not _parses(pd.Timestamp, first)
     return word and bool(others) and all(map(str.isdecimal, others))
 
 
@@ -247,11 +250,11 @@ def _split_dates(
 
 def _offset(column: "pandas.Series") -> np.timedelta64:
     """What dates that are all written with one offset, such as +05:00, are ahead of UTC; else none."""
-    found = column.astype(str).str.extract(OFFSET, expand=False)
-    if found.isna().any() or found.nunique() > 1:
+    found = column.astype(str).str.extract(OFFSET).fillna({1: "00"})
+    if found.isna().any(axis=None) or len(found.drop_duplicates()) > 1:
         return NONE
-    sign, hours, minutes = found.iloc[0][0], int(found.iloc[0][1:3]), int(found.iloc[0][-2:])
-    return np.timedelta64((-1 if sign == "-" else 1) * (60 * hours + minutes), "m")
+    hours, minutes = found.iloc[0]
+    return np.timedelta64(60 * int(hours) + (-1 if hours[0] == "-" else 1) * int(minutes), "m")
 
 
 def _numbers(path: Path, frame: "pandas.DataFrame") -> np.ndarray:

@@ -3,6 +3,8 @@
 from collections import deque
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from titans_lm.config import check_at_least
 from titans_lm.ops.state import map_state
 
@@ -96,6 +98,12 @@ class History:
         call = self.calls.pop()
         if self.states and self.states[-1][0] == call.start:
             self.states.pop()
+
+
+def check_begins(prompt: Any, kwargs: dict[str, Any]) -> None:
+    """ValueError where a call of `generate` has no token to begin with."""
+    if isinstance(prompt, Tensor) and prompt.shape[-1] == 0 and kwargs.get("inputs_embeds") is None:
+        raise ValueError("got a prompt without a token; expected one at least, such as that which begins a text")
 
 
 def check_drafts(kwargs: dict[str, Any], settings: Any) -> None:

@@ -19,7 +19,7 @@ from titans_lm.config import SurpriseSizes
 from titans_lm.hf.cache import TitansCache, begin_cache
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.documents import Documents, read_documents, starts_by_index, starts_by_length, starts_by_position
-from titans_lm.hf.history import check_drafts
+from titans_lm.hf.history import check_begins, check_drafts
 from titans_lm.layers import Diagnostics, Linear
 from titans_lm.ops.validate import check_surprise
 
@@ -318,8 +318,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 "memory, of constant size, in a TitansCache"
             )
         prompt, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
-        if isinstance(prompt, Tensor) and prompt.shape[-1] == 0 and kwargs.get("inputs_embeds") is None:
-            raise ValueError("got a prompt without a token; expected one at least, such as that which begins a text")
+        check_begins(prompt, kwargs)
         _check_prompt(prompt, mask, kwargs.get("past_key_values"))
         check_drafts(kwargs, settings)
         chunked = kwargs.get("prefill_chunk_size", getattr(settings, "prefill_chunk_size", None))

@@ -232,8 +232,9 @@ class ChunkBackward:
         if self.rows.decay_target is not None:
             product.addcmul_(dW, self.rows.decay_target[layer], value=-1)
             self.shared.initial[layer].add_((dW * forgotten).sum(0))
-        d_a, d_f, d_e = (x.sum_to_size(end.shape) for x, end in ((product, a), (dW * S, f), (dS * S, e)))
-        self.end_grads[layer].insert(0, (d_a, d_f, d_e))
+        d_a = summed_to(product, a)
+        d_f = summed_to(torch.mul(dW, S, out=product), f)
+        self.end_grads[layer].insert(0, (d_a, d_f, summed_to(torch.mul(dS, S, out=product), e)))
         dS.mul_(e).addcmul_(dW, f)
         dW.mul_(a)
 
@@ -335,6 +336,11 @@ class ChunkBackward:
         if rows.network.residual and not dot:
             dk = dk + d_miss
         return dk, -d_miss
+
+
+def summed_to(x: Tensor, like: Tensor) -> Tensor:
+    """x summed to the shape of another, never x itself."""
+    return x.clone() if x.shape == like.shape else x.sum_to_size(like.shape)
 
 
 def similarity_backward(

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,7 +29,7 @@ from titans_lm.data.text import Document, chance, split_position
 from titans_lm.data.tokenizer import TokenIds
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.prepare.shards import ShardWriter
-from titans_lm.prepare.sources import Source, open_source
+from titans_lm.prepare.sources import Refused, Source, open_source
 from titans_lm.prepare.tokenise import Encoder, grouped, load_tokenizer, train_bpe, use_threads
 from titans_lm.train.files import IN_USE, claimed, new_folder, remove_folder, remove_unfinished, write_json
 from titans_lm.train.progress import ByteReport
@@ -57,6 +56,7 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
     Stopped at any moment, the same call goes on after the last finished shard and gives the same files. Raises
     ValueError for a source or tokenizer that will not do, for a folder that was begun with other settings, another
     tokenizer or a source that has changed since, and for a split that nothing fell into; OSError for a full disk.
+    Where the content of the source is what will not do, nothing of it stays.
     """
     progress = progress or ByteReport(quiet=True, title="preparing")
     if settings.source is None or settings.out is None:
@@ -82,13 +82,16 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
         begun = _begun(out, asked)  # once more: another process may have been here
         if begun is None:
             begun = _begin(out, asked, tokenizer or _tokenizer(settings, source, valid, progress))
-        with _nothing_of_what_is_refused(out):
-            folder = _Folder(out, begun, settings.shard_tokens)
-            remove_unfinished(out)
-            reading = time.monotonic()
+        folder = _Folder(out, begun, settings.shard_tokens)
+        remove_unfinished(out)
+        reading = time.monotonic()
+        try:
             done = folder.fill(_placed(settings, source, valid), progress)
             skipped = [*source.skipped, *(valid.skipped if valid is not None else [])]
             index = folder.finish(skipped)
+        except Refused:
+            folder.remove()
+            raise
     return {
         **TokenFolder(out, verify=False).describe(),
         "shards": sum(len(shards) for shards in index["splits"].values()),
@@ -98,18 +101,6 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
         "peak_resident_bytes": peak_resident(),
         "folder": str(out),
     }
-
-
-@contextmanager
-def _nothing_of_what_is_refused(out: Path) -> Iterator[None]:
-    """Where the source will not do, empty the folder: the call that is advised could not go on with what is in it."""
-    try:
-        yield
-    except ValueError:
-        for path in out.iterdir():
-            if path.name != IN_USE:
-                remove_folder(path) if path.is_dir() else path.unlink()
-        raise
 
 
 def peak_resident() -> int:
@@ -167,11 +158,19 @@ class _Folder:
             for name, writer in self.writers.items()
         }
 
+    def remove(self) -> None:
+        """Take away what calls have written; whatever else is in the folder stays."""
+        (self.out / STARTED).unlink()
+        for name in self.writers:
+            for path in (*self.out.glob(f"{name}-*.bin"), *self.out.glob(f"{name}-*.npy")):
+                path.unlink()
+        remove_folder(self.out / TOKENIZER)
+
     def finish(self, skipped: list[str]) -> dict[str, Any]:
         """Write the index, which makes the folder one that can be trained on."""
         for name, writer in self.writers.items():
             if not writer.closed:
-                raise ValueError(
+                raise Refused(
                     f"got no document {'to train on' if name == TRAIN else 'to test on'}; expected "
                     "more documents, or --valid SOURCE"
                 )

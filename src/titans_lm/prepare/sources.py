@@ -18,6 +18,10 @@ from titans_lm.train.files import one_line
 JSONL, PARQUET = (".jsonl", ".jsonl.gz"), (".parquet",)
 
 
+class Refused(ValueError):
+    """What a source holds will not do: mended, it is another one, so what came out of it so far is of no use."""
+
+
 @dataclass
 class Source:
     """Documents by iteration, each time the same ones.
@@ -89,7 +93,7 @@ def _rows(rows: Iterable[Any], name: str, column: str, source: Source) -> Iterat
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or column not in row:
             keys = sorted(row) if isinstance(row, dict) else type(row).__name__
-            raise ValueError(f"row {number + 1} of {name} has no {column!r} but {keys}; name the text with --column")
+            raise Refused(f"row {number + 1} of {name} has no {column!r} but {keys}; name the text with --column")
         text = row[column]
         if isinstance(text, str) and text:
             # a lone surrogate, which JSON can name, has no UTF-8
@@ -104,7 +108,7 @@ def _json_lines(path: Path) -> Iterator[Any]:
             try:
                 yield json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"line {number} of {path} is not JSON: {error}; mend or remove it") from error
+                raise Refused(f"line {number} of {path} is not JSON: {error}; mend or remove it") from error
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -123,7 +127,7 @@ def _parquet(path: Path, column: str) -> Iterator[Any]:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if column not in names:
-                raise ValueError(f"{path} has no column {column!r} but {names}; name the text with --column")
+                raise Refused(f"{path} has no column {column!r} but {names}; name the text with --column")
             for batch in file.iter_batches(batch_size=256, columns=[column]):
                 yield from batch.to_pylist()
     except (ArrowException, OSError) as error:

@@ -6,11 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from titans_lm.config import check_known
 from titans_lm.hf.cache import begin_cache
-from titans_lm.hf.history import check_drafts
+from titans_lm.hf.history import check_begins, check_drafts
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.attention import IMPLEMENTATION, Call, Reach
 from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState, after, until
@@ -177,6 +177,7 @@ def _add_lora(model: Any, attention: Any, rank: int) -> None:
 
 def _generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Generate as transformers does."""
+    check_begins(kwargs.get("input_ids") if inputs is None else inputs, kwargs)
     check_drafts(kwargs, generation_config or model.generation_config)
     return type(model).generate(model, inputs, generation_config, *args, **kwargs)
 
@@ -217,63 +218,74 @@ def _give_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     """Begin a cache where one is wanted, and refuse any of another kind."""
     cache, wanted, count = kwargs.get("past_key_values"), kwargs.get("use_cache"), model.config.num_hidden_layers
     state = kwargs.pop("state", None)
-    if "begun" not in kwargs:
-        _check_past(model, cache, state, args, kwargs)
-    if state is not None or kwargs.get("return_state"):
-        if cache is not None:
-            raise ValueError("got both past_key_values and a state; expected one of them: both say what came before")
-        made = RetrofitCache.around(state, count, masked=kwargs.get("attention_mask") is not None)
-        return args, {**_placed(args, kwargs, state), "past_key_values": made, "use_cache": True}
-    if isinstance(cache, RetrofitCache):
-        return _recorded(model, cache, args, kwargs)
-    if cache is not None:
+    asked = state is not None or kwargs.get("return_state")
+    if asked and cache is not None:
+        raise ValueError("got both past_key_values and a state; expected one of them: both say what came before")
+    if cache is not None and not isinstance(cache, RetrofitCache):
         raise ValueError(
             f"got a {type(cache).__name__} for a model with a memory; expected none at first, and then the "
             "past_key_values of the output before: a RetrofitCache"
         )
+    if "begun" not in kwargs:
+        _check_past(model, cache, state, args, kwargs)
+    if asked:
+        made = RetrofitCache.around(state, count, masked=kwargs.get("attention_mask") is not None)
+        return args, {**_placed(args, kwargs, state), "past_key_values": made, "use_cache": True}
+    if cache is not None:
+        return _recorded(model, cache, args, kwargs)
     if wanted is None:
         wanted = model.config.use_cache and not torch.is_grad_enabled()
     made = RetrofitCache(count) if wanted else None
     return args, {**kwargs, "past_key_values": made, "use_cache": bool(wanted)}
 
 
-def _check_past(model: Any, cache: Any, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a state or a cache of another model or of other rows, and a mask of other slots."""
+def _check_past(
+    model: Any, cache: RetrofitCache | None, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Refuse a state of another model, a cache of other layers, either of other rows, and a mask of other slots."""
     tokens = next((x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
-    count, mask, seen = model.config.num_hidden_layers, kwargs.get("attention_mask"), 0
     if tokens is None:
         return  # the base says what it lacks
-    if state is not None and not isinstance(state, RetrofitState):
-        raise ValueError(f"got a state of type {type(state).__name__}; expected RetrofitState (see init_state)")
-    layers = () if state is None else state.layers
-    if isinstance(cache, RetrofitCache):
-        layers, seen = cache.layers, cache.get_seq_length()
+    (B, T), mask, rows, seen = tokens.shape[:2], kwargs.get("attention_mask"), None, 0
+    if state is not None:
+        if not isinstance(state, RetrofitState):
+            raise ValueError(f"got a state of type {type(state).__name__}; expected RetrofitState (see init_state)")
+        _check_layers(model, state)
+        rows = len(state.position)
+    if cache is not None:
+        count, seen = model.config.num_hidden_layers, cache.get_seq_length()
+        if len(cache.layers) != count:
+            raise ValueError(f"got a cache of {len(cache.layers)} layers; expected one of this model's {count}")
         rows = None if cache.layers[0].state is None else len(cache.layers[0].state.k)
-    else:
-        rows = None if state is None else len(state.position)
-    if layers and (len(layers) != count or not (state is None or _is_of(model, state))):
-        raise ValueError(
-            f"got the state of another model, of {len(layers)} layers; expected one of this model's {count}: "
-            "start from init_state()"
-        )
-    B, T = tokens.shape[:2]
     if rows not in (None, B):
         raise ValueError(f"got a state of {rows} rows and {B} rows of input; expected as many")
-    if mask is not None and mask.dim() == 2 and (len(mask) != B or mask.shape[1] not in (T, seen + T)):
+    if isinstance(mask, Tensor) and mask.dim() == 2 and (len(mask) != B or mask.shape[1] not in (T, seen + T)):
         raise ValueError(
             f"got an attention_mask {tuple(mask.shape)} for {B} × {T} tokens after {seen}; expected (B, T) or "
             "(B, seen + T)"
         )
 
 
-def _is_of(model: Any, state: RetrofitState) -> bool:
-    """Whether every layer of a state has the heads and the memory of this model's."""
-    attentions = [module for module in model.modules() if hasattr(module, "reach")]
-    for attention, layer in zip(attentions, state.layers, strict=True):
-        keys = attention.k_proj.weight.shape[0] // attention.head_dim, attention.head_dim
-        if layer.k.shape[2:] != keys or (layer.memory is None) == hasattr(attention, "memory"):
-            return False
-    return True
+def _check_layers(model: Any, state: RetrofitState) -> None:
+    """Refuse a state whose layers have other keys than this model's, or a memory that one of these has not."""
+    found = sorted((m for m in model.modules() if hasattr(m, "reach")), key=lambda module: module.layer_idx)
+    if len(state.layers) != len(found):
+        raise ValueError(
+            f"got the state of another model, of {len(state.layers)} layers; expected one of this model's "
+            f"{len(found)}: start from init_state()"
+        )
+    for index, (attention, layer) in enumerate(zip(found, state.layers, strict=True)):
+        heads, width = layer.k.shape[2:]
+        if heads * width != attention.k_proj.out_features or width != attention.head_dim:
+            raise ValueError(
+                f"got the state of another model, whose layer {index} has {heads} heads of {width}; expected keys of "
+                f"{attention.k_proj.out_features} channels in heads of {attention.head_dim}: start from init_state()"
+            )
+        if layer.memory is not None and not hasattr(attention, "memory"):
+            raise ValueError(
+                f"got the state of another model, with a memory in layer {index}; expected none there: start from "
+                "init_state()"
+            )
 
 
 def _recorded(

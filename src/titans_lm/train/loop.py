@@ -104,6 +104,8 @@ def fit(
     Under torchrun all processes call it with the same model and batches; `settings.parallel` says how the model is laid
     out. A run may be taken up by another number of processes: the same steps on the same batches, to rounding.
 
+    On a CPU the process keeps from then on what it frees (`keep_freed_memory`).
+
     Raises Interrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM, with the finished step saved; Diverged where
     `max_skipped` steps in a row are not finite; ValueError for a checkpoint that is damaged or of another run.
     """
