@@ -229,7 +229,7 @@ MISTAKES = {
     ),
     "almost an option": (["train", "x", "--warmup-step", "1"], "perhaps you meant --warmup-steps"),
     "no number": (["train", "x", "--lr", "fast"], "got --lr fast; expected a number"),
-    "wrong number": (["train", "x", "--lr", "-1"], "got lr=-1.0; expected a number from 0.0"),
+    "wrong number": (["train", "x", "--lr", "-1"], "got lr=-1.0; expected a finite number of at least 0"),
     "wrong choice": (
         ["train", "x", "--model.architecture", "mad"],
         "got --model.architecture mad; did you mean 'mal'?",
