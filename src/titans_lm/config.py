@@ -305,7 +305,7 @@ class BackboneConfig(MemoryConfig):
     segment_len: int = 512
     """Tokens of a segment (mac, segment); a multiple of chunk_size for mac."""
     window: int = 512
-    """Tokens that sliding-window attention sees, the token itself included (mag, mal, sliding)."""
+    """Tokens that sliding-window attention sees, the token itself included (mag, mal, sliding, hybrid)."""
     num_persistent: int = 16
     """Persistent tokens P of each block: learned, independent of the data (D11)."""
     memory_reads_residual: bool = True
