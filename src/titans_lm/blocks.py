@@ -97,7 +97,7 @@ class Block(nn.Module, ABC):
         It is made here, from this block's own parameters, so that a block whose parameters are spread over processes
         gathers them once for both.
         """
-        if x.dtype != (weights := self.mlp.gate_proj.weight.dtype):
+        if x.dtype != (weights := self.mlp.gate_proj.weight.dtype):  # a call of every block would show
             check_precision(x, weights)
         state = self.init_state(x.shape[0], ctx.frozen) if state is None else state
         mixed = self.mixer_norm(x)

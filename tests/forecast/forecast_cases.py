@@ -1,5 +1,6 @@
 """Small tables and models that the tests of forecasting share."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -60,3 +61,9 @@ def write_csv(path: Path, rows: int = 120, channels: int = 2, *, start: str = "2
     frame.insert(0, "date", pd.date_range(start, periods=rows, freq=step))
     frame.to_csv(path, index=False)
     return path
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by the names of its columns."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

@@ -1,21 +1,15 @@
 """Tables as they come: any names of columns, one row, numbers that are not finite, few rows."""
 
-import csv
 import math
 
 import pandas as pd
 import pytest
 
 from cli_cases import titans
-from forecast.forecast_cases import waves, write_csv
+from forecast.forecast_cases import rows_of, waves, write_csv
 from titans_lm.report.spread import mean_with_spread
 
 QUICK = ["--lookback", 12, "--epochs", 1, "--batch-size", 32, "--device", "cpu"]
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("dated", [True, False])

@@ -1,4 +1,3 @@
-import csv
 import json
 import sys
 
@@ -8,7 +7,7 @@ import safetensors.torch
 import torch
 
 from cli_cases import titans
-from forecast.forecast_cases import SMALL, write_csv
+from forecast.forecast_cases import SMALL, rows_of, write_csv
 from titans_lm.forecast.evaluate import ForecastJob
 from titans_lm.forecast.predict import load_forecaster
 from titans_lm.forecast.settings import TableSettings
@@ -33,11 +32,6 @@ def fitted(tmp_path_factory):
     args = ["forecast", "train", table, "--horizon", 4, "--out", folder / "run", *QUICK, "--quiet"]
     main([*map(str, args), "--json", str(folder / "train.json")])
     return folder, table
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_training_says_what_it_found_and_leaves_a_model(fitted, capsys, tmp_path):

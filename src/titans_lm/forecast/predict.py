@@ -195,8 +195,8 @@ def _origin(given: str | None, table: Table, lookback: int) -> int:
             ) from error
         date = when.to_datetime64() + (0 if when.tzinfo is None else table.offset)
         origin = int(np.searchsorted(table.dates, date))
-        longest = np.diff(table.dates).max(initial=np.timedelta64(0))
-        if date > table.dates[-1] + longest and date > (_index(table, rows, 1)[1][-1] if rows > 1 else date):
+        after = table.dates_after(1)  # None of a single row, which has no step
+        if after is not None and date > max(after[0], table.dates[-1] + np.diff(table.dates).max()):
             raise ValueError(
                 f"got origin={given!r}, behind the table, which ends at {table.dates[-1]}; expected a date in "
                 "it, or none to forecast what follows"

@@ -73,8 +73,8 @@ class Table:
         if by is None:
             return self.dates[-1] + np.arange(1, count + 1) * self.step
         index = pd.DatetimeIndex(self.dates)
-        kind = (lambda n: pd.offsets.MonthEnd(n)) if index.is_month_end.all() else (lambda n: pd.DateOffset(months=n))
-        offsets = (kind(by * n) for n in range(1, count + 1))
+        ends, ahead = index.is_month_end.all(), range(by, by * count + 1, by)
+        offsets = (pd.offsets.MonthEnd(n) if ends else pd.DateOffset(months=n) for n in ahead)
         return pd.DatetimeIndex([index[-1] + offset for offset in offsets]).to_numpy()
 
 
@@ -109,9 +109,8 @@ def read_table(path: Path, settings: TableSettings) -> Table:
 
     The first row is a header unless it holds numbers (after a date), and also where these are 0, 1, 2, … or integers
     after a word that is no date: names that were none, as pandas writes them. A first column without a name that counts
-    the rows, as pandas writes it too, is left out. Raises ValueError for a file that cannot
-    be read as such, for cells that are no numbers, for missing values and sentinels as the settings have it, and for
-    dates that do not increase.
+    the rows, as pandas writes it too, is left out. Raises ValueError for a file that cannot be read as such, for cells
+    that are no numbers, for missing values and sentinels as the settings have it, and for dates that do not increase.
     """
     if not path.is_file():
         raise ValueError(f"got the table {str(path)!r}, which is no file; expected a CSV file")
@@ -191,16 +190,18 @@ def _is_header(cells: list[str]) -> bool:
     import pandas as pd
 
     first, *others = cells
-    number = [cell not in MISSING and _parses(float, cell) for cell in cells]
-    word = first not in MISSING and not number[0] and not _parses(pd.Timestamp, first)
-    if any(cells) and not any(number) and (word or first in MISSING):
+    missing = [cell in MISSING for cell in cells]
+    words = [not gap and not _parses(float, cell) for gap, cell in zip(missing, cells, strict=True)]
+    named = words[0] and not _parses(pd.Timestamp, first)
+    numbers = any(not word and not gap for word, gap in zip(words, missing, strict=True))
+    if any(cells) and not numbers and (named or missing[0]):
         return True  # names alone, some of which mean a missing cell elsewhere
-    if not all(cell in MISSING or _parses(float, cell) for cell in others or cells):
+    if any(words[1:] or words):
         return True
     counted = [str(number) for number in range(len(cells))]
     if cells == counted != ["0"] or (first == "" and others and others == counted[:-1]):
         return True
-    return word and bool(others) and all(map(str.isdecimal, others))
+    return named and bool(others) and all(map(str.isdecimal, others))
 
 
 def _parses(kind: Callable[[str], object], cell: str) -> bool:

@@ -53,7 +53,7 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
         attention.register_forward_pre_hook(_hand_on, with_kwargs=True)
         if index in memories:
             attention.memory = memories[index]
-    owner.base_model.register_forward_pre_hook(_give_cache, with_kwargs=True)
+    owner.base_model.register_forward_pre_hook(partial(_give_cache, attentions), with_kwargs=True)
     for module in {owner.base_model, owner}:
         module.register_forward_hook(_give_state, with_kwargs=True)
     shared, config = owner.config, copy.deepcopy(owner.config)  # another model may be made of the same object
@@ -214,9 +214,11 @@ def _hand_on(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     return args, {**kwargs, "retrofit": call}
 
 
-def _give_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _give_cache(
+    attentions: list[Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """Begin a cache where one is wanted, and refuse any of another kind."""
-    cache, wanted, count = kwargs.get("past_key_values"), kwargs.get("use_cache"), model.config.num_hidden_layers
+    cache, wanted, count = kwargs.get("past_key_values"), kwargs.get("use_cache"), len(attentions)
     state = kwargs.pop("state", None)
     asked = state is not None or kwargs.get("return_state")
     if asked and cache is not None:
@@ -227,7 +229,7 @@ def _give_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
             "past_key_values of the output before: a RetrofitCache"
         )
     if "begun" not in kwargs:
-        _check_past(model, cache, state, args, kwargs)
+        _check_past(attentions, cache, state, args, kwargs)
     if asked:
         made = RetrofitCache.around(state, count, masked=kwargs.get("attention_mask") is not None)
         return args, {**_placed(args, kwargs, state), "past_key_values": made, "use_cache": True}
@@ -240,7 +242,7 @@ def _give_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 
 def _check_past(
-    model: Any, cache: RetrofitCache | None, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    attentions: list[Any], cache: RetrofitCache | None, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Refuse a state of another model, a cache of other layers, either of other rows, and a mask of other slots."""
     tokens = next((x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
@@ -250,12 +252,14 @@ def _check_past(
     if state is not None:
         if not isinstance(state, RetrofitState):
             raise ValueError(f"got a state of type {type(state).__name__}; expected RetrofitState (see init_state)")
-        _check_layers(model, state)
+        _check_layers(attentions, state)
         rows = len(state.position)
     if cache is not None:
-        count, seen = model.config.num_hidden_layers, cache.get_seq_length()
-        if len(cache.layers) != count:
-            raise ValueError(f"got a cache of {len(cache.layers)} layers; expected one of this model's {count}")
+        seen = cache.get_seq_length()
+        if len(cache.layers) != len(attentions):
+            raise ValueError(
+                f"got a cache of {len(cache.layers)} layers; expected one of this model's {len(attentions)}"
+            )
         rows = None if cache.layers[0].state is None else len(cache.layers[0].state.k)
     if rows not in (None, B):
         raise ValueError(f"got a state of {rows} rows and {B} rows of input; expected as many")
@@ -266,15 +270,14 @@ def _check_past(
         )
 
 
-def _check_layers(model: Any, state: RetrofitState) -> None:
+def _check_layers(attentions: list[Any], state: RetrofitState) -> None:
     """Refuse a state whose layers have other keys than this model's, or a memory that one of these has not."""
-    found = sorted((m for m in model.modules() if hasattr(m, "reach")), key=lambda module: module.layer_idx)
-    if len(state.layers) != len(found):
+    if len(state.layers) != len(attentions):
         raise ValueError(
             f"got the state of another model, of {len(state.layers)} layers; expected one of this model's "
-            f"{len(found)}: start from init_state()"
+            f"{len(attentions)}: start from init_state()"
         )
-    for index, (attention, layer) in enumerate(zip(found, state.layers, strict=True)):
+    for index, (attention, layer) in enumerate(zip(attentions, state.layers, strict=True)):
         heads, width = layer.k.shape[2:]
         if heads * width != attention.k_proj.out_features or width != attention.head_dim:
             raise ValueError(
