@@ -1,4 +1,4 @@
-"""What a MAC block's forward costs besides arithmetic: it was 1,494 calls and 1,548 operations (count_calls.py)."""
+"""A MAC block's forward besides arithmetic: at most half of its first 1,418 calls and 1,562 operations."""
 
 import pytest
 
@@ -10,5 +10,5 @@ from titans_lm.ops import matmul
 def test_a_mac_block_makes_few_calls_and_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "has_faster_products", lambda: False)  # the way of most machines: oneDNN's has more
     calls, operations = count_forward("mac")
-    assert operations.total() <= 890
-    assert calls.total() <= 670
+    assert operations.total() <= 781
+    assert calls.total() <= 709

@@ -95,7 +95,7 @@ class QKVProjection(nn.Module):
         k = torch.zeros(shape, dtype=state_dtype(weight.dtype), device=device_of(self.o_proj))
         return KeyValues(k, torch.zeros_like(k), tuple(conv.init_tail(batch_size) for conv in self.convs))
 
-    def split(self, x: Float[Tensor, "_ T E"]) -> Float[Tensor, "_ T H D"]:
+    def split(self, x: Float[Tensor, "*s E"]) -> Float[Tensor, "*s H D"]:
         return x.unflatten(-1, (-1, self.head_dim))
 
     def project(
@@ -117,14 +117,14 @@ class QKVProjection(nn.Module):
             # prefix and tokens in one product: what costs here is reading the weights
             q, rows = self.q_proj(x), (persistent, x.flatten(0, 1))
             (pk, k), (pv, v) = (proj(torch.cat(rows)).split([P, B]) for proj in (self.k_proj, self.v_proj))
-            qk, v, pk, pv = torch.cat([q, k[:, None]], dim=-1), v[:, None], pk[None], pv[None]
+            qk, v = torch.cat([q, k[:, None]], dim=-1), v[:, None]
         elif streams is not None:
             of_q, of_k, of_v = self.affine
             qk, v = torch.cat([of_q(streams.q), of_k(streams.k)], dim=-1), of_v(streams.v)
-            pk, pv = self.key_values(persistent[None], kv)
+            pk, pv = self.key_values(persistent, kv)
         else:
             qk, v, tails = self._streams(x, tails, ctx)
-            pk, pv = self.key_values(persistent[None], kv)
+            pk, pv = self.key_values(persistent, kv)
         pk = F.pad(self.split(pk)[..., self.rotary :], [self.rotary, 0]).expand(B, -1, -1, -1)
         pv = self.split(pv).expand(B, -1, -1, -1)
         q, k = rotate(self.split(qk), ctx.rope).chunk(2, dim=2)
@@ -147,7 +147,7 @@ class QKVProjection(nn.Module):
         owner: Any = self if self.shared is None else self.shared[0]
         return joined_weight(owner.k_proj, owner.v_proj)
 
-    def key_values(self, rows: Float[Tensor, "_ N E"], kv: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def key_values(self, rows: Float[Tensor, "*s E"], kv: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values of rows that are no tokens, persistent or recalled: no convolution has a place for them.
 
         Nor has an offset: one that all rows of a softmax have in common would change nothing.
@@ -363,7 +363,7 @@ class SegmentAttention(QKVProjection):
             if mask is None:
                 slots = torch.arange(filled - T, filled, device=q.device)[None]
                 seen = self._visible(slots, filled, len(see_k) - 1, pk.shape[1])
-                mask = q.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+                mask = seen.to(q.dtype).log_()  # 0 for what is seen, −∞ for the rest
                 call.masks[T, filled] = mask
         y = attend(q, _filled(see_k, filled, q.dtype), _filled(see_v, filled, q.dtype), mask)
         return self.merge(y), KeyValues(k, v, conv), rows

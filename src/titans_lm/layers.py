@@ -78,7 +78,7 @@ class ForwardContext(NamedTuple):
         rope = Rope(self.rope.cos[:, start:stop], self.rope.sin[:, start:stop])
         embeddings = None if self.embeddings is None else self.embeddings[:, start:stop]
         return self._replace(
-            position=self.position + taken,
+            position=self.position if start == 0 else self.position + taken,
             lengths=lengths,
             rope=rope,
             is_start=self.is_start and start == 0,
@@ -364,8 +364,9 @@ def project_and_convolve(
 
 def rope_angles(positions: Int[Tensor, "_ T"], channels: int, base: float, dtype: torch.dtype) -> Rope:
     """Rotary angles of integer positions, computed in float64 so that token 10⁶ turns as exactly as token 1."""
-    half = torch.arange(0, channels, 2, device=positions.device, dtype=torch.float64)
-    angles = positions.to(torch.float64)[..., None, None] * base ** (-half / max(channels, 1))
+    pairs, last = (channels + 1) // 2, -(channels - 2 + channels % 2) / max(channels, 1)
+    frequencies = torch.logspace(0.0, last, pairs, base, dtype=torch.float64, device=positions.device)
+    angles = positions.to(torch.float64).view(*positions.shape, 1, 1) * frequencies
     return Rope(angles.cos().to(state_dtype(dtype)), angles.sin().to(state_dtype(dtype)))
 
 

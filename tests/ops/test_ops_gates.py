@@ -9,10 +9,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from titans_lm.config import MemoryConfig
-from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
+from titans_lm.ops import MemoryNetwork, MemoryState, gates, neural_memory
 from titans_lm.ops.gates import ChunkGates, channel_gates, interval_products, token_gates, token_gates_backward
 
 LINEAR = MemoryNetwork(residual=False)
+
+
+@pytest.fixture(params=["one after another", "doubled"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interval products as those of a small call are made, and as those of a large one."""
+    if request.param == "doubled":
+        monkeypatch.setattr(gates, "FEW_FACTORS", 0)
 
 
 def products_by_hand(d: Tensor) -> Tensor:
@@ -25,12 +32,14 @@ def products_by_hand(d: Tensor) -> Tensor:
     return P
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("C", [1, 2, 5, 16])
 def test_interval_products(C: int) -> None:
     d = torch.rand(3, 2, C, dtype=torch.float64)
     torch.testing.assert_close(interval_products(d), products_by_hand(d), rtol=1e-14, atol=0)
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_interval_products_are_exact_at_the_ends(value: float) -> None:
     """Powers of two multiply without rounding, so zeros and ones among them must leave no trace of rounding either."""
@@ -38,6 +47,7 @@ def test_interval_products_are_exact_at_the_ends(value: float) -> None:
     assert torch.equal(interval_products(d), products_by_hand(d))
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_interval_products_have_exact_gradients_at_zero() -> None:
     """∂P/∂d_i is the product of the others: finite, and not zero, where d_i is the only zero."""
     d = torch.tensor([0.5, 0.0, 0.25, 0.5], dtype=torch.float64, requires_grad=True)
@@ -50,6 +60,7 @@ def test_interval_products_have_exact_gradients_at_zero() -> None:
     assert torch.equal(found, torch.tensor([1.5, 1.0, 1.5]))
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_interval_products_of_tiny_factors() -> None:
     """1 − α = 1e-30 in float32: long products become 0, short ones stay what they are, no NaN in any gradient."""
     d = torch.full((6,), 1e-30, requires_grad=True)
@@ -62,6 +73,7 @@ def test_interval_products_of_tiny_factors() -> None:
     assert torch.equal(found, torch.ones(6))
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("channelwise", [False, True])
 def test_chunk_gates_are_the_sums_they_stand_for(channelwise: bool) -> None:
     """a, f, G and what is left at the end, against sums over intervals written out, with zeros among the gates."""
@@ -73,9 +85,9 @@ def test_chunk_gates_are_the_sums_they_stand_for(channelwise: bool) -> None:
     if channelwise:
         found = channel_gates(theta, eta, alpha, None)
     else:
-        theta, eta, alpha = (x.flatten(0, 2) for x in (theta, eta, alpha))
+        theta, eta, alpha = (x.flatten(0, 2).unsqueeze(1) for x in (theta, eta, alpha))
         found = token_gates(theta, eta, alpha, None)[0]
-        theta, eta, alpha = (x.unsqueeze(-1) for x in (theta, eta, alpha))
+        theta, eta, alpha = (x.mT for x in (theta, eta, alpha))
 
     def interval(d: Tensor, j: int, t: int) -> Tensor:
         return d[..., j:t, :].prod(-2)
@@ -96,6 +108,7 @@ def test_chunk_gates_are_the_sums_they_stand_for(channelwise: bool) -> None:
     torch.testing.assert_close(found.eta_end[..., 0, :], interval(eta, 0, C))
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("C", [1, 4, 5])
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_way_back_by_hand_is_that_of_autograd(C: int, masked: bool) -> None:
@@ -103,8 +116,8 @@ def test_the_way_back_by_hand_is_that_of_autograd(C: int, masked: bool) -> None:
     present = torch.rand(2, 3, 1, C) < 0.7 if masked else None
     as_channels = channel_gates(*(x.unsqueeze(-1) for x in (theta, eta, alpha)), present)
     as_channels = as_channels._replace(G=as_channels.G.squeeze(-3))
-    rows = [x.detach().flatten(0, 2) for x in (theta, eta, alpha)]
-    weights, kept = token_gates(*rows, None if present is None else present.expand(2, 3, 2, C).reshape(-1, C))
+    rows = [x.detach().flatten(0, 2).unsqueeze(1) for x in (theta, eta, alpha)]
+    weights, kept = token_gates(*rows, None if present is None else present.expand(2, 3, 2, C).reshape(-1, 1, C))
     for found, expected in zip(weights, as_channels, strict=True):
         torch.testing.assert_close(found, expected.flatten(0, 2))
     grads = ChunkGates(*(torch.randn_like(x) for x in as_channels))

@@ -227,11 +227,11 @@ class ChunkBackward:
         memory_end, surprise_end = self.weighs[layer]
         self.d_h[layer][i].addcmul_(d_memory, memory_end[i]).addcmul_(d_surprise, surprise_end[i])
         add_bmm_(self.d_delta[layer][i], self.scaled[layer][i], both, alpha=-1)
-        a, forgotten, f, e = self.ends[i][4 * layer : 4 * layer + 4]
+        a, f, e = self.ends[i][3 * layer : 3 * layer + 3]
         product = dW * W
         if self.rows.decay_target is not None:
             product.addcmul_(dW, self.rows.decay_target[layer], value=-1)
-            self.shared.initial[layer].add_((dW * forgotten).sum(0))
+            self.shared.initial[layer].add_((dW * (1.0 - a)).sum(0))
         d_a = summed_to(product, a)
         d_f = summed_to(torch.mul(dW, S, out=product), f)
         self.end_grads[layer].insert(0, (d_a, d_f, summed_to(torch.mul(dS, S, out=product), e)))

@@ -26,6 +26,8 @@ from titans_lm.ops.network import (
 )
 
 Weights = tuple[Tensor, ...]
+NONE = torch.empty(0)
+"""In the place of what a call does not make."""
 
 
 class Tokens(NamedTuple):
@@ -90,8 +92,7 @@ class ChunkStates:
 
     def begin(self, W: Weights, S: Weights, anchor: Weights | None) -> None:
         """Start a group; without an anchor the gradients of its first chunk are taken at W."""
-        for mine, given in zip((*self.W, *self.S), (*W, *S), strict=True):
-            mine[0].copy_(given)
+        torch._foreach_copy_([x[0] for x in (*self.W, *self.S)], [*W, *S])
         self.anchors, self.aliased = [self.memory[0] if anchor is None else anchor], [anchor is None]
 
     def close(self, i: int, complete: bool | Tensor) -> None:
@@ -203,16 +204,16 @@ def write(
     with `collect` the first time leaves all that they need.
     """
     k, n, L, R, act = tokens.k, len(complete), len(gates), rows.count, rows.network.activation
-    *hidden, out = [(*k.shape[:2], x.shape[-1]) for x in states.both]
-    inputs, back = [k, *map(k.new_empty, hidden)], list(map(k.new_empty, hidden))
-    pre = [*map(k.new_empty, hidden), k.new_empty(out) if kept is None else kept]
-    deltas = list(map(k.new_empty, (*hidden, out)))
-    last = LastError(rows, tokens, collect=collect or kept is not None)
+    *hidden, out = [x.shape[-1] for x in states.both]
+    (inputs, pre, deltas, back), (h, z, delta, d_h) = hidden_layers(k, hidden, n)
     scaled = [scale_pair(k, gates[0].memory_end, gates[0].surprise_end)]
-    for h in inputs[1:]:
-        scaled.append(k.new_empty(*h.shape[:2], 2 * h.shape[2]))
-    views = by_chunk([*inputs, *pre, *deltas, *back], R)
-    h, z, delta, d_h = views[:L], views[L : 2 * L], views[2 * L : 3 * L], views[3 * L :]
+    scaled += [k.new_empty(*x.shape[:2], 2 * x.shape[2]) for x in inputs]
+    inputs, h = [k, *inputs], [k.split(R), *h]
+    pre.append(k.new_empty(*k.shape[:2], out) if kept is None else kept)
+    deltas.append(k.new_empty(*k.shape[:2], out))
+    z.append(pre[-1].split(R))
+    delta.append(deltas[-1].split(R))
+    last = LastError(rows, tokens, collect=collect or kept is not None)
     scaled_t, ends = by_chunk(scaled, R, True), chunk_ends(rows, gates)
     pairs = []
     for g, both in zip(gates[1:], scaled[1:], strict=True):
@@ -234,9 +235,20 @@ def write(
         if kept is None or i < n - 1:  # no gradient needs what the last chunk leaves
             advance(rows, states, i, ends[i], scaled_t, delta)
             states.close(i, complete[i])
-    none = k.new_empty(0)
-    norm = [torch.cat(x) if x else none for x in (last.unit, last.rstd, last.error)]
+    norm = [torch.cat(x) if x else NONE for x in (last.unit, last.rstd, last.error)]
     return WriteCache(inputs, scaled, pre, deltas, back, *norm)
+
+
+def hidden_layers(k: Tensor, widths: list[int], n: int) -> tuple[list[list[Tensor]], list[list[tuple[Tensor, ...]]]]:
+    """Room for h_l, z_l, δ_l and δ_{l+1} W_{l+1}ᵀ of the hidden layers, and the same by chunk: one tensor for four."""
+    whole, at = [[], [], [], []], [[], [], [], []]
+    for width in widths:
+        room = k.new_empty(4 * len(k), k.shape[1], width)
+        chunks = room.split(len(k) // n)
+        for i, x in enumerate(room.split(len(k))):
+            whole[i].append(x)
+            at[i].append(chunks[i * n : (i + 1) * n])
+    return whole, at
 
 
 def scale_pair(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -245,11 +257,10 @@ def scale_pair(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def chunk_ends(rows: BatchedNetwork, gates: list[ChunkGates]) -> list[tuple[Tensor, ...]]:
-    """a, 1 − a, f and η_end of every layer at the end of a chunk, (B, H, 1 or D_in, 1), for every chunk."""
+    """a, f and η_end of every layer at the end of a chunk, (B, H, 1 or D_in, 1), for every chunk."""
     parts = []
     for g in gates:
-        a = g.a[:, -1]
-        parts += [a, 1.0 - a, g.f[:, -1], g.eta_end[:, 0]]
+        parts += [g.a[:, -1], g.f[:, -1], g.eta_end[:, 0]]
     n, by_head = len(parts[0]) // rows.count, (-1, rows.batch, rows.heads)
     if len({x.shape for x in parts}) == 1:  # views of one tensor are made together
         together = torch.cat(parts).view(*by_head, parts[0].shape[-1], 1).unbind()
@@ -270,10 +281,12 @@ def advance(
     W ← a W + f S [+ (1 − a) W_init] − (h ∘ memory_end)ᵀ δ        S ← η_end S − (h ∘ surprise_end)ᵀ δ
     """
     for layer, (W, S) in enumerate(zip(states.W, states.S, strict=True)):
-        a, forgotten, f, e = ends[4 * layer : 4 * layer + 4]
-        torch.mul(W[i], a, out=W[i + 1]).addcmul_(S[i], f)
-        if rows.decay_target is not None:
-            W[i + 1].addcmul_(rows.decay_target[layer], forgotten)
+        a, f, e = ends[3 * layer : 3 * layer + 3]
+        if rows.decay_target is None:
+            torch.mul(W[i], a, out=W[i + 1])
+        else:
+            torch.lerp(rows.decay_target[layer], W[i], a, out=W[i + 1])
+        W[i + 1].addcmul_(S[i], f)
         torch.mul(S[i], e, out=S[i + 1])
         add_bmm_(states.at[layer][i + 1], scaled_t[layer][i], delta[layer][i], alpha=-1)
 

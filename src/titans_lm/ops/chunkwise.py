@@ -36,7 +36,7 @@ from titans_lm.ops.chunk_forward import (
     write,
 )
 from titans_lm.ops.gates import Adjoint, ChunkGates, by_gate, chunk_gates, stack_gates
-from titans_lm.ops.layout import TokenLayout, make_layout, ragged, uniform
+from titans_lm.ops.layout import TokenLayout, make_layout, merge_heads, ragged, split_heads, uniform
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.recurrent import can_step, step
 from titans_lm.ops.state import PLAIN, MemoryState, PerToken, select_rows
@@ -67,16 +67,6 @@ def group_size(chunks: int) -> int:
 def lagging_group(chunks: int, size: int) -> int:
     """The same of chunks of `size` tokens that are read at their anchors."""
     return min(group_size(chunks), max(1, LARGEST_GROUP // size))
-
-
-def merge_heads(x: Tensor) -> Tensor:
-    """(n, B, C, H, D) as (n R, C, D), contiguous."""
-    return x.transpose(2, 3).flatten(0, 2).contiguous()
-
-
-def split_heads(x: Tensor, batch: int, heads: int) -> Tensor:
-    """(n R, C, …) as (n, B, C, H, …)."""
-    return x.unflatten(0, (-1, batch, heads)).transpose(2, 3)
 
 
 class ChunkedCall:
@@ -175,7 +165,7 @@ class ChunkedCall:
         # What outlives the call comes first: behind and between what does not, it would leave holes that an allocator
         # cannot fill with tensors of the same size. A call of one group leaves little.
         last = [x.new_empty(x.shape) for x in (*state[0], *state[1])] if len(self.groups) > 1 else ()
-        out = q.new_empty(B, N, C, H, self.inputs.v.shape[-1]).transpose(0, 1)
+        out = q.new_empty(B, N, C, H, self.inputs.v.shape[-1]).transpose(0, 1) if len(self.groups) > 1 else None
         parts = (3,) if self.spec.surprise == "parts" else ()
         norms = q.new_empty(N, B, C, H, self.L, *parts) if self.spec.surprise else None
         self.states = states = ChunkStates(self.groups[0].stop, state[0], self.rows)
@@ -184,11 +174,15 @@ class ChunkedCall:
                 state = copied(state)  # the buffers are used again
                 saved.starts.append(state)
             states.begin(*state)
-            self._forward_group(group, None if keep else saved, keep, out, norms)
+            found = self._forward_group(group, None if keep else saved, keep, norms)
+            if out is None:
+                out = found  # no copy of it
+            else:
+                out[where] = found
             state = states.end(where.stop - where.start)
         return out, norms, copied(state, last)
 
-    def _forward_group(self, group: int, saved: Saved | None, keep: bool, out: Tensor, norms: Tensor | None) -> None:
+    def _forward_group(self, group: int, saved: Saved | None, keep: bool, norms: Tensor | None) -> Tensor:
         """Write and read a group; all that is made for it but the states ends with the call, if it is not kept."""
         where = self.groups[group]
         rows = self._rows(where)
@@ -196,7 +190,7 @@ class ChunkedCall:
         written, system = self._write(where, tokens, gates, collect=keep)
         found = self._read(tokens, gates, written)
         z = found.pre[-1]
-        out[where] = split_heads(network_output(rows, tokens.q, z), rows.batch, rows.heads)
+        out = split_heads(network_output(rows, tokens.q, z), rows.batch, rows.heads)
         if keep:
             self.inside = Inside(tokens, gates, back, written, system, found)
         elif saved is not None:
@@ -206,7 +200,7 @@ class ChunkedCall:
                 else:
                     kept[group].copy_(x)
         if norms is None:
-            return
+            return out
         if self.spec.surprise == "parts":
             present = None if self.spec.present is None else self.spec.present[where]
             here = tuple([x[where] for x in self.inputs.gates])
@@ -218,6 +212,7 @@ class ChunkedCall:
         else:
             found = momentary_norms(written, tokens.q.shape[1])
         norms[where] = split_heads(found, rows.batch, rows.heads)
+        return out
 
     def backward(self, saved: Saved, d_out: Tensor | None, d_state: Sequence[Tensor | None]) -> Inputs:
         """The gradients by `inputs`, group by group from the last."""

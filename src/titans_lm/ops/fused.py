@@ -49,9 +49,9 @@ def _can_fuse(x: Tensor, maps: tuple[Any, ...], norms: tuple[Any, ...] = ()) -> 
     return asked and not torch.is_autocast_enabled(x.device.type)
 
 
-def fused_linear(x: Float[Tensor, "B T E"], *projs: Any) -> tuple[Tensor, ...]:
+def fused_linear(x: Float[Tensor, "*s T E"], *projs: Any) -> tuple[Tensor, ...]:
     """Several linear maps of one input, of several tokens in one product."""
-    weight = None if x.shape[1] == 1 else joined_weight(*projs)
+    weight = None if x.shape[-2] == 1 else joined_weight(*projs)
     if weight is None:
         return tuple([proj(x) for proj in projs])
     return linear(x, weight).split([proj.out_features for proj in projs], dim=-1)
@@ -101,7 +101,7 @@ class _RMSNorm(torch.autograd.Function):
 
 def _rstd(x: Tensor, eps: float) -> Tensor:
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.rsqrt_(size.square_().div_(x.shape[-1]).add_(eps))
+    return torch.addcmul(size.new_full((), eps), size, size, value=1.0 / x.shape[-1], out=size).rsqrt_()
 
 
 def _scaled(x: Tensor, rstd: Tensor, weight: Tensor | None) -> Tensor:
@@ -163,7 +163,8 @@ def unit_qkv(y: Float[Tensor, "B T 3 H D"], eps: float) -> tuple[Tensor, Tensor,
 def _qkv_sizes(y: Tensor, eps: float) -> Tensor:
     """‖q‖, ‖k‖ and √(mean(v²) + ε), (B, T, 3, H, 1)."""
     sizes = torch.linalg.vector_norm(y, dim=-1, keepdim=True).clamp_min_(SHORTEST)
-    sizes[:, :, 2].square_().div_(y.shape[-1]).add_(eps).sqrt_()
+    v = sizes[:, :, 2]
+    torch.addcmul(v.new_full((), eps), v, v, value=1.0 / y.shape[-1], out=v).sqrt_()
     return sizes
 
 
@@ -205,11 +206,11 @@ class _SwiGLU(torch.autograd.Function):
         both, blocks = torch.cat((gate, up)), _blocks(x, len(gate))
         hidden = [linear(rows, both) for rows in blocks]
         ctx.save_for_backward(x, both, down, *hidden)
-        y = x.new_empty(*x.shape[:-1], len(down))
-        for part, out in zip(hidden, _blocks(y, len(gate)), strict=True):
+        found = []
+        for part in hidden:
             opened, raised = part.chunk(2, dim=-1)
-            out.copy_(linear(F.silu(opened).mul_(raised), down))
-        return y
+            found.append(linear(F.silu(opened).mul_(raised), down))
+        return (found[0] if len(found) == 1 else torch.cat(found)).view(*x.shape[:-1], len(down))
 
     @staticmethod
     @once_differentiable
@@ -242,8 +243,8 @@ class _SwiGLU(torch.autograd.Function):
 
 def _blocks(x: Tensor, width: int) -> tuple[Tensor, ...]:
     """The rows of (*s, E), on a CPU in blocks of which a hidden layer of this width stays in the caches."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows.split(max(64, BLOCK // width)) if x.is_cpu else (rows,)
+    rows, most = x.reshape(-1, x.shape[-1]), max(64, BLOCK // width)
+    return rows.split(most) if x.is_cpu and len(rows) > most else (rows,)
 
 
 def gated_linear(
@@ -387,10 +388,12 @@ def causal_taps(padded: Float[Tensor, "B T_K1 E"], weight: Float[Tensor, "K E"])
 def _taps(padded: Tensor, weight: Tensor) -> Tensor:
     # a handful of shifted products: on CPU faster than a grouped convolution, and no transposes
     T = padded.shape[1] - len(weight) + 1
-    first, *others = weight.unbind()
-    y = padded[:, :T] * first
-    for i, w in enumerate(others, 1):
-        y.addcmul_(padded[:, i : i + T], w)
+    (B, _, E), (row, token, channel) = padded.shape, padded.stride()
+    shifted = padded.as_strided((len(weight), B, T, E), (token, row, token, channel))
+    (first, *others), (w, *weights) = shifted.unbind(), weight.unbind()
+    y = first * w
+    for x, w in zip(others, weights, strict=True):
+        y.addcmul_(x, w)
     return y
 
 

@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+FEW_FACTORS = 2**14
+"""Numbers up to which products one after another, in few operations, are faster on a CPU than by doubled intervals."""
+
 
 class ChunkGates(NamedTuple):
     """The weights of one memory layer in all chunks of a group; "…" is (n R,), K is 1 or D_in (channel-wise gates).
@@ -45,7 +48,7 @@ def interval_products(d: Float[Tensor, "*s C"]) -> Float[Tensor, "*s C C1"]:
 class _IntervalProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, d: Tensor) -> Tensor:
-        P = _products(d.reshape(-1, d.shape[-1]))
+        P = _products(d.reshape(-1, 1, d.shape[-1]))
         ctx.save_for_backward(P)
         ctx.shape = d.shape
         C = d.shape[-1]
@@ -61,18 +64,21 @@ class _IntervalProducts(torch.autograd.Function):
         return _products_backward(g, P)[:, :C].reshape(ctx.shape)
 
 
-def _products(d: Float[Tensor, "X C"]) -> Float[Tensor, "X Z Z1"]:
+def _products(d: Float[Tensor, "X 1 C"]) -> Float[Tensor, "X Z Z1"]:
     """`interval_products`, with factors of 1 up to a power of two: P(t, j) = P(t, m) P(m, j), m a block's middle.
 
     Every factor stays where it is in P, so P is all that the way back needs.
     """
     C = d.shape[-1]
     size = 1 << (C - 1).bit_length()
-    P = d.new_zeros(len(d), size, size + 1)
-    P.diagonal(1, -2, -1).fill_(1.0)
     if size > C:
         d = F.pad(d, [0, size - C], value=1.0)
-    P.diagonal(0, -2, -1).copy_(d)
+    if d.is_cpu and d.numel() * size <= FEW_FACTORS:
+        below = torch.ones(size, size + 1, dtype=torch.bool).tril_()
+        return torch.where(below, d.mT, 1.0).cumprod(-2).tril_(1)
+    P = d.new_zeros(len(d), size, size + 1)
+    P.diagonal(1, -2, -1).fill_(1.0)
+    P.diagonal(0, -2, -1).copy_(d.squeeze(1))
     for s in _halves(size):
         late, middle, early = _factors(P, s)
         torch.mul(middle, early, out=late)
@@ -140,10 +146,10 @@ def chunk_gates(
 def _of_tokens(gates: Tensor, present: Tensor | None, adjoint: bool) -> tuple[list[ChunkGates], Adjoint | None]:
     """Gates that have a value per token and no more: all layers at once, and the way back by hand."""
     n, B, C, H, each = gates.shape
-    theta, eta, alpha = gates.permute(4, 0, 1, 3, 2).reshape(3, -1, C).unbind()
+    theta, eta, alpha = gates.permute(4, 0, 1, 3, 2).reshape(3, -1, 1, C).unbind()
     mask = None
     if present is not None:  # where no token stands, nothing may decay
-        mask = present.expand(n, B, H, C).reshape(-1, C).repeat(each // 3, 1)
+        mask = present.expand(n, B, H, C).reshape(-1, 1, C).repeat(each // 3, 1, 1)
         eta = torch.where(mask, eta, 1.0)
     together, kept = token_gates(theta, eta, alpha, mask)
     by_layer = zip(*[x.split(n * B * H) for x in together], strict=True)
@@ -152,7 +158,7 @@ def _of_tokens(gates: Tensor, present: Tensor | None, adjoint: bool) -> tuple[li
         stacked = ChunkGates(*(torch.cat([layer[name] for layer in grads]) for name in ChunkGates._fields))
         d_theta, d_eta, d_alpha = token_gates_backward(kept, stacked)
         if mask is not None:
-            d_eta = d_eta * mask
+            d_eta = d_eta * mask.squeeze(1)
         return [torch.stack((d_theta, d_eta, d_alpha)).view(each, n, B, H, C).permute(1, 2, 4, 3, 0)]
 
     return list(map(ChunkGates._make, by_layer)), back if adjoint else None
@@ -256,22 +262,21 @@ class Kept(NamedTuple):
 
 
 def token_gates(
-    theta: Float[Tensor, "X C"],
-    eta: Float[Tensor, "X C"],
-    alpha: Float[Tensor, "X C"],
-    present: Bool[Tensor, "X C"] | None,
+    theta: Float[Tensor, "X 1 C"],
+    eta: Float[Tensor, "X 1 C"],
+    alpha: Float[Tensor, "X 1 C"],
+    present: Bool[Tensor, "X 1 C"] | None,
 ) -> tuple[ChunkGates, Kept]:
-    """`channel_gates` for gates without channels, (X, …), and what the way back needs."""
+    """`channel_gates` for gates without channels, (X, 1, C), and what the way back needs."""
     C = theta.shape[-1]
     P = _products(torch.cat((1.0 - alpha, eta)))
-    A, H = P[:, :C, : C + 1].chunk(2)
-    theta = theta.unsqueeze(1)
-    mask = None if present is None else present.unsqueeze(-1)
-    fR = torch.bmm(A[..., 1:], H if mask is None else H * mask)
-    G = fR[..., 1:] * theta
-    surprise_end = H[:, -1, 1:] * theta[:, 0]
-    parts = A[..., :1], fR[..., :1], G, H[:, -1:, :1], surprise_end.unsqueeze(-1), G[:, -1].unsqueeze(-1)
-    return ChunkGates(*parts), Kept(theta, P, fR, mask)
+    A, H = (P if P.shape[1] == C else P[:, :C, : C + 1]).chunk(2)
+    mask = None if present is None else present.mT
+    a, later = A.split([1, C], dim=-1)
+    fR = torch.bmm(later, H if mask is None else H * mask)
+    (f, R), (eta_end, H_end) = fR.split([1, C], dim=-1), H[:, -1:].split([1, C], dim=-1)
+    G = R * theta
+    return ChunkGates(a, f, G, eta_end, (H_end * theta).mT, G[:, -1:].mT), Kept(theta, P, fR, mask)
 
 
 def token_gates_backward(kept: Kept, grads: ChunkGates) -> tuple[Tensor, Tensor, Tensor]:

@@ -89,6 +89,16 @@ class TokenLayout:
         return x * known.view(*known.shape, *tail)
 
 
+def merge_heads(x: Tensor) -> Tensor:
+    """(n, B, C, H, D) as (n R, C, D), contiguous."""
+    return x.transpose(2, 3).flatten(0, 2).contiguous()
+
+
+def split_heads(x: Tensor, batch: int, heads: int) -> Tensor:
+    """(n R, C, …) as (n, B, C, H, …)."""
+    return x.unflatten(0, (-1, batch, heads)).transpose(2, 3)
+
+
 def make_layout(
     offset: Int[Tensor, " B"],
     length: int,
@@ -136,7 +146,7 @@ def uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> TokenLa
         place = torch.arange(chunks * chunk_size, device=offset.device)
         present = ((place >= start) & (place < filled)).unsqueeze(0)
     complete = (*[True] * (chunks - 1), filled % chunk_size == 0)
-    end = torch.full_like(offset, filled % chunk_size)
+    end = offset if filled % chunk_size == start else torch.full_like(offset, filled % chunk_size)
     return TokenLayout(chunks, chunk_size, start, length, None, None, present, complete, end)
 
 

@@ -178,7 +178,8 @@ class _Recall(torch.autograd.Function):
             unit = torch.native_layer_norm(o, (o.shape[-1],), None, None, LAYER_NORM_EPS)[0]
             o = unit.view(*q.shape[:3], -1).mul_(weight)
             o = o if bias is None else o.add_(bias)
-        o = o.view(*q.shape[:3], -1)
+        else:
+            o = o.view(*q.shape[:3], -1)
         return o.add_(q) if network.residual else o
 
     @staticmethod

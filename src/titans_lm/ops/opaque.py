@@ -31,7 +31,8 @@ def memory_operator(
     size, and which surprise; `words` activation, objective, where forgetting leads, what is read, backend.
     """
     with torch.no_grad():
-        return _apart(_outputs(tokens, gates, weights, constants, offset, valid, sizes, words), (*tokens, *weights))
+        found = _outputs(tokens, gates, weights, constants, offset, valid, sizes, words)
+        return _apart(found, (*tokens, *weights, offset))
 
 
 @torch.library.custom_op("titans_lm::neural_memory_gradients", mutates_args=())

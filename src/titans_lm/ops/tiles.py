@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from titans_lm.ops.chunk_forward import (
+    NONE,
     BatchedNetwork,
     ChunkStates,
     Tokens,
@@ -149,5 +150,4 @@ def write_tiles(
             bmm_into(inverse[i], add_bmm_(misses[i], before[i], states.at[0][i]), deltas[0][i])
         if kept is None or i < len(ends) - 1:  # no gradient needs what the last tile leaves
             advance(rows, states, i, end, scaled_t, deltas)
-    none = k.new_empty(0)
-    return WriteCache([k], [scaled], [delta], [delta], [], none, none, none)
+    return WriteCache([k], [scaled], [delta], [delta], [], NONE, NONE, NONE)
