@@ -138,6 +138,18 @@ def test_an_mlp_of_many_rows_is_made_in_blocks(monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-12)
 
 
+@pytest.mark.parametrize("block", [1, fused.BLOCK])
+def test_the_output_of_an_mlp_may_be_written_into(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that does so needs more than a view that a function has made inside itself."""
+    monkeypatch.setattr(fused, "BLOCK", block)
+    projs = [Map(drawn(*shape).requires_grad_()) for shape in ((6, 4), (6, 4), (4, 6))]
+    x = drawn(2, 70, 4)
+    expected = swiglu(x, *projs).detach() + 1.0
+    y = swiglu(x, *projs)
+    torch.testing.assert_close(y.add_(1.0), expected, rtol=0.0, atol=0.0)
+    y.sum().backward()
+
+
 def test_an_mlp_of_rows_that_lie_otherwise_in_memory() -> None:
     """The gradient by an input that is not contiguous is written where it is looked for."""
     x, *weights = drawn(5, 3, 6), drawn(9, 6), drawn(9, 6), drawn(4, 9)

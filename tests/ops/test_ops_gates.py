@@ -19,7 +19,7 @@ LINEAR = MemoryNetwork(residual=False)
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interval products as those of a small call are made, and as those of a large one."""
     if request.param == "doubled":
-        monkeypatch.setattr(gates, "FEW_FACTORS", 0)
+        monkeypatch.setattr(gates, "FEW_PRODUCTS", 0)
 
 
 def products_by_hand(d: Tensor) -> Tensor:

@@ -236,3 +236,18 @@ def test_state_keeps_its_sizes(backend: str) -> None:
         assert [w.dtype for w in after.M + after.S + after.anchor] == [torch.float64] * 6
         assert after.offset.tolist() == [count % 16] * 2
         assert after.offset.dtype == before.offset.dtype
+
+
+@pytest.mark.parametrize("tokens", [3, 4, 13])
+def test_outputs_lie_in_the_order_of_the_text(tokens: int) -> None:
+    """Of one chunk or of several, heads can be put side by side without a copy."""
+    o, _, _ = make_call(Case(tokens=tokens, chunk=4))("chunked")
+    assert o.view(*o.shape[:2], -1).shape == (*o.shape[:2], o.shape[2] * o.shape[3])
+
+
+def test_another_default_device_changes_nothing() -> None:
+    call = make_call(Case(tokens=13, chunk=4))
+    expected = call("chunked")[0]
+    with torch.device("meta"):
+        found = neural_memory(*call.arguments, **call.settings, backend="chunked")[0]
+    assert torch.equal(found, expected)

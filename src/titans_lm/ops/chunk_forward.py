@@ -26,7 +26,7 @@ from titans_lm.ops.network import (
 )
 
 Weights = tuple[Tensor, ...]
-NONE = torch.empty(0)
+NOTHING = torch.empty(0, device="cpu")
 """In the place of what a call does not make."""
 
 
@@ -235,7 +235,7 @@ def write(
         if kept is None or i < n - 1:  # no gradient needs what the last chunk leaves
             advance(rows, states, i, ends[i], scaled_t, delta)
             states.close(i, complete[i])
-    norm = [torch.cat(x) if x else NONE for x in (last.unit, last.rstd, last.error)]
+    norm = [torch.cat(x) if x else NOTHING for x in (last.unit, last.rstd, last.error)]
     return WriteCache(inputs, scaled, pre, deltas, back, *norm)
 
 

@@ -165,7 +165,9 @@ class ChunkedCall:
         # What outlives the call comes first: behind and between what does not, it would leave holes that an allocator
         # cannot fill with tensors of the same size. A call of one group leaves little.
         last = [x.new_empty(x.shape) for x in (*state[0], *state[1])] if len(self.groups) > 1 else ()
-        out = q.new_empty(B, N, C, H, self.inputs.v.shape[-1]).transpose(0, 1) if len(self.groups) > 1 else None
+        # Of one group of several chunks `TokenLayout.restore` makes a copy in the order of the text.
+        apart = len(self.groups) > 1 or N == 1
+        out = q.new_empty(B, N, C, H, self.inputs.v.shape[-1]).transpose(0, 1) if apart else None
         parts = (3,) if self.spec.surprise == "parts" else ()
         norms = q.new_empty(N, B, C, H, self.L, *parts) if self.spec.surprise else None
         self.states = states = ChunkStates(self.groups[0].stop, state[0], self.rows)
@@ -174,16 +176,15 @@ class ChunkedCall:
                 state = copied(state)  # the buffers are used again
                 saved.starts.append(state)
             states.begin(*state)
-            found = self._forward_group(group, None if keep else saved, keep, norms)
             if out is None:
-                out = found  # no copy of it
+                out = self._forward_group(group, None if keep else saved, keep, norms)
             else:
-                out[where] = found
+                out[where] = self._forward_group(group, None if keep else saved, keep, norms)
             state = states.end(where.stop - where.start)
         return out, norms, copied(state, last)
 
     def _forward_group(self, group: int, saved: Saved | None, keep: bool, norms: Tensor | None) -> Tensor:
-        """Write and read a group; all that is made for it but the states ends with the call, if it is not kept."""
+        """Write and read a group: its outputs; what is made on the way but the states ends here, if it is not kept."""
         where = self.groups[group]
         rows = self._rows(where)
         tokens, gates, back = self._group(where, adjoint=keep)
@@ -208,10 +209,10 @@ class ChunkedCall:
                 gates, _ = chunk_gates(here, present)
             given = list(zip(*by_gate(here), strict=True))
             window = self.inputs.gates[1][where] if len(self.inputs.gates) == 2 else None
-            found = surprise_norms(rows, self.states, written, gates, given, present, window)
+            sizes = surprise_norms(rows, self.states, written, gates, given, present, window)
         else:
-            found = momentary_norms(written, tokens.q.shape[1])
-        norms[where] = split_heads(found, rows.batch, rows.heads)
+            sizes = momentary_norms(written, tokens.q.shape[1])
+        norms[where] = split_heads(sizes, rows.batch, rows.heads)
         return out
 
     def backward(self, saved: Saved, d_out: Tensor | None, d_state: Sequence[Tensor | None]) -> Inputs:

@@ -206,11 +206,15 @@ class _SwiGLU(torch.autograd.Function):
         both, blocks = torch.cat((gate, up)), _blocks(x, len(gate))
         hidden = [linear(rows, both) for rows in blocks]
         ctx.save_for_backward(x, both, down, *hidden)
-        found = []
-        for part in hidden:
+        y = x.new_empty(*x.shape[:-1], len(down)) if len(hidden) > 1 else None
+        outs = [None] if y is None else _blocks(y, len(gate))
+        for part, out in zip(hidden, outs, strict=True):
             opened, raised = part.chunk(2, dim=-1)
-            found.append(linear(F.silu(opened).mul_(raised), down))
-        return (found[0] if len(found) == 1 else torch.cat(found)).view(*x.shape[:-1], len(down))
+            product = linear(F.silu(opened).mul_(raised), down)
+            if out is None:  # a view would be one that nobody may write into
+                return torch.ops.aten._unsafe_view(product, (*x.shape[:-1], len(down)))
+            out.copy_(product)
+        return y
 
     @staticmethod
     @once_differentiable
@@ -388,11 +392,14 @@ def causal_taps(padded: Float[Tensor, "B T_K1 E"], weight: Float[Tensor, "K E"])
 def _taps(padded: Tensor, weight: Tensor) -> Tensor:
     # a handful of shifted products: on CPU faster than a grouped convolution, and no transposes
     T = padded.shape[1] - len(weight) + 1
-    (B, _, E), (row, token, channel) = padded.shape, padded.stride()
-    shifted = padded.as_strided((len(weight), B, T, E), (token, row, token, channel))
-    (first, *others), (w, *weights) = shifted.unbind(), weight.unbind()
-    y = first * w
-    for x, w in zip(others, weights, strict=True):
+    if torch.compiler.is_compiling():  # which fuses the gradients of slices, and would scatter those of strides
+        shifted = [padded[:, i : i + T] for i in range(len(weight))]
+    else:
+        (B, _, E), (row, token, channel) = padded.shape, padded.stride()
+        shifted = padded.as_strided((len(weight), B, T, E), (token, row, token, channel)).unbind()
+    first, *weights = weight.unbind()
+    y = shifted[0] * first
+    for x, w in zip(shifted[1:], weights, strict=True):
         y.addcmul_(x, w)
     return y
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-FEW_FACTORS = 2**14
-"""Numbers up to which products one after another, in few operations, are faster on a CPU than by doubled intervals."""
+FEW_PRODUCTS = 2**14
+"""Numbers of P up to which a CPU is faster with products one after another, in few operations, than by doubling."""
 
 
 class ChunkGates(NamedTuple):
@@ -40,7 +40,9 @@ class ChunkGates(NamedTuple):
 def interval_products(d: Float[Tensor, "*s C"]) -> Float[Tensor, "*s C C1"]:
     """P(t, j) = ∏_{j<i≤t} d_i for t = 1…C (rows) and j = 0…C (columns); 1 on the diagonal, 0 above it.
 
-    Intervals double in length: one over both halves of a block is the product of what each half leaves of it.
+    Intervals double in length: one over both halves of a block is the product of what each half leaves of it. Those of
+    a small call run one after another. Which way is taken depends on the size of the whole call, and may show in last
+    digits; the way back is that of halves for both.
     """
     return _IntervalProducts.apply(d)
 
@@ -73,8 +75,8 @@ def _products(d: Float[Tensor, "X 1 C"]) -> Float[Tensor, "X Z Z1"]:
     size = 1 << (C - 1).bit_length()
     if size > C:
         d = F.pad(d, [0, size - C], value=1.0)
-    if d.is_cpu and d.numel() * size <= FEW_FACTORS:
-        below = torch.ones(size, size + 1, dtype=torch.bool).tril_()
+    if d.is_cpu and d.numel() * size <= FEW_PRODUCTS:
+        below = torch.ones(size, size + 1, dtype=torch.bool, device=d.device).tril_()
         return torch.where(below, d.mT, 1.0).cumprod(-2).tril_(1)
     P = d.new_zeros(len(d), size, size + 1)
     P.diagonal(1, -2, -1).fill_(1.0)

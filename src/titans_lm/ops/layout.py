@@ -140,13 +140,13 @@ def uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> TokenLa
         return TokenLayout(
             1, length, 0, length, None, None, None, (done,), torch.full_like(offset, filled % chunk_size)
         )
-    chunks = -(-filled // chunk_size)
+    chunks, ends = -(-filled // chunk_size), filled % chunk_size
     present = None
-    if start or filled % chunk_size:
+    if start or ends:
         place = torch.arange(chunks * chunk_size, device=offset.device)
         present = ((place >= start) & (place < filled)).unsqueeze(0)
-    complete = (*[True] * (chunks - 1), filled % chunk_size == 0)
-    end = offset if filled % chunk_size == start else torch.full_like(offset, filled % chunk_size)
+    complete = (*[True] * (chunks - 1), ends == 0)
+    end = offset if ends == start else torch.full_like(offset, ends)
     return TokenLayout(chunks, chunk_size, start, length, None, None, present, complete, end)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from titans_lm.ops.chunk_forward import (
-    NONE,
+    NOTHING,
     BatchedNetwork,
     ChunkStates,
     Tokens,
@@ -150,4 +150,4 @@ def write_tiles(
             bmm_into(inverse[i], add_bmm_(misses[i], before[i], states.at[0][i]), deltas[0][i])
         if kept is None or i < len(ends) - 1:  # no gradient needs what the last tile leaves
             advance(rows, states, i, end, scaled_t, deltas)
-    return WriteCache([k], [scaled], [delta], [delta], [], NONE, NONE, NONE)
+    return WriteCache([k], [scaled], [delta], [delta], [], NOTHING, NOTHING, NOTHING)
