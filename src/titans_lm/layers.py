@@ -364,8 +364,8 @@ def project_and_convolve(
 
 def rope_angles(positions: Int[Tensor, "_ T"], channels: int, base: float, dtype: torch.dtype) -> Rope:
     """Rotary angles of integer positions, computed in float64 so that token 10⁶ turns as exactly as token 1."""
-    pairs, last = (channels + 1) // 2, -(channels - 2 + channels % 2) / max(channels, 1)
-    frequencies = torch.logspace(0.0, last, pairs, base, dtype=torch.float64, device=positions.device)
+    last = (2 - channels) / max(channels, 1)
+    frequencies = torch.logspace(0.0, last, channels // 2, base, dtype=torch.float64, device=positions.device)
     angles = positions.to(torch.float64).view(*positions.shape, 1, 1) * frequencies
     return Rope(angles.cos().to(state_dtype(dtype)), angles.sin().to(state_dtype(dtype)))
 

@@ -206,13 +206,12 @@ class _SwiGLU(torch.autograd.Function):
         both, blocks = torch.cat((gate, up)), _blocks(x, len(gate))
         hidden = [linear(rows, both) for rows in blocks]
         ctx.save_for_backward(x, both, down, *hidden)
-        y = x.new_empty(*x.shape[:-1], len(down)) if len(hidden) > 1 else None
-        outs = [None] if y is None else _blocks(y, len(gate))
-        for part, out in zip(hidden, outs, strict=True):
-            opened, raised = part.chunk(2, dim=-1)
-            product = linear(F.silu(opened).mul_(raised), down)
-            if out is None:  # a view would be one that nobody may write into
-                return torch.ops.aten._unsafe_view(product, (*x.shape[:-1], len(down)))
+        pairs, shape = [part.chunk(2, dim=-1) for part in hidden], (*x.shape[:-1], len(down))
+        made = (linear(F.silu(opened).mul_(raised), down) for opened, raised in pairs)
+        if len(hidden) == 1:  # a plain view would be one that nobody may write into
+            return torch.ops.aten._unsafe_view(next(made), shape)
+        y = x.new_empty(shape)
+        for out, product in zip(_blocks(y, len(gate)), made, strict=True):
             out.copy_(product)
         return y
 

@@ -135,12 +135,10 @@ def _steps(offset: Tensor, length: int, chunk_size: int, valid: Tensor | None) -
 def uniform(offset: Tensor, start: int, length: int, chunk_size: int) -> TokenLayout:
     """All rows stand at the same place and all tokens are real."""
     filled = start + length
+    chunks, ends = -(-filled // chunk_size), filled % chunk_size
     if filled <= chunk_size:  # the call ends inside the chunk it starts in: no need to lay out the rest of it
         done = filled == chunk_size
-        return TokenLayout(
-            1, length, 0, length, None, None, None, (done,), torch.full_like(offset, filled % chunk_size)
-        )
-    chunks, ends = -(-filled // chunk_size), filled % chunk_size
+        return TokenLayout(1, length, 0, length, None, None, None, (done,), torch.full_like(offset, ends))
     present = None
     if start or ends:
         place = torch.arange(chunks * chunk_size, device=offset.device)
