@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ops.memory_cases import Case, assert_agree, disagreement, make_call
 from titans_lm import NeuralMemory
-from titans_lm.ops.chunkwise import ChunkedCall
+from titans_lm.ops.groups import ChunkedCall
 
 LINEAR = {"depth": 1, "residual": False, "norm": "none"}
 NETWORKS = {
@@ -109,7 +109,7 @@ def alone() -> list[Case]:
 def test_what_is_kept_of_a_small_call_is_what_would_be_made_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     call = make_call(case)
     kept = call.results("chunked")
-    monkeypatch.setattr(import_module("titans_lm.ops.chunkwise"), "KEPT", 0)
+    monkeypatch.setattr(import_module("titans_lm.ops.groups"), "KEPT", 0)
     for x, y in zip(kept, call.results("chunked"), strict=True):
         assert x.keys() == y.keys()
         wrong = {name: error for name, error in disagreement(x, y).items() if not error <= 1e-12}

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from importlib import import_module
 from itertools import product
 from typing import Any
@@ -56,7 +57,10 @@ def test_gathered_as_on_a_gpu_it_is_the_same(channels: int, degree: int, monkeyp
 
 
 def cases() -> list[Case]:
-    """Linear memories with wider and narrower keys: chunks that are written by tiles and others, padding, windows."""
+    """Linear memories with wider and narrower keys: chunks that are written by tiles and others, padding, windows.
+
+    Keys of 16 channels make them wide (ops/wide.py), but for tiles.
+    """
     paddings = ("none", "middle", "empty row")
     some = [
         Case(
@@ -64,14 +68,56 @@ def cases() -> list[Case]:
             tokens=(9, 1, 40)[i % 3], padding=padding, offsets=((), (chunk - 1, 0))[i // 2 % 2], seed=i,
             forget_to=("zero", "init")[i // 3 % 2], objective=("l2", "lp", "dot", "l2")[i % 4], window=(0, 0, 3)[i % 3],
         )
-        for i, (keys, chunk, padding) in enumerate(product((7, 2), (1, 4, 16), paddings))
+        for i, (keys, chunk, padding) in enumerate(product((7, 2, 16), (1, 4, 16), paddings))
     ]  # fmt: skip
-    return [*some, Case(keys=7, residual=False), Case(keys=5, depth=1, residual=False, norm="none", chunk=1, tokens=70)]
+    wide = [
+        Case(
+            keys=17,
+            depth=1,
+            residual=False,
+            norm=norm,
+            objective=objective,
+            chunk=4,
+            tokens=11,
+            offsets=(3, 0),
+            gates=("head", "layer", "head"),
+            forget_to=forget_to,
+            edges=edges,
+            window=window,
+        )
+        for norm, objective, forget_to, edges, window in (
+            ("weight", "huber", "init", (), 0),
+            ("none", "lp", "zero", (), 3),
+            ("none", "huber", "init", ("alpha",), 0),
+            ("weight and bias", "l2", "init", ("theta", "eta", "alpha"), 0),
+            ("none", "dot", "init", ("eta",), 2),
+        )
+    ]
+    channels = Case(keys=16, depth=1, residual=False, norm="none", gates=("channel", "head", "channel"), tokens=18)
+    return [
+        *some,
+        *wide,
+        channels,
+        Case(keys=7, residual=False),
+        Case(keys=5, depth=1, residual=False, norm="none", chunk=1, tokens=70),
+    ]
 
 
 @pytest.mark.parametrize("case", described(cases()))
 def test_keys_may_be_of_another_width_than_values(case: Case) -> None:
     assert_agree(case, "reference", "chunked")
+
+
+@pytest.mark.parametrize("case", described([case for case in cases() if case.keys > 15]))
+@pytest.mark.parametrize("kept", [0, 2**40])
+def test_a_wide_memory_is_the_definition_in_groups_and_kept_whole(
+    case: Case, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In four groups of chunks, of which three are made again; or of one, whose inside is kept."""
+    groups = import_module("titans_lm.ops.groups")
+    monkeypatch.setattr(groups, "KEPT", kept)
+    monkeypatch.setattr(groups, "LEAST_CHUNKS", 1)
+    assert_agree(replace(case, tokens=min(15 * case.chunk + 1, 60)), "reference", "chunked")
 
 
 @pytest.mark.parametrize("case", described(cases()[::4]))

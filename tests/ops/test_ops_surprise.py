@@ -24,6 +24,7 @@ SETTINGS = {
     "channels": Case(tokens=13, rows=3, offsets=(3, 0, 1), forget_to="init", gates=("channel",) * 3),
     "padded": Case(tokens=13, rows=3, offsets=(3, 0, 1), padding="scattered"),
     "empty-row": Case(tokens=13, rows=3, padding="empty row", chunk=3, gates=("head", "channel", "head")),
+    "wide": Case(tokens=13, rows=3, depth=1, keys=16, residual=False, norm="none", offsets=(1,), forget_to="init"),
     "edges": Case(tokens=13, rows=3, offsets=(1,), edges=("theta", "eta", "alpha"), forget_to="init"),
 }
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ops.memory_cases import Case, assert_agree, disagreement, make_call
 from titans_lm.config import MemoryConfig
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, tiles
-from titans_lm.ops.chunkwise import ChunkedCall
+from titans_lm.ops.groups import ChunkedCall
 
 LINEAR = Case(tokens=41, depth=1, residual=False, norm="none", chunk=1)
 MIXED = ("layer", "head", "channel")
@@ -86,7 +86,7 @@ def test_what_goes_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         return make(*given)
 
     # the package's attribute of that name is the function
-    monkeypatch.setattr(import_module("titans_lm.ops.chunkwise"), "make_system", noted)
+    monkeypatch.setattr(import_module("titans_lm.ops.groups"), "make_system", noted)
     for case, expected in (
         (LINEAR, True),
         (replace(LINEAR, chunk=5), True),

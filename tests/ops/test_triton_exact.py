@@ -80,7 +80,7 @@ def test_several_segments_lead_back_through_each_other(
     network: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four chunks and a tail in two segments: the state between is kept, and only the second has an open end."""
-    module = import_module("titans_lm.ops.chunkwise")
+    module = import_module("titans_lm.ops.groups")
     monkeypatch.setattr(module, "LEAST_CHUNKS", 2)
     assert module.group_size(5) == 3
     assert_kernels_agree(Case(tokens=9, chunk=2, heads=1, forget_to="init", **{**network, "rows": 1}))

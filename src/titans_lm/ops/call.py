@@ -17,14 +17,14 @@ State = tuple[Weights, Weights, Weights | None]
 """M and S, (B, H, D_in, D_out), and the anchor by rows, (R, D_in, D_out); an anchor of None is M itself."""
 
 
-def copied(state: State, into: Sequence[Tensor] = ()) -> State:
+def copied(state: State, into: Sequence[Tensor] = (), order: torch.memory_format = torch.contiguous_format) -> State:
     """Copies of a state's tensors, in the given ones as far as they go."""
     given, parts = iter(into), []
     for part in state:
         copies = []
         for x in part or ():
             buffer = next(given, None)
-            copies.append(x.clone(memory_format=torch.contiguous_format) if buffer is None else buffer.copy_(x))
+            copies.append(x.clone(memory_format=order) if buffer is None else buffer.copy_(x))
         parts.append(None if part is None else tuple(copies))
     M, S, anchor = parts
     return M, S, anchor
@@ -35,12 +35,14 @@ class Saved(NamedTuple):
 
     `starts` is the state before every group but the first. `written` and `read` are z_L of the keys at the anchor and
     of the queries, (n R, C, D) for each group: the size of k and of o, and with them the last layer's products are not
-    made again. Both are empty where the call keeps its inside.
+    made again. Of a wide memory `parts` are the two of what is read, (n R, C, 2 D) (wide.py). All three are empty where
+    the call keeps its inside.
     """
 
     starts: list[State]
     written: list[Tensor]
     read: list[Tensor]
+    parts: list[Tensor]
 
 
 class Inside(NamedTuple):

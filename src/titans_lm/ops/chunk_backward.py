@@ -34,17 +34,22 @@ class StateGrads:
     """Gradients by the state after the chunk at hand, led back chunk by chunk; `anchor` None is zero.
 
     `both` has those by W and by S as halves, (R, 2 D_in, D_out). `memory` is those by W, and `W` and `S` are both by
-    head, (B, H, D_in, D_out).
+    head, (B, H, D_in, D_out). Of a wide memory `both`, `memory` and `anchor` are transposed.
     """
 
     both: list[Tensor]
     anchor: list[Tensor] | None
     heads: int
+    wide: bool = False
 
     def __post_init__(self) -> None:
-        by_head = [halves(x.unflatten(0, (-1, self.heads))) for x in self.both]
-        self.memory = [halves(x)[0] for x in self.both]
-        self.W, self.S = [W for W, _ in by_head], [S for _, S in by_head]
+        self.memory, self.W, self.S = [], [], []
+        for x in self.both:
+            by_head = x.unflatten(0, (-1, self.heads))
+            W, S = halves(by_head.mT if self.wide else by_head, self.wide)
+            self.memory.append(halves(x)[0])
+            self.W.append(W)
+            self.S.append(S)
 
 
 @dataclass
@@ -76,6 +81,7 @@ class ChunkBackward:
         self.act = rows.network.activation
         self.n, self.L = len(tokens.q) // rows.count, len(gates)
         self.gate_grads: list[dict[str, Tensor]] = [{} for _ in gates]
+        self.scaled_ones = written.inputs  # what the weights at the end of a chunk scale
         self.d_inputs: list[Tensor] = []  # h̄_{l−1}
         self.d_deltas: list[Tensor] = []  # δ̄_l
         self.d_pre = [torch.empty_like(z) for z in written.pre]  # z̄_l, by the errors
@@ -220,31 +226,57 @@ class ChunkBackward:
 
     def _advance(self, layer: int, i: int, carried: StateGrads) -> None:
         """Through W ← a W + f S [+ (1 − a) W_init] − (h ∘ memory_end)ᵀ δ and S ← η_end S − (h ∘ surprise_end)ᵀ δ."""
-        dW, dS, both = carried.W[layer], carried.S[layer], carried.both[layer]
-        W, S = self.states.W[layer][i], self.states.S[layer][i]
-        d_scaled = bmm_into(-self.delta[layer][i], both.mT, self.d_scaled_at[layer][i])
-        d_memory, d_surprise = d_scaled.chunk(2, dim=-1)
-        memory_end, surprise_end = self.weighs[layer]
-        self.d_h[layer][i].addcmul_(d_memory, memory_end[i]).addcmul_(d_surprise, surprise_end[i])
-        add_bmm_(self.d_delta[layer][i], self.scaled[layer][i], both, alpha=-1)
+        self._added(layer, i, carried.both[layer])
         a, f, e = self.ends[i][3 * layer : 3 * layer + 3]
+        by_end = self._decayed if a.numel() == f.numel() == e.numel() == self.rows.count else self._decayed_by_channel
+        self.end_grads[layer].insert(0, by_end(layer, i, carried, a, f, e))
+        dW, dS = carried.W[layer], carried.S[layer]
+        dS.mul_(e).addcmul_(dW, f)
+        dW.mul_(a)
+
+    def _decayed(self, layer: int, i: int, carried: StateGrads, a: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+        """Through a W + (1 − a) W_init, f S and e S: the gradients by a, f and e are inner products of whole states."""
+        R, heads, both = self.rows.count, self.rows.heads, carried.both[layer]
+        found = torch.bmm(both.view(R, 2, -1), self.states.at[layer][i].view(R, 2, -1).mT).view(-1, heads, 2, 2)
+        d_a = found[..., :1, :1]
+        if self.rows.decay_target is not None:
+            target, by_target = (
+                (x.mT if self.rows.wide else x).view(heads, 1, -1)
+                for x in (self.rows.decay_target[layer], self.shared.initial[layer])
+            )
+            dW = carried.memory[layer].unflatten(0, (-1, heads)).flatten(2).transpose(0, 1)
+            d_a -= torch.bmm(target, dW.mT).permute(2, 0, 1).unsqueeze(-1)
+            by_target.baddbmm_((1.0 - a).flatten(1).t().unsqueeze(1), dW)
+        return d_a, found[..., :1, 1:], found[..., 1:, 1:]
+
+    def _decayed_by_channel(
+        self, layer: int, i: int, carried: StateGrads, a: Tensor, f: Tensor, e: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The same with a, f or e by channel."""
+        dW, dS, W, S = carried.W[layer], carried.S[layer], self.states.W[layer][i], self.states.S[layer][i]
         product = dW * W
         if self.rows.decay_target is not None:
             product.addcmul_(dW, self.rows.decay_target[layer], value=-1)
             self.shared.initial[layer].add_((dW * (1.0 - a)).sum(0))
         d_a = summed_to(product, a)
         d_f = summed_to(torch.mul(dW, S, out=product), f)
-        self.end_grads[layer].insert(0, (d_a, d_f, summed_to(torch.mul(dS, S, out=product), e)))
-        dS.mul_(e).addcmul_(dW, f)
-        dW.mul_(a)
+        return d_a, d_f, summed_to(torch.mul(dS, S, out=product), e)
+
+    def _added(self, layer: int, i: int, both: Tensor) -> None:
+        """Through −(h ∘ memory_end)ᵀ δ and −(h ∘ surprise_end)ᵀ δ to h̄ and δ̄; `d_scaled` is minus the gradient."""
+        d_scaled = bmm_into(self.delta[layer][i], both.mT, self.d_scaled_at[layer][i])
+        d_memory, d_surprise = d_scaled.chunk(2, dim=-1)
+        memory_end, surprise_end = self.weighs[layer]
+        self.d_h[layer][i].addcmul_(d_memory, memory_end[i], value=-1).addcmul_(d_surprise, surprise_end[i], value=-1)
+        add_bmm_(self.d_delta[layer][i], self.scaled[layer][i], both, alpha=-1)
 
     def _ends(self) -> None:
         """What tokens weigh at the ends of chunks, from what the loop has left."""
         for layer, g in enumerate(self.gates):
-            h, grads = self.written.inputs[layer], self.gate_grads[layer]
+            scaled, grads = self.scaled_ones[layer], self.gate_grads[layer]
             to_memory, to_surprise = self.d_scaled[layer].chunk(2, dim=-1)
-            grads["memory_end"] = (to_memory * h).sum_to_size(g.memory_end.shape)
-            grads["surprise_end"] = (to_surprise * h).sum_to_size(g.surprise_end.shape)
+            grads["memory_end"] = (to_memory * scaled).sum_to_size(g.memory_end.shape).neg_()
+            grads["surprise_end"] = (to_surprise * scaled).sum_to_size(g.surprise_end.shape).neg_()
             by_end = zip(*self.end_grads[layer], strict=True)
             d_a, d_f, d_e = (torch.stack(several).flatten(0, 2).mT for several in by_end)
             grads["a"][:, -1:] += d_a

@@ -52,11 +52,13 @@ class BatchedNetwork:
     bias: Tensor | None
     decay_target: Weights | None
     """M_init (H, D_in, D_out) where forgetting leads there."""
+    wide: bool = False
+    """Whether gates scale outputs and errors in place of keys (wide.py)."""
 
 
-def halves(both: Tensor) -> tuple[Tensor, Tensor]:
-    """The two halves of (…, 2 D_in, D_out), of weights and of surprise."""
-    first, second = both.chunk(2, dim=-2)
+def halves(both: Tensor, wide: bool = False) -> tuple[Tensor, Tensor]:
+    """The two halves of (…, 2 D_in, D_out), of weights and of surprise; of wide memories, (…, D_in, 2 D_out)."""
+    first, second = both.chunk(2, dim=-1 if wide else -2)
     return first, second
 
 
@@ -72,20 +74,25 @@ class ChunkStates:
     """Weights and surprise at the start of every chunk and at the end: L buffers ((n + 1) R, 2 D_in, D_out).
 
     W and S are the two halves of a buffer, so that what goes through both goes through in one product. `at` and
-    `memory` are views of both and of W by chunk, `W` and `S` the same by head, (B, H, D_in, D_out).
+    `memory` are views of both and of W by chunk, `W` and `S` the same by head, (B, H, D_in, D_out). Of a wide memory
+    `both` are [W | S], (…, D_in, 2 D_out), but the buffer and `at` are their transposes, as halves have to be whole.
     `anchors` holds for each chunk where its gradients are taken: the weights at its start, or others where a call began
     inside a chunk or rows end at different places. `aliased` says which of the two.
     """
 
     def __init__(self, chunks: int, like: Weights, rows: BatchedNetwork) -> None:
         R, by_head = rows.count, (chunks + 1, rows.batch, rows.heads)
-        self.both = [w.new_empty((chunks + 1) * R, 2 * w.shape[2], w.shape[3]) for w in like]
-        self.at, self.W, self.S, memory = by_chunk(self.both, R), [], [], []
+        buffers = []
+        for w in like:
+            tall, width = reversed(w.shape[2:]) if rows.wide else w.shape[2:]
+            buffers.append(w.new_empty((chunks + 1) * R, 2 * tall, width))
+        self.both = [x.mT for x in buffers] if rows.wide else buffers
+        self.at, self.W, self.S, memory = by_chunk(buffers, R), [], [], []
         for both in self.both:
-            W, S = halves(both.unflatten(0, by_head))
+            W, S = halves(both.unflatten(0, by_head), rows.wide)
             self.W.append(W.unbind())
             self.S.append(S.unbind())
-            memory.append(both[:, : W.shape[-2]].split(R))
+            memory.append(both[:, : W.shape[-2], : W.shape[-1]].split(R))
         self.memory: list[Weights] = list(zip(*memory, strict=True))
         self.anchors: list[Weights] = []
         self.aliased: list[bool] = []
@@ -184,6 +191,10 @@ class LastError:
         else:
             out.copy_(self._pull(self.base_at[i] + z, i))
 
+    def norm(self) -> list[Tensor]:
+        """What a LayerNorm's gradients need, of all chunks."""
+        return [torch.cat(x) if x else NOTHING for x in (self.unit, self.rstd, self.error)]
+
     def _pull(self, e: Tensor, i: int) -> Tensor:
         """g(e) of chunk i."""
         return pull(e, self.objective, None if self.threshold is None else self.threshold[i])
@@ -235,8 +246,7 @@ def write(
         if kept is None or i < n - 1:  # no gradient needs what the last chunk leaves
             advance(rows, states, i, ends[i], scaled_t, delta)
             states.close(i, complete[i])
-    norm = [torch.cat(x) if x else NOTHING for x in (last.unit, last.rstd, last.error)]
-    return WriteCache(inputs, scaled, pre, deltas, back, *norm)
+    return WriteCache(inputs, scaled, pre, deltas, back, *last.norm())
 
 
 def hidden_layers(k: Tensor, widths: list[int], n: int) -> tuple[list[list[Tensor]], list[list[tuple[Tensor, ...]]]]:

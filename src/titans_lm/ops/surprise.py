@@ -71,6 +71,8 @@ def _by_channel(gate: Tensor) -> Tensor:
 def _start(rows: BatchedNetwork, states: ChunkStates, layer: int, X: int) -> Tensor:
     """D_0 and S_0 of every chunk, one above the other: (X, 2 D_in, D_out)."""
     both = states.both[layer][:X].to(torch.float64, copy=True)
+    if rows.wide:
+        both = torch.cat(halves(both, wide=True), dim=-2)
     if rows.decay_target is not None:
         D_0, _ = halves(both)
         D_0.unflatten(0, (-1, rows.heads)).sub_(rows.decay_target[layer])

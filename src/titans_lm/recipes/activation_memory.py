@@ -3,7 +3,7 @@
 Autograd keeps, until the backward pass, the tensors that functions have saved. Which these are can be read off the
 blocks, so they are counted here per token, per state and per weight. Not counted: short convolutions of attention,
 persistent tokens as tokens of the memory, memory caching, what a block's backward pass makes for a moment, the inside
-of calls that is kept (ops/chunkwise.py:KEPT, and KEPT_SHARE on a GPU), gaps between tensors.
+of calls that is kept (ops/groups.py:KEPT, and KEPT_SHARE on a GPU), gaps between tensors.
 What is counted for one block is counted for each kind of block in the stack (`BackboneConfig.by_block`).
 `tests/recipes/test_activation_memory.py` compares the count with what autograd does keep, in float32 and bfloat16 on a
 CPU. Counted and not measured, as a measurement of one block takes most of a minute even with tensors that hold no
@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from titans_lm.config import MEMORY_ALONE, BackboneConfig
-from titans_lm.ops.chunkwise import group_size, lagging_group
+from titans_lm.ops.groups import group_size, lagging_group
 
 Precision = Literal["float32", "bfloat16"]
 

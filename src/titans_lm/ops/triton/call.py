@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from titans_lm.ops.chunk_forward import Tokens
-from titans_lm.ops.chunkwise import group_size
 from titans_lm.ops.gates import Adjoint, ChunkGates, chunk_gates
+from titans_lm.ops.groups import group_size
 from titans_lm.ops.layout import merge_heads, split_heads
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.triton.launch import Gates, Segment, Shared, State, lead_back, write_and_read
