@@ -6,7 +6,8 @@ A monomial x_1^m_1 … x_D^m_D of degree i stands there once, times √(a_i i! /
 
 Monomials that begin with channel c are x_c times those of one degree less of channels c and later, which stand together
 at the end of the degree before. So on a CPU all is slices, forward and backward: gathering channels costs several times
-as much, and torch's own gradients of slices fill one tensor with zeros for each of them. On a GPU an operation for each
+as much, and torch's own gradients of slices fill one tensor with zeros for each of them. A block of tokens at a time
+they are slices of rows, (n, tokens), which are long where those of channels are not. On a GPU an operation for each
 channel costs more than what it does, so there a degree is gathered at once.
 """
 
@@ -70,29 +71,60 @@ def _find_factors(channels: int, degree: int, device: torch.device) -> tuple[Ten
     return first.contiguous(), rest.contiguous()
 
 
-def _make(x: Tensor, lower: Tensor, into: Tensor, degree: int) -> None:
-    """Write the monomials of a degree, without their factors."""
-    if gathers(x):
-        first, rest = _factors(x.shape[-1], degree, x.device)
-        torch.mul(x[..., first], lower[..., rest], out=into[..., _degree(x.shape[-1], degree)])
-        return
-    for c, where, later in _slices(x.shape[-1], degree):
-        into[..., where] = x[..., c : c + 1] * lower[..., later]
+BLOCK = 2000
+"""Rows of tokens that a CPU works on at a time, as measured; no power of two, or rows share few lines of a cache."""
 
 
-def _lead_back(d: Tensor, dx: Tensor, x: Tensor, lower: Tensor, degree: int) -> None:
-    """Add gradients by the monomials of a degree to those by x and by the degree before; the constant leads nowhere."""
+def _blocks(x: Tensor, *others: Tensor) -> Iterator[list[Tensor]]:
+    """Some rows of tensors (…, channels) at a time, the same of all."""
+    rows = [y.reshape(-1, y.shape[-1]).split(BLOCK) for y in (x, *others)]
+    return map(list, zip(*rows, strict=True))
+
+
+def _make(x: Float[Tensor, "D N"], degree: int) -> Float[Tensor, "K N"]:
+    """All monomials up to a degree, without their factors."""
+    D = len(x)
+    found = x.new_empty(_count(D, degree), x.shape[1])
+    found[0] = 1.0
+    if degree > 0:
+        found[1 : D + 1] = x
+    for i in range(2, degree + 1):
+        for c, where, later in _slices(D, i):
+            torch.mul(x[c], found[later], out=found[where])
+    return found
+
+
+def _lead_back(d: Float[Tensor, "K N"], x: Float[Tensor, "D N"], degree: int) -> tuple[Tensor, list[Tensor]]:
+    """From gradients by the monomials, which are used up, to those by x, and what every degree adds to Σ d ∘ φ.
+
+    The constant leads nowhere. Of the highest degree the sum is that of x ∘ x̄: each monomial has one first channel.
+    """
+    D, lower, dx = len(x), _make(x, degree - 1), torch.zeros_like(x)
+    sums = [(d[here] * lower[here]).sum(0) for here in _degrees(D, degree)[:-1]]
+    for i in range(degree, 0, -1):
+        if i == 1:
+            dx += d[1 : D + 1]
+        for c, where, later in _slices(D, i) if i > 1 else ():
+            dx[c] += (d[where] * lower[later]).sum(0)
+            d[later].addcmul_(d[where], x[c])
+        if i == degree:
+            sums.append((dx * x).sum(0))
+    return dx, sums
+
+
+def _gather(x: Tensor, lower: Tensor, into: Tensor, degree: int) -> None:
+    """Write the monomials of a degree, without their factors; channels are last."""
+    first, rest = _factors(x.shape[-1], degree, x.device)
+    torch.mul(x[..., first], lower[..., rest], out=into[..., _degree(x.shape[-1], degree)])
+
+
+def _scatter(d: Tensor, dx: Tensor, x: Tensor, lower: Tensor, degree: int) -> None:
+    """Add gradients by the monomials of a degree to those by x and by the degree before."""
     D = x.shape[-1]
-    if gathers(x):
-        (first, rest), here, before = _factors(D, degree, x.device), _degree(D, degree), _degree(D, degree - 1)
-        dx += _sums(d[..., here] * lower[..., rest], first, D)
-        if degree > 1:
-            d[..., before] += _sums(d[..., here] * x[..., first], rest - before.start, before.stop - before.start)
-        return
-    for c, where, later in _slices(D, degree):
-        dx[..., c] += torch.linalg.vecdot(d[..., where], lower[..., later])
-        if degree > 1:
-            d[..., later].addcmul_(d[..., where], x[..., c : c + 1])
+    (first, rest), here, before = _factors(D, degree, x.device), _degree(D, degree), _degree(D, degree - 1)
+    dx += _sums(d[..., here] * lower[..., rest], first, D)
+    if degree > 1:
+        d[..., before] += _sums(d[..., here] * x[..., first], rest - before.start, before.stop - before.start)
 
 
 def _sums(x: Tensor, places: Tensor, count: int) -> Tensor:
@@ -103,36 +135,48 @@ def _sums(x: Tensor, places: Tensor, count: int) -> Tensor:
 
 
 class _Polynomial(torch.autograd.Function):
-    """φ(x) from √a. Without their factors only the monomials below the highest degree are made, and kept."""
+    """φ(x) from √a. What is kept is x alone on a CPU, elsewhere φ and the monomials below the highest degree."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, roots: Tensor, multiplicity: Tensor) -> Tensor:
         (*lead, D), p = x.shape, roots.shape[-1] - 1
         out = x.new_empty(*lead, _count(D, p))
-        lower = x.new_ones(*lead, max(1, _count(D, p - 1)))
         parts = [multiplicity[here] * roots[..., i : i + 1] for i, here in enumerate(_degrees(D, p))]
         scales = torch.cat(parts, dim=-1)
-        for i in range(1, p + 1):
-            _make(x, lower, lower if i < p else out, i)
-        out[..., : lower.shape[-1]] = lower
+        if gathers(x):
+            lower = x.new_ones(*lead, max(1, _count(D, p - 1)))
+            for i in range(1, p + 1):
+                _gather(x, lower, lower if i < p else out, i)
+            out[..., : lower.shape[-1]] = lower
+            kept = lower, out
+        else:
+            for rows, into in _blocks(x, out):
+                into.copy_(_make(rows.t().contiguous(), p).t())
+            kept = ()
         out *= scales
-        ctx.save_for_backward(x, roots, lower, out, scales)
+        ctx.save_for_backward(x, roots, scales, *kept)
         return out
 
     @staticmethod
     @once_differentiable
     # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        (x, roots, lower, out, scales), g = ctx.saved_tensors, grads[0]
+        (x, roots, scales, *kept), g = ctx.saved_tensors, grads[0]
         D, p = x.shape[-1], roots.shape[-1] - 1
-        d = g * out
-        by_degree = torch.stack([d[..., here].sum(-1) for here in _degrees(D, p)], dim=-1)
-        d_roots = (by_degree / roots).sum_to_size(roots.shape)
-        torch.mul(g, scales, out=d)
-        dx = torch.zeros_like(x)
-        for i in range(p, 0, -1):
-            _lead_back(d, dx, x, lower, i)
-        return dx, d_roots, None
+        if kept:
+            lower, out = kept
+            d, dx = g * out, torch.zeros_like(x)
+            by_degree = torch.stack([d[..., here].sum(-1) for here in _degrees(D, p)], dim=-1)
+            torch.mul(g, scales, out=d)
+            for i in range(p, 0, -1):
+                _scatter(d, dx, x, lower, i)
+        else:
+            dx, by_degree = x.new_empty(x.shape), x.new_empty(*x.shape[:-1], p + 1)
+            for rows, d, into, sums in _blocks(x, g * scales, dx, by_degree):
+                found, of_degrees = _lead_back(d.t().contiguous(), rows.t().contiguous(), p)
+                into.copy_(found.t())
+                sums.copy_(torch.stack(of_degrees, dim=-1))
+        return dx, (by_degree / roots).sum_to_size(roots.shape), None
 
 
 @torch.compiler.assume_constant_result

@@ -100,11 +100,13 @@ def _token_bytes(step: Step, kind: BackboneConfig) -> float:
 
 
 def key_numbers(config: BackboneConfig) -> int:
-    """Numbers per token that polynomial keys keep: of queries and of keys all monomials, and those of lower degrees."""
+    """Numbers per token that polynomial keys keep: all monomials of queries and of keys, and what is read in two parts.
+
+    So on a CPU; a GPU keeps monomials of lower degrees too (ops/polynomial.py).
+    """
     if not config.has_memory or config.key_degree == 1:
         return 0
-    lower = math.comb(config.head_dim + config.key_degree - 1, config.key_degree - 1)
-    return 2 * config.memories * config.num_attention_heads * (config.memory_widths[0] + lower)
+    return 2 * config.memories * (config.num_attention_heads * config.memory_widths[0] + config.hidden_size)
 
 
 def local_widths(config: BackboneConfig) -> int:
