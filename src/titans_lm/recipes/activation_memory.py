@@ -10,7 +10,6 @@ CPU. Counted and not measured, as a measurement of one block takes most of a min
 numbers: a row of 4,096 tokens is 100,000 small operations.
 """
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
