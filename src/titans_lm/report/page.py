@@ -40,8 +40,8 @@ INTRODUCTION = """Every number was written by a command that stands, with its co
 its tables; [findings](findings.md) says what follows, the guides to [benchmarks](guides/bench.md) and
 [evaluation](guides/evaluate.md) how each is measured. ± is one standard deviation over seeds, in plots the shade around
 a line. Models with a neural memory are bold, in plots solid lines. Bits per byte: lower is better. Comparisons and
-tasks of earlier defaults have a page of their own: with sizes matched by the width of the MLP alone
-([D43](decisions.md)), or memories that read the residual stream alone (D56)."""
+tasks of earlier defaults (sizes matched by the width of the MLP alone, [D43](decisions.md)) or of before D56 (memories
+that read the residual stream alone) have a page of their own."""
 Results = dict[str, list[Result]]
 
 
