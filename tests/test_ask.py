@@ -2,7 +2,6 @@
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,11 +29,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _shipped(weights: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _shipped(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipped, "FOLDER", weights)
-    shipped.pretrained.cache_clear()
-    yield
-    shipped.pretrained.cache_clear()
 
 
 @pytest.fixture
@@ -123,6 +119,8 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "nowhere to write": (["ask", "notes.txt", QUESTION, "--json", "."], "got --json ., which cannot be written"),
     "no memory file": (["ask", QUESTION, "--memory", "notes.txt"], "'notes.txt'"),
     "a memory that is there": (["ask", "notes.txt", QUESTION, "--out", "notes.txt"], "which exists; ask it with"),
+    "a memory in a file": (["ask", "notes.txt", QUESTION, "--out", "notes.txt/x"], "which cannot be written"),
+    "no word to answer": (["ask", "notes.txt", QUESTION, "--out", "m", "--max-new-tokens", "0"], "max_new_tokens=0"),
     "a memory of nothing": (["ask", QUESTION, "--memory", "x", "--out", "y"], "expected files to keep"),
     "an unknown name": (["ask", "notes.txt", QUESTION, "--model", "pretrained:fact"], "did you mean 'facts'?"),
     "a question that no model was taught": (["ask", "notes.txt", "Who is Mary?"], "which no model of this package was"),
@@ -141,6 +139,11 @@ def test_mistakes_are_told_in_one_line(
     code, _, error = titans(capsys, *args)
     assert (code, error.count("\n")) == (2, 1)
     assert told in error
+    assert not Path("m").exists()
+
+
+def test_a_shipped_model_is_a_new_one_every_time(weights: Path) -> None:
+    assert titans_lm.pretrained("facts")[0] is not titans_lm.pretrained("facts")[0]
 
 
 def test_nothing_on_standard_input_leaves_nothing(

@@ -244,6 +244,11 @@ MISTAKES = {
     "nothing to look at": (["surprise", "--model", "{tmp}"], "got no FILE or no --model"),
     "nobody to look": (["surprise", "x"], "got no FILE or no --model"),
     "no memory file": (["memory", "verify", "{tmp}/none"], "which does not exist"),
+    "two models": (["generate", "{tmp}", "--model", "y"], "expected one of them"),
+    "a memory over a file": (
+        ["generate", "{tmp}", "--memory", "m", "--save-memory", __file__],
+        "which exists; expected",
+    ),
     "no memory to save": (["generate", "{tmp}", "--save-memory", "x"], "got --save-memory without --memory"),
     "missing model": (["generate", "/nowhere"], "'/nowhere', which does not exist"),
     "wrong folder": (["generate", "{tmp}"], "neither a run nor a saved model"),

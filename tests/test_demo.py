@@ -62,9 +62,7 @@ def _shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = ship(tmp_path_factory.mktemp("weights"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shipped, "FOLDER", folder)
-        shipped.pretrained.cache_clear()
         yield
-    shipped.pretrained.cache_clear()
 
 
 @pytest.fixture(scope="module")

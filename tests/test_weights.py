@@ -38,6 +38,8 @@ def test_a_card_says_what_it_must(name: str) -> None:
     config = json.loads((FOLDER / name / "config.json").read_text())
     model, tokenizer = titans_lm.pretrained(name)
     assert len(tokenizer) == config["vocab_size"]
+    assert tokenizer.pad_token_id == config["pad_token_id"] == model.generation_config.pad_token_id
+    assert "auto_map" not in config, "no code lies beside it"
     assert f"{sum(x.numel() for x in model.parameters()):,} parameters" in card
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from titans_lm.checks import check_at_least
 from titans_lm.data.tasks.vocabulary import split_words
 from titans_lm.data.text import SNIFFED, looks_binary
 from titans_lm.generate import Generated, generate_text
 from titans_lm.streaming import Memory, load_memory, save_memory
 from titans_lm.streaming.read import STDIN, StoppedReading, read_files
+from titans_lm.train.files import check_writable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -60,6 +62,7 @@ def ask_files(
     question without anything to answer it from, a memory of another model, and an `out` that exists.
     """
     check_asked(files, question, memory, out)
+    check_at_least("max_new_tokens", max_new_tokens, 1)
     if not files:
         assert memory is not None, "checked"
         known = load_memory(memory, model)
@@ -124,5 +127,7 @@ def check_asked(files: Sequence[str | Path], question: str, memory: Path | None,
             _check_text(path)
     if out is not None and not paths:
         raise ValueError(f"got --out {out} and nothing to read; expected files to keep the memory of")
+    if out is not None:
+        check_writable("--out", out)
     if out is not None and out.exists():
         raise ValueError(f"got --out {out}, which exists; ask it with --memory {out}, or choose another name")

@@ -86,6 +86,28 @@ def test_a_right_padded_batch_is_written_on_after_each_rows_last_word(architectu
         assert_close(logits[row], its_logits[0], 1e-9)
 
 
+@pytest.mark.parametrize("drafts", [{"prompt_lookup_num_tokens": 4}, {"assistant_model": None}], ids=str)
+def test_drafts_follow_the_last_word_of_a_right_padded_prompt(drafts: dict[str, Any]) -> None:
+    model, ids = shallow_model("mac", torch.float64), prompt(11, 2)[:1]
+    drafts = {name: model if value is None else value for name, value in drafts.items()}
+    padded = torch.cat((ids, torch.zeros(1, 5, dtype=torch.long)), dim=1)
+    mask = torch.ones_like(padded)
+    mask[:, 11:] = 0
+    plain = model.generate(ids, max_new_tokens=9, **GREEDY)[:, 11:]
+    drafted = model.generate(padded, attention_mask=mask, max_new_tokens=9, **GREEDY, **drafts)[:, 16:]
+    assert torch.equal(drafted, plain)
+
+
+def test_the_last_places_are_those_of_the_text_and_padding_has_the_word_before() -> None:
+    """So a training that asks for the last places, of which padding is left out later, gets them in order."""
+    model, ids = shallow_model("lmm", torch.float64), prompt(11, 2)
+    mask = torch.ones_like(ids)
+    mask[0, 9:], mask[1, :3] = 0, 0
+    whole, last = (model(ids, attention_mask=mask, logits_to_keep=count).logits for count in (0, 4))
+    torch.testing.assert_close(last[1], whole[1, 7:])
+    torch.testing.assert_close(last[0], whole[0, [7, 8, 8, 8]])
+
+
 @pytest.mark.parametrize("architecture", STACKS)
 def test_a_model_without_persistent_tokens_decodes(architecture: str) -> None:
     model, ids = shallow_model(architecture, torch.float64, num_persistent=0), prompt(11, 2)

@@ -222,8 +222,8 @@ def test_no_request_computes_longer_than_it_may(tmp_path_factory: pytest.TempPat
 
 @pytest.mark.parametrize(
     ("settings", "says"),
-    [({"workers": 0}, "workers=0"), ({"port": 70000}, "port"), ({"max_seconds": 0.0}, "max_seconds"),
-     ({"api_key": ""}, "api_key")],
+    [({"workers": 0}, "workers=0"), ({"host": ""}, "empty host"), ({"port": 70000}, "port"),
+     ({"max_seconds": 0.0}, "max_seconds"), ({"api_key": ""}, "api_key")],
 )  # fmt: skip
 def test_settings_that_make_no_sense(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):

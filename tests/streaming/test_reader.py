@@ -290,6 +290,10 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             reader.read(source)
 
+    other = reading_model("lmm")
+    other.config.vocab_size = 300
+    with pytest.raises(ValueError, match="a text and no tokenizer for a model of 300 ids"):
+        Reader(other).read(b"abc")
     with pytest.raises(ValueError, match="1 sources for 2 rows"):
         Reader(model, batch_size=2).read(b"abc")
     with pytest.raises(ValueError, match="read nothing"):

@@ -32,6 +32,21 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~current_umask()
 
 
+def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
+    (tmp_path / "deep").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "deep" / "file")
+    for text in ("old", "new"):  # of which the first has nothing there
+        write_atomically(link, text)
+        assert (tmp_path / "deep" / "file").read_text() == text
+    assert link.is_symlink()
+    device = tmp_path / "device"
+    device.symlink_to("/dev/null")
+    write_atomically(device, "gone")
+    assert device.is_symlink()
+    assert Path("/dev/null").is_char_device()
+
+
 def test_a_file_may_come_in_pieces(tmp_path):
     path = tmp_path / "lines"
     write_atomically(path, (f"{i} é\n" for i in range(3)))

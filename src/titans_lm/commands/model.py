@@ -183,8 +183,14 @@ def run_generate(command: Generate) -> None:
     folder = command.model or command.model_option
     if folder is None:
         raise ValueError("got no model; expected a run folder or a saved model: titans generate MODEL")
+    if command.model is not None and command.model_option is not None:
+        raise ValueError(f"got the model {command.model} and --model {command.model_option}; expected one of them")
     if command.save_memory is not None and command.memory is None:
         raise ValueError("got --save-memory without --memory; expected both, or titans read to make a memory")
+    if command.save_memory is not None and command.save_memory != command.memory and command.save_memory.exists():
+        raise ValueError(
+            f"got --save-memory {command.save_memory}, which exists; expected a new name, or that of --memory itself"
+        )
     if command.prompt and command.prompt_file is not None:
         raise ValueError("got both --prompt and --prompt-file; expected one of them")
     prompt = command.prompt if command.prompt_file is None else command.prompt_file.read_bytes()

@@ -1,6 +1,5 @@
 """What commands take beside their own settings, and what they say: results for reading and for files."""
 
-import os
 import sys
 from dataclasses import dataclass
 from functools import reduce
@@ -76,15 +75,13 @@ def _shown(value: Any) -> str:
 
 def check_files(command: Any) -> None:
     """Refuse files for results that cannot be written, before anything has been computed: ValueError."""
+    from titans_lm.train.files import check_writable
+
     for settings in (command, getattr(command, "what", None)):
         for name in ("json", "samples", "save_memory", "plot"):
             path = getattr(settings, name, None)
-            if path is None:
-                continue
-            above = next(folder for folder in path.absolute().parents if folder.exists())
-            if path.is_dir() or not above.is_dir() or not os.access(path if path.exists() else above, os.W_OK):
-                option = name.replace("_", "-")
-                raise ValueError(f"got --{option} {path}, which cannot be written; expected the name of a file")
+            if path is not None:
+                check_writable(f"--{name.replace('_', '-')}", path)
 
 
 def write_result(path: Path | None, result: dict[str, Any]) -> None:

@@ -111,9 +111,8 @@ def make_hidden(settings: DemoSettings, plan: SearchPlan, seed: int) -> Hidden:
     numbers = plan.numbers if MODELS["number"] in shipped_names() else 0
     told = [own] if own else drawn_facts(rng, plan.parts, plan.moves, numbers)
     hidden = hide(rng, sentences, counts, told)
-    hidden.split.extend(dict.fromkeys(
-        word for fact in hidden.facts for word in split_words(fact.sentence, pretrained("facts")[1])
-    ))  # fmt: skip
+    tokenizer = pretrained("facts")[1]
+    hidden.split.extend(dict.fromkeys(word for fact in hidden.facts for word in split_words(fact.sentence, tokenizer)))
     return hidden
 
 

@@ -285,11 +285,25 @@ def last_real(x: Float[Tensor, "B T E"], mask: Tensor | None) -> Float[Tensor, "
     return x[torch.arange(len(x), device=x.device), last.to(x.device)][:, None]
 
 
+def last_places(x: Float[Tensor, "B T E"], count: int, mask: Tensor | None) -> Float[Tensor, "B N E"]:
+    """The last `count` places of every row; padding after a token stands for that token, whose successor is asked for.
+
+    Drafted tokens follow a prompt's padding on the right, and the first of them is checked at the prompt's last token.
+    """
+    if mask is None or x.shape[1] <= 1:
+        return x[:, -count:]
+    real = mask[:, mask.shape[1] - x.shape[1] :].to(x.device, torch.bool)
+    places = torch.arange(x.shape[1], device=x.device)
+    known = torch.where(real, places, 0).cummax(1).values[:, -count:]
+    return x.gather(1, known.unsqueeze(-1).expand(-1, -1, x.shape[2]))
+
+
 class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
     """A Titans language model: `generate()`, safetensors, Trainer and PEFT as any causal LM, a state of constant size.
 
     `forward(…)` takes what `TitansModel.forward` takes, and `labels` (B, T), shifted inside, −100 ignored, and
-    `logits_to_keep`: how many last positions get logits, 0 for all; 1 is that of each row's last real token.
+    `logits_to_keep`: how many last positions get logits, 0 for all. Padding on the right then has those of the
+    row's last real token.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -387,7 +401,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         )  # fmt: skip
         hidden = trunk.last_hidden_state
         if isinstance(logits_to_keep, int):
-            hidden = last_real(hidden, attention_mask) if logits_to_keep == 1 else hidden[:, -logits_to_keep:]
+            hidden = last_places(hidden, logits_to_keep, attention_mask) if logits_to_keep else hidden
         else:
             hidden = hidden[:, logits_to_keep]
         logits, loss = self.lm_head(hidden), None

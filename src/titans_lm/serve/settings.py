@@ -45,6 +45,8 @@ class ServeSettings:
             "max_waiting",
         ):  # fmt: skip
             check_at_least(name, getattr(self, name), 1)
+        if not self.host.strip():
+            raise ValueError("got an empty host; expected an address such as 127.0.0.1, or 0.0.0.0 for every one")
         check_between("port", self.port, 0, 65535)
         check_between("max_seconds", self.max_seconds, 1e-3, 1e9)
         check_key("api_key", self.api_key)

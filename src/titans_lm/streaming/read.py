@@ -16,7 +16,7 @@ from titans_lm.streaming.file import Precision, load_memory, save_memory
 from titans_lm.streaming.memory import Memory
 from titans_lm.streaming.reader import Reader
 from titans_lm.streaming.tokens import TokenStream
-from titans_lm.train.files import remove_unfinished
+from titans_lm.train.files import check_writable, remove_unfinished
 from titans_lm.train.loop import StoppedWaiting, StopRequest
 from titans_lm.train.progress import Report, in_words
 
@@ -180,6 +180,7 @@ def _start(
     """The memory to begin with, how many files it has read to their end, and whether the next one is half read."""
     if out.exists() and not resume:
         raise ValueError(f"got the memory {str(out)!r}, which exists; resume to go on with it, or choose another name")
+    check_writable("the memory", out)
     if out.parent.is_dir():
         remove_unfinished(out.parent)
     base = None if onto is None else _single(load_memory(onto, model), onto)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from titans_lm.config import check_at_least
-from titans_lm.data.tokenizer import BOS, EOS, is_byte_tokenizer
+from titans_lm.data.tokenizer import BOS, EOS, VOCAB_SIZE, is_byte_tokenizer
 from titans_lm.evaluate.stream import has_state, state_grows
 from titans_lm.hf.history import Call, History
 from titans_lm.layers import device_of
@@ -193,7 +193,16 @@ class Reader:
 
     def stream(self, source: Readable, name: str | None = None) -> TokenStream:
         """Open a source as tokens, to be read in several calls."""
-        return source if isinstance(source, TokenStream) else TokenStream(source, self.tokenizer, name)
+        if isinstance(source, TokenStream):
+            return source
+        stream = TokenStream(source, self.tokenizer, name)
+        if stream.of_text and self.tokenizer is None and self.model.config.vocab_size != VOCAB_SIZE:
+            stream.close()
+            raise ValueError(
+                f"got a text and no tokenizer for a model of {self.model.config.vocab_size} ids; expected "
+                f"Reader(model, tokenizer): without one texts are bytes, of {VOCAB_SIZE} ids"
+            )
+        return stream
 
     def resume(self, source: Readable, name: str | None = None) -> TokenStream:
         """Open the source that row 0 was reading, at the token where it stopped; ValueError where it is another."""

@@ -34,8 +34,14 @@ def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 
     """Write a file, at once or piece by piece, so that a reader, or a machine that dies, finds the old or the new.
 
     `mode` says who may read and write it, as far as the process's umask lets them. Text that is no UTF-8, which only
-    the name of a file can be, is written with question marks.
+    the name of a file can be, is written with question marks. A link stays one; a device (/dev/stdout) is written to.
     """
+    parts = [data] if isinstance(data, str | bytes) else data
+    if path.exists() and not path.is_file():
+        with path.open("wb") as device:
+            device.writelines(map(_encoded, parts))
+        return
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         naming(path),
@@ -43,12 +49,15 @@ def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 
         _at(Path(file.name)),
     ):
         try:
-            for part in [data] if isinstance(data, str | bytes) else data:
-                file.write(part.encode("utf-8", "replace") if isinstance(part, str) else part)
+            file.writelines(map(_encoded, parts))
             publish(file, path, mode)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+def _encoded(part: str | bytes) -> bytes:
+    return part.encode("utf-8", "replace") if isinstance(part, str) else part
 
 
 @contextmanager
@@ -59,6 +68,13 @@ def _at(path: Path) -> Iterator[None]:
         yield
     finally:
         _writing.discard(path.name)
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Refuse a name under which no file can be written: ValueError."""
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir() or not above.is_dir() or not os.access(path if path.exists() else above, os.W_OK):
+        raise ValueError(f"got {option} {path}, which cannot be written; expected the name of a file")
 
 
 @contextmanager

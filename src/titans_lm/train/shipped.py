@@ -1,7 +1,6 @@
 """Trained models that come with the package, by name; each has a card, README.md, beside its weights."""
 
 import re
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +58,6 @@ def taught_instead(model: Path, question: str) -> str | None:
     return None
 
 
-@cache
 def pretrained(name: str) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Load a model and its tokenizer."""
     from titans_lm.train.run import load_model, load_tokenizer
