@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ops.memory_cases import Call, Case, make_call
-from titans_lm.ops import MemoryState, neural_memory, read
+from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
 from titans_lm.ops.state import detach_state, map_state
 
 BACKENDS = ["reference", "chunked"]
@@ -217,3 +217,22 @@ def test_gradients_by_finite_differences(backend: str) -> None:
             x.copy_(kept)
         slope = (found[name] * way[name]).sum()
         torch.testing.assert_close(slope, (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-7)
+
+
+def test_what_a_memory_forgets_is_a_difference_that_float32_keeps() -> None:
+    """Forgetting leads from M to an M_init close by: its gradient is ⟨M̄, M − M_init⟩."""
+    generator, found = torch.Generator().manual_seed(0), []
+    tokens, initial, near = (
+        torch.randn(*size, generator=generator, dtype=torch.float64)
+        for size in ((3, 1, 40, 2, 64), (2, 64, 64), (1, 2, 64, 64))
+    )
+    alpha = 0.1 * torch.rand(1, 40, 2, generator=generator, dtype=torch.float64)
+    for dtype in (torch.float64, torch.float32):
+        q, k, v = tokens.to(dtype)
+        target, M, gate = initial.to(dtype), (initial + 1e-3 * near).to(dtype), alpha.to(dtype).requires_grad_()
+        state = MemoryState((M,), (torch.zeros_like(M),), (M,), torch.zeros(1, dtype=torch.int64))
+        network = MemoryNetwork(residual=False, forget_to="init", initial=(target,))
+        shut = torch.zeros_like(gate)
+        _, after = neural_memory(q, k, v, shut, shut, gate, state, network=network, chunk_size=16)
+        found.append(torch.autograd.grad((after.M[0] * target).sum(), gate)[0].double())
+    assert float((found[1] - found[0]).abs().max()) < 5e-3 * float(found[0].abs().max())

@@ -236,18 +236,20 @@ class ChunkBackward:
 
     def _decayed(self, layer: int, i: int, carried: StateGrads, a: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         """Through a W + (1 − a) W_init, f S and e S: the gradients by a, f and e are inner products of whole states."""
-        R, heads, both = self.rows.count, self.rows.heads, carried.both[layer]
-        found = torch.bmm(both.view(R, 2, -1), self.states.at[layer][i].view(R, 2, -1).mT).view(-1, heads, 2, 2)
-        d_a = found[..., :1, :1]
+        R, heads = self.rows.count, self.rows.heads
+        both, at = carried.both[layer].view(R, 2, -1), self.states.at[layer][i].view(R, 2, -1)
+        (dW, _), (W, S) = both.split(1, dim=1), at.split(1, dim=1)
         if self.rows.decay_target is not None:
             target, by_target = (
                 (x.mT if self.rows.wide else x).view(heads, 1, -1)
                 for x in (self.rows.decay_target[layer], self.shared.initial[layer])
             )
-            dW = carried.memory[layer].unflatten(0, (-1, heads)).flatten(2).transpose(0, 1)
-            d_a -= torch.bmm(target, dW.mT).permute(2, 0, 1).unsqueeze(-1)
-            by_target.baddbmm_((1.0 - a).flatten(1).t().unsqueeze(1), dW)
-        return d_a, found[..., :1, 1:], found[..., 1:, 1:]
+            W = W.unflatten(0, (-1, heads)).sub(target).flatten(0, 1)  # both may be large beside their difference
+            of_head = dW.squeeze(1).unflatten(0, (-1, heads)).transpose(0, 1)
+            by_target.baddbmm_((1.0 - a).flatten(1).t().unsqueeze(1), of_head)
+        d_a, d_both = torch.bmm(dW, W.mT), torch.bmm(both, S.mT)
+        d_f, d_e = d_both.split(1, dim=1)
+        return tuple([d.unflatten(0, (-1, heads)) for d in (d_a, d_f, d_e)])
 
     def _decayed_by_channel(
         self, layer: int, i: int, carried: StateGrads, a: Tensor, f: Tensor, e: Tensor

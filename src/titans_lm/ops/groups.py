@@ -87,7 +87,7 @@ class ChunkedCall:
         if self.lags or (not x.q.is_cuda and (self.spec.inside is not None or group < N)):
             return False
         pairs = 3 * self.L * C * (D if len(x.gates) > 2 else 1)  # x hᵀ, G and their product; G by channel if gates are
-        by_token = 12 * sum([w.shape[-1] for w in x.M]) + pairs
+        by_token = 12 * sum([w.shape[-1] for w in x.M]) + pairs + 2 * (D - x.v.shape[-1])  # keys may be wider
         numbers = 2 * (N + 1) * sum([w.numel() for w in x.M]) + x.q.numel() // D * by_token
         if x.q.is_cuda:
             return KEPT_SHARE * numbers * x.q.element_size() <= _memory(x.q.device)

@@ -77,8 +77,10 @@ BLOCK = 2000
 
 def _blocks(x: Tensor, *others: Tensor) -> Iterator[list[Tensor]]:
     """Some rows of tensors (…, channels) at a time, the same of all."""
-    rows = [y.reshape(-1, y.shape[-1]).split(BLOCK) for y in (x, *others)]
-    return map(list, zip(*rows, strict=True))
+    rows = [y.reshape(-1, y.shape[-1]) for y in (x, *others)]
+    if torch.compiler.is_compiling():  # a graph would hold every block, and be another for another number of them
+        return iter([rows])
+    return map(list, zip(*[y.split(BLOCK) for y in rows], strict=True))
 
 
 def _make(x: Float[Tensor, "D N"], degree: int) -> Float[Tensor, "K N"]:
