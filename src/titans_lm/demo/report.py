@@ -278,5 +278,6 @@ def _said(lines: Sequence[str]) -> Markup:
 
 STYLE = """
 .right { color: #18794e; font-weight: 600; }
-.wide td { white-space: nowrap; }
+@media (min-width: 40rem) { .wide td { white-space: nowrap; } }
+@media (max-width: 40rem) { .wide th, .wide td { padding-right: .5rem; font-size: .8rem; } }
 """
