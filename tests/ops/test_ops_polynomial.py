@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from itertools import product
@@ -16,6 +17,7 @@ from ops.test_ops_exact import described
 from titans_lm.config import LARGEST_POLYNOMIAL, MemoryConfig
 from titans_lm.memory import NeuralMemory
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory, read
+from titans_lm.ops.groups import ChunkedCall
 from titans_lm.ops.polynomial import polynomial
 
 
@@ -36,13 +38,26 @@ def test_degree_one_is_the_key_itself_up_to_its_scale() -> None:
     torch.testing.assert_close(found[:, 0], torch.full((4,), 0.3, dtype=torch.float64).sqrt())
 
 
-def test_the_gradients_of_a_polynomial_are_right() -> None:
+@pytest.mark.parametrize("block", [1, 3, 2000])
+def test_the_gradients_of_a_polynomial_are_right(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows are worked on at a time, the last of which are fewer; and without any but the constant."""
+    monkeypatch.setattr(import_module("titans_lm.ops.polynomial"), "BLOCK", block)
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     a = torch.rand(4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(polynomial, (x, a))
+    assert torch.autograd.gradcheck(polynomial, (torch.cat((x, x)), a))
+    assert torch.autograd.gradcheck(polynomial, (x, a[:1]))
 
 
-@pytest.mark.parametrize(("channels", "degree"), [(5, 1), (1, 4), (5, 2), (4, 3), (3, 5)])
+def test_a_graph_has_no_block_of_its_own_for_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("titans_lm.ops.polynomial")
+    monkeypatch.setattr(module, "BLOCK", 2)
+    assert len(list(module._blocks(torch.ones(7, 3)))) == 4
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert len(list(module._blocks(torch.ones(7, 3)))) == 1
+
+
+@pytest.mark.parametrize(("channels", "degree"), [(5, 0), (5, 1), (1, 4), (5, 2), (4, 3), (3, 5)])
 def test_gathered_as_on_a_gpu_it_is_the_same(channels: int, degree: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 2, channels, dtype=torch.float64, requires_grad=True)
     a = torch.rand(2, degree + 1, dtype=torch.float64, requires_grad=True)
@@ -108,16 +123,32 @@ def test_keys_may_be_of_another_width_than_values(case: Case) -> None:
     assert_agree(case, "reference", "chunked")
 
 
-@pytest.mark.parametrize("case", described([case for case in cases() if case.keys > 15]))
-@pytest.mark.parametrize("kept", [0, 2**40])
+@pytest.mark.parametrize(
+    "case", described([case for case in cases() if case.keys > 15 and "channel" not in case.gates])
+)
+@pytest.mark.parametrize(("kept", "least"), [(0, 1), (0, 10**6), (2**40, 10**6)])
 def test_a_wide_memory_is_the_definition_in_groups_and_kept_whole(
-    case: Case, kept: int, monkeypatch: pytest.MonkeyPatch
+    case: Case, kept: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In four groups of chunks, of which three are made again; or of one, whose inside is kept."""
-    groups = import_module("titans_lm.ops.groups")
+    """In groups of few chunks, in one that is made again for its gradients, and in one whose inside is kept."""
+    groups, calls = import_module("titans_lm.ops.groups"), []
     monkeypatch.setattr(groups, "KEPT", kept)
-    monkeypatch.setattr(groups, "LEAST_CHUNKS", 1)
+    monkeypatch.setattr(groups, "LEAST_CHUNKS", least)
+    monkeypatch.setattr(groups.ChunkedCall, "forward", noted(groups.ChunkedCall.forward, calls))
     assert_agree(replace(case, tokens=min(15 * case.chunk + 1, 60)), "reference", "chunked")
+    wide = [call for call in calls if call.wide]
+    assert all(call.is_kept == bool(kept) for call in wide)
+    assert all(len(call.groups) == 1 for call in wide) or least == 1
+
+
+def noted(forward: Callable[..., Any], calls: list[ChunkedCall]) -> Callable[..., Any]:
+    """A method that also says whose it was."""
+
+    def noting(call: ChunkedCall, *args: Any, **others: Any) -> Any:
+        calls.append(call)
+        return forward(call, *args, **others)
+
+    return noting
 
 
 @pytest.mark.parametrize("case", described(cases()[::4]))

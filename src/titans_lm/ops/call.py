@@ -18,7 +18,7 @@ State = tuple[Weights, Weights, Weights | None]
 
 
 def copied(state: State, into: Sequence[Tensor] = (), order: torch.memory_format = torch.contiguous_format) -> State:
-    """Copies of a state's tensors, in the given ones as far as they go."""
+    """Copies of a state's tensors, in the given ones as far as they go; `order` is that of new ones in memory."""
     given, parts = iter(into), []
     for part in state:
         copies = []

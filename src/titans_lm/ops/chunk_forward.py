@@ -124,7 +124,7 @@ class WriteCache(NamedTuple):
 
     inputs[l] is h_{l−1}, scaled[l] is [h ∘ memory_end | h ∘ surprise_end], pre[l] is z_l, deltas[l] is δ_l and
     back[l − 1] is δ_{l+1} W_{l+1}ᵀ, before the slope. For a LayerNorm, `unit` and `rstd` = 1 / std belong to z_L and
-    `error` is ∂ℓ/∂unit; empty where there is none.
+    `error` is ∂ℓ/∂unit; empty where there is none. Of a wide memory scaled[0] has δ in the place of h.
     """
 
     inputs: list[Tensor]
@@ -305,7 +305,7 @@ class ReadCache(NamedTuple):
     """What reading a group leaves for its gradients, over all its chunks, one entry per memory layer.
 
     inputs[l] is x, both[l] is [a ∘ x | f ∘ x], raw[l] is x hᵀ (None with channel-wise gates), weighted[l] is
-    (x hᵀ) ∘ G and pre[l] is z_l.
+    (x hᵀ) ∘ G and pre[l] is z_l. Of a wide memory both[0] is what is read in two parts (wide.py).
     """
 
     inputs: list[Tensor]

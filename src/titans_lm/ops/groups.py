@@ -1,8 +1,9 @@
 """A call laid out in chunks, group after group of them, forward and backward.
 
-Only the state at the start of each group is kept for the gradients, and z_L of keys and queries; the backward pass
-makes the rest of a group again. How a group is written and read depends on the memory: chunk by chunk
-(chunk_forward.py), by tiles (tiles.py), at its anchors (anchor.py), or as a wide memory (wide.py).
+Only the state at the start of each group is kept for the gradients, and z_L of keys and queries (of a wide memory also
+the parts of what was read); the backward pass makes the rest of a group again. How a group is written and read depends
+on the memory: chunk by chunk (chunk_forward.py), by tiles (tiles.py), at its anchors (anchor.py), or as a wide memory
+(wide.py).
 """
 
 import functools
@@ -66,6 +67,7 @@ class ChunkedCall:
         self.spec, self.inputs, self.L = spec, inputs, len(inputs.M)
         N, B, C, H, _ = inputs.q.shape
         self.lags = spec.network.read_at == "anchor"
+        self.wide = is_wide(inputs.M, inputs.gates) and not self.lags and spec.inside is None
         size = lagging_group(N, C) if self.lags else group_size(N)
         self.is_kept = self._is_kept(size)
         size = N if self.is_kept else min(N, size)
@@ -73,9 +75,8 @@ class ChunkedCall:
         norm = []
         for x in (inputs.norm_weight, inputs.norm_bias):
             norm.append(None if x is None else x.repeat(size * B, 1).unsqueeze(1))
-        wide = is_wide(inputs.M, inputs.gates) and not self.lags and spec.inside is None
-        initial = transposed(inputs.initial) if wide else inputs.initial
-        self.rows = BatchedNetwork(spec.network, B, H, B * H, *norm, initial or None, wide)
+        initial = transposed(inputs.initial) if self.wide else inputs.initial
+        self.rows = BatchedNetwork(spec.network, B, H, B * H, *norm, initial or None, self.wide)
         self.inside: Inside | None = None
 
     def _is_kept(self, group: int) -> bool:
@@ -87,7 +88,8 @@ class ChunkedCall:
         if self.lags or (not x.q.is_cuda and (self.spec.inside is not None or group < N)):
             return False
         pairs = 3 * self.L * C * (D if len(x.gates) > 2 else 1)  # x hᵀ, G and their product; G by channel if gates are
-        by_token = 12 * sum([w.shape[-1] for w in x.M]) + pairs + 2 * (D - x.v.shape[-1])  # keys may be wider
+        by_token = 12 * sum([w.shape[-1] for w in x.M]) + pairs
+        by_token += (2 if self.wide else 8) * max(0, D - x.v.shape[-1])  # keys that are wider, and weighted copies
         numbers = 2 * (N + 1) * sum([w.numel() for w in x.M]) + x.q.numel() // D * by_token
         if x.q.is_cuda:
             return KEPT_SHARE * numbers * x.q.element_size() <= _memory(x.q.device)

@@ -101,17 +101,19 @@ def _lead_back(d: Float[Tensor, "K N"], x: Float[Tensor, "D N"], degree: int) ->
 
     The constant leads nowhere. Of the highest degree the sum is that of x ∘ x̄: each monomial has one first channel.
     """
-    D, lower, dx = len(x), _make(x, degree - 1), torch.zeros_like(x)
+    D, dx = len(x), torch.zeros_like(x)
+    if degree == 0:
+        return dx, [d[0]]
+    lower = _make(x, degree - 1)
     sums = [(d[here] * lower[here]).sum(0) for here in _degrees(D, degree)[:-1]]
-    for i in range(degree, 0, -1):
-        if i == 1:
-            dx += d[1 : D + 1]
-        for c, where, later in _slices(D, i) if i > 1 else ():
+    for i in range(degree, 1, -1):
+        for c, where, later in _slices(D, i):
             dx[c] += (d[where] * lower[later]).sum(0)
             d[later].addcmul_(d[where], x[c])
         if i == degree:
             sums.append((dx * x).sum(0))
-    return dx, sums
+    dx += d[1 : D + 1]
+    return dx, sums if degree > 1 else [*sums, (dx * x).sum(0)]
 
 
 def _gather(x: Tensor, lower: Tensor, into: Tensor, degree: int) -> None:

@@ -34,9 +34,12 @@ from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.state import MemoryState
+from titans_lm.ops.wide import LEAST_RATIO
 
 FEWEST_CHUNKS = 3
 """Chunks of a tile from which it is faster than its chunks one after another (D37)."""
+FEWEST_WIDE = 8
+"""The same on a CPU where those would go by wide.py, of 4, 8 and 16 that were measured."""
 
 
 def largest_tile(width: int, by_channel: bool, gpu: bool = False) -> int:
@@ -57,9 +60,11 @@ def tile_size(
     plain = network.objective in ("l2", "dot") and network.read_at == "token"
     if len(state.M) > 1 or network.norm_weight is not None or not plain:
         return chunk_size
-    width = min(state.M[0].shape[2:])  # keys wider than values make pairs cost more, and a pass over the state does not
-    most = largest_tile(width, any(x.dim() > 3 for gate in gates for x in gate), state.M[0].is_cuda)
-    if FEWEST_CHUNKS * chunk_size > most:
+    M, by_channel = state.M[0], any(x.dim() > 3 for gate in gates for x in gate)
+    K, D = M.shape[2:]
+    most = largest_tile(min(K, D), by_channel, M.is_cuda)  # pairs cost more with wider keys, and so do passes over M
+    wide = K >= LEAST_RATIO * D and not by_channel and not M.is_cuda
+    if (FEWEST_WIDE if wide else FEWEST_CHUNKS) * chunk_size > most:
         return chunk_size
     return max(1, min(most, length) // chunk_size) * chunk_size
 

@@ -6,7 +6,7 @@ well stand on the narrow side of a product (docs/derivation.md, section 16):
     (a ∘ x) W = a ∘ (x W)        (k ∘ ω)ᵀ δ = kᵀ (ω ∘ δ)
 
 so that one product x [W | S] serves both halves, and no weighted copy of a key is made. All else is as in
-chunk_forward.py and chunk_backward.py.
+chunk_forward.py and chunk_backward.py. Many small chunks go by tiles before (tiles.py), whose keys are weighted.
 """
 
 from collections.abc import Sequence
@@ -118,7 +118,7 @@ class WideBackward(ChunkBackward):
         d_a, d_f = (parts.unflatten(-1, (2, -1)) * dz.unsqueeze(2)).sum(-1, keepdim=True).unbind(2)
         self.gate_grads[0] |= {"a": d_a, "f": d_f}
         self._similarity(0, dz, dx, found)
-        return dx + d_out if rows.network.residual else dx
+        return dx  # a residual needs keys as wide as values
 
     def _prepare(self, found: ReadCache) -> None:
         """The chunks' shares of the gradient by the state are [a ∘ z̄ | f ∘ z̄]ᵀ x."""
