@@ -1,7 +1,7 @@
 """What a MAC block's forward costs besides arithmetic, at most half of 1,418 calls and 1,562 operations.
 
-So many were counted at commit 11d24aa, before the core was rebuilt. With torch 2.13 they are 670 and 781; where oneDNN
-multiplies, 715 and 736.
+So many were counted at commit 11d24aa, before the core was rebuilt. With torch 2.13 they are 662 and 781; where oneDNN
+multiplies, 707 and 736.
 """
 
 import pytest

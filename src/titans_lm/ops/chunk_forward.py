@@ -193,7 +193,10 @@ class LastError:
 
     def norm(self) -> list[Tensor]:
         """What a LayerNorm's gradients need, of all chunks."""
-        return [torch.cat(x) if x else NOTHING for x in (self.unit, self.rstd, self.error)]
+        found = []
+        for x in (self.unit, self.rstd, self.error):
+            found.append(torch.cat(x) if x else NOTHING)
+        return found
 
     def _pull(self, e: Tensor, i: int) -> Tensor:
         """g(e) of chunk i."""

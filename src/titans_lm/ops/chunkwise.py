@@ -7,7 +7,7 @@ Small chunks of a linear memory are worked on a tile at a time (tiles.py), which
 """
 
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from operator import is_
 from typing import Any
 
@@ -39,8 +39,8 @@ class _Chunked(torch.autograd.Function):
         ctx.call = call if call.inside is not None else None
         ctx.spec, ctx.layers, ctx.gates, ctx.anchored = spec, L, gates, [start[2] is not None for start in saved.starts]
         states = [x for start in saved.starts for part in start for x in part or ()]
-        ctx.kept = [len(several) for several in saved[1:]]
-        ctx.save_for_backward(*tensors, *[x for several in saved[1:] for x in several], *states)
+        ctx.kept = list(map(len, saved[1:]))
+        ctx.save_for_backward(*tensors, *chain(*saved[1:]), *states)
         ctx.set_materialize_grads(False)
         if norms is not None:
             ctx.mark_non_differentiable(norms)

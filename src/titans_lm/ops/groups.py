@@ -67,7 +67,7 @@ class ChunkedCall:
         self.spec, self.inputs, self.L = spec, inputs, len(inputs.M)
         N, B, C, H, _ = inputs.q.shape
         self.lags = spec.network.read_at == "anchor"
-        self.wide = is_wide(inputs.M, inputs.gates) and not self.lags and spec.inside is None
+        self.wide = self.L == 1 and is_wide(inputs.M, inputs.gates) and not self.lags and spec.inside is None
         size = lagging_group(N, C) if self.lags else group_size(N)
         self.is_kept = self._is_kept(size)
         size = N if self.is_kept else min(N, size)
