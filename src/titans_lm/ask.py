@@ -129,5 +129,5 @@ def check_asked(files: Sequence[str | Path], question: str, memory: Path | None,
         raise ValueError(f"got --out {out} and nothing to read; expected files to keep the memory of")
     if out is not None:
         check_writable("--out", out)
-    if out is not None and out.exists():
-        raise ValueError(f"got --out {out}, which exists; ask it with --memory {out}, or choose another name")
+        if out.exists():
+            raise ValueError(f"got --out {out}, which exists; ask it with --memory {out}, or choose another name")

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from titans_lm.hf.configuration import TitansConfig
-from titans_lm.hf.modeling import TitansModel, TitansOutput, TitansPreTrainedModel, last_real
+from titans_lm.hf.modeling import TitansModel, TitansOutput, TitansPreTrainedModel, last_places
 from titans_lm.layers import Linear
 
 
@@ -57,7 +57,7 @@ class TitansForSequenceClassification(TitansPreTrainedModel):
         hidden = trunk.last_hidden_state
         if hidden.shape[1] == 0 or (attention_mask is not None and not bool((attention_mask != 0).any(1).all())):
             raise ValueError("got a row without a real token; expected at least one, whose output is scored")
-        logits = self.score(last_real(hidden, attention_mask)[:, 0]).to(
+        logits = self.score(last_places(hidden, 1, attention_mask)[:, 0]).to(
             torch.promote_types(hidden.dtype, torch.float32)
         )
         loss = None

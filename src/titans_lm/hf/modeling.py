@@ -277,14 +277,6 @@ def side_by_side(parts: list[list[Tensor]]) -> list[Tensor]:
     return parts[0] if len(parts) == 1 else [torch.cat(same, dim=1) for same in zip(*parts, strict=True)]
 
 
-def last_real(x: Float[Tensor, "B T E"], mask: Tensor | None) -> Float[Tensor, "B 1 E"]:
-    """The last token of every row that the mask (B, T) or (B, past + T) does not call padding."""
-    if mask is None or x.shape[1] <= 1:
-        return x[:, -1:]
-    last = x.shape[1] - 1 - mask[:, mask.shape[1] - x.shape[1] :].flip(1).to(torch.bool).to(torch.int32).argmax(1)
-    return x[torch.arange(len(x), device=x.device), last.to(x.device)][:, None]
-
-
 def last_places(x: Float[Tensor, "B T E"], count: int, mask: Tensor | None) -> Float[Tensor, "B N E"]:
     """The last `count` places of every row; padding after a token stands for that token, whose successor is asked for.
 

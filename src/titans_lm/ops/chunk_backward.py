@@ -81,7 +81,7 @@ class ChunkBackward:
         self.act = rows.network.activation
         self.n, self.L = len(tokens.q) // rows.count, len(gates)
         self.gate_grads: list[dict[str, Tensor]] = [{} for _ in gates]
-        self.scaled_ones = written.inputs  # what the weights at the end of a chunk scale
+        self.paired = written.inputs  # what the weights at the end of a chunk scale
         self.d_inputs: list[Tensor] = []  # h̄_{l−1}
         self.d_deltas: list[Tensor] = []  # δ̄_l
         self.d_pre = [torch.empty_like(z) for z in written.pre]  # z̄_l, by the errors
@@ -275,7 +275,7 @@ class ChunkBackward:
     def _ends(self) -> None:
         """What tokens weigh at the ends of chunks, from what the loop has left."""
         for layer, g in enumerate(self.gates):
-            scaled, grads = self.scaled_ones[layer], self.gate_grads[layer]
+            scaled, grads = self.paired[layer], self.gate_grads[layer]
             to_memory, to_surprise = self.d_scaled[layer].chunk(2, dim=-1)
             grads["memory_end"] = (to_memory * scaled).sum_to_size(g.memory_end.shape).neg_()
             grads["surprise_end"] = (to_surprise * scaled).sum_to_size(g.surprise_end.shape).neg_()

@@ -67,7 +67,8 @@ class ChunkedCall:
         self.spec, self.inputs, self.L = spec, inputs, len(inputs.M)
         N, B, C, H, _ = inputs.q.shape
         self.lags = spec.network.read_at == "anchor"
-        self.wide = self.L == 1 and is_wide(inputs.M, inputs.gates) and not self.lags and spec.inside is None
+        one_layer = self.L == 1 and not self.lags and spec.inside is None
+        self.wide = one_layer and is_wide(inputs.M[0], by_channel=len(inputs.gates) > 2)
         size = lagging_group(N, C) if self.lags else group_size(N)
         self.is_kept = self._is_kept(size)
         size = N if self.is_kept else min(N, size)
@@ -101,9 +102,11 @@ class ChunkedCall:
         if len(self.groups) == 1:
             return Saved([], [], [], [])
         N, n, D = len(x.q), self.groups[0].stop, x.v.shape[-1]
-        kinds = [(x.k, D), (x.q, D), *([(x.q, 2 * D)] if self.rows.wide else ())]
-        several = [list(y.new_empty(N * R, y.shape[2], width).split(n * R)) for y, width in kinds]
-        return Saved([], *several, *(() if self.rows.wide else ([],)))
+        written, read, parts = (
+            list(y.new_empty(N * R, y.shape[2], width).split(n * R)) if width else []
+            for y, width in ((x.k, D), (x.q, D), (x.q, 2 * D * self.wide))
+        )
+        return Saved([], written, read, parts)
 
     def first_state(self) -> State:
         x = self.inputs
@@ -141,7 +144,7 @@ class ChunkedCall:
         rows = self._rows(where)
         if self.spec.inside is None:
             given = self.states, self._complete(where), z, collect
-            return write_wide(rows, tokens, gates[0], *given) if rows.wide else write(rows, tokens, gates, *given), None
+            return write_wide(rows, tokens, gates[0], *given) if self.wide else write(rows, tokens, gates, *given), None
         system = make_system(tokens.k, gates[0], self.spec.inside)
         return write_tiles(rows, tokens, gates[0], self.states, system, z), system
 
@@ -157,7 +160,7 @@ class ChunkedCall:
         `parts`."""
         if self.lags:
             return read_anchors(self.rows, tokens.q, self.states, kept)
-        if self.rows.wide:
+        if self.wide:
             return read_wide(self.rows, tokens.q, gates[0], written, self.states, kept, parts)
         return read(self.rows, tokens.q, gates, written, self.states, kept)
 
@@ -201,7 +204,7 @@ class ChunkedCall:
         if keep:
             self.inside = Inside(tokens, gates, back, written, system, found)
         elif saved is not None:
-            parts = [(saved.parts, found.both[0])] if rows.wide else []
+            parts = [(saved.parts, found.both[0])] if self.wide else []
             for kept, x in ((saved.written, written.pre[-1]), (saved.read, z), *parts):
                 if len(self.groups) == 1:
                     kept.append(x)  # no copy of it
@@ -232,9 +235,9 @@ class ChunkedCall:
             (w.new_zeros(w.shape) if d is None else d.clone(memory_format=torch.contiguous_format)).flatten(0, 1)
             for w, d in zip((*x.M, *x.S, *x.anchor), d_state, strict=False)
         ]
-        after = [w.mT for w in after] if self.rows.wide else after
+        after = [w.mT for w in after] if self.wide else after
         both = [torch.cat(pair, dim=1) for pair in zip(after[:L], after[L : 2 * L], strict=True)]
-        carried = StateGrads(both, after[2 * L :] or None, self.rows.heads, self.rows.wide)
+        carried = StateGrads(both, after[2 * L :] or None, self.rows.heads, self.wide)
         norm = [x.q.new_empty(0) if w is None else torch.zeros_like(w) for w in (x.norm_weight, x.norm_bias)]
         shared = Parameters(*norm, [torch.zeros_like(w) for w in self.rows.decay_target or ()])
         tokens_grad = [torch.empty_like(y) for y in (*x[:3], *(() if x.threshold is None else (x.threshold,)))]
@@ -244,7 +247,7 @@ class ChunkedCall:
             inside = self.inside or self._inside(where, starts[g], *[several[g] for several in saved[1:] if several])
             d = None if d_out is None else d_out[where]
             self._backward_group(where, inside, d, carried, shared, tokens_grad, gates_grad)
-        by_anchor = [w.mT for w in carried.anchor or ()] if self.rows.wide else carried.anchor or ()
+        by_anchor = [w.mT for w in carried.anchor or ()] if self.wide else carried.anchor or ()
         anchor = tuple([w.unflatten(0, (B, -1)) for w in by_anchor]) if self.spec.anchored else (None,) * L
         weight, bias = (w if w.numel() else None for w in norm)
         dq, dk, dv, *d_threshold = tokens_grad
@@ -275,7 +278,7 @@ class ChunkedCall:
         d = torch.zeros_like(found.pre[-1]) if d_out is None else merge_heads(d_out)
         given = self._rows(where), tokens, gates, self.states, written, shared
         if system is None or self.spec.inside is None:
-            kind = AnchorBackward if self.lags else WideBackward if self.rows.wide else ChunkBackward
+            kind = AnchorBackward if self.lags else WideBackward if self.wide else ChunkBackward
             by_token, by_gates = kind(*given).run(d, found, self._complete(where), carried)
         else:
             by_token, by_gates = TileBackward(*given).run_tiles(d, found, carried, system, self.spec.inside)

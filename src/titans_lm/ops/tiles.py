@@ -34,7 +34,7 @@ from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.state import MemoryState
-from titans_lm.ops.wide import LEAST_RATIO
+from titans_lm.ops.wide import is_wide
 
 FEWEST_CHUNKS = 3
 """Chunks of a tile from which it is faster than its chunks one after another (D37)."""
@@ -61,9 +61,8 @@ def tile_size(
     if len(state.M) > 1 or network.norm_weight is not None or not plain:
         return chunk_size
     M, by_channel = state.M[0], any(x.dim() > 3 for gate in gates for x in gate)
-    K, D = M.shape[2:]
-    most = largest_tile(min(K, D), by_channel, M.is_cuda)  # pairs cost more with wider keys, and so do passes over M
-    wide = K >= LEAST_RATIO * D and not by_channel and not M.is_cuda
+    most = largest_tile(min(M.shape[2:]), by_channel, M.is_cuda)  # with wider keys pairs and passes over M cost more
+    wide = is_wide(M, by_channel) and not M.is_cuda
     if (FEWEST_WIDE if wide else FEWEST_CHUNKS) * chunk_size > most:
         return chunk_size
     return max(1, min(most, length) // chunk_size) * chunk_size

@@ -37,9 +37,9 @@ LEAST_RATIO = 4
 """Channels of keys for each of values from which a memory is wide: outputs are then kept in two parts."""
 
 
-def is_wide(weights: Sequence[Tensor], gates: Sequence[Tensor]) -> bool:
-    """Whether a memory (B, H, D_in, D_out) by layers is wide: one layer, and gates that have a value per token."""
-    return len(weights) == 1 and len(gates) <= 2 and weights[0].shape[2] >= LEAST_RATIO * weights[0].shape[3]
+def is_wide(M: Tensor, by_channel: bool) -> bool:
+    """Whether a memory of one layer, (B, H, D_in, D_out), is wide: with gates that have a value per token."""
+    return not by_channel and M.shape[2] >= LEAST_RATIO * M.shape[3]
 
 
 def transposed(weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -122,7 +122,7 @@ class WideBackward(ChunkBackward):
 
     def _prepare(self, found: ReadCache) -> None:
         """The chunks' shares of the gradient by the state are [a ∘ z̄ | f ∘ z̄]ᵀ x."""
-        self.d_read, self.scaled_ones = found.inputs, self.written.deltas
+        self.d_read, self.paired = found.inputs, self.written.deltas
         super()._prepare(found._replace(both=[self.d_parts]))
         self.k_at = by_chunk(self.written.inputs, self.rows.count)[0]
 
