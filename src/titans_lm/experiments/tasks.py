@@ -189,7 +189,7 @@ class TaskJob:
         own = task_tokenizer(self.train_tasks[0]) if self.start is None else self.start.tokenizer()
         if getattr(self.train_tasks[0], "tokenizer", None) == WORDS and model.generation_config is not None:
             model.generation_config.eos_token_id = FULL_STOP  # where it has answered
-            model.generation_config.pad_token_id = own.pad_token_id
+            model.generation_config.pad_token_id = None if own is None else own.pad_token_id
         begun = self.saved_spec() is not None
         run = RunFolder.open(self.folder, own) if begun else RunFolder.create(self.folder, self.spec(), own)
         if not self.settings.steps:

@@ -238,7 +238,7 @@ class ChunkBackward:
         """Through a W + (1 − a) W_init, f S and e S: the gradients by a, f and e are inner products of whole states."""
         R, heads = self.rows.count, self.rows.heads
         both, at = carried.both[layer].view(R, 2, -1), self.states.at[layer][i].view(R, 2, -1)
-        (dW, _), (W, S) = both.split(1, dim=1), at.split(1, dim=1)
+        dW, (W, S) = both[:, :1], at.split(1, dim=1)
         if self.rows.decay_target is not None:
             target, by_target = (
                 (x.mT if self.rows.wide else x).view(heads, 1, -1)
