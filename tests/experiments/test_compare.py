@@ -86,8 +86,8 @@ def test_all_is_equal_that_should_be(done) -> None:
         best = min(one["tuning"], key=lambda trial: trial["held_out_bits_per_byte"])
         assert one["rate"] == best["rate"]
     jobs = finals(settings, 1, dict.fromkeys(settings.models, 1e-3))
-    kernels = [language_settings(settings, name, 1).model.attention_conv_size for name in ("mac", "attention")]
-    assert kernels == [1, 4], "attention gets the convolution"
+    kernels = [language_settings(settings, name, 1).model.attention_conv_size for name in ("mac", "attention", "lmm")]
+    assert kernels == [4, 4, 1], "attention gets the convolution"
     assert not {job.settings.seed for job in jobs} & {job.settings.seed for job in trials(settings, 1)}
 
 
@@ -351,7 +351,7 @@ def test_variants_of_one_model(texts: Path, tmp_path: Path) -> None:
 
 
 def test_a_stack_of_blocks_is_a_contender(texts: Path, tmp_path: Path) -> None:
-    """By its list; where a block has no memory, attention gets the convolution that the memory has (D21, D38)."""
+    """By its list; attention gets the convolution that the memory has (D21, D42)."""
     deep = "num_hidden_layers=3"
     listed, quoted = f"hybrid:layer_types=[mac, attention],{deep}", f"hybrid:{deep},layer_types=['mac',\"attention\"]"
     kinds = {
@@ -359,7 +359,7 @@ def test_a_stack_of_blocks_is_a_contender(texts: Path, tmp_path: Path) -> None:
         f"hybrid:{deep},attention_conv_size=2": (("sliding", "lmm", "sliding"), 2),
         listed: (("mac", "attention", "mac"), 4),
         quoted: (("mac", "attention", "mac"), 4),
-        f"hybrid:layer_types=[mag,lmm],{deep}": (("mag", "lmm", "mag"), 1),
+        f"hybrid:layer_types=[mag,lmm],{deep}": (("mag", "lmm", "mag"), 4),
     }
     base = small(texts, tmp_path / "out")
     for name, (blocks, kernel) in kinds.items():

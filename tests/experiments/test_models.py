@@ -44,6 +44,7 @@ def test_what_all_share_reaches_a_model_as_far_as_its_blocks_have_it(tmp_path: P
     shared = dataclasses.replace(base.train.model, **deep, shared_qkv=True, architecture="mag")
     sharing = dataclasses.replace(base, train=dataclasses.replace(base.train, model=shared))
     kernels = {"hybrid:conv_size=2": 2, "hybrid": 4, "sliding:conv_size=3": 4, "hybrid:attention_conv_size=1": 1}
+    kernels |= {"mal": 4, "mag:conv_size=2": 2, "mac:attention_conv_size=1": 1, "lmm": 1}
     for name, kernel in kernels.items():
         assert language_settings(sharing, name, 20_000).model.attention_conv_size == kernel, name
     own = dataclasses.replace(base.train.model, **deep, attention_conv_size=8)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
-from titans_lm.config import MEMORY_BLOCKS, SHARING_BLOCKS, Architecture, BackboneConfig, nearest
+from titans_lm.config import MEMORY_ALONE, SHARING_BLOCKS, Architecture, BackboneConfig, nearest
 from titans_lm.train.options import merge_settings
 from titans_lm.train.settings import RULES, ModelSettings
 
@@ -107,9 +107,9 @@ def split_changes(model: Model, *groups: Iterable[str]) -> list[dict[str, Any]]:
 def stack_of(shared: BackboneConfig, base: str, changes: dict[str, Any]) -> BackboneConfig:
     """Give the stack of a model, from what all share: an architecture with its changes.
 
-    Where a block has no memory, the attention of the stack gets the short convolution that the memory has, on its q, k
-    and v, unless it is given one, so that it is no advantage of the memory's (D21, D38). Where no block can share
-    q, k and v, a shared_qkv of all is left out. ValueError for blocks of what is not the hybrid.
+    Attention gets the short convolution that the memory has, on its q, k and v, beside a memory as without one, unless
+    it is given one (D21, D42). Where no block can share q, k and v, a shared_qkv of all is left out. ValueError for
+    blocks of what is not the hybrid.
     """
     if "layer_types" in changes and base != "hybrid":
         raise ValueError(f"got layer_types for a variant of {base!r}; expected hybrid:layer_types=[…]")
@@ -118,7 +118,7 @@ def stack_of(shared: BackboneConfig, base: str, changes: dict[str, Any]) -> Back
     own = {name: value for name, value in changes.items() if name != "shared_qkv"}
     stack = merge_settings(shared, {"layer_types": blocks, "shared_qkv": False, **rule, **own})
     given = "attention_conv_size" in changes or shared.attention_conv_size > 1
-    if not given and not set(stack.blocks) <= set(MEMORY_BLOCKS):
+    if not given and not set(stack.blocks) <= set(MEMORY_ALONE):
         kernel = stack.conv_size if stack.has_memory else shared.conv_size
         stack = dataclasses.replace(stack, attention_conv_size=kernel)
     can_share = bool(set(stack.blocks) & set(SHARING_BLOCKS))
