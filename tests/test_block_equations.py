@@ -45,6 +45,7 @@ class Mixed(NamedTuple):
     block: Any
     config: BackboneConfig
     x: Tensor
+    stream: Tensor
     o: Tensor
     state: Any
     attention: list[tuple[tuple, tuple]]
@@ -84,8 +85,10 @@ def mix(architecture: str, **settings: Any) -> Mixed:
     x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
     start = block.init_state(1)
     memory.clear()  # the persistent tokens, read before the document
-    o, state = block.mix(x, start, ForwardContext(torch.zeros(1, dtype=torch.int64), None, rope, is_start=True))
-    return Mixed(block, config, x[0], o[0], state, attention, memory, finished)
+    stream = torch.randn_like(x)
+    ctx = ForwardContext(torch.zeros(1, dtype=torch.int64), None, rope, is_start=True)
+    o, state = block.mix(x, start, ctx, stream)
+    return Mixed(block, config, x[0], stream[0], o[0], state, attention, memory, finished)
 
 
 def gate_by_hand(y: Tensor, m: Tensor, gate: Gate) -> Tensor:
@@ -293,7 +296,7 @@ def test_eq30_mal_compresses_first(settings: dict[str, Any]) -> None:
 
 @every_setting
 def test_eq31_mal_looks_at_what_the_memory_made(settings: dict[str, Any]) -> None:
-    """o = SWA(y)"""
+    """o = SWA(norm(s + y)), and the block adds both: y + o"""
     mixed = mix("mal", **settings)
     y, _ = read_after_persistent(mixed.block, mixed.x)
-    assert_close(mixed.o, slide(mixed.block, mixed.config, rms(y, mixed.block.between)))
+    assert_close(mixed.o, y + slide(mixed.block, mixed.config, rms(mixed.stream + y, mixed.block.between)))

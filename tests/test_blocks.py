@@ -20,7 +20,7 @@ from model_cases import (
 )
 from titans_lm.backbone import Backbone
 from titans_lm.blocks import BLOCKS, Block, Gate, MACBlock
-from titans_lm.config import BackboneConfig, Gating
+from titans_lm.config import MEMORY_FIRST, BackboneConfig, Gating
 from titans_lm.layers import Diagnostics, ForwardContext, rope_angles
 
 T = 11
@@ -55,12 +55,12 @@ def test_a_block_is_two_residual_steps(architecture: str) -> None:
     block, config = make(architecture)
     x, call = tokens(), fresh_call(config, 2, T)
     y, _ = block(x, block.init_state(2), call)
-    mixed, _ = block.mix(rms(x, block.mixer_norm), block.init_state(2), call)
+    mixed, _ = block.mix(rms(x, block.mixer_norm), block.init_state(2), call, x)
     middle = x + mixed
     assert_close(y, middle + block.mlp(rms(middle, block.mlp_norm)))
 
 
-@pytest.mark.parametrize("architecture", ["lmm", "tnt"])
+@pytest.mark.parametrize("architecture", MEMORY_FIRST)
 def test_a_block_that_reads_embeddings_adds_them_to_what_it_mixes(architecture: str) -> None:
     """RMSNorm(x; a) + RMSNorm(x₀; b)"""
     block, config = make(architecture)
@@ -72,7 +72,7 @@ def test_a_block_that_reads_embeddings_adds_them_to_what_it_mixes(architecture: 
     call = fresh_call(config, 2, T)._replace(embeddings=embeddings)
     y, _ = block(x, block.init_state(2), call)
     read = rms(x, block.mixer_norm) + rms(embeddings, block.embedding_norm)
-    middle = x + block.mix(read, block.init_state(2), call)[0]
+    middle = x + block.mix(read, block.init_state(2), call, x)[0]
     assert_close(y, middle + block.mlp(rms(middle, block.mlp_norm)))
 
 
@@ -145,11 +145,11 @@ def test_mac_recalls_from_the_last_border_of_a_segment(length: int) -> None:
     block, config = make("mac")
     assert isinstance(block, MACBlock)
     x = tokens(length=length)
-    _, state = block.mix(x, block.init_state(2), fresh_call(config, 2, length))
+    _, state = block.mix(x, block.init_state(2), fresh_call(config, 2, length), x)
     border = length - length % config.segment_len
     at_border = block.init_state(2)
     if border:
-        _, at_border = block.mix(x[:, :border], at_border, fresh_call(config, 2, border))
+        _, at_border = block.mix(x[:, :border], at_border, fresh_call(config, 2, border), x[:, :border])
     for got, expected in zip(state.at_segment_start, at_border.memory.memory.M, strict=True):
         assert_close(got, expected)
 
@@ -159,7 +159,8 @@ def test_surprise_comes_once_per_token_and_block(architecture: str) -> None:
     """MAC reads its segments one after another; their numbers are one tensor in the end."""
     block, config = make(architecture)
     told = Diagnostics(surprise=True)
-    block.mix(tokens(length=21), block.init_state(2), fresh_call(config, 2, 21)._replace(diagnostics=told))
+    x, call = tokens(length=21), fresh_call(config, 2, 21)._replace(diagnostics=told)
+    block.mix(x, block.init_state(2), call, x)
     [size] = told.surprise_norms
     assert size.shape == (2, 21, config.num_attention_heads, config.memory_depth)
     assert bool((size > 0).all())
@@ -168,8 +169,8 @@ def test_surprise_comes_once_per_token_and_block(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_rows_of_a_state_come_first_and_keep_their_size(architecture: str) -> None:
     block, config = make(architecture, attention_conv_size=4)
-    start = block.init_state(3)
-    _, state = block.mix(tokens(rows=3), start, fresh_call(config, 3, T))
+    start, x = block.init_state(3), tokens(rows=3)
+    _, state = block.mix(x, start, fresh_call(config, 3, T), x)
     for (name, before), (_, after) in zip(named_tensors(start), named_tensors(state), strict=True):
         assert before.shape[0] == after.shape[0] == 3, name
         assert before.dtype == after.dtype, name

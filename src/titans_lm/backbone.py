@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from titans_lm.blocks import BLOCKS
-from titans_lm.config import MEMORY_ALONE, BackboneConfig
+from titans_lm.config import MEMORY_FIRST, BackboneConfig
 from titans_lm.layers import (
     Diagnostics,
     ForwardContext,
@@ -82,8 +82,8 @@ def is_frozen(module: nn.Module) -> bool:
 
 
 def reads_embeddings(config: BackboneConfig, place: int) -> bool:
-    """Whether a block reads embeddings too: where memories alone mix tokens, behind another block (D56)."""
-    return config.memory_reads_embeddings and place > 0 and config.blocks[place] in MEMORY_ALONE
+    """Whether a block reads embeddings too: where its memory comes first or alone, behind another block (D56)."""
+    return config.memory_reads_embeddings and place > 0 and config.blocks[place] in MEMORY_FIRST
 
 
 def check_compiler(device: torch.device) -> None:

@@ -88,8 +88,8 @@ class Block(nn.Module, ABC):
         """The state at the start of a document, of a memory that writes nothing with `frozen`."""
 
     @abstractmethod
-    def mix(self, x: Hidden, state: Any, ctx: ForwardContext) -> tuple[Hidden, Any]:
-        """Mix tokens over time."""
+    def mix(self, x: Hidden, state: Any, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, Any]:
+        """Mix tokens over time: x normalised, `stream` as they came."""
 
     def forward(self, x: Hidden, state: Any, ctx: ForwardContext) -> tuple[Hidden, Any]:
         """One block; a state of None is that of the start of a document.
@@ -103,7 +103,7 @@ class Block(nn.Module, ABC):
         mixed = self.mixer_norm(x)
         if self.embedding_norm is not None:
             mixed = mixed + self.embedding_norm(ctx.embeddings)
-        y, state = self.mix(mixed, state, ctx)
+        y, state = self.mix(mixed, state, ctx, x)
         x = x + y
         return x + self.mlp(self.mlp_norm(x)), state
 
@@ -129,7 +129,7 @@ class LMMBlock(Block):
     def init_state(self, batch_size: int, frozen: bool = False) -> LayerState:
         return self.memory_start(self.memory, batch_size, frozen)
 
-    def mix(self, x: Hidden, state: LayerState, ctx: ForwardContext) -> tuple[Hidden, LayerState]:
+    def mix(self, x: Hidden, state: LayerState, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, LayerState]:
         return self.memory(x, state, ctx.lengths, ctx.diagnostics, ctx.frozen)
 
 
@@ -167,7 +167,7 @@ class MACBlock(Block):
         with weights_at_hand(self.memory):  # whose parts are called one by one
             return super().forward(x, state, ctx)
 
-    def mix(self, x: Hidden, state: MACState, ctx: ForwardContext) -> tuple[Hidden, MACState]:
+    def mix(self, x: Hidden, state: MACState, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, MACState]:
         # What needs no memory is made for all segments at once, before them or after them.
         surprise = False if ctx.diagnostics is None else ctx.diagnostics.surprise
         prepared, call = self.memory.prepare(x.shape[1], surprise), self.attention.prepare(x.shape[1])
@@ -271,7 +271,7 @@ class MAGBlock(Block):
     def init_state(self, batch_size: int, frozen: bool = False) -> HybridState:
         return HybridState(self.memory_start(self.memory, batch_size, frozen), self.attention.init_state(batch_size))
 
-    def mix(self, x: Hidden, state: HybridState, ctx: ForwardContext) -> tuple[Hidden, HybridState]:
+    def mix(self, x: Hidden, state: HybridState, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, HybridState]:
         streams = self.memory.streams(x, state.memory.conv, ctx.lengths) if self.config.shared_qkv else None
         y, attention = self.attention(x, state.attention, ctx, self.persistent, streams)
         m, memory = self.memory(x, state.memory, ctx.lengths, ctx.diagnostics, ctx.frozen, streams)
@@ -283,6 +283,9 @@ class MALBlock(Block):
 
     x̃ = [P | x],   y = M(x̃)                                                                  (eq. 29–30)
     o = SWA(y)                                                                               (eq. 31)
+
+    Both are layers with a residual of their own (D19), so attention reads norm(s + y) and the block adds y + o, where s
+    is the residual stream that x is the norm of.
     """
 
     def __init__(self, config: BackboneConfig) -> None:
@@ -294,10 +297,10 @@ class MALBlock(Block):
     def init_state(self, batch_size: int, frozen: bool = False) -> HybridState:
         return HybridState(self.memory_start(self.memory, batch_size, frozen), self.attention.init_state(batch_size))
 
-    def mix(self, x: Hidden, state: HybridState, ctx: ForwardContext) -> tuple[Hidden, HybridState]:
+    def mix(self, x: Hidden, state: HybridState, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, HybridState]:
         y, memory = self.memory(x, state.memory, ctx.lengths, ctx.diagnostics, ctx.frozen)
-        o, attention = self.attention(self.between(y), state.attention, ctx, self.persistent)
-        return o, HybridState(memory, attention)
+        o, attention = self.attention(self.between(stream + y), state.attention, ctx, self.persistent)
+        return y + o, HybridState(memory, attention)
 
 
 class TNTBlock(Block):
@@ -313,7 +316,7 @@ class TNTBlock(Block):
     def init_state(self, batch_size: int, frozen: bool = False) -> LayerState:
         return self.memory.init_state(batch_size)
 
-    def mix(self, x: Hidden, state: LayerState, ctx: ForwardContext) -> tuple[Hidden, LayerState]:
+    def mix(self, x: Hidden, state: LayerState, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, LayerState]:
         return self.memory(x, state, ctx.lengths, ctx.diagnostics, ctx.frozen)
 
 
@@ -327,7 +330,7 @@ class AttentionBlock(Block):
     def init_state(self, batch_size: int, frozen: bool = False) -> KeyValues:
         return self.attention.init_state(batch_size)
 
-    def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext) -> tuple[Hidden, KeyValues]:
+    def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, KeyValues]:
         return self.attention(x, state, ctx, self.persistent)
 
 
@@ -341,7 +344,7 @@ class SlidingBlock(Block):
     def init_state(self, batch_size: int, frozen: bool = False) -> KeyValues:
         return self.attention.init_state(batch_size)
 
-    def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext) -> tuple[Hidden, KeyValues]:
+    def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, KeyValues]:
         return self.attention(x, state, ctx, self.persistent)
 
 
@@ -355,7 +358,7 @@ class SegmentBlock(Block):
     def init_state(self, batch_size: int, frozen: bool = False) -> KeyValues:
         return self.attention.init_state(batch_size)
 
-    def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext) -> tuple[Hidden, KeyValues]:
+    def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, KeyValues]:
         call, outputs = self.attention.prepare(x.shape[1]), []
         qkv = self.attention.project(x, state.conv, ctx, self.persistent, kv=call.kv)
         slices = segment_slices(ctx, x.shape[1], self.config.segment_len)

@@ -44,6 +44,8 @@ THRESHOLDS: tuple[Objective, ...] = ("huber", "huber_coordinate")
 MEMORY_BLOCKS = ("lmm", "mac", "mag", "mal", "tnt")
 MEMORY_ALONE = ("lmm", "tnt")
 """Blocks in which nothing but memories mixes tokens."""
+MEMORY_FIRST = (*MEMORY_ALONE, "mal")
+"""Blocks whose normalised tokens the memory alone reads."""
 MEMORY_ARCHITECTURES = (*MEMORY_BLOCKS, "hybrid")
 HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
 """The blocks of architecture="hybrid", repeated over the depth: one memory between windows (D38)."""
@@ -311,7 +313,7 @@ class BackboneConfig(MemoryConfig):
     memory_reads_residual: bool = True
     """Whether the memory reads attention's output with the token added to it, y + s, or y alone (mac; D36)."""
     memory_reads_embeddings: bool = True
-    """Whether a memory behind another block reads the tokens' embeddings too (lmm, tnt; D56)."""
+    """Whether a memory behind another block reads the tokens' embeddings too (lmm, mal, tnt; D56)."""
     gating: Gating = "mutual"
     """What ⊗ is (mac, mag; D9): mutual, attention and memory gate each other; memory, the memory gates attention; mix,
     a convex mix of both by a learned gate; sum, attention plus the memory times a scale that starts at zero."""

@@ -53,7 +53,7 @@ def parameters_by_hand(c: BackboneConfig, vocab_size: int) -> int:
         "mal": memory + attention + E, "sliding": attention + 3 * c.attention_conv_size * E,
     }  # fmt: skip
     block = 2 * E + 3 * E * c.mlp_width + c.num_persistent * E
-    embeddings = E * sum(name == "lmm" for name in c.blocks[1:])
+    embeddings = E * sum(name in ("lmm", "mal") for name in c.blocks[1:])
     return vocab_size * E + E + sum(block + mixers[name] for name in c.blocks) + embeddings
 
 
