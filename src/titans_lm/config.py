@@ -42,10 +42,8 @@ TimeScales = Literal["shared", "shifted"]
 THRESHOLDS: tuple[Objective, ...] = ("huber", "huber_coordinate")
 """Objectives with a threshold for every token."""
 MEMORY_BLOCKS = ("lmm", "mac", "mag", "mal", "tnt")
-MEMORY_ALONE = ("lmm", "tnt")
-"""Blocks in which nothing but memories mixes tokens."""
-MEMORY_FIRST = (*MEMORY_ALONE, "mal")
-"""Blocks whose normalised tokens the memory alone reads."""
+MEMORY_ALONE, MEMORY_FIRST = ("lmm", "tnt"), ("lmm", "tnt", "mal")
+"""Blocks in which nothing but memories mixes tokens, and those whose normalised tokens the memory alone reads."""
 MEMORY_ARCHITECTURES = (*MEMORY_BLOCKS, "hybrid")
 HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
 """The blocks of architecture="hybrid", repeated over the depth: one memory between windows (D38)."""
