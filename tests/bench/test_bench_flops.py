@@ -80,6 +80,10 @@ def test_a_model_by_hand():
     assert mag["projections"] == 2 * 2 * (8 * 64 + gates)
     assert mac["memory"] == 2 * 2 * (memory + 2 * (4 * 8 + 8 * 4))
     assert mac["attention"] == 2 * 4 * 8 * visible_keys(small_config("mac"), 16)
+    huber = model_flops(small_config("lmm", memory_objective="huber"), 10, 16)
+    assert huber["projections"] == 2 * 2 * (5 * 64 + gates + 8 * 2)
+    window = model_flops(small_config("lmm", omega_window=4, memory_depth=1), 10, 16)
+    assert window["projections"] == 2 * 2 * (5 * 64 + 3 * 8 * 2 + 8 * 2 * 4)
     assert model_flops(small_config("sliding"), 10, 16)["memory"] == 0
     per_head = model_flops(small_config("lmm", gates="head", momentum=False), 10, 16)
     assert per_head["projections"] == 2 * 2 * (5 * 64 + 2 * 8 * 2)

@@ -130,3 +130,14 @@ def test_a_task_of_another_tokenizer_or_text_is_refused(tmp_path: Path) -> None:
     for path in folder.iterdir():
         path.unlink() if path not in files else path.write_bytes(files[path])
     assert run_task(more, "x", quiet)["contenders"][0]["runs"][0] == first[0]["runs"][0]
+
+
+def test_a_text_that_is_taught_is_no_test(tmp_path: Path) -> None:
+    taught = tmp_path / "text" / "novel.txt"
+    taught.parent.mkdir()
+    taught.write_text("nothing is lost\n" * 40)
+    for test in (taught, taught.parent, taught.parent / ".." / "text" / "novel.txt"):
+        settings = CompareSettings(data=str(taught), test=test, out=tmp_path / "out")
+        with pytest.raises(ValueError, match="one in the other; expected a text that nobody is trained on"):
+            run_compare(settings, lambda _: None)
+    assert not (tmp_path / "out").exists()

@@ -221,6 +221,25 @@ def test_books_without_far_positions_have_no_differences(done: Any) -> None:
     assert differences(told).said.startswith("No span reaches the end of the far positions (128–256)")
 
 
+def test_a_column_of_differences_is_named_by_what_others_are_subtracted_from(done: Any, tmp_path: Path) -> None:
+    settings, result = done
+    names = [column.title for column in differences(result).columns]
+    assert "on − mode, all positions" in names
+    alone = dataclasses.replace(settings, models=settings.models[:1], memory=("reset", "off"), reset_every=(32,))
+    found = differences(run_perplexity(dataclasses.replace(alone, out=tmp_path), "alone", lambda _: None))
+    assert [column.title for column in found.columns][-2:] == [
+        "reset 32 − mode, all positions", "change of reset 32 − mode",
+    ]  # fmt: skip
+
+
+def test_a_model_without_a_memory_has_none_to_freeze(done: Any, tmp_path: Path) -> None:
+    settings, _ = done
+    off = dataclasses.replace(settings, models=settings.models[3:], memory=("off",), out=tmp_path)
+    with pytest.raises(ValueError, match="got memory='off' for a model without a neural memory; expected on or reset"):
+        run_perplexity(off, "off", lambda _: None)
+    assert not (tmp_path / FILE).exists()
+
+
 def test_short_books_have_positions_and_no_goal(done: Any, tmp_path: Path) -> None:
     settings, _ = done
     short = dataclasses.replace(settings, models=settings.models[2:3], stretch=None, max_tokens=130, out=tmp_path)

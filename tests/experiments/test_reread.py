@@ -106,6 +106,18 @@ def test_attention_is_measured_within_its_length(done: Any) -> None:
     assert llama["state_bytes"]["memory"] is None
 
 
+def test_a_passage_that_never_fits_is_left_out(done: Any, tmp_path: Path) -> None:
+    settings, _ = done
+    short = dataclasses.replace(settings, models=settings.models[1:], max_len=16, out=tmp_path / "out")
+    result = run_reread(short, "short", lambda _: None)
+    [lmm, llama] = result["models"]
+    assert [part["left_out"] for part in llama["lengths"]] == [[8, 40], [0, 8, 40]]
+    assert [len(part["distances"]) for part in lmm["lengths"] + llama["lengths"]] == [3, 3, 1, 0]
+    shown = "\n".join(screen(tables(result)))
+    assert "–" in shown
+    plot(result)
+
+
 def test_what_a_number_came_from_is_beside_it(done: Any) -> None:
     settings, result = done
     assert (result["what"], result["seed"], result["command"]) == ("reread", 0, command_line(settings))

@@ -68,6 +68,9 @@ def test_questions_to_teach_and_questions_to_test_are_apart(tmp_path: Path) -> N
         )
         with pytest.raises(ValueError, match=re.escape(told)):
             BabiLongExperiment(task=BabiLongSettings(source=taught), test_source=other)
+    around = taught.parent / "x" / ".." / taught.name
+    with pytest.raises(ValueError, match="and the same test_source"):
+        BabiLongExperiment(task=BabiLongSettings(source=taught), test_source=around)
     drawn = BabiLongExperiment(test_source=tested, sizes=("0",), test_sizes=("0",))  # taught by stories that are drawn
     assert len({text.rsplit(" ", 1)[1] for text in said(drawn.train_tasks)}) > 1
     assert {text.rsplit(" ", 1)[1] for text in said(drawn.eval_tasks.values())} == {"office."}

@@ -63,6 +63,30 @@ def test_dates_on_both_sides_of_a_change_to_summer_time(path):
     assert [str(date)[:16] for date in found.dates] == ["2024-03-31T00:00", "2024-03-31T01:00"]
 
 
+@pytest.mark.parametrize("mark", [".", "/", "-"])
+def test_dates_that_may_begin_with_the_day_are_read_as_fits_better(path, mark):
+    """1 to 12 January of every year would be the other reading of the first; the second has no 13th month."""
+
+    def table(dates):
+        rows = (f"{date.replace('.', mark)},{row}\n" for row, date in enumerate(dates))
+        return read(path, "date,load\n" + "".join(rows))
+
+    monthly = table(f"01.{month:02}.{year}" for year in (2010, 2011) for month in range(1, 13))
+    assert str(monthly.dates[-1]).startswith("2011-12-01")
+    assert (monthly.season, monthly.notes) == (12, ())
+    daily = table([f"{day:02}.01.2010" for day in range(1, 32)] + ["01.02.2010", "02.02.2010"])
+    assert str(daily.dates[-1]).startswith("2010-02-02")
+    assert (daily.season, daily.notes) == (7, ())
+    american = table([f"01.{day:02}.2010" for day in range(1, 32)] + ["02.01.2010", "02.02.2010"])
+    np.testing.assert_array_equal(american.dates, daily.dates)
+
+
+@pytest.mark.parametrize(("cell", "row"), [("True", 0), ("", 1)])
+def test_truth_values_are_no_numbers(path, cell, row):
+    with pytest.raises(ValueError, match=f"got True in row {row} of .*in column 'open'; expected a number"):
+        read(path, f"load,open\n1,{cell}\n2,True\n3,False\n", missing="fill")
+
+
 def test_separator_date_and_channels_are_settings(path):
     text = "load;when;oil\n1;1990/1/1 0:00;2\n3;1990/1/2 0:00;4\n"
     found = read(path, text, separator=";", date="when", channels=("oil",))

@@ -82,6 +82,8 @@ def test_a_constant_channel_is_scaled_by_one_and_told():
     np.testing.assert_allclose(made.scaled[:70, 1], 0.0, atol=1e-6)
     assert made.notes == ("constant in the training rows, and so scaled by 1: b",)
     assert Scaler.of(np.ones((5, 1))).std == 1.0
+    with pytest.raises(ValueError, match=r"got numbers as large as 1e\+300; expected a mean and a deviation that are"):
+        Scaler.of(np.array([[1.0], [1e300], [2.0]]))
 
 
 def test_windows_are_rows_and_those_behind_them():

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from genomics.genomics_cases import letters, tiny_fit, write_table
+from genomics.genomics_cases import letters, tiny_fit, tiny_model, write_table
 from titans_lm.experiments.runner import run_job
 from titans_lm.genomics.baselines import fit_baseline
 from titans_lm.genomics.batches import folds, held_out
@@ -25,8 +25,10 @@ from titans_lm.genomics.evaluate import (
     shared_size,
 )
 from titans_lm.genomics.metrics import corrected_t, mcnemar
+from titans_lm.genomics.model import NucleotideModel
+from titans_lm.genomics.predict import save_nucleotides
 from titans_lm.genomics.records import Sequences, read_sequences
-from titans_lm.genomics.settings import Baseline, EvaluateSettings, GenomicsFit, ReadSettings
+from titans_lm.genomics.settings import Baseline, EvaluateSettings, GenomicsFit, ReadSettings, small_model
 from titans_lm.report.genomics import BASELINES, heading, named, short, tables
 from titans_lm.report.page import render_results
 from titans_lm.report.table import screen
@@ -172,6 +174,18 @@ def test_what_cannot_be_built_is_told_before_anything_is_trained(tmp_path: Path)
     with pytest.raises(ValueError, match="which is no folder; expected the run of titans genomics pretrain"):
         run_evaluation(dataclasses.replace(told, train=fit), "", lambda _: None)
     assert not told.out.exists()
+
+
+def test_folds_that_began_from_other_weights_at_one_path_are_not_mixed(tmp_path: Path) -> None:
+    start = save_nucleotides(tmp_path / "pre", NucleotideModel(tiny_model(), 1))
+    fit = tiny_fit(pretrained=start, model=small_model())
+    told = settings(tmp_path, models=("lmm",), seeds=(0,), rates=(), train=fit)
+    run_evaluation(told, "", lambda _: None)
+    run_evaluation(told, "", lambda _: None)
+    start.rename(tmp_path / "before")
+    save_nucleotides(start, NucleotideModel(tiny_model(), 1))
+    with pytest.raises(ValueError, match="holds a run of other settings"):
+        run_evaluation(dataclasses.replace(told, seeds=(0, 1)), "", lambda _: None)
 
 
 def test_stacks_are_of_equal_size(done) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from titans_lm.cli import parse
 from titans_lm.config import BackboneConfig
 from titans_lm.experiments.settings import CompareSettings
 from titans_lm.forecast.settings import EvaluateForecasters
@@ -150,6 +151,15 @@ def test_the_blocks_of_a_stack_come_from_files_and_go_into_them(tmp_path):
         merge_settings(LanguageSettings(), {"model": {"layer_types": ["slidng"]}})
     with pytest.raises(ValueError, match="got layer_types='lmm'; expected"):
         merge_settings(LanguageSettings(), {"model": {"layer_types": "lmm"}})
+
+
+def test_a_switch_that_may_be_left_open_takes_a_value_as_an_option():
+    """`--model.memory-norm True`: the command that a result names can be given again."""
+    model = BackboneConfig(memory_norm=False, memory_residual=True, momentum=False)
+    options = as_options(model, BackboneConfig(), "--model.")
+    assert options == ["--model.memory-residual", "True", "--model.memory-norm", "False", "--model.no-momentum"]
+    parsed = parse(["train", "stdlib", *options]).model
+    assert (parsed.memory_norm, parsed.memory_residual, parsed.momentum) == (False, True, False)
 
 
 def test_every_setting_is_explained():

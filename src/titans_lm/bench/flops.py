@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from titans_lm.config import MEMORY_ALONE, BackboneConfig
+from titans_lm.config import MEMORY_ALONE, THRESHOLDS, BackboneConfig
 
 MAPS = {"lmm": 5, "mac": 15, "mag": 10, "mal": 9, "tnt": 5, "attention": 4, "sliding": 4, "segment": 4}
 """Linear maps of E × E that a token of a block goes through: five of the memory, four of attention, one behind ⊗.
@@ -108,10 +108,12 @@ def _maps(config: BackboneConfig) -> int:
 
 
 def _gate_weights(config: BackboneConfig) -> int:
-    """Weights of the maps that make θ, η and α, in one block."""
+    """Weights of the maps that make a block's gates: θ, η, α, and a threshold or the shares of a window."""
     if not config.has_memory:
         return 0
     E, numbers = config.hidden_size, config.num_attention_heads * config.gates_per_head
     inputs = E * (1 + config.gates_see_keys)
     one = config.gate_rank * (inputs + numbers) if config.gates == "channel" else inputs * numbers
-    return one * (1 + config.momentum + config.decay) * config.memories
+    per_head = inputs * (config.memory_objective in THRESHOLDS) + E * config.omega_window * (config.omega_window > 1)
+    gates = one * (1 + config.momentum + config.decay)
+    return (gates + config.num_attention_heads * per_head) * config.memories

@@ -201,6 +201,12 @@ def _is_made(folder: Path) -> bool:
     return any(all((folder / name).is_file() for name in names) for names in ((INDEX,), (STARTED,), OF_RUNS))
 
 
+def overlap(one: Path, other: Path) -> bool:
+    """Tell whether two paths are the same, or one is a folder with the other in it."""
+    one, other = one.resolve(), other.resolve()
+    return one == other or one in other.parents or other in one.parents
+
+
 def looks_binary(data: bytes) -> bool:
     """Tell by its start whether something is no text."""
     return b"\0" in data[:SNIFFED]

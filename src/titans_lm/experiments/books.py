@@ -86,7 +86,10 @@ class Perplexity:
     def plan(self, model: "PreTrainedModel", corpus: CorpusStats, mark: str) -> Iterator[Planned]:
         """List the modes of a model."""
         carries, settings = self.about(model)["carries"], self.settings
-        for mode in settings.modes(carries=carries, remembers=has_neural_memory(model)):
+        modes = settings.modes(carries=carries, remembers=has_neural_memory(model))
+        if not modes:
+            raise ValueError("got memory='off' for a model without a neural memory; expected on or reset beside it")
+        for mode in modes:
             windows = {"window_step": settings.window_step} if mode.kind == "windows" else {}
             spec = {"tokenizer": mark, "text": corpus.sum, "mode": mode.name, "stretch": settings.stretch}
             yield Planned(

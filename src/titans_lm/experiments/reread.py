@@ -88,9 +88,11 @@ class Rereading:
             yield Planned((length, distances), str(length), spec, tokens, measure)
 
     def describe(self, reading: Reading) -> str:
+        if not reading.key[1]:
+            return ""
         gains = zip(reading.key[1], gains_of(reading).mean(1), strict=True)
         told = ", ".join(f"{gain:.3f} at {distance:,}" for distance, gain in gains)
-        return f"passages of {reading.key[0]}: gain {told} bits per token" if told else ""
+        return f"passages of {reading.key[0]}: gain {told} bits per token"
 
     def summarize(self, seeds: Sequence[Reader]) -> Result:
         return {"lengths": [_length(one, self.settings) for one in zip(*(of.readings for of in seeds), strict=True)]}

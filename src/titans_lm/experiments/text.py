@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from titans_lm.data.contents import files_sum, text_sum
-from titans_lm.data.text import Document, read_documents
+from titans_lm.data.text import Document, overlap, read_documents
 from titans_lm.evaluate.bits_per_byte import Text, buckets, encode_text, token_bits
 from titans_lm.evaluate.stream import has_state
 from titans_lm.experiments.models import model_settings
@@ -56,6 +56,9 @@ def run_compare(settings: CompareSettings, say: Say) -> Result:
         raise ValueError("got no data or no test; expected titans compare DATA --test TEXT")
     if not settings.test.exists():
         raise ValueError(f"got the test text {str(settings.test)!r}, which does not exist; expected a file or folder")
+    if overlap(Path(settings.data), settings.test):
+        told = f"got the data {str(settings.data)!r} and the test text {str(settings.test)!r}, one in the other"
+        raise ValueError(f"{told}; expected a text that nobody is trained on")
     size = check_models(settings, say)
     settings.out.mkdir(parents=True, exist_ok=True)
     rates, trials, results = run_experiment(settings, lambda run: text_job(settings, size, run), say, HELD_OUT)

@@ -24,6 +24,8 @@ DECIMAL_COMMA = re.compile(r"(?<![\d,])-?\d+,\d+(?![\d,])")
 """A number with a comma before its fraction."""
 OFFSET = re.compile(r":\d\d(?:\.\d+)?\s*([+-]\d\d)(?::?(\d\d))?$")
 """What a time is ahead of UTC, at its end."""
+EITHER_FIRST = re.compile(r"\s*\d{1,2}([./-])\d{1,2}\1\d{4}(?!\d)")
+"""A date that begins with its day or its month."""
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A", "-nan", "-NaN")
 """The usual ones of the cells that pandas reads as missing."""
 
@@ -229,8 +231,7 @@ def _split_dates(
         raise ValueError(
             f"got numbers in the column of dates {column.name!r} of {str(path)!r}; expected dates such as 2016-07-01"
         )
-    # offsets may differ, as on either side of a change to summer time; dates without one are left as they are
-    parsed = pd.to_datetime(column, errors="coerce", utc=True)
+    parsed = _parsed(column)
     if parsed.isna().any():
         row = int(parsed.isna().to_numpy().argmax())
         raise ValueError(
@@ -249,6 +250,26 @@ def _split_dates(
     return dates, offset, frame.drop(columns=column.name)
 
 
+def _parsed(column: "pandas.Series") -> "pandas.Series":
+    """Read dates, NaT where there is none: 01.02.2010 by the month first, or by the day where that fits better.
+
+    It does where more of them are dates, or as many and more steps are alike.
+    """
+    import pandas as pd
+
+    # offsets may differ, as on either side of a change to summer time; dates without one are left as they are
+    month_first = pd.to_datetime(column, errors="coerce", utc=True)
+    if not column.astype(str).str.match(EITHER_FIRST).all():
+        return month_first
+    day_first = pd.to_datetime(column, errors="coerce", utc=True, dayfirst=True)
+
+    def misfits(dates: "pandas.Series") -> tuple[int, int]:
+        missing = int(dates.isna().sum())
+        return missing, 0 if missing else odd_steps(dates.dt.tz_convert(None).to_numpy())
+
+    return min(month_first, day_first, key=misfits)
+
+
 def _offset(column: "pandas.Series") -> np.timedelta64:
     """What dates that are all written with one offset, such as +05:00, are ahead of UTC; else none."""
     found = column.astype(str).str.extract(OFFSET).fillna({1: "00"})
@@ -264,13 +285,17 @@ def _numbers(path: Path, frame: "pandas.DataFrame") -> np.ndarray:
 
     found = frame.apply(pd.to_numeric, errors="coerce")
     wrong = (found.isna() & frame.notna()).to_numpy()
+    for place, kind in enumerate(frame.dtypes):
+        if kind in (bool, object):  # pandas takes True and False for numbers
+            wrong[:, place] |= frame.iloc[:, place].map(lambda cell: isinstance(cell, bool)).to_numpy()
     if wrong.any():
         column = int(wrong.any(0).argmax())
         row = int(wrong[:, column].argmax())
-        comma = ", or --table.decimal ','" if DECIMAL_COMMA.fullmatch(str(frame.iloc[row, column])) else ""
+        cell = frame.iloc[row, column]
+        comma = ", or --table.decimal ','" if DECIMAL_COMMA.fullmatch(str(cell)) else ""
+        told = repr(bool(cell) if isinstance(cell, np.bool_) else cell)
         raise ValueError(
-            f"got {frame.iloc[row, column]!r} in row {row} of {str(path)!r}, in column {frame.columns[column]!r}; "
-            f"expected a number{comma}"
+            f"got {told} in row {row} of {str(path)!r}, in column {frame.columns[column]!r}; expected a number{comma}"
         )
     values = np.ascontiguousarray(found.to_numpy(np.float64))  # by rows: sums over another layout round otherwise
     return np.where(np.isinf(values), np.nan, values)
@@ -319,10 +344,15 @@ def _where(mask: np.ndarray, names: Sequence[str]) -> str:
     return f"{int(mask.sum()):,} cell{'s' * bool(mask.sum() > 1)} ({listed}; first in row {rows[0]:,})"
 
 
+def odd_steps(dates: np.ndarray) -> int:
+    """Count the steps that differ from the usual one; none where dates are as many months apart."""
+    if len(dates) < 3 or months(dates) is not None:
+        return 0
+    return len(dates) - 1 - int(np.unique(np.diff(dates), return_counts=True)[1].max())
+
+
 def _uneven(dates: np.ndarray | None) -> list[str]:
     """Say where steps differ from the usual one: rows are taken to follow each other evenly."""
-    if dates is None or len(dates) < 3 or months(dates) is not None:
-        return []
-    other = len(dates) - 1 - int(np.unique(np.diff(dates), return_counts=True)[1].max())
-    said = f"{other:,} of {len(dates) - 1:,} steps between dates differ from the usual one; rows are read as even"
-    return [said] if other else []
+    other = 0 if dates is None else odd_steps(dates)
+    said = f"{other:,} of {0 if dates is None else len(dates) - 1:,} steps between dates differ from the usual one"
+    return [f"{said}; rows are read as even"] if other else []

@@ -31,8 +31,13 @@ class Scaler(NamedTuple):
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Scaler":
-        """Take both from (R, C) rows, those of training alone."""
-        return cls(values.mean(0), np.where(constant(values), 1.0, values.std(0)))
+        """Take both from (R, C) rows, those of training alone; ValueError for numbers too large to be squared."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, std = values.mean(0), values.std(0)
+        if not (np.isfinite(mean) & np.isfinite(std)).all():
+            largest = np.abs(values).max()
+            raise ValueError(f"got numbers as large as {largest:.3g}; expected a mean and a deviation that are finite")
+        return cls(mean, np.where(constant(values), 1.0, std))
 
     def scaled(self, values: np.ndarray) -> np.ndarray:
         """Scale rows, (R, C) → (R, C)."""

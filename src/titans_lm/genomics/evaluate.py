@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from titans_lm.config import check_choice
 from titans_lm.data.batches import fingerprint
-from titans_lm.experiments.models import ARCHITECTURES, STACK, parse_model, split_changes, stack_of
+from titans_lm.experiments.models import ARCHITECTURES, STACK, parse_model, split_changes, stack_of, weights_sum
 from titans_lm.experiments.result import Result, kept, runs_of, write_record
 from titans_lm.experiments.runner import SPEC, Say, best_rate, run_jobs, run_trials, shorter
 from titans_lm.experiments.settings import TRIAL_SEED
 from titans_lm.genomics.batches import Places, folds, held_out
 from titans_lm.genomics.fit import check_network, describe_data, train_classifier
 from titans_lm.genomics.metrics import corrected_t, mcnemar, resampling_ratio, scores, write_confusion
+from titans_lm.genomics.predict import NUCLEOTIDES, find_model
 from titans_lm.genomics.records import VOCAB_SIZE, Sequences, read_sequences
 from titans_lm.genomics.settings import COUNTED, Baseline, EvaluateSettings, GenomicsFit, extra
 from titans_lm.report.spread import mean_with_spread
@@ -117,9 +118,11 @@ class FoldJob:
         return self.data.cropped(self.settings.max_length, self.settings.crop)
 
     def spec(self) -> Result:
-        """Give what the result depends on: all but where it is kept."""
-        data = self.cropped()
+        """Give what the result depends on: all but where it is kept; weights may change behind one path."""
+        data, pretrained = self.cropped(), self.settings.pretrained
+        start = {} if pretrained is None else {"weights": weights_sum(find_model(pretrained, NUCLEOTIDES)[0])}
         return {
+            **start,
             "name": self.name,
             "settings": plain_settings(self.settings),
             "fold": self.fold,

@@ -101,7 +101,7 @@ def _save(folder: Path, kind: str, config: dict[str, Any], weights: dict[str, Te
 
 def load_classifier(path: Path, device: str = "auto") -> Classifier:
     """Load a classifier from a run or from its folder, ready to be used; ValueError where there is none."""
-    folder, config = _config(path, CLASSIFIER)
+    folder, config = find_model(path, CLASSIFIER)
     settings, classes = merge_settings(GenomicsFit(), config["settings"]), tuple(config["classes"])
     network = _filled(make_network(settings, len(classes)), folder)
     return Classifier(settings, classes, network.eval().to(choose_device(device)))
@@ -109,13 +109,13 @@ def load_classifier(path: Path, device: str = "auto") -> Classifier:
 
 def load_nucleotides(path: Path) -> NucleotideModel:
     """Load a model of nucleotides from its run or its folder; ValueError where there is none."""
-    folder, config = _config(path, NUCLEOTIDES)
+    folder, config = find_model(path, NUCLEOTIDES)
     model = NucleotideModel(merge_settings(BackboneConfig(), config["model"]), config["word_size"])
     _filled(model, folder)
     return model
 
 
-def _config(path: Path, kind: str) -> tuple[Path, dict[str, Any]]:
+def find_model(path: Path, kind: str) -> tuple[Path, dict[str, Any]]:
     """Find the folder that a path means, and read what it holds."""
     made = "titans genomics train" if kind == CLASSIFIER else "titans genomics pretrain"
     if not path.is_dir():

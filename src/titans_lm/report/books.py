@@ -92,6 +92,9 @@ def differences(result: Result) -> Table:
     if not whole:
         return Table(said=f"No span reaches the end of the far positions ({far}): nothing is said about them.")
 
+    firsts = {"on" if one["mode"] == "windows" else mode(one) for one in (m["readings"][0] for m in result["models"])}
+    against = " or ".join(sorted(firsts))
+
     def versus(name: str) -> Callable[[Reading], str]:
         def cell(row: Reading) -> str:
             model, reading = row
@@ -108,15 +111,15 @@ def differences(result: Result) -> Table:
             Column(near, lambda row: ranges(row[1])[0]),
             Column(far, lambda row: ranges(row[1])[1]),
             Column(f"{far} − {near}", lambda row: interval(row[1]["far_minus_near"])),
-            Column("on − mode, all positions", versus("overall")),
-            Column("change of on − mode", versus("change")),
+            Column(f"{against} − mode, all positions", versus("overall")),
+            Column(f"change of {against} − mode", versus("change")),
         ],
         rows=readings(result),
         said=(
             f"Bits per byte at {far} tokens minus those at {near}, of {whole[0]['stretches']} spans of "
             f"{whole[0]['books']} books, with the 95 % confidence interval over books (bootstrap; seeds are averaged). "
-            "**on − mode** compares two readings of the same tokens; its change from near to far is what reading on is "
-            "worth there."
+            f"**{against} − mode** compares two readings of the same tokens; its change from near to far is what "
+            "reading on is worth there."
         ),
     )
 

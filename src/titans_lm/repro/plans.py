@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from titans_lm.bench.settings import ModelSettings, OpsSettings, ScalingSettings
 from titans_lm.config import check_choice, nearest
-from titans_lm.data.text import STDLIB
+from titans_lm.data.text import STDLIB, overlap
 from titans_lm.experiments.reading_settings import QuestionSettings
 from titans_lm.experiments.settings import TASK_EXPERIMENTS, CompareSettings
 from titans_lm.forecast.settings import EvaluateForecasters
@@ -366,12 +366,6 @@ def _given(takes: list[str], data: str | None, test: Path | None, questions: Pat
     test = default_test() if test is None else test
     local = None if questions is None else str(questions)
     return {"data": data or STDLIB, "test": str(test), "hay": str(_hay(source)), "local": local}
-
-
-def overlap(one: Path, other: Path) -> bool:
-    """Tell whether two paths are the same, or one is a folder with the other in it."""
-    one, other = one.resolve(), other.resolve()
-    return one == other or one in other.parents or other in one.parents
 
 
 def default_test() -> Path:

@@ -143,7 +143,7 @@ def written_command(*words: str, settings: Any, **left_out: Any) -> str:
 
 def as_options(settings: Any, default: Any, prefix: str = "--") -> list[str]:
     """Write settings as the options of a command line that turn the default into them; those inside go by dots."""
-    parts = []
+    parts, hints = [], get_type_hints(type(settings))
     for name, option in option_names(type(settings)).items():
         value, usual = getattr(settings, name), getattr(default, name)
         option = option.replace("_", "-")
@@ -151,7 +151,7 @@ def as_options(settings: Any, default: Any, prefix: str = "--") -> list[str]:
             parts += as_options(value, usual, f"{prefix}{option}." if option else prefix)
         elif value == usual:
             continue
-        elif isinstance(value, bool):
+        elif isinstance(value, bool) and hints[name] is bool:  # one that may be None takes a value: True or False
             parts.append(f"{prefix}{option}" if value else f"{prefix}no-{option}")
         else:
             parts += [f"{prefix}{option}", *map(str, value if isinstance(value, list | tuple) else [value])]

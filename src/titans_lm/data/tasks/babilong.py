@@ -162,9 +162,10 @@ class BabiLongTask(HiddenTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.task.source is not None and self.test_source in (None, self.task.source):
+        source, test = (None if path is None else path.resolve() for path in (self.task.source, self.test_source))
+        if source is not None and test in (None, source):
             raise ValueError(
-                f"got task.source={str(self.task.source)!r} and {'no' if self.test_source is None else 'the same'} "
+                f"got task.source={str(self.task.source)!r} and {'no' if test is None else 'the same'} "
                 "test_source, which would test on the questions that are taught; expected test_source with another "
                 "file: bAbI has one to train on and one to test on"
             )
