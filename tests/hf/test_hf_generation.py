@@ -274,6 +274,10 @@ def test_padding_on_the_right_is_not_read_in_pieces() -> None:
     mask[1, 7:] = 0
     with pytest.raises(ValueError, match="got prefill_chunk_size and a prompt with padding on the right; expected"):
         model.generate(ids, attention_mask=mask, prefill_chunk_size=4, max_new_tokens=3, **GREEDY)
+    ids[1, 7:] = model.generation_config.pad_token_id = 0  # transformers finds the mask itself
+    model.generation_config.prefill_chunk_size = 4
+    with pytest.raises(ValueError, match="got prefill_chunk_size and a prompt with padding on the right; expected"):
+        model.generate(ids, generation_config=GenerationConfig(max_new_tokens=3, do_sample=False))
 
 
 def test_hidden_states_of_every_step_can_be_asked_for() -> None:

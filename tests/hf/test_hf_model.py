@@ -355,6 +355,10 @@ class TestRefusals:
     def test_ids_outside_the_vocabulary(self) -> None:
         self.refuse(r"got token ids from 3 to 50; expected 0 to 49", torch.tensor([[3, 50]]))
         self.refuse(r"got token ids from -1 to 3; expected 0 to 49", torch.tensor([[3, -1]]))
+        self.refuse(
+            r"got labels that are no token ids: .*50.*; expected 0 to 49", torch.tensor([[3, 4]]),
+            labels=torch.tensor([[3, 50]]),
+        )  # fmt: skip
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8])
     def test_ids_that_are_no_integers(self, dtype: torch.dtype) -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf.hf_cases import shallow_model
 from model_cases import assert_close, named_tensors
-from retrofit.retrofit_cases import FAMILIES, SINKS, WINDOW, base_of, some_ids, with_memory
+from retrofit.retrofit_cases import FAMILIES, SINKS, VOCAB, WINDOW, base_of, some_ids, with_memory
 from titans_lm.retrofit import Reach, RetrofitCache
 from titans_lm.streaming import Reader
 
@@ -98,6 +99,25 @@ def test_drafted_text_is_that_of_plain_greedy(family: str) -> None:
     draft = with_memory(draft) if family in ("llama", "mistral") else draft  # or one of transformers alone
     draft.generation_config.num_assistant_tokens = 2
     assert torch.equal(model.generate(ids, max_new_tokens=new, assistant_model=draft, **GREEDY), plain)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers', of what it calls itself
+@pytest.mark.parametrize("seed", range(4))
+def test_a_titans_model_drafts_for_models_that_count_positions(seed: int) -> None:
+    base = base_of(num_hidden_layers=1)
+    draft = shallow_model("lmm", torch.float64, vocab_size=VOCAB)
+    draft.generation_config.num_assistant_tokens = 3
+    ids = torch.randint(1, VOCAB, (1, 12), generator=torch.Generator().manual_seed(seed))
+    for model in (base, with_memory(base)):
+        plain = model.generate(ids, max_new_tokens=20, **GREEDY)
+        assert torch.equal(model.generate(ids, max_new_tokens=20, assistant_model=draft, **GREEDY), plain)
+
+
+def test_a_prompt_that_a_cache_has_read_is_refused() -> None:
+    model, ids = with_memory(base_of()), some_ids(1, 12)
+    read = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="got a prompt of 12 tokens and a cache that has read 12; expected"):
+        model.generate(ids, past_key_values=read, max_new_tokens=2, **GREEDY)
 
 
 def test_a_reader_takes_back_what_it_read() -> None:

@@ -23,7 +23,7 @@ from transformers.models.llama import modeling_llama
 
 from retrofit.retrofit_cases import FAMILIES, SIZES, base_of, some_ids, with_memory
 from titans_lm.distill.settings import RetrofitSettings
-from titans_lm.retrofit import FULL, Reach, add_memory, load, save
+from titans_lm.retrofit import FULL, Reach, RetrofitCache, add_memory, load, save
 from titans_lm.retrofit.settings import AdapterSettings
 
 TINY_EYE = CLIPVisionConfig(
@@ -33,6 +33,26 @@ TINY_EYE = CLIPVisionConfig(
 
 def small(config):
     return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+def test_layers_that_are_run_again_are_given_no_cache() -> None:
+    """Neither is one begun that would stay empty, without a word."""
+    model, ids = with_memory(base_of()).train(), some_ids(1, 12)
+    plain = model(ids, labels=ids).loss
+    model.gradient_checkpointing_enable()
+    assert torch.equal(model(ids, labels=ids).loss, plain)
+    with torch.no_grad():
+        assert model(ids).past_key_values is None
+    calls = (
+        lambda: model(ids, past_key_values=RetrofitCache(2)), lambda: model(ids, use_cache=True),
+        lambda: model(ids, return_state=True), lambda: model.init_state(1),
+        lambda: model.generate(ids, max_new_tokens=2),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(ValueError, match="got a cache or a state in training with gradient checkpointing"):
+            call()
+    assert model.eval()(ids, use_cache=True).past_key_values.get_seq_length() == 12
 
 
 @pytest.mark.parametrize(

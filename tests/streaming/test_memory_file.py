@@ -1,6 +1,7 @@
 """A memory file is the memory, to the bit, and nothing else is taken for one."""
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,39 @@ def test_a_memory_belongs_to_the_caching_that_it_was_made_with(tmp_path: Path) -
     for other in (model, with_caching(model, caching_segment=8), with_caching(model, caching_segment=4, caching_top=2)):
         with pytest.raises(ValueError, match="its settings are others"):
             load_memory(tmp_path / "x.memory", other)
+
+
+def test_a_memory_is_written_for_the_model_that_has_read_it(tmp_path: Path) -> None:
+    """With caching that is the reader's: a file of the other could never be read again."""
+    model = reading_model("lmm")
+    reader = Reader(model, caching={"caching_segment": 5})
+    reader.read(text(12))
+    with pytest.raises(ValueError, match=r"not those of this model's state; expected .* such as reader.model"):
+        save_memory(reader.memory, tmp_path / "a.memory", model)
+    assert not list(tmp_path.iterdir())
+    save_memory(reader.memory, tmp_path / "a.memory", reader.model)
+    assert_same_memory(load_memory(tmp_path / "a.memory", reader.model), reader.memory)
+
+
+def test_a_model_of_inference_mode_has_a_fingerprint(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        model = reading_model("lmm")
+        reader = Reader(model)
+        reader.read(text(12))
+        save_memory(reader.memory, tmp_path / "a.memory", model)
+        assert_same_memory(load_memory(tmp_path / "a.memory", model), reader.memory)
+
+
+@pytest.mark.parametrize("rows", [[], [-1], [2], [0, 2]], ids=str)
+def test_rows_that_a_memory_has_not_are_named(rows: list[int]) -> None:
+    reader = Reader(reading_model("lmm"), batch_size=2)
+    reader.read([text(5), text(6)])
+    with pytest.raises(ValueError, match=re.escape(f"got rows {rows} of a memory of 2; expected some of 0 to 1")):
+        reader.memory.take(rows)
+    other = Reader(reading_model("lmm", hidden_size=16))
+    for several in ([], [reader.memory, other.memory]):
+        with pytest.raises(ValueError, match="kinds of states; expected one or more, all of one model"):
+            Memory.join(several)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

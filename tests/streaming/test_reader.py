@@ -22,7 +22,7 @@ from streaming.stream_cases import (
     reading_model,
     text,
 )
-from titans_lm.data.tokenizer import BOS, EOS
+from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer
 from titans_lm.streaming import Reader, TokenStream
 
 
@@ -155,6 +155,17 @@ def test_a_stream_that_was_broken_off_is_not_gone_on_with() -> None:
             whole = Reader(model)
             whole.read(data)
             assert_same_memory(reader.memory, whole.memory)
+
+
+def test_an_empty_source_is_marked_once_however_the_others_are_divided() -> None:
+    model, texts = reading_model("lmm"), [text(40), b""]
+    whole, divided = (Reader(model, byte_tokenizer(), batch_size=2) for _ in range(2))
+    whole.read(texts)
+    streams = [divided.stream(one) for one in texts]
+    while not all(stream.exhausted for stream in streams):
+        divided.read(streams, max_tokens=7)
+    assert_same_memory(whole.memory, divided.memory)
+    assert [len(row) for row in divided.memory.sources] == [1, 1]
 
 
 def test_streams_may_take_turns() -> None:

@@ -19,7 +19,7 @@ from titans_lm.config import SurpriseSizes
 from titans_lm.hf.cache import TitansCache, begin_cache
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.documents import Documents, read_documents, starts_by_index, starts_by_length, starts_by_position
-from titans_lm.hf.history import check_begins, check_drafts
+from titans_lm.hf.history import check_begins, check_drafts, check_prompt
 from titans_lm.layers import Diagnostics, Linear
 from titans_lm.ops.validate import check_surprise
 
@@ -257,21 +257,6 @@ def _valid(mask: Tensor | None, x: Tensor, seen: int) -> Tensor | None:
     return mask[:, mask.shape[1] - T :].to(device=x.device, dtype=torch.bool)
 
 
-def _check_prompt(prompt: Any, mask: Tensor | None, cache: Any) -> None:
-    """Refuse a prompt of which a cache has read everything: without a token to predict from, all would be read again.
-
-    A mask that is longer than the prompt says that this is what comes after the cache.
-    """
-    if not isinstance(prompt, Tensor) or not isinstance(cache, TitansCache) or prompt.dim() != 2:
-        return
-    whole, seen = mask is None or mask.shape[1] == prompt.shape[1], cache.get_seq_length()
-    if whole and 0 < prompt.shape[1] <= seen:
-        raise ValueError(
-            f"got a prompt of {prompt.shape[1]} tokens and a cache that has read {seen}; expected the cache to lack at "
-            "least the last one: crop(-1) of a cache with keep=1, or only new tokens with the mask of all"
-        )
-
-
 def side_by_side(parts: list[list[Tensor]]) -> list[Tensor]:
     """Lists of what each part of a call gave as one list; that of a single part as it is."""
     return parts[0] if len(parts) == 1 else [torch.cat(same, dim=1) for same in zip(*parts, strict=True)]
@@ -325,21 +310,26 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
             )
         prompt, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
         check_begins(prompt, kwargs)
-        _check_prompt(prompt, mask, kwargs.get("past_key_values"))
+        check_prompt(prompt, mask, kwargs.get("past_key_values"))
         check_drafts(kwargs, settings)
-        chunked = kwargs.get("prefill_chunk_size", getattr(settings, "prefill_chunk_size", None))
-        if chunked is not None and mask is not None and not bool(mask[:, -1].all()):
-            raise ValueError(
-                "got prefill_chunk_size and a prompt with padding on the right; expected padding on the left, or no "
-                "prefill_chunk_size: the last real token of a row may stand in an earlier chunk"
-            )
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     # pyrefly: ignore [bad-override]: what follows the two differs between releases of transformers
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """Begin a cache, where transformers has found, in all places that may say so, that there is to be one."""
+        """Begin a cache, where transformers has found, in all places that may say so, that there is to be one.
+
+        By now it knows the mask of a prompt too, be it only from the prompt's padding.
+        """
+        mask = model_kwargs.get("attention_mask")
+        if generation_config.prefill_chunk_size is not None and mask is not None and not bool(mask[:, -1].all()):
+            raise ValueError(
+                "got prefill_chunk_size and a prompt with padding on the right; expected padding on the left, or no "
+                "prefill_chunk_size: the last real token of a row may stand in an earlier chunk"
+            )
+        if generation_config.is_assistant:  # a draft is told its target's positions, which may be those of before
+            model_kwargs.pop("position_ids", None)
         if generation_config.use_cache is False:
             if model_kwargs.get("past_key_values") is not None:
                 raise ValueError("got past_key_values and use_cache=False; expected one of them")
@@ -398,5 +388,9 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
             hidden = hidden[:, logits_to_keep]
         logits, loss = self.lm_head(hidden), None
         if labels is not None or loss_settings.get("shift_labels") is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_settings)
+            size = self.config.vocab_size
+            try:
+                loss = self.loss_function(logits=logits, labels=labels, vocab_size=size, **loss_settings)
+            except IndexError as error:  # as for token ids
+                raise ValueError(f"got labels that are no token ids: {error}; expected 0 to {size - 1}") from error
         return self._output(loss, logits, trunk, return_dict)

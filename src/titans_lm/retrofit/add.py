@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from titans_lm.config import check_known
 from titans_lm.hf.cache import begin_cache
-from titans_lm.hf.history import check_begins, check_drafts
+from titans_lm.hf.history import check_begins, check_drafts, check_prompt
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.attention import IMPLEMENTATION, Call, Reach
 from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState, after, until
@@ -177,7 +177,9 @@ def _add_lora(model: Any, attention: Any, rank: int) -> None:
 
 def _generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Generate as transformers does."""
-    check_begins(kwargs.get("input_ids") if inputs is None else inputs, kwargs)
+    prompt = kwargs.get("input_ids") if inputs is None else inputs
+    check_begins(prompt, kwargs)
+    check_prompt(prompt, kwargs.get("attention_mask"), kwargs.get("past_key_values"))
     check_drafts(kwargs, generation_config or model.generation_config)
     return type(model).generate(model, inputs, generation_config, *args, **kwargs)
 
@@ -230,6 +232,13 @@ def _give_cache(
         )
     if "begun" not in kwargs:
         _check_past(attentions, cache, state, args, kwargs)
+    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        if asked or cache is not None or wanted:
+            raise ValueError(
+                "got a cache or a state in training with gradient checkpointing, whose layers get none; expected "
+                "model.eval() or gradient_checkpointing_disable()"
+            )
+        wanted = False
     if asked:
         made = RetrofitCache.around(state, count, masked=kwargs.get("attention_mask") is not None)
         return args, {**_placed(args, kwargs, state), "past_key_values": made, "use_cache": True}

@@ -69,13 +69,18 @@ def fingerprint(model: nn.Module) -> Fingerprint:
     """Compute a model's fingerprint; weights are hashed again only where a tensor was changed or replaced."""
     digest = hashlib.sha256(json.dumps(_settings(model), sort_keys=True).encode()).hexdigest()
     tensors = {name: _at_hand(model, name, x) for name, x in sorted(model.state_dict().items())}
-    marks = tuple((name, x.data_ptr(), x._version, x.dtype, _sample(x)) for name, x in tensors.items())
+    marks = tuple((name, x.data_ptr(), _version(x), x.dtype, _sample(x)) for name, x in tensors.items())
     known = _known.get(model)
     if known is None or known[0] != marks:
         known = (marks, hash_tensors(tensors))
         _known[model] = known
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return Fingerprint(digest, known[1], dtype)
+
+
+def _version(x: Tensor) -> int:
+    """How often a tensor was changed in place; one of inference mode does not count."""
+    return 0 if x.is_inference() else x._version
 
 
 def _sample(x: Tensor) -> float:
@@ -176,7 +181,7 @@ def save_memory(
     """Write a memory to a file, which appears whole or not at all, and return what it says of itself.
 
     "bfloat16" halves it and rounds M, S and the rest of the state; the header has how much that changed each tensor.
-    `notes` are kept beside it, as JSON.
+    `notes` are kept beside it, as JSON. ValueError for the memory of a model with another state.
     """
     check_choice("precision", precision, ("exact", "bfloat16"))
     tensors: dict[str, Tensor] = {}
@@ -200,6 +205,11 @@ def save_memory(
     header = Header(
         fingerprint(model), memory.tokens, memory.open, memory.sources, now, precision, loss, shared, notes or {}
     )
+    if not _fits(header, tensors | {name: tensors[same] for name, same in shared.items()}, model, _start(model)):
+        raise ValueError(
+            "got a memory whose tensors are not those of this model's state; expected the model that has read it, such "
+            "as reader.model"
+        )
     text = json_text(asdict(header))
     metadata = {"format": FORMAT, "version": str(VERSION), "header": text, "digest": _digest(text, tensors)}
     # safetensors copies what it is given to bytes; views of one storage become tensors of their own
@@ -221,14 +231,13 @@ def open_memory(path: str | Path, model: nn.Module) -> tuple[Header, Memory]:
     if other is not None:
         raise ValueError(f"got the memory {str(path)!r} of another model: {other}; give the model that has written it")
     owner: Any = model
-    with torch.no_grad():
-        pattern = owner.init_state(1)
+    pattern = _start(owner)
     precision = state_dtype(next(model.parameters()).dtype)
     for name, x in tensors.items():
         if x.is_floating_point():
             tensors[name] = x.to(precision)
     tensors |= {name: tensors[same] for name, same in header.shared.items() if same in tensors}
-    if not _fits(header, tensors, dict(named_state(pattern, "state")), owner.config.vocab_size):
+    if not _fits(header, tensors, model, pattern):
         raise ValueError(f"got the memory {str(path)!r}, whose tensors are not those of this model's state")
     if not all(bool(x.isfinite().all()) for x in tensors.values()):
         raise ValueError(f"the memory {str(path)!r} holds numbers that are not finite")
@@ -236,9 +245,14 @@ def open_memory(path: str | Path, model: nn.Module) -> tuple[Header, Memory]:
     return header, memory.to(device_of(owner.get_input_embeddings()))
 
 
-def _fits(header: Header, tensors: dict[str, Tensor], pattern: dict[str, Tensor], vocab_size: int) -> bool:
+@torch.no_grad()
+def _start(model: Any) -> Any:
+    return model.init_state(1)
+
+
+def _fits(header: Header, tensors: dict[str, Tensor], model: Any, start: Any) -> bool:
     """Whether names, shapes, precisions and rows are those of a model's state."""
-    rows = len(header.tokens)
+    rows, pattern, vocab_size = len(header.tokens), dict(named_state(start, "state")), model.config.vocab_size
     if tensors.keys() != pattern.keys() | {"pending"} or not tensors.keys() >= set(header.shared.values()):
         return False
     pending = tensors["pending"]

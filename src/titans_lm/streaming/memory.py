@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from titans_lm.hf.history import Call, Places
-from titans_lm.ops.state import map_state, repeat_rows, state_bytes, take_rows
+from titans_lm.ops.state import map_state, repeat_rows, state_bytes, state_tensors, take_rows
 
 NONE = -1
 """In `Memory.pending`: this row has no token yet."""
@@ -75,6 +75,9 @@ class Memory:
         """The rows of several memories of one model, side by side."""
         if len(memories) == 1:
             return memories[0]
+        kinds = {tuple(x.shape[1:] for x in state_tensors(memory.state)) for memory in memories}
+        if len(kinds) != 1:
+            raise ValueError(f"got memories of {len(kinds)} kinds of states; expected one or more, all of one model")
         state = map_state(lambda *rows: torch.cat(rows), *(memory.state for memory in memories))
         tokens, opened, sources = (
             tuple(x for memory in memories for x in getattr(memory, name)) for name in ("tokens", "open", "sources")
@@ -83,6 +86,8 @@ class Memory:
 
     def take(self, rows: Sequence[int]) -> "Memory":
         """Some of the rows, in the order given."""
+        if not rows or not set(rows) <= set(range(self.rows)):
+            raise ValueError(f"got rows {list(rows)} of a memory of {self.rows}; expected some of 0 to {self.rows - 1}")
         if list(rows) == list(range(self.rows)):
             return self
         index = torch.tensor(rows)

@@ -165,7 +165,7 @@ class Reader:
         max_tokens: int | None,
         on_piece: "Callable[[Reader], None] | None",
     ) -> int:
-        begun = [stream.tokens > 0 for stream in streams]
+        begun = [stream.tokens > 0 or stream.exhausted for stream in streams]  # an empty one is, once it was read
         for sources, stream, old in zip(self._sources, streams, begun, strict=True):
             if old:
                 _check_goes_on(stream, sources[-1] if self._history.keep and sources else None)
