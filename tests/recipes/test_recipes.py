@@ -13,7 +13,7 @@ from titans_lm.train.settings import small_model
 
 every_recipe = pytest.mark.parametrize("name", NAMES)
 NOT_USED = {
-    "lmm": {"segment_len", "window"}, "mac": {"window"}, "mag": {"segment_len"}, "mal": {"segment_len"},
+    "lmm": {"segment_len", "window", "attention_conv_size"}, "mac": {"window"}, "mag": {"segment_len"}, "mal": {"segment_len"},
     "hybrid": {"segment_len"},
 }  # fmt: skip
 
@@ -47,10 +47,10 @@ def parameters_by_hand(c: BackboneConfig, vocab_size: int) -> int:
     E, H, D = c.hidden_size, c.num_attention_heads, c.head_dim
     networks = H * sum(a * b for a, b in pairwise((D, c.memory_expansion * D, D)))
     memory = 5 * E * E + networks + 2 * E + 3 * c.conv_size * E + 3 * (E + 1) * 2 * H + D
-    attention, gate = 4 * E * E, E * E + 2 * E
+    attention, gate = 4 * E * E + 3 * c.attention_conv_size * E, E * E + 2 * E
     mixers = {
         "lmm": memory, "mac": memory + attention + gate, "mag": memory + attention + gate,
-        "mal": memory + attention + E, "sliding": attention + 3 * c.attention_conv_size * E,
+        "mal": memory + attention + E, "sliding": attention,
     }  # fmt: skip
     block = 2 * E + 3 * E * c.mlp_width + c.num_persistent * E
     embeddings = E * sum(name in ("lmm", "mal") for name in c.blocks[1:])

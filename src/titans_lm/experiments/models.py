@@ -117,7 +117,7 @@ def stack_of(shared: BackboneConfig, base: str, changes: dict[str, Any]) -> Back
     rule = RULES.get(base, {"architecture": base})
     own = {name: value for name, value in changes.items() if name != "shared_qkv"}
     stack = merge_settings(shared, {"layer_types": blocks, "shared_qkv": False, **rule, **own})
-    given = "attention_conv_size" in changes or shared.attention_conv_size > 1
+    given = "attention_conv_size" in changes or shared.attention_conv_size not in (1, shared.conv_size)
     if not given and not set(stack.blocks) <= set(MEMORY_ALONE):
         kernel = stack.conv_size if stack.has_memory else shared.conv_size
         stack = dataclasses.replace(stack, attention_conv_size=kernel)

@@ -113,6 +113,7 @@ def small_model() -> BackboneConfig:
         segment_len=128,
         window=128,
         num_persistent=4,
+        attention_conv_size=4,
     )
 
 
