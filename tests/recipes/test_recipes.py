@@ -13,8 +13,8 @@ from titans_lm.train.settings import small_model
 
 every_recipe = pytest.mark.parametrize("name", NAMES)
 NOT_USED = {
-    "lmm": {"segment_len", "window", "attention_conv_size"}, "mac": {"window"}, "mag": {"segment_len"}, "mal": {"segment_len"},
-    "hybrid": {"segment_len"},
+    "lmm": {"segment_len", "window", "attention_conv_size"}, "mac": {"window"}, "mag": {"segment_len"},
+    "mal": {"segment_len"}, "hybrid": {"segment_len"},
 }  # fmt: skip
 
 
