@@ -370,7 +370,7 @@ class BackboneConfig(MemoryConfig):
         if self.attention_conv_size not in (1, self.conv_size):
             raise ValueError(
                 f"got attention_conv_size={self.attention_conv_size} with shared_qkv=True and conv_size="
-                f"{self.conv_size}; expected it left out, as the one convolution is conv_size's"
+                f"{self.conv_size}; expected 1 or {self.conv_size}: the one convolution is conv_size's"
             )
         if self.lookahead_values:
             raise ValueError("got lookahead_values=True with shared_qkv=True; expected one: attention sees itself")

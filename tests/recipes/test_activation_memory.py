@@ -79,12 +79,14 @@ def saved_bytes(model: nn.Module, ids: Tensor) -> int:
 
 
 @pytest.mark.parametrize(("tokens", "precision"), [(32, "float32"), (96, "float32"), (96, "bfloat16")])
+@pytest.mark.parametrize("kernel", [1, 4])
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "sliding+lmm+sliding"])
-def test_it_is_what_autograd_keeps(architecture: str, tokens: int, precision: Precision) -> None:
+def test_it_is_what_autograd_keeps(architecture: str, kernel: int, tokens: int, precision: Precision) -> None:
     """Within 15 % of it, in one window and in three, before anything is led back."""
     config = small_config(
-        architecture, hidden_size=64, intermediate_size=128, segment_len=32, window=32, chunk_size=16, num_persistent=4
-    )
+        architecture, hidden_size=64, intermediate_size=128, segment_len=32, window=32, chunk_size=16,
+        num_persistent=4, attention_conv_size=kernel,
+    )  # fmt: skip
     ids = torch.randint(0, 256, (4, tokens))
     model, step = byte_model(config).train(), Step(config, 259, 4, tokens, precision)
     log_probabilities = 4 * 259 * ids.numel()

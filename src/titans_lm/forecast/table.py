@@ -258,14 +258,17 @@ def _parsed(column: "pandas.Series") -> "pandas.Series":
     import pandas as pd
 
     # offsets may differ, as on either side of a change to summer time; dates without one are left as they are
-    month_first = pd.to_datetime(column, errors="coerce", utc=True)
     if not column.astype(str).str.match(EITHER_FIRST).all():
-        return month_first
-    day_first = pd.to_datetime(column, errors="coerce", utc=True, dayfirst=True)
+        return pd.to_datetime(column, errors="coerce", utc=True)
+    with warnings.catch_warnings():  # pandas', of dates that tell which comes first
+        warnings.simplefilter("ignore", UserWarning)
+        month_first = pd.to_datetime(column, errors="coerce", utc=True)
+        day_first = pd.to_datetime(column, errors="coerce", utc=True, dayfirst=True)
 
-    def misfits(dates: "pandas.Series") -> tuple[int, int]:
-        missing = int(dates.isna().sum())
-        return missing, 0 if missing else odd_steps(dates.dt.tz_convert(None).to_numpy())
+    def misfits(dates: "pandas.Series") -> tuple[int, int, int]:
+        missing, steps = int(dates.isna().sum()), dates.dt.tz_convert(None).to_numpy()
+        back = int((np.diff(steps) <= np.timedelta64(0)).sum())
+        return missing, back, 0 if missing or back else odd_steps(steps)
 
     return min(month_first, day_first, key=misfits)
 

@@ -111,8 +111,8 @@ def check_prompt(prompt: Any, mask: Tensor | None, cache: Any) -> None:
 
     A mask that is longer than the prompt says that this is what comes after the cache.
     """
-    if not isinstance(prompt, Tensor) or cache is None or prompt.dim() != 2:
-        return
+    if not isinstance(prompt, Tensor) or prompt.dim() != 2 or not hasattr(cache, "is_croppable"):
+        return  # a cache of another kind is refused where it is read
     whole, seen = mask is None or mask.shape[1] == prompt.shape[1], cache.get_seq_length()
     if whole and 0 < prompt.shape[1] <= seen:
         raise ValueError(

@@ -1,9 +1,9 @@
 """What a training step holds in memory besides weights, gradients and optimizer: an estimate, counted from the code.
 
 Autograd keeps, until the backward pass, the tensors that functions have saved. Which these are can be read off the
-blocks, so they are counted here per token, per state and per weight. Not counted: short convolutions of attention,
-persistent tokens as tokens of the memory, memory caching, what a block's backward pass makes for a moment, the inside
-of calls that is kept (ops/groups.py:KEPT, and KEPT_SHARE on a GPU), gaps between tensors.
+blocks, so they are counted here per token, per state and per weight. Not counted: persistent tokens as tokens of the
+memory, memory caching, what a block's backward pass makes for a moment, the inside of calls that is kept
+(ops/groups.py:KEPT, and KEPT_SHARE on a GPU), gaps between tensors.
 What is counted for one block is counted for each kind of block in the stack (`BackboneConfig.by_block`).
 `tests/recipes/test_activation_memory.py` compares the count with what autograd does keep, in float32 and bfloat16 on a
 CPU. Counted and not measured, as a measurement of one block takes most of a minute even with tensors that hold no
@@ -119,12 +119,16 @@ def local_widths(config: BackboneConfig) -> int:
 def attention_widths(config: BackboneConfig, tokens: int) -> float:
     """Vectors of width E per token that attention keeps: queries, keys and values as they are seen, and the output.
 
-    Keys and values are seen behind the persistent rows; by a window's tokens together with those of the window before;
-    in MAC together with as many recalled ones.
+    With a short convolution what enters it, too. Keys and values are seen behind the persistent rows; by a window's
+    tokens together with those of the window before; in MAC together with as many recalled ones.
     """
-    P, T, W = config.num_persistent, tokens, config.window
     if config.architecture in MEMORY_ALONE:
         return 0.0
+    return _seen_widths(config, tokens) + 3 * (config.attention_conv_size > 1)
+
+
+def _seen_widths(config: BackboneConfig, tokens: int) -> float:
+    P, T, W = config.num_persistent, tokens, config.window
     if config.has_segments:
         rows = 2 if config.architecture == "mac" else 1
         return 2 + 2 * (rows + P * len(segments(config, T)) / T)

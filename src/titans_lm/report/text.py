@@ -88,7 +88,7 @@ def said(result: Result) -> str:
     pilot = "**A pilot of one seed**: small differences are those of seeds as well. " if seeds == 1 else ""
     text = (
         f"{pilot}Every model has {asked:,} parameters (within {apart:.1%}) and reads the same {first['tokens']:,} "
-        f"tokens in sequences of {train['seq_len']}{reread(train)}; {tuned(settings)} {seeds} "
+        f"tokens in sequences of {train['seq_len']}{reread(train)}; {tuned(result)} {seeds} "
         f"seed{'s' * (seeds > 1)}. The test text is {first['test']['bytes']:,} bytes in spans of "
         f"{settings['positions']:,} tokens, each read from a fresh state, carried along where a model has one; "
         f"columns of positions say where in the span. Tokens per second and minutes are those of training, "
@@ -166,12 +166,15 @@ def reread(train: Mapping[str, Any]) -> str:
     return f" ({', '.join(short + twice)})" if short or twice else ""
 
 
-def tuned(settings: Result) -> str:
-    """Say how learning rates were found."""
+def tuned(result: Result) -> str:
+    """Say how learning rates were found; a model of a later run may have no trials of its own."""
+    settings = result["settings"]
     rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
     if len(settings["rates"]) == 1:
         return f"learning rate {rates},"
-    return f"of the learning rates {rates} the best on held-out text after {settings['tune_steps']} steps,"
+    untried = [title(one["name"]).partition(",")[0] for one in result["contenders"] if not one["tuning"]]
+    but = f" (of {', '.join(untried)} the one that is named, without trials)" if untried else ""
+    return f"of the learning rates {rates} the best on held-out text after {settings['tune_steps']} steps{but},"
 
 
 def verdict(found: list[Result]) -> str:

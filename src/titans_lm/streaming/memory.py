@@ -86,9 +86,10 @@ class Memory:
 
     def take(self, rows: Sequence[int]) -> "Memory":
         """Some of the rows, in the order given."""
+        rows = list(rows)
         if not rows or not set(rows) <= set(range(self.rows)):
-            raise ValueError(f"got rows {list(rows)} of a memory of {self.rows}; expected some of 0 to {self.rows - 1}")
-        if list(rows) == list(range(self.rows)):
+            raise ValueError(f"got rows {rows} of a memory of {self.rows}; expected some of 0 to {self.rows - 1}")
+        if rows == list(range(self.rows)):
             return self
         index = torch.tensor(rows)
         tokens, opened, sources = (tuple(part[row] for row in rows) for part in (self.tokens, self.open, self.sources))
