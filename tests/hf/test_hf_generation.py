@@ -307,6 +307,10 @@ def test_the_pipeline_writes_text() -> None:
 def test_a_cache_of_another_kind_is_refused(unchecked: None) -> None:
     with pytest.raises(ValueError, match="got past_key_values of type DynamicCache; expected TitansCache"):
         small_model("mac").generate(prompt(11), past_key_values=DynamicCache(), max_new_tokens=3, **GREEDY)
+    filled = DynamicCache()
+    filled.update(torch.ones(1, 2, 20, 8), torch.ones(1, 2, 20, 8), 0)
+    with pytest.raises(ValueError, match="got past_key_values of type DynamicCache; expected TitansCache"):
+        small_model("mac").generate(prompt(11), past_key_values=filled, max_new_tokens=3, **GREEDY)
 
 
 @pytest.mark.parametrize("by_config", [False, True])

@@ -356,6 +356,6 @@ def odd_steps(dates: np.ndarray) -> int:
 
 def _uneven(dates: np.ndarray | None) -> list[str]:
     """Say where steps differ from the usual one: rows are taken to follow each other evenly."""
-    other = 0 if dates is None else odd_steps(dates)
-    said = f"{other:,} of {0 if dates is None else len(dates) - 1:,} steps between dates differ from the usual one"
-    return [f"{said}; rows are read as even"] if other else []
+    if dates is None or not (other := odd_steps(dates)):
+        return []
+    return [f"{other:,} of {len(dates) - 1:,} steps between dates differ from the usual one; rows are read as even"]

@@ -207,6 +207,21 @@ class TitansCache(CroppableCache):
         self.store(model(x, self.state, valid)[1], count)
 
 
+def check_prompt(prompt: Any, mask: Tensor | None, cache: Any) -> None:
+    """Refuse a prompt of which a cache has read everything: without a token to predict from, all would be read again.
+
+    A mask that is longer than the prompt says that this is what comes after the cache.
+    """
+    if not isinstance(prompt, Tensor) or prompt.dim() != 2 or not isinstance(cache, CroppableCache):
+        return  # a cache of another kind is refused where it is read
+    whole, seen = mask is None or mask.shape[1] == prompt.shape[1], cache.get_seq_length()
+    if whole and 0 < prompt.shape[1] <= seen:
+        raise ValueError(
+            f"got a prompt of {prompt.shape[1]} tokens and a cache that has read {seen}; expected the cache to lack at "
+            "least the last one: crop(-1) of a cache with keep=1, or only new tokens with the mask of all"
+        )
+
+
 def begin_cache(generation_config: Any, model_kwargs: dict[str, Any], make: Callable[[], CroppableCache]) -> None:
     """Begin a cache for `generate`, where there is to be one and none is given."""
     if generation_config.use_cache is False or model_kwargs.get("past_key_values") is not None:

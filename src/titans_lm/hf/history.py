@@ -106,21 +106,6 @@ def check_begins(prompt: Any, kwargs: dict[str, Any]) -> None:
         raise ValueError("got a prompt without a token; expected one at least, such as that which begins a text")
 
 
-def check_prompt(prompt: Any, mask: Tensor | None, cache: Any) -> None:
-    """Refuse a prompt of which a cache has read everything: without a token to predict from, all would be read again.
-
-    A mask that is longer than the prompt says that this is what comes after the cache.
-    """
-    if not isinstance(prompt, Tensor) or prompt.dim() != 2 or not hasattr(cache, "is_croppable"):
-        return  # a cache of another kind is refused where it is read
-    whole, seen = mask is None or mask.shape[1] == prompt.shape[1], cache.get_seq_length()
-    if whole and 0 < prompt.shape[1] <= seen:
-        raise ValueError(
-            f"got a prompt of {prompt.shape[1]} tokens and a cache that has read {seen}; expected the cache to lack at "
-            "least the last one: crop(-1) of a cache with keep=1, or only new tokens with the mask of all"
-        )
-
-
 def check_drafts(kwargs: dict[str, Any], settings: Any) -> None:
     """ValueError where a call of `generate` drafts tokens beside a cache that has read some.
 

@@ -16,10 +16,10 @@ from transformers.modeling_outputs import ModelOutput
 from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.blocks import BLOCKS
 from titans_lm.config import SurpriseSizes
-from titans_lm.hf.cache import TitansCache, begin_cache
+from titans_lm.hf.cache import TitansCache, begin_cache, check_prompt
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.documents import Documents, read_documents, starts_by_index, starts_by_length, starts_by_position
-from titans_lm.hf.history import check_begins, check_drafts, check_prompt
+from titans_lm.hf.history import check_begins, check_drafts
 from titans_lm.layers import Diagnostics, Linear
 from titans_lm.ops.validate import check_surprise
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from titans_lm.config import check_known
-from titans_lm.hf.cache import begin_cache
-from titans_lm.hf.history import check_begins, check_drafts, check_prompt
+from titans_lm.hf.cache import begin_cache, check_prompt
+from titans_lm.hf.history import check_begins, check_drafts
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.attention import IMPLEMENTATION, Call, Reach
 from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState, after, until

@@ -28,7 +28,7 @@ from titans_lm.config import BackboneConfig, check_choice
 from titans_lm.former import LATER, former_settings
 from titans_lm.layers import device_of
 from titans_lm.memory import NeuralMemory
-from titans_lm.ops.state import state_dtype
+from titans_lm.ops.state import map_state, state_dtype
 from titans_lm.streaming.memory import NONE, Memory, Source
 from titans_lm.streaming.reader import check_readable
 from titans_lm.train.files import json_text, write_atomically
@@ -46,6 +46,7 @@ _DAMAGE = (
     struct.error,
 )  # fmt: skip
 _known: "weakref.WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], str]]" = weakref.WeakKeyDictionary()
+_forms: "weakref.WeakKeyDictionary[nn.Module, tuple[str, Any]]" = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def save_memory(
     header = Header(
         fingerprint(model), memory.tokens, memory.open, memory.sources, now, precision, loss, shared, notes or {}
     )
-    if not _fits(header, tensors | {name: tensors[same] for name, same in shared.items()}, model, _start(model)):
+    if not _fits(header, tensors | {name: tensors[same] for name, same in shared.items()}, model, _form(model, header)):
         raise ValueError(
             "got a memory whose tensors are not those of this model's state; expected the model that has read it, such "
             "as reader.model"
@@ -230,8 +231,7 @@ def open_memory(path: str | Path, model: nn.Module) -> tuple[Header, Memory]:
     other = header.model.difference(fingerprint(model))
     if other is not None:
         raise ValueError(f"got the memory {str(path)!r} of another model: {other}; give the model that has written it")
-    owner: Any = model
-    pattern = _start(owner)
+    pattern = _form(model, header)
     precision = state_dtype(next(model.parameters()).dtype)
     for name, x in tensors.items():
         if x.is_floating_point():
@@ -242,17 +242,23 @@ def open_memory(path: str | Path, model: nn.Module) -> tuple[Header, Memory]:
     if not all(bool(x.isfinite().all()) for x in tensors.values()):
         raise ValueError(f"the memory {str(path)!r} holds numbers that are not finite")
     memory = Memory(_rebuild(pattern, "state", tensors), tensors["pending"], header.tokens, header.open, header.sources)
+    owner: Any = model
     return header, memory.to(device_of(owner.get_input_embeddings()))
 
 
-@torch.no_grad()
-def _start(model: Any) -> Any:
-    return model.init_state(1)
+def _form(model: Any, header: Header) -> Any:
+    """A state of one row of the model without its numbers, made once as long as the model has these settings."""
+    known = _forms.get(model)
+    if known is None or known[0] != header.model.config:
+        with torch.no_grad():
+            known = header.model.config, map_state(lambda x: x.to("meta"), model.init_state(1))
+        _forms[model] = known
+    return known[1]
 
 
-def _fits(header: Header, tensors: dict[str, Tensor], model: Any, start: Any) -> bool:
+def _fits(header: Header, tensors: dict[str, Tensor], model: Any, form: Any) -> bool:
     """Whether names, shapes, precisions and rows are those of a model's state."""
-    rows, pattern, vocab_size = len(header.tokens), dict(named_state(start, "state")), model.config.vocab_size
+    rows, pattern, vocab_size = len(header.tokens), dict(named_state(form, "state")), model.config.vocab_size
     if tensors.keys() != pattern.keys() | {"pending"} or not tensors.keys() >= set(header.shared.values()):
         return False
     pending = tensors["pending"]

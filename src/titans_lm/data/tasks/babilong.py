@@ -10,6 +10,7 @@ from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story, encode
 from titans_lm.data.tasks.stories import GIVERS, LABELS, PEOPLE, BabiTask, Question, draw_question, read_questions
 from titans_lm.data.tasks.task import read_size
+from titans_lm.data.text import overlap
 
 if TYPE_CHECKING:
     import numpy as np
@@ -162,10 +163,10 @@ class BabiLongTask(HiddenTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        source, test = (None if path is None else path.resolve() for path in (self.task.source, self.test_source))
-        if source is not None and test in (None, source):
+        source, test = self.task.source, self.test_source
+        if source is not None and (test is None or overlap(source, test)):
             raise ValueError(
-                f"got task.source={str(self.task.source)!r} and {'no' if test is None else 'the same'} "
+                f"got task.source={str(source)!r} and {'no' if test is None else 'the same'} "
                 "test_source, which would test on the questions that are taught; expected test_source with another "
                 "file: bAbI has one to train on and one to test on"
             )
