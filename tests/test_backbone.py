@@ -1,6 +1,7 @@
 """What must hold for every stack: cut anywhere, pad anywhere, no look ahead, no row sees another, all of it trains."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -313,6 +314,23 @@ def test_a_memory_behind_another_block_reads_the_embeddings(reads: bool) -> None
         _, state = alone(rms(x, stack.layers[1].embedding_norm), start)
         for got, expected in zip(written[0], state.memory.M, strict=True):
             assert_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "reading"),
+    [
+        ("mac", {}, [False, True]),
+        ("mag", {}, [False, True]),
+        ("mac", {"shared_qkv": True}, [False, False]),  # one q, k, v of the same tokens
+        ("mag+mal", {"shared_qkv": True}, [False, True]),
+        ("mal", {"memory_reads_embeddings": False}, [False, False]),
+        ("attention+lmm", {}, [False, True]),
+        ("lmm+segment", {}, [False, False]),
+    ],
+)
+def test_which_blocks_read_embeddings(architecture: str, settings: dict[str, Any], reading: list[bool]) -> None:
+    stack = small_backbone(architecture, num_hidden_layers=2, **settings)
+    assert [block.embedding_norm is not None for block in stack.layers] == reading
 
 
 def test_a_list_of_one_block_is_that_architecture() -> None:

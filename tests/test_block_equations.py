@@ -35,16 +35,26 @@ SHARED: dict[str, dict[str, Any]] = {
     "shared, longer convolution": {"shared_qkv": True, "conv_size": 5, "memory_reads_residual": False},
     "shared, no convolution": {"shared_qkv": True, "conv_size": 1},
 }
+BEHIND: dict[str, dict[str, Any]] = {
+    "behind another block": {"behind": True},
+    "behind another block, no residual read": {"behind": True, "memory_reads_residual": False},
+}
+"""Where the memory reads embeddings too (D56)."""
 every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-every_mix = pytest.mark.parametrize("settings", [*SETTINGS.values(), *SHARED.values()], ids=[*SETTINGS, *SHARED])
+MIXES = SETTINGS | SHARED | BEHIND
+every_mix = pytest.mark.parametrize("settings", MIXES.values(), ids=MIXES)
 
 
 class Mixed(NamedTuple):
-    """A block, what it was given, what it made of it, and the calls of its parts: (arguments, result)."""
+    """A block, what it was given, what it made of it, and the calls of its parts: (arguments, result).
+
+    `seen` is what the memory reads where attention reads x.
+    """
 
     block: Any
     config: BackboneConfig
     x: Tensor
+    seen: Tensor
     stream: Tensor
     o: Tensor
     state: Any
@@ -64,11 +74,13 @@ def capture_method(module: Any, name: str, into: list) -> None:
     setattr(module, name, kept)
 
 
-def mix(architecture: str, **settings: Any) -> Mixed:
-    """Let a block mix one row of T tokens at the start of a document."""
+def mix(architecture: str, behind: bool = False, **settings: Any) -> Mixed:
+    """Let a block mix one row of T tokens at the start of a document, the first block or one `behind` another."""
     config = small_config(architecture, **settings)
-    block: Block = BLOCKS[architecture](config).double()
-    wake(block)
+    block: Block = BLOCKS[architecture](config)
+    if behind:
+        block.read_embeddings()
+    wake(block.double())
     attention: list = []
     memory: list = []
     finished: list = []
@@ -85,10 +97,11 @@ def mix(architecture: str, **settings: Any) -> Mixed:
     x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
     start = block.init_state(1)
     memory.clear()  # the persistent tokens, read before the document
-    stream = torch.randn_like(x)
-    ctx = ForwardContext(torch.zeros(1, dtype=torch.int64), None, rope, is_start=True)
+    stream, embeddings = torch.randn_like(x), torch.randn_like(x)
+    ctx = ForwardContext(torch.zeros(1, dtype=torch.int64), None, rope, is_start=True, embeddings=embeddings)
     o, state = block.mix(x, start, ctx, stream)
-    return Mixed(block, config, x[0], stream[0], o[0], state, attention, memory, finished)
+    seen = rms(stream, block.memory_norm) + rms(embeddings, block.embedding_norm) if behind else x
+    return Mixed(block, config, x[0], seen[0], stream[0], o[0], state, attention, memory, finished)
 
 
 def gate_by_hand(y: Tensor, m: Tensor, gate: Gate) -> Tensor:
@@ -128,7 +141,7 @@ def slide(block: Any, config: BackboneConfig, x: Tensor) -> Tensor:
 class Segments:
     """MAC by hand, segment after segment; the memory is read back from its start for every question."""
 
-    def __init__(self, block: Any, config: BackboneConfig, x: Tensor) -> None:
+    def __init__(self, block: Any, config: BackboneConfig, x: Tensor, seen: Tensor) -> None:
         self.attention = AttentionByHand(block.attention, config, block.memory)
         self.memory = MemoryByHand(block.memory)
         self.prefix = self.attention.prefix(block.persistent)
@@ -137,11 +150,11 @@ class Segments:
         self.h, self.y = x[:0], x[:0]
         for start in range(0, len(x), config.segment_len):
             stop = min(start + config.segment_len, len(x))
-            h = self.memory.recall(x, self.before(start).M)[start:stop]
+            h = self.memory.recall(seen, self.before(start).M)[start:stop]
             self.h = torch.cat([self.h, h])
             y = [self.attention.look(self.q[t], self.visible(t)) for t in range(start, stop)]
             self.y = torch.cat([self.y, torch.stack(y)])
-            self.z = self.y + x[:stop] if config.memory_reads_residual else self.y
+            self.z = self.y + seen[:stop] if config.memory_reads_residual else self.y
         self.m, self.end = self.memory.write(self.z)
 
     def before(self, start: int) -> MemoryState:
@@ -194,7 +207,7 @@ def test_eq20_persistent_rows_are_a_feed_forward_layer_of_attention() -> None:
 def test_eq21_mac_recalls_with_the_memory_after_the_previous_segment(settings: dict[str, Any]) -> None:
     """h_t = M*_{t−1}(S_t W_Q)"""
     mixed = mix("mac", **settings)
-    hand = Segments(mixed.block, mixed.config, mixed.x)
+    hand = Segments(mixed.block, mixed.config, mixed.x, mixed.seen)
     assert_close(recalled_rows(mixed), hand.h)
 
 
@@ -202,7 +215,7 @@ def test_eq21_mac_recalls_with_the_memory_after_the_previous_segment(settings: d
 def test_eq22_mac_attention_has_persistent_recalled_and_present_rows(settings: dict[str, Any]) -> None:
     """S̃_t = [P | h_t | S_t]: P + 2 i rows for the i-th token of a segment, and without any of them another result."""
     mixed = mix("mac", **settings)
-    hand = Segments(mixed.block, mixed.config, mixed.x)
+    hand = Segments(mixed.block, mixed.config, mixed.x, mixed.seen)
     y, P = outputs(mixed.attention), mixed.config.num_persistent
     for t in range(T):
         visible = hand.visible(t)
@@ -216,7 +229,7 @@ def test_eq22_mac_attention_has_persistent_recalled_and_present_rows(settings: d
 def test_eq23_mac_attends_over_them(settings: dict[str, Any]) -> None:
     """y_t = Attn(S̃_t)"""
     mixed = mix("mac", **settings)
-    hand = Segments(mixed.block, mixed.config, mixed.x)
+    hand = Segments(mixed.block, mixed.config, mixed.x, mixed.seen)
     assert_close(outputs(mixed.attention), hand.y)
 
 
@@ -224,7 +237,7 @@ def test_eq23_mac_attends_over_them(settings: dict[str, Any]) -> None:
 def test_eq24_mac_writes_what_attention_made(settings: dict[str, Any]) -> None:
     """M_t = M_{t−1}(z_t), z = y + s or y (D36)"""
     mixed = mix("mac", **settings)
-    hand = Segments(mixed.block, mixed.config, mixed.x)
+    hand = Segments(mixed.block, mixed.config, mixed.x, mixed.seen)
     assert_close(torch.cat([arguments[0][0] for arguments, _ in mixed.memory]), hand.z)
     for got, expected in zip(mixed.state.memory.memory[:3], hand.end[:3], strict=True):
         for a, b in zip(got, expected, strict=True):
@@ -238,19 +251,19 @@ def test_eq24_mac_writes_what_attention_made(settings: dict[str, Any]) -> None:
 def test_eq25_mac_gates_by_a_second_recall(settings: dict[str, Any]) -> None:
     """o_t = y_t ⊗ M*_t(z_t), token i from the memory as written up to i"""
     mixed = mix("mac", **settings)
-    hand = Segments(mixed.block, mixed.config, mixed.x)
+    hand = Segments(mixed.block, mixed.config, mixed.x, mixed.seen)
     assert_close(mixed.finished[-1][1][0], hand.m)  # the ones before are recalls
     assert_close(mixed.o, gate_by_hand(hand.y, hand.m, mixed.block.gate))
 
 
 @every_mix
 def test_eq26_mag_gives_both_branches_the_persistent_tokens(settings: dict[str, Any]) -> None:
-    """x̃ = [P | x]"""
+    """x̃ = [P | x], where the memory's x may hold the embeddings too"""
     mixed = mix("mag", **settings)
     [(attended, _)], [(written, _)] = mixed.attention, mixed.memory
     assert torch.equal(attended[0][0], mixed.x)
     assert torch.equal(attended[3], mixed.block.persistent)
-    assert torch.equal(written[0][0], mixed.x)
+    assert_close(written[0][0], mixed.seen)
     hand = MemoryByHand(mixed.block.memory)
     read = hand.write(mixed.block.persistent)[1]
     for got, expected in zip(written[1].memory.M, read.M, strict=True):
@@ -268,7 +281,7 @@ def test_eq27_mag_slides_a_window(settings: dict[str, Any]) -> None:
 def test_eq28_mag_gates_by_the_memory(settings: dict[str, Any]) -> None:
     """o = y ⊗ M(x̃)"""
     mixed = mix("mag", **settings)
-    m, _ = read_after_persistent(mixed.block, mixed.x)
+    m, _ = read_after_persistent(mixed.block, mixed.seen)
     assert_close(mixed.o, gate_by_hand(slide(mixed.block, mixed.config, mixed.x), m, mixed.block.gate))
 
 

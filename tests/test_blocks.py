@@ -20,7 +20,7 @@ from model_cases import (
 )
 from titans_lm.backbone import Backbone
 from titans_lm.blocks import BLOCKS, Block, Gate, MACBlock
-from titans_lm.config import MEMORY_FIRST, BackboneConfig, Gating
+from titans_lm.config import BackboneConfig, Gating
 from titans_lm.layers import Diagnostics, ForwardContext, rope_angles
 
 T = 11
@@ -60,7 +60,7 @@ def test_a_block_is_two_residual_steps(architecture: str) -> None:
     assert_close(y, middle + block.mlp(rms(middle, block.mlp_norm)))
 
 
-@pytest.mark.parametrize("architecture", MEMORY_FIRST)
+@pytest.mark.parametrize("architecture", ["lmm", "mal", "tnt"])
 def test_a_block_that_reads_embeddings_adds_them_to_what_it_mixes(architecture: str) -> None:
     """RMSNorm(x; a) + RMSNorm(x₀; b)"""
     block, config = make(architecture)
@@ -73,6 +73,21 @@ def test_a_block_that_reads_embeddings_adds_them_to_what_it_mixes(architecture: 
     y, _ = block(x, block.init_state(2), call)
     read = rms(x, block.mixer_norm) + rms(embeddings, block.embedding_norm)
     middle = x + block.mix(read, block.init_state(2), call, x)[0]
+    assert_close(y, middle + block.mlp(rms(middle, block.mlp_norm)))
+
+
+@pytest.mark.parametrize("architecture", ["mac", "mag"])
+def test_attention_beside_a_memory_that_reads_embeddings_reads_tokens_alone(architecture: str) -> None:
+    """Its own norm is as before; what the memory reads starts at 0.1 (test_block_equations.py has what is mixed)."""
+    block, config = make(architecture)
+    block.read_embeddings()
+    assert (block.mixer_norm.weight != 0.1).all()
+    assert (block.memory_norm.weight == 0.1).all()
+    wake(block.double())
+    x = tokens()
+    call = fresh_call(config, 2, T)._replace(embeddings=tokens())
+    y, _ = block(x, block.init_state(2), call)
+    middle = x + block.mix(rms(x, block.mixer_norm), block.init_state(2), call, x)[0]
     assert_close(y, middle + block.mlp(rms(middle, block.mlp_norm)))
 
 

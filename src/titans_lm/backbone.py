@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from titans_lm.blocks import BLOCKS
-from titans_lm.config import MEMORY_FIRST, BackboneConfig
+from titans_lm.config import MEMORY_BLOCKS, SHARING_BLOCKS, BackboneConfig
 from titans_lm.layers import (
     Diagnostics,
     ForwardContext,
@@ -82,8 +82,10 @@ def is_frozen(module: nn.Module) -> bool:
 
 
 def reads_embeddings(config: BackboneConfig, place: int) -> bool:
-    """Whether a block reads embeddings too: where its memory comes first or alone, behind another block (D56)."""
-    return config.memory_reads_embeddings and place > 0 and config.blocks[place] in MEMORY_FIRST
+    """Whether a block's memory reads embeddings too: behind another block, unless attention's tokens are its (D56)."""
+    name = config.blocks[place]
+    shared = config.shared_qkv and name in SHARING_BLOCKS
+    return config.memory_reads_embeddings and place > 0 and name in MEMORY_BLOCKS and not shared
 
 
 def check_compiler(device: torch.device) -> None:

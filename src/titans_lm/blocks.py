@@ -56,6 +56,9 @@ class Block(nn.Module, ABC):
     Its config is that of a stack of this block alone.
     """
 
+    beside = False
+    """Whether attention reads the same tokens as the memory, which then has a norm of its own for the embeddings."""
+
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.config = config
@@ -75,13 +78,17 @@ class Block(nn.Module, ABC):
             nn.init.normal_(self.persistent)
 
     def read_embeddings(self) -> None:
-        """Let it mix RMSNorm(x; a) + RMSNorm(x₀; b) in place of RMSNorm(x; a), x₀ being the tokens' embeddings (D56).
+        """Let its memory read RMSNorm(x; a) + RMSNorm(x₀; b) in place of RMSNorm(x), x₀ being the embeddings (D56).
 
-        a starts at 0.1, b at 1: at first nearly what a block reads that no other stands before.
+        a starts at 0.1, b at 1: at first nearly what a block reads that no other stands before. Attention beside the
+        memory goes on to read RMSNorm(x).
         """
         self.embedding_norm = RMSNorm(self.config.hidden_size, self.config.norm_eps)
-        self.mixer_norm.start = 0.1
-        self.mixer_norm.reset_parameters()
+        if self.beside:
+            self.memory_norm = RMSNorm(self.config.hidden_size, self.config.norm_eps)
+        norm = self.memory_norm if self.beside else self.mixer_norm
+        norm.start = 0.1
+        norm.reset_parameters()
 
     @abstractmethod
     def init_state(self, batch_size: int, frozen: bool = False) -> Any:
@@ -101,7 +108,7 @@ class Block(nn.Module, ABC):
             check_precision(x, weights)
         state = self.init_state(x.shape[0], ctx.frozen) if state is None else state
         mixed = self.mixer_norm(x)
-        if self.embedding_norm is not None:
+        if self.embedding_norm is not None and not self.beside:
             mixed = mixed + self.embedding_norm(ctx.embeddings)
         y, state = self.mix(mixed, state, ctx, x)
         x = x + y
@@ -149,7 +156,11 @@ class MACBlock(Block):
     With `shared_qkv` W_Q, W_K, W_V and their convolutions are one set of weights on two inputs (D41): on s_t for
     attention and, its queries, for eq. 21; on z_t for what is written and asked in eq. 24 and 25. Keys and values of
     P and h_t come from the same W_K and W_V.
+
+    Behind another block the memory's s_t, in eq. 21 and in z_t, holds the embeddings too (D56); attention's does not.
     """
+
+    beside = True
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
@@ -174,11 +185,12 @@ class MACBlock(Block):
         streams = None
         if self.config.shared_qkv:
             streams = self.memory.streams(x, state.query_conv, ctx.lengths, prepared.maps)
-        q, gate, tails = self.memory.project_query(x, state.query_conv, ctx.lengths, streams)
+        s = x if self.embedding_norm is None else self.memory_norm(stream) + self.embedding_norm(ctx.embeddings)
+        q, gate, tails = self.memory.project_query(s, state.query_conv, ctx.lengths, streams)
         qkv = self.attention.project(x, state.attention.conv, ctx, self.persistent, streams, call.kv)
         slices = segment_slices(ctx, x.shape[1], self.config.segment_len)
         cut, ys, os, norms = [segment.rope.cos.shape[1] for segment, _ in slices], [], [], []
-        tokens = zip(q.split(cut, dim=1), gate.split(cut, dim=1), qkv.split(cut), x.split(cut, dim=1), strict=True)
+        tokens = zip(q.split(cut, dim=1), gate.split(cut, dim=1), qkv.split(cut), s.split(cut, dim=1), strict=True)
         for (segment, phase), (q_t, gate_t, qkv_t, s_t) in zip(slices, tokens, strict=True):
             h = self.memory.retrieve(state.at_segment_start, q_t, gate_t, prepared)  # eq. 21
             seen = h, state.recalled
@@ -194,7 +206,7 @@ class MACBlock(Block):
         if surprise and ctx.diagnostics is not None:
             ctx.diagnostics.surprise_norms.append(torch.cat(norms, dim=1))
         y, o = concat_segments(ys), concat_segments(os)
-        m = self.memory.project_output(o, self.memory.gate_proj(self._read(y, x)))
+        m = self.memory.project_output(o, self.memory.gate_proj(self._read(y, s)))
         if x.shape[1] > 1:
             k, v = state.recalled
             state = state._replace(attention=compact(state.attention), recalled=(own_storage(k), own_storage(v)))
@@ -260,7 +272,10 @@ class MAGBlock(Block):
     o = y ⊗ M(x̃)                                                                             (eq. 28)
 
     With `shared_qkv` both branches read one q, k, v of x̃, made once by the memory's maps and convolutions (D41).
+    Behind another block the memory's x̃ holds the embeddings too (D56).
     """
+
+    beside = True
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
@@ -274,7 +289,8 @@ class MAGBlock(Block):
     def mix(self, x: Hidden, state: HybridState, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, HybridState]:
         streams = self.memory.streams(x, state.memory.conv, ctx.lengths) if self.config.shared_qkv else None
         y, attention = self.attention(x, state.attention, ctx, self.persistent, streams)
-        m, memory = self.memory(x, state.memory, ctx.lengths, ctx.diagnostics, ctx.frozen, streams)
+        s = x if self.embedding_norm is None else self.memory_norm(stream) + self.embedding_norm(ctx.embeddings)
+        m, memory = self.memory(s, state.memory, ctx.lengths, ctx.diagnostics, ctx.frozen, streams)
         return self.gate(y, m), HybridState(memory, attention)
 
 

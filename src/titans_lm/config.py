@@ -42,8 +42,8 @@ TimeScales = Literal["shared", "shifted"]
 THRESHOLDS: tuple[Objective, ...] = ("huber", "huber_coordinate")
 """Objectives with a threshold for every token."""
 MEMORY_BLOCKS = ("lmm", "mac", "mag", "mal", "tnt")
-MEMORY_ALONE, MEMORY_FIRST = ("lmm", "tnt"), ("lmm", "tnt", "mal")
-"""Blocks in which nothing but memories mixes tokens, and those whose normalised tokens the memory alone reads."""
+MEMORY_ALONE = ("lmm", "tnt")
+"""Blocks in which nothing but memories mixes tokens."""
 MEMORY_ARCHITECTURES = (*MEMORY_BLOCKS, "hybrid")
 HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
 """The blocks of architecture="hybrid", repeated over the depth: one memory between windows (D38)."""
@@ -311,7 +311,7 @@ class BackboneConfig(MemoryConfig):
     memory_reads_residual: bool = True
     """Whether the memory reads attention's output with the token added to it, y + s, or y alone (mac; D36)."""
     memory_reads_embeddings: bool = True
-    """Whether a memory behind another block reads the tokens' embeddings too (lmm, mal, tnt; D56)."""
+    """Whether a memory behind another block reads the tokens' embeddings too (D56); not with shared_qkv."""
     gating: Gating = "mutual"
     """What ⊗ is (mac, mag; D9): mutual, attention and memory gate each other; memory, the memory gates attention; mix,
     a convex mix of both by a learned gate; sum, attention plus the memory times a scale that starts at zero."""

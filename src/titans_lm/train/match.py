@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 
 from titans_lm.backbone import reads_embeddings
+from titans_lm.blocks import BLOCKS
 from titans_lm.config import BackboneConfig
 from titans_lm.train.fresh import model_without_weights, size_of
 
@@ -25,10 +26,11 @@ TOLERANCE = 0.01
 def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
     """Count the parameters of a language model with this stack, the tied embedding once, without making them.
 
-    Blocks of a kind are alike, up to one norm of those that read embeddings (D56), so one of each is enough: making 24
+    Blocks of a kind are alike, up to the norms of those that read embeddings (D56), so one of each is enough: making 24
     takes seconds even without weights.
     """
-    reading = sum(reads_embeddings(config, place) for place in range(config.num_hidden_layers))
+    blocks = enumerate(config.blocks)
+    norms = sum(1 + BLOCKS[name].beside for place, name in blocks if reads_embeddings(config, place))
     kinds = Counter(config.blocks)
     types = tuple(kinds) if len(kinds) > 1 else None
     one_each = dataclasses.replace(
@@ -37,7 +39,7 @@ def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
     model = model_without_weights(one_each, vocab_size)
     layers = model.base_model.get_submodule("backbone.layers").children()
     more = sum(size_of(one) * (times - 1) for one, times in zip(layers, kinds.values(), strict=True))
-    return size_of(model) + more + reading * config.hidden_size
+    return size_of(model) + more + norms * config.hidden_size
 
 
 def match_parameters(config: BackboneConfig, vocab_size: int, target: int) -> BackboneConfig:
