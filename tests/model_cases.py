@@ -38,8 +38,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no persistent": {"num_persistent": 0},
     "no residual read": {"memory_reads_residual": False},
     "gated by the memory": {"gating": "memory"},
-    "mixed": {"gating": "mix"},
-    "summed": {"gating": "sum"},
     "forget to zero": {"forget_to": "zero"},
     "no norm": {"memory_norm": False},
     "no residual": {"memory_residual": False},
@@ -79,8 +77,8 @@ SHARED_VARIANTS: dict[str, dict[str, Any]] = {
 }
 # Stacks that differ in more than their architecture, by the name that tests give in its place.
 SHARED: dict[str, dict[str, Any]] = {
-    "mac, shared": {"architecture": "mac", "shared_qkv": True, "gating": "mix", "attention_conv_size": 1},
-    "mag, shared": {"architecture": "mag", "shared_qkv": True, "gating": "sum", "attention_conv_size": 1},
+    "mac, shared": {"architecture": "mac", "shared_qkv": True, "gating": "memory", "attention_conv_size": 1},
+    "mag, shared": {"architecture": "mag", "shared_qkv": True, "attention_conv_size": 1},
 }
 IN_TNT = {"default", "gates channel-wise", "no momentum", "no decay", "linear memory", "polynomial keys", "huber"}
 """Variants that are tried of TNT, whose memories are those of the others."""

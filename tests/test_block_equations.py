@@ -26,8 +26,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "convolved attention": {"attention_conv_size": 3},
     "no residual read": {"memory_reads_residual": False},
     "gated by the memory": {"gating": "memory"},
-    "mixed": {"gating": "mix"},
-    "summed": {"gating": "sum"},
     "reference": {"memory_backend": "reference"},
 }
 SHARED: dict[str, dict[str, Any]] = {
@@ -106,16 +104,8 @@ def mix(architecture: str, behind: bool = False, **settings: Any) -> Mixed:
 
 def gate_by_hand(y: Tensor, m: Tensor, gate: Gate) -> Tensor:
     y, m = rms(y, gate.attention_norm), rms(m, gate.memory_norm)
-    if gate.gating == "mix":
-        g = torch.sigmoid((y + m) @ gate.gate_proj.weight.T + gate.gate_proj.bias)
-        both = g * y + (1 - g) * m
-    else:
-        both = {
-            "mutual": y * torch.sigmoid(m) + m * torch.sigmoid(y),
-            "memory": y * torch.sigmoid(m),
-            "sum": y + m,
-        }[gate.gating]
-    return both @ gate.o_proj.weight.T
+    passed = {"mutual": y * torch.sigmoid(m) + m * torch.sigmoid(y), "memory": y * torch.sigmoid(m)}
+    return passed[gate.gating] @ gate.o_proj.weight.T
 
 
 def persistent_read(block: Any) -> Tensor:

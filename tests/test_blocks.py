@@ -97,13 +97,7 @@ def test_the_gate_is_its_formula(gating: str) -> None:
     y, m = tokens(), tokens()
     wake(gate)
     a, c = rms(y, gate.attention_norm), rms(m, gate.memory_norm)
-    g = torch.sigmoid((a + c) @ gate.gate_proj.weight.T + gate.gate_proj.bias) if gating == "mix" else 0.5
-    passed = {
-        "mutual": a * torch.sigmoid(c) + c * torch.sigmoid(a),
-        "memory": a * torch.sigmoid(c),
-        "mix": g * a + (1 - g) * c,
-        "sum": a + c,
-    }[gating]
+    passed = {"mutual": a * torch.sigmoid(c) + c * torch.sigmoid(a), "memory": a * torch.sigmoid(c)}[gating]
     assert_close(gate(y, m), passed @ gate.o_proj.weight.T)
     with torch.no_grad():
         assert_close(gate(y, m), passed @ gate.o_proj.weight.T)
@@ -111,7 +105,7 @@ def test_the_gate_is_its_formula(gating: str) -> None:
 
 @pytest.mark.parametrize(
     ("gating", "attention", "memory"),
-    [("mutual", 0.3, 1.0), ("memory", 1.0, 1.0), ("mix", 1.0, 1.0), ("sum", 1.0, 0.0)],
+    [("mutual", 0.3, 1.0), ("memory", 1.0, 1.0)],
 )
 def test_how_loud_attention_and_memory_are_at_the_start(gating: str, attention: float, memory: float) -> None:
     """In a whole model, whose weights are drawn anew."""
@@ -120,7 +114,7 @@ def test_how_loud_attention_and_memory_are_at_the_start(gating: str, attention: 
     assert_close(gate.memory_norm.weight, torch.full_like(gate.memory_norm.weight, memory))
 
 
-@pytest.mark.parametrize(("gating", "passes"), [("mutual", True), ("memory", False), ("mix", True), ("sum", True)])
+@pytest.mark.parametrize(("gating", "passes"), [("mutual", True), ("memory", False)])
 def test_what_passes_the_gate_where_attention_has_nothing(gating: str, passes: bool) -> None:
     gate = Gate(small_config("mag", gating=gating)).double()
     wake(gate)
@@ -198,7 +192,8 @@ def test_shared_streams_start_neutral(architecture: str) -> None:
     """A fresh block that shares is one whose attention has the memory's maps and convolution as its own."""
     torch.manual_seed(0)
     sharing = Backbone(small_config(architecture, shared_qkv=True, num_persistent=0)).double()
-    apart = Backbone(small_config(architecture, attention_conv_size=4, num_persistent=0)).double()
+    settings = {"attention_conv_size": 4, "num_persistent": 0, "memory_reads_embeddings": False}
+    apart = Backbone(small_config(architecture, **settings)).double()
     weights = sharing.state_dict()
     taken = {name: weights.get(name, weights.get(name.replace("attention", "memory"))) for name in apart.state_dict()}
     apart.load_state_dict(taken)
@@ -221,7 +216,7 @@ def test_parameters_are_counted_by_a_formula(architecture: str, settings: dict[s
     if c.shared_qkv:
         attention = E * E + 3 * 2 * E
     memory = sum(p.numel() for p in block.memory.parameters()) if c.has_memory else 0  # test_memory.py
-    gated = attention + 2 * E + E * E + (E * E + E if c.gating == "mix" else 0)
+    gated = attention + 2 * E + E * E
     own = {"lmm": 0, "tnt": -c.num_persistent * E, "mac": gated, "mag": gated, "mal": attention + E}
     expected = common + memory + own.get(architecture, attention)
     assert sum(p.numel() for p in block.parameters()) == expected

@@ -86,7 +86,7 @@ WRONG = [
     ("decay_first", 1, "expected True or False"),
     ("memory_norm", "no", "expected True or False"),
     ("gating", "mutul", "did you mean 'mutual'"),
-    ("gating", "mixed", "did you mean 'mix'"),
+    ("gating", "memori", "did you mean 'memory'"),
     ("memory_reads_residual", "yes", "expected True or False"),
     ("memory_reads_embeddings", 1, "expected True or False"),
     ("shared_qkv", 1, "expected True or False"),

@@ -243,8 +243,6 @@ class Gate(nn.Module):
 
     "mutual":  (ŷ ∘ σ(m̂) + m̂ ∘ σ(ŷ)) W_O
     "memory":  (ŷ ∘ σ(m̂)) W_O
-    "mix":     (g ∘ ŷ + (1 − g) ∘ m̂) W_O,  g = σ((ŷ + m̂) W_g + b)
-    "sum":     (ŷ + m̂) W_O,  the weight of the memory's norm starting at zero
     """
 
     def __init__(self, config: BackboneConfig) -> None:
@@ -252,17 +250,11 @@ class Gate(nn.Module):
         E, self.gating = config.hidden_size, config.gating
         # What attention makes at first is noise of the memory's own size, and hides what the memory recalls (D9).
         self.attention_norm = RMSNorm(E, config.norm_eps, start=0.3 if self.gating == "mutual" else 1.0)
-        self.memory_norm = RMSNorm(E, config.norm_eps, start=0.0 if self.gating == "sum" else 1.0)
+        self.memory_norm = RMSNorm(E, config.norm_eps)
         self.o_proj = Linear(E, E, bias=False)
-        if self.gating == "mix":
-            self.gate_proj = Linear(E, E)
-            self.gate_proj.init_std = 0.02  # half of each for every token, as all our gates start
 
     def forward(self, y: Hidden, m: Hidden) -> Hidden:
-        norms = self.attention_norm, self.memory_norm
-        if self.gating == "sum":
-            return self.o_proj(self.attention_norm(y) + self.memory_norm(m))
-        return gated_linear(self.gating, self.o_proj, y, m, *norms, self.gate_proj if self.gating == "mix" else None)
+        return gated_linear(self.gating, self.o_proj, y, m, self.attention_norm, self.memory_norm)
 
 
 class MAGBlock(Block):

@@ -34,7 +34,7 @@ Activation = Literal["gelu", "silu", "relu"]
 Gates = Literal["head", "layer", "channel"]
 Objective = Literal["l2", "dot", "huber", "huber_coordinate", "lp"]
 ForgetTo = Literal["zero", "init"]
-Gating = Literal["mutual", "memory", "mix", "sum"]
+Gating = Literal["mutual", "memory"]
 Backend = Literal["auto", "reference", "chunked", "triton"]
 SurpriseSizes = bool | Literal["parts"]
 TimeScales = Literal["shared", "shifted"]
@@ -313,8 +313,7 @@ class BackboneConfig(MemoryConfig):
     memory_reads_embeddings: bool = True
     """Whether a memory behind another block reads the tokens' embeddings too (D56); not with shared_qkv."""
     gating: Gating = "mutual"
-    """What ⊗ is (mac, mag; D9): mutual, attention and memory gate each other; memory, the memory gates attention; mix,
-    a convex mix of both by a learned gate; sum, attention plus the memory times a scale that starts at zero."""
+    """What ⊗ is (mac, mag; D9): mutual, attention and memory gate each other; memory, the memory gates attention."""
     shared_qkv: bool = False
     """Whether attention and memory of a block have one q, k, v projection and convolution (mac, mag; D41)."""
     rope_theta: float = 10_000.0

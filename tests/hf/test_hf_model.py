@@ -244,7 +244,7 @@ def test_a_model_is_the_same_after_a_trip_to_disk(architecture: str, tmp_path: P
             {"gates": "channel", "gate_rank": 3, "attention_conv_size": 3},
         )
     ]
-    + [("mac", {"shared_qkv": True, "gating": "mix"}), ("mag", {"shared_qkv": True, "gating": "sum"})],
+    + [("mac", {"shared_qkv": True, "gating": "memory"}), ("mag", {"shared_qkv": True})],
     ids=str,
 )
 def test_every_kind_of_model_survives_a_trip_to_disk(

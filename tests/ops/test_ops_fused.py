@@ -89,10 +89,6 @@ case("two norms, each a gate of the other, linear",
      lambda y, m, w, n, k: gated_linear("mutual", Map(w), y, m, Norm(n), Norm(k)),
      lambda y, m, w, n, k: (rms(y, n) * rms(m, k).sigmoid() + rms(m, k) * rms(y, n).sigmoid()) @ w.T,
      (2, 5, 6), (2, 5, 6), (4, 6), (6,), (6,))  # fmt: skip
-case("two norms, mixed, linear",
-     lambda y, m, w, g, b, n, k: gated_linear("mix", Map(w), y, m, Norm(n), Norm(k), Map(g, b)),
-     lambda y, m, w, g, b, n, k: torch.lerp(rms(m, k), rms(y, n), ((rms(y, n) + rms(m, k)) @ g.T + b).sigmoid()) @ w.T,
-     (2, 5, 6), (2, 5, 6), (4, 6), (6, 6), (6,), (6,), (6,))  # fmt: skip
 case("SwiGLU", lambda x, *w: swiglu(x, *map(Map, w)), lambda x, g, u, d: (F.silu(x @ g.T) * (x @ u.T)) @ d.T,
      (2, 5, 6), (9, 6), (9, 6), (4, 9))  # fmt: skip
 case("clipped sigmoid", lambda x: clipped_sigmoid(x, 0.2), lambda x: clipped(x, 0.2), (2, 5, 6))

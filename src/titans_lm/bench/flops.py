@@ -43,7 +43,7 @@ def model_flops(config: BackboneConfig, vocab_size: int, seq_len: int) -> dict[s
     """Operations of a language model's forward pass per token of a row of `seq_len` tokens, by part.
 
         projections     2 E² for each linear map of a block (MAPS), and the maps that make the gates
-                        (with gating "mix" the one behind ⊗ too; with shared_qkv less SHARED)
+                        (with shared_qkv less SHARED)
         memory          the op (`memory_flops`), and in MAC the recall before it, 2 Σ_l n_l per head; in TNT that of all
                         its memories, and 8 D² for the projection of queries: M and S, written and read
         attention       4 E for each key that a token sees: scores, and the mean of values
@@ -103,7 +103,7 @@ def _maps(config: BackboneConfig) -> int:
     """Linear maps of E × E that a token of a block goes through, by its settings."""
     maps = MAPS[config.architecture]
     if config.architecture in SHARED:
-        maps += (config.gating == "mix") - config.shared_qkv * SHARED[config.architecture]
+        maps -= config.shared_qkv * SHARED[config.architecture]
     return maps
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from titans_lm.ops.matmul import PLAIN, linear, needs_grad, outer, times
 from titans_lm.ops.state import state_dtype
 
-How = Literal["memory", "mutual", "mix"]
+How = Literal["memory", "mutual"]
 SHORTEST = 1e-12
 """Length from which on a vector has a direction."""
 
@@ -257,30 +257,20 @@ def gated_linear(
     m: Float[Tensor, "B T E"],
     y_norm: Any,
     m_norm: Any = None,
-    gate_proj: Any = None,
 ) -> Float[Tensor, "B T O"]:
     """Two streams in one, ŷ and m̂ being their norms, if any: y is (B, T, E), or (B, T, H, D) to be normed by head.
 
     "memory":  (ŷ ∘ σ(m̂)) Wᵀ
     "mutual":  (ŷ ∘ σ(m̂) + m̂ ∘ σ(ŷ)) Wᵀ
-    "mix":     (g ∘ ŷ + (1 − g) ∘ m̂) Wᵀ,  g = σ((ŷ + m̂) W_gᵀ + b)
     """
-    maps = (proj,) if gate_proj is None else (proj, gate_proj)
     norms = (y_norm,) if m_norm is None else (y_norm, m_norm)
     precise = m.dtype == y.dtype == state_dtype(y.dtype)
-    if precise and _can_fuse(y, maps, norms) and proj.bias is None:
+    if precise and _can_fuse(y, (proj,), norms) and proj.bias is None:
         m_weight = None if m_norm is None else m_norm.weight
-        gate = (None, None) if gate_proj is None else (gate_proj.weight, gate_proj.bias)
-        return _GatedLinear.apply(how, y_norm.eps, y, m, proj.weight, y_norm.weight, m_weight, *gate)
+        return _GatedLinear.apply(how, y_norm.eps, y, m, proj.weight, y_norm.weight, m_weight)
     y, m = y_norm(y).flatten(2).to(m.dtype), m if m_norm is None else m_norm(m)
-    g = None if gate_proj is None else torch.sigmoid(gate_proj(y + m)).to(y.dtype)
-    return proj(_gated(how, y, m, g))
-
-
-def _gated(how: str, y: Tensor, m: Tensor, g: Tensor | None) -> Tensor:
-    if how == "memory":
-        return torch.sigmoid(m) * y
-    return torch.lerp(m, y, g) if g is not None else torch.sigmoid(m) * y + m * torch.sigmoid(y)
+    opened = torch.sigmoid(m) * y
+    return proj(opened if how == "memory" else opened + m * torch.sigmoid(y))
 
 
 class _GatedLinear(torch.autograd.Function):
@@ -294,34 +284,23 @@ class _GatedLinear(torch.autograd.Function):
         weight: Tensor,
         y_weight: Tensor,
         m_weight: Tensor | None,
-        gate_weight: Tensor | None,
-        gate_bias: Tensor | None,
     ) -> Tensor:
         y_rstd, m_rstd = _rstd(y, eps), None if m_weight is None else _rstd(m, eps)
         a, c = _scaled(y, y_rstd, y_weight).reshape(m.shape), m if m_rstd is None else _scaled(m, m_rstd, m_weight)
-        # kept: a product of matrices is not made twice
-        g = None if gate_weight is None else linear(a + c, gate_weight, gate_bias).sigmoid_()
         ctx.how = how
-        ctx.save_for_backward(y, m, g, weight, y_weight, m_weight, gate_weight, y_rstd, m_rstd)
-        both = torch.addcmul(torch.sigmoid(c) * a, c, torch.sigmoid(a)) if how == "mutual" else _gated(how, a, c, g)
-        return linear(both, weight)
+        ctx.save_for_backward(y, m, weight, y_weight, m_weight, y_rstd, m_rstd)
+        both = torch.sigmoid(c) * a
+        return linear(both.addcmul_(c, torch.sigmoid(a)) if how == "mutual" else both, weight)
 
     @staticmethod
     @once_differentiable
     # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        (grad,), (y, m, g, weight, y_weight, m_weight, gate_weight, y_rstd, m_rstd) = grads, ctx.saved_tensors
+        (grad,), (y, m, weight, y_weight, m_weight, y_rstd, m_rstd) = grads, ctx.saved_tensors
         a, c = _scaled(y, y_rstd, y_weight).reshape(m.shape), m if m_rstd is None else _scaled(m, m_rstd, m_weight)
         d, by_sigmoid = times(grad, weight), torch.ops.aten.sigmoid_backward
-        d_gate_weight = d_gate_bias = d_m_weight = None
-        if ctx.how == "mix":
-            d_weight = outer(grad, torch.lerp(c, a, g))
-            d_logits = by_sigmoid((a - c).mul_(d), g)
-            d_gate_weight, d_gate_bias = outer(d_logits, a.add_(c)), d_logits.flatten(0, -2).sum(0)
-            d_both, d_a = times(d_logits, gate_weight), d * g
-            d_c = d.sub_(d_a).add_(d_both)
-            d_a = d_a.add_(d_both)
-        elif ctx.how == "mutual":
+        d_m_weight = None
+        if ctx.how == "mutual":
             open_a, open_c = torch.sigmoid(a), torch.sigmoid(c)
             d_weight = outer(grad, (a * open_c).addcmul_(c, open_a))
             d_a = by_sigmoid(c.mul_(d), open_a).addcmul_(d, open_c)
@@ -333,7 +312,7 @@ class _GatedLinear(torch.autograd.Function):
         d_y, d_y_weight = _rms_adjoint(d_a.view(y.shape), y, y_weight, y_rstd)
         if m_rstd is not None:
             d_c, d_m_weight = _rms_adjoint(d_c, m, m_weight, m_rstd)
-        return None, None, d_y, d_c, d_weight, d_y_weight, d_m_weight, d_gate_weight, d_gate_bias
+        return None, None, d_y, d_c, d_weight, d_y_weight, d_m_weight
 
 
 GateForm = tuple[float, float]
