@@ -53,7 +53,7 @@ def parameters_by_hand(c: BackboneConfig, vocab_size: int) -> int:
         "mal": memory + attention + E, "sliding": attention,
     }  # fmt: skip
     block = 2 * E + 3 * E * c.mlp_width + c.num_persistent * E
-    embeddings = E * sum(name in ("lmm", "mal") for name in c.blocks[1:])
+    embeddings = E * sum({"sliding": 0, "lmm": 1, "mal": 1}.get(name, 2) for name in c.blocks[1:])  # norms (D56)
     return vocab_size * E + E + sum(block + mixers[name] for name in c.blocks) + embeddings
 
 
