@@ -47,14 +47,18 @@ def test_the_gradients_of_a_polynomial_are_right(block: int, monkeypatch: pytest
     assert torch.autograd.gradcheck(polynomial, (x, a))
     assert torch.autograd.gradcheck(polynomial, (torch.cat((x, x)), a))
     assert torch.autograd.gradcheck(polynomial, (x, a[:1]))
+    of_heads = torch.rand(2, 1, 4, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(2, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(polynomial, (y, of_heads))  # coefficients that stand still over a dimension
 
 
 def test_a_graph_has_no_block_of_its_own_for_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("titans_lm.ops.polynomial")
     monkeypatch.setattr(module, "BLOCK", 2)
-    assert len(list(module._blocks(torch.ones(7, 3)))) == 4
+    assert [len(x) for x, *_ in module._blocks(torch.Size(), torch.ones(7, 3))] == [2, 2, 2, 1]
+    assert [len(x) for x, *_ in module._blocks(torch.Size((3,)), torch.ones(7, 3, 4))] == [1] * 7
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert len(list(module._blocks(torch.ones(7, 3)))) == 1
+    assert len(list(module._blocks(torch.Size(), torch.ones(7, 3)))) == 1
 
 
 @pytest.mark.parametrize(("channels", "degree"), [(5, 0), (5, 1), (1, 4), (5, 2), (4, 3), (3, 5)])

@@ -40,8 +40,9 @@ class TokenLayout:
         total = self.chunks * self.size
         if self.source is None:
             trail = total - self.lead - x.shape[1]
-            if self.lead or trail:
-                x = F.pad(x, [0, 0] * (x.dim() - 2) + [self.lead, trail])
+            if self.lead or trail:  # F.pad would fill all with zeros first, and copy gradients
+                zeros = x.new_zeros(x.shape[0], self.lead + trail, *x.shape[2:])
+                x = torch.cat((zeros[:, : self.lead], x, zeros[:, self.lead :]), dim=1)
         else:
             tail = [1] * (x.dim() - 2)
             x = x.gather(1, self.source.view(*self.source.shape, *tail).expand(-1, -1, *x.shape[2:]))

@@ -71,16 +71,22 @@ def _find_factors(channels: int, degree: int, device: torch.device) -> tuple[Ten
     return first.contiguous(), rest.contiguous()
 
 
-BLOCK = 2000
+BLOCK = 1000
 """Rows of tokens that a CPU works on at a time, as measured; no power of two, or rows share few lines of a cache."""
 
 
-def _blocks(x: Tensor, *others: Tensor) -> Iterator[list[Tensor]]:
-    """Some rows of tensors (…, channels) at a time, the same of all."""
-    rows = [y.reshape(-1, y.shape[-1]) for y in (x, *others)]
+def _blocks(lead: torch.Size, *tensors: Tensor) -> Iterator[list[Tensor]]:
+    """Some tokens of tensors (…, *lead, channels) at a time, the same of all."""
+    rows = [y.reshape(-1, *lead, y.shape[-1]) for y in tensors]
     if torch.compiler.is_compiling():  # a graph would hold every block, and be another for another number of them
         return iter([rows])
-    return map(list, zip(*[y.split(BLOCK) for y in rows], strict=True))
+    tokens = max(1, BLOCK // math.prod(lead))
+    return map(list, zip(*[y.split(tokens) for y in rows], strict=True))
+
+
+def _across(x: Float[Tensor, "*s n"]) -> Float[Tensor, "n N"]:
+    """Its channels as rows of tokens."""
+    return x.flatten(0, -2).t().contiguous()
 
 
 def _make(x: Float[Tensor, "D N"], degree: int) -> Float[Tensor, "K N"]:
@@ -152,12 +158,13 @@ class _Polynomial(torch.autograd.Function):
             for i in range(1, p + 1):
                 _gather(x, lower, lower if i < p else out, i)
             out[..., : lower.shape[-1]] = lower
+            out *= scales
             kept = lower, out
         else:
-            for rows, into in _blocks(x, out):
-                into.copy_(_make(rows.t().contiguous(), p).t())
+            for rows, into in _blocks(x.shape[-scales.dim() : -1], x, out):
+                into.view(-1, into.shape[-1]).copy_(_make(_across(rows), p).t())
+                into *= scales  # which is still in the caches
             kept = ()
-        out *= scales
         ctx.save_for_backward(x, roots, scales, *kept)
         return out
 
@@ -176,10 +183,10 @@ class _Polynomial(torch.autograd.Function):
                 _scatter(d, dx, x, lower, i)
         else:
             dx, by_degree = x.new_empty(x.shape), x.new_empty(*x.shape[:-1], p + 1)
-            for rows, d, into, sums in _blocks(x, g * scales, dx, by_degree):
-                found, of_degrees = _lead_back(d.t().contiguous(), rows.t().contiguous(), p)
-                into.copy_(found.t())
-                sums.copy_(torch.stack(of_degrees, dim=-1))
+            for rows, d, into, sums in _blocks(x.shape[-scales.dim() : -1], x, g, dx, by_degree):
+                found, of_degrees = _lead_back(_across(d * scales), _across(rows), p)
+                into.copy_(found.t().view_as(into))
+                sums.copy_(torch.stack(of_degrees, dim=-1).view_as(sums))
         return dx, (by_degree / roots).sum_to_size(roots.shape), None
 
 
