@@ -12,7 +12,7 @@ READY := .venv/.ready
 help:
 	@echo 'make demo    hide facts in a long text, read it once, ask, and report (a few minutes on 2 cores) -> runs/demo/'
 	@echo 'make test    run the tests (WORKERS=$(WORKERS) processes)'
-	@echo 'make bench   time and memory of the op and of models, beside peers (about half an hour on 2 cores) -> runs/bench/'
+	@echo 'make bench   time and memory of the op and of models, beside peers (one to two hours on 2 cores) -> runs/bench/'
 	@echo 'make lint    ruff and the type checker'
 	@echo 'make format  let ruff fix and format'
 	@echo 'make docs    build the documentation -> site/'

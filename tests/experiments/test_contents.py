@@ -138,6 +138,14 @@ def test_a_text_that_is_taught_is_no_test(tmp_path: Path) -> None:
     taught.write_text("nothing is lost\n" * 40)
     for test in (taught, taught.parent, taught.parent / ".." / "text" / "novel.txt"):
         settings = CompareSettings(data=str(taught), test=test, out=tmp_path / "out")
-        with pytest.raises(ValueError, match="one in the other; expected a text that nobody is trained on"):
+        with pytest.raises(ValueError, match="one in the other; expected a text that nobody is trained or tuned on"):
             run_compare(settings, lambda _: None)
+    other = tmp_path / "other.txt"
+    other.write_text("all is found\n" * 40)
+    settings = CompareSettings(data=str(taught), test=other, out=tmp_path / "out")
+    settings = replace(settings, train=replace(settings.train, valid=str(other)))
+    with pytest.raises(
+        ValueError, match=r"got the validation text .*other\.txt' and the test text .* one in the other"
+    ):
+        run_compare(settings, lambda _: None)
     assert not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """Text comes back from its tokens, byte for byte, whatever it came from and however it was cut into shards."""
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from prepare.prepare_cases import prepared, settings, text, write_rows, write_texts
-from titans_lm.data.prepared import TokenFolder, is_token_folder, tokenizer_fingerprint
+from titans_lm.data.prepared import INDEX, TokenFolder, is_token_folder, tokenizer_fingerprint
 from titans_lm.data.text import Document, chance, split_documents
 from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer, decode_bytes, encode_document
 from titans_lm.prepare import tokenise
@@ -54,12 +55,36 @@ def test_text_comes_back(tmp_path: Path, tokenizer: dict, shard_tokens: int) -> 
 
 
 def test_bytes_are_kept_that_are_no_text(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    for name, data in (("x", b"caf\xe9 \xff\xfe"), ("y", b"more")):
-        (tmp_path / "a" / name).write_bytes(data)
-    folder = prepared(tmp_path / "a", tmp_path / "out", held_out=0.0, valid=str(tmp_path / "a"))
+    for name, data in (("a/x", b"caf\xe9 \xff\xfe"), ("a/y", b"more"), ("b/z", b"other")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    folder = prepared(tmp_path / "a", tmp_path / "out", held_out=0.0, valid=str(tmp_path / "b"))
     assert [decode_bytes(document) for document in folder.train] == [b"caf\xe9 \xff\xfe", b"more"]
     assert folder.train[0].dtype == np.uint16
+
+
+def test_a_tokenizer_of_text_is_given_text(tmp_path: Path) -> None:
+    """What is not UTF-8 would become U+FFFD, other bytes than those that bits are counted by."""
+    write_texts(tmp_path / "a")
+    (tmp_path / "a" / "latin.txt").write_bytes(b"caf\xe9 " * 40)
+    asked = settings(tmp_path / "a", tmp_path / "out", train_bpe=260)
+    assert prepare(asked)["skipped"] == 1
+    told = json.loads((tmp_path / "out" / INDEX).read_text())
+    assert told["skipped"] == ["latin.txt: not UTF-8 at byte 3"]
+    alone = settings(tmp_path / "a" / "latin.txt", tmp_path / "other", train_bpe=260)
+    with pytest.raises(
+        ValueError, match=r"latin\.txt, not UTF-8 at byte 3; expected text in UTF-8, or --tokenizer bytes"
+    ):
+        prepare(alone)
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_is_tested_on_is_not_trained_on(tmp_path: Path) -> None:
+    write_texts(tmp_path / "a")
+    for valid in (tmp_path / "a", tmp_path / "a" / "003.txt", tmp_path):
+        with pytest.raises(ValueError, match="one in the other; expected a text that is not trained on, or none"):
+            prepare(settings(tmp_path / "a", tmp_path / "out", valid=str(valid)))
+    assert not (tmp_path / "out").exists()
 
 
 def test_rows_are_documents(tmp_path: Path) -> None:

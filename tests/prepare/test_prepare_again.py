@@ -262,6 +262,15 @@ def test_a_source_that_will_not_do_leaves_nothing(tmp_path: Path, rows: list[str
     assert (tmp_path / "out" / INDEX).is_file()
 
 
+def test_a_file_that_cannot_be_split_or_unpacked_leaves_nothing(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"text": "one two"}\n' * 400)
+    for name, data in (("one.txt", b"x"), ("cut.jsonl.gz", whole[:-20]), ("no.parquet", b"PAR1")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=r"expected at least 2|cannot be"):
+            prepare(PrepareSettings(source=str(tmp_path / name), out=tmp_path / "out"))
+        assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_shards_outlive_a_tokenizer_that_is_lost_and_others_files_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

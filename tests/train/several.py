@@ -45,7 +45,7 @@ def make_model(case: dict, tokenizer) -> torch.nn.Module:
     # same reason: large steps blow rounding up, and norms differ by 2e-4 after 18.
     config = BackboneConfig(
         architecture=case["model"], hidden_size=32, num_attention_heads=2, num_hidden_layers=2, memory_expansion=2,
-        intermediate_size=32, chunk_size=4, segment_len=8, window=8, num_persistent=2,
+        intermediate_size=32, chunk_size=4, segment_len=8, window=8, num_persistent=2, **case.get("memory", {}),
     )  # fmt: skip
     return model_for(config, tokenizer)
 

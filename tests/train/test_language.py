@@ -15,6 +15,7 @@ from titans_lm.train.language import train_language_model
 from titans_lm.train.options import merge_settings, read_settings_file
 from titans_lm.train.settings import LanguageSettings
 
+PLACE = "PLACE"
 SMALL = BackboneConfig(
     architecture="mac",
     hidden_size=16,
@@ -121,11 +122,14 @@ def test_bytes_that_are_no_text_are_trained_on_too(settings, tmp_path):
         ({"data": "/nowhere"}, "does not exist"),
         ({"seq_len": 100_000}, "give more text or a smaller seq_len"),
         ({"device": "tpu9"}, "got device='tpu9'"),
+        ({"valid": f"{PLACE}/texts/1.txt"}, "one in the other; expected a text that is not trained on, or none"),
         ({"held_out": 2.0}, "expected a share of the text"),
         ({"vocab_size": 300}, "got vocab_size=300 and data of 259 token ids, those of bytes; expected the same number"),
     ],
 )
 def test_what_will_not_do_is_an_error_before_anything_is_written(settings, change, message):
+    if "valid" in change:
+        change = {"valid": change["valid"].replace(PLACE, str(settings.out.parent))}
     with pytest.raises(ValueError, match=message):
         train_language_model(dataclasses.replace(settings, **change))
     assert not settings.out.exists()

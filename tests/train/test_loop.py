@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import math
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from model_cases import EVERY_KIND
-from titans_lm.data.batches import DocumentLanes, RandomCrops
+from titans_lm.data.batches import DocumentLanes, RandomCrops, padded
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tokenizer import byte_tokenizer, encode_document
@@ -27,6 +28,10 @@ SETTINGS = FitSettings(steps=8, warmup_steps=2, lr=1e-2, save_every=3, eval_ever
 
 def crops(**changes):
     return RandomCrops(DOCUMENTS, **{"seq_len": 16, "batch_size": 2, **changes})
+
+
+def evaluations(run):
+    return [(record["step"], record["found"]) for record in run.metrics.read() if "found" in record]
 
 
 class Recorder(list):
@@ -93,6 +98,24 @@ def test_batches_add_up_to_one_step(llama):
     result = fit(twice, named, next_token_loss, dataclasses.replace(SETTINGS, steps=3, accumulate=2))
     assert result.last["rows"] == [8, 9, 10, 11], "those of both batches of the last step"
     assert result.tokens == 3 * 64
+    for a, b in zip(once.parameters(), twice.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_count_by_their_targets(llama):
+    """Rows of documents are padded: a batch of four is two of two, though one has more targets than the other."""
+    four = padded([encode_document(b"ab" * n) for n in (2, 9, 3, 11)], 24)
+
+    def halves(step):
+        return {name: part[2 * (step % 2) :][:2] for name, part in four.items()}
+
+    once, twice, last = llama(), llama(), []
+    for model, batches, several in ((once, lambda _: four, 1), (twice, halves, 2)):
+        settings = dataclasses.replace(SETTINGS, steps=2, accumulate=several)
+        last.append(fit(model, batches, next_token_loss, settings).last)
+    for name in ("loss", "bits_per_token", "grad_norm"):
+        assert last[1][name] == pytest.approx(last[0][name], rel=1e-4)
+    assert last[1]["bits_per_token"] == pytest.approx(last[1]["loss"] / math.log(2))
     for a, b in zip(once.parameters(), twice.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -394,3 +417,19 @@ def test_a_checkpoint_comes_after_the_evaluation_of_its_step(llama, tmp_path):
     seen = []
     fit(llama(), crops(), next_token_loss, settings, run=run, eval_fn=lambda _: seen.append(run.latest()) or {})
     assert seen[0] is None
+
+
+def test_a_run_that_was_stopped_where_it_was_to_be_evaluated_makes_up_for_it(titans, tmp_path):
+    settings = dataclasses.replace(SETTINGS, eval_every=2)
+    told = []
+    for name, stop in (("whole", None), ("stopped", stop_at(4))):
+        run = RunFolder.create(tmp_path / name, {}, byte_tokenizer())
+        given = {"eval_fn": lambda model: {"found": float(model.lm_head.weight.sum())}, "run": run}
+        if stop is not None:
+            with pytest.raises(Interrupted):
+                fit(titans(), crops(), next_token_loss, settings, on_step=stop, **given)
+            assert [step for step, _ in evaluations(run)] == [2]
+        fit(titans(), crops(), next_token_loss, settings, **given)
+        told.append(evaluations(run))
+    assert told[0] == told[1]
+    assert [step for step, _ in told[0]] == [2, 4, 6, 8]

@@ -89,6 +89,16 @@ def test_a_model_begins_on_tokens_of_its_own_tokenizer(tmp_path: Path) -> None:
         text_below(folders[0].path)
 
 
+def test_a_model_to_begin_with_has_other_ids_than_the_data(folder: TokenFolder, tmp_path: Path) -> None:
+    """Nobody gave a vocab_size, which is that of the model."""
+    more = prepared(tmp_path / "texts", tmp_path / "other", train_bpe=320)
+    train_language_model(settings(more, out=tmp_path / "run"))
+    with pytest.raises(
+        ValueError, match=r"a model over 320 ids, and data of \d+; expected data that was prepared with its"
+    ):
+        train_language_model(settings(folder, out=tmp_path / "more", init=tmp_path / "run", vocab_size=320))
+
+
 def test_bits_are_per_byte_of_text(folder: TokenFolder) -> None:
     """What is held out stands for exactly so many bytes, and no character is torn."""
     tokenizer = folder.tokenizer()
@@ -98,6 +108,8 @@ def test_bits_are_per_byte_of_text(folder: TokenFolder) -> None:
         if tokenizer.vocab_size > 259:
             assert len(text.encode()) == size
         assert size == folder.valid.bytes if most > 10**6 else 0 < size < most + 12
+        whole = [len(folder.valid[i]) - 1 for i in range(len(documents))]
+        assert [len(document) for document in documents[:-1]] == whole[:-1], "the last alone is cut"
         assert all(document[0] == tokenizer.bos_token_id for document in documents)
         assert tokenizer.eos_token_id not in np.concatenate(documents)
 

@@ -4,6 +4,7 @@ import os
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from titans_lm.data.batches import RandomCrops
@@ -11,7 +12,7 @@ from titans_lm.data.tokenizer import byte_tokenizer, encode_document, is_byte_to
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import next_token_loss
 from titans_lm.train.progress import ProgressReport
-from titans_lm.train.run import RunFolder, commits_of, load_model, load_tokenizer, resolve_model
+from titans_lm.train.run import RunFolder, commits_of, load_model, load_tokenizer, progress_of, resolve_model, step_of
 from titans_lm.train.settings import FitSettings
 
 
@@ -110,6 +111,13 @@ def test_the_newest_checkpoints_are_kept(run, titans):
     assert checkpoints(run) == ["LATEST", "step-000010", "step-3000000"]
 
 
+def test_a_checkpoint_is_not_removed_for_later_ones_that_were_passed_over(run, titans):
+    for step in (5, 10, 7):
+        folder = run.save(step, titans(), {}, keep=2)
+    assert run.latest() == folder
+    assert checkpoints(run) == ["LATEST", "step-000005", "step-000007"]
+
+
 def test_the_latest_is_found_though_it_was_removed(run, titans):
     for step in (1, 2, 3):
         run.save(step, titans(), {}, keep=3)
@@ -194,6 +202,29 @@ def test_a_model_that_is_damaged_is_an_error_of_one_line(run, titans, name, cont
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be loaded: "):
         load_tokenizer(run.path)
+
+
+def test_a_model_without_all_of_its_weights_is_refused(run, titans):
+    """transformers would draw the others anew, as of a model that another version has saved."""
+    folder = run.finish(1, titans("mac", num_hidden_layers=2))
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.backbone.layers.1.memory_norm.weight"]
+    (folder / "files.json").unlink()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"cannot be loaded: it lacks model\.backbone\.layers\.1\.memory_norm\.weight: not"
+    ):
+        load_model(run.path)
+
+
+def test_progress_is_that_of_the_model_that_is_there(run, titans):
+    for step in (2, 4, 6):
+        run.metrics.append({"step": step, "held_out_bits_per_byte": 8.0 - step})
+    assert progress_of(run.path) == {"step": 6, "held_out_bits_per_byte": 2.0}
+    assert progress_of(run.path, step_of(run.save(4, titans(), {}, keep=1))) == {
+        "step": 4,
+        "held_out_bits_per_byte": 4.0,
+    }
 
 
 def test_a_model_that_diverged_is_refused(run, titans):

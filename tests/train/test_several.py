@@ -121,6 +121,14 @@ def test_two_processes_give_the_curve_of_one(data: Path, tmp_path: Path, model: 
 
 
 @pytest.mark.slow
+def test_parameters_that_a_short_text_does_not_use_stop_nobody(data: Path, tmp_path: Path) -> None:
+    """Memory caching weighs segments, of which a row of 16 tokens has one."""
+    more = {"model": "lmm", "memory": {"memory_caching": "grm"}, "settings": {"steps": 3}}
+    one, two = (trained(data, tmp_path / str(n), n, **more) for n in (1, 2))
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_process_is_killed_and_the_run_goes_on_bit_for_bit(data: Path, tmp_path: Path, parallel: str) -> None:
     """With dropout, and with batches made by processes beside; under FSDP2 with checkpoints written beside, too.

@@ -232,11 +232,11 @@ def run_info(command: Info) -> None:
     result: dict[str, Any] = {"environment": environment()}
     if command.model is not None:
         from titans_lm.train.fresh import describe_model
-        from titans_lm.train.run import load_model, progress_of, resolve_model
+        from titans_lm.train.run import load_model, progress_of, resolve_model, step_of
 
-        model = load_model(command.model, "cpu")
-        told = {"path": str(resolve_model(command.model)), **describe_model(model)}
-        trained = progress_of(command.model)
+        model, folder = load_model(command.model, "cpu"), resolve_model(command.model)
+        told = {"path": str(folder), **describe_model(model)}
+        trained = progress_of(command.model, step_of(folder)) if Path(command.model) in folder.parents else {}
         result = {**told, **({"training": trained} if trained else {}), **result}
     command.write(result)
     show(result)

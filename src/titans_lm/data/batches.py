@@ -32,6 +32,11 @@ def fingerprint(documents: Sequence[TokenIds], **settings: int | str) -> str:
     return digest.hexdigest()
 
 
+def count_targets(batch: Batch) -> int:
+    """Targets of a batch that its loss is the mean over; 1 of batches without any."""
+    return int((batch["targets"] != IGNORED).sum()) if "targets" in batch else 1
+
+
 def padded(rows: Sequence[TokenIds], length: int, pad: int = 0) -> Batch:
     """Lay rows of up to T + 1 tokens side by side: input_ids, targets, attention_mask (B, T), padded on the right."""
     shape = (len(rows), length)

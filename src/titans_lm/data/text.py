@@ -70,6 +70,8 @@ def load_corpus(source: str | Path, *, held_out: float = 0.05, valid: str | Path
 
     `source` is a file, a folder, or the word "stdlib": the source of the Python library of the running interpreter.
     """
+    if valid is not None:
+        check_apart(source, valid)
     documents, skipped = read_documents(source)
     if valid is not None:
         held, more = read_documents(valid)
@@ -205,6 +207,15 @@ def overlap(one: Path, other: Path) -> bool:
     """Tell whether two paths are the same, or one is a folder with the other in it."""
     one, other = one.resolve(), other.resolve()
     return one == other or one in other.parents or other in one.parents
+
+
+def check_apart(source: str | Path, valid: str | Path) -> None:
+    """Refuse a validation text that is trained on; ValueError where one is the other, or in it."""
+    if overlap(Path(source), Path(valid)):
+        raise ValueError(
+            f"got the data {str(source)!r} and the validation text {str(valid)!r}, one in the other; expected a text "
+            "that is not trained on, or none, and a share of the data is held out"
+        )
 
 
 def looks_binary(data: bytes) -> bool:

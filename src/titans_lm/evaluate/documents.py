@@ -267,16 +267,17 @@ def held_out_bytes(documents: Iterable[Document], max_bytes: int) -> tuple[list[
 
 def held_out_tokens(split: Split, tokenizer: "PreTrainedTokenizerBase", max_bytes: int) -> tuple[list[TokenIds], int]:
     """The same from prepared documents; the last is cut after a token that ends a character."""
-    taken, used = [], 0
+    taken, used, full = [], 0, False
     for index in range(len(split)):
-        if used >= max_bytes:
-            break
         tokens, size = _text_of(split[index], tokenizer), split.bytes_of(index)
-        if size > max_bytes - used:
+        full = used + size >= max_bytes
+        if used + size > max_bytes:
             tokens, size = _cut(tokens, (max_bytes - used) / size, tokenizer)
         begin: Any = first_token(tokenizer)  # a tokenizer of prepared documents has one
         taken.append(np.concatenate([[begin], tokens]))
         used += size
+        if full:
+            break
     return taken, used
 
 

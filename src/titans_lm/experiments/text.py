@@ -56,9 +56,11 @@ def run_compare(settings: CompareSettings, say: Say) -> Result:
         raise ValueError("got no data or no test; expected titans compare DATA --test TEXT")
     if not settings.test.exists():
         raise ValueError(f"got the test text {str(settings.test)!r}, which does not exist; expected a file or folder")
-    if overlap(Path(settings.data), settings.test):
-        told = f"got the data {str(settings.data)!r} and the test text {str(settings.test)!r}, one in the other"
-        raise ValueError(f"{told}; expected a text that nobody is trained on")
+    valid = settings.train.valid
+    for what, other in (("data", settings.data), ("validation text", valid)):
+        if other is not None and overlap(Path(other), settings.test):
+            told = f"got the {what} {str(other)!r} and the test text {str(settings.test)!r}, one in the other"
+            raise ValueError(f"{told}; expected a text that nobody is trained or tuned on")
     size = check_models(settings, say)
     settings.out.mkdir(parents=True, exist_ok=True)
     rates, trials, results = run_experiment(settings, lambda run: text_job(settings, size, run), say, HELD_OUT)

@@ -25,7 +25,7 @@ from titans_lm.data.prepared import (
     read_index,
     tokenizer_fingerprint,
 )
-from titans_lm.data.text import Document, chance, split_position
+from titans_lm.data.text import Document, chance, check_apart, split_position
 from titans_lm.data.tokenizer import TokenIds
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.prepare.shards import ShardWriter
@@ -65,6 +65,8 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
     out, started = settings.out, time.monotonic()
     source = open_source(settings.source, settings)
     valid = None if settings.valid is None else open_source(settings.valid, settings)
+    if settings.valid is not None:
+        check_apart(settings.source, settings.valid)
     if valid is None and settings.held_out in (0.0, 1.0):
         raise ValueError(
             f"got held_out={settings.held_out:g} without valid, which leaves nothing to "
@@ -190,7 +192,10 @@ def _placed(settings: PrepareSettings, source: Source, valid: Source | None) -> 
     border = 0.0 if valid is not None or source.single else _border(source, settings)
     for position, document in enumerate(_documents(source, settings), 1):
         if valid is None and source.single:
-            (train,), (held,), _ = split_position(document, settings.held_out)
+            try:
+                (train,), (held,), _ = split_position(document, settings.held_out)
+            except ValueError as error:
+                raise Refused(str(error)) from error
             yield Placed(TRAIN, train, position)
             yield Placed(VALID, held, position)
         else:

@@ -40,6 +40,11 @@ class PrepareSettings:
     workers: int = 0
     """Threads of the tokenizer; 0 is one for each core."""
 
+    @property
+    def of_bytes(self) -> bool:
+        """Whether tokens are bytes, which need no text."""
+        return self.tokenizer == "bytes" and not self.train_bpe
+
     def __post_init__(self) -> None:
         for name in ("train_bpe", "max_documents", "workers"):
             check_at_least(name, getattr(self, name), 0)

@@ -76,12 +76,25 @@ def _files(folder: Path, files: list[Path], made: list[str], settings: PrepareSe
                 yield from _rows(_parquet(path, settings.column), name, settings.column, source)
             else:
                 found = read_file(path, name)
+                if isinstance(found, Document) and not settings.of_bytes and (where := _not_utf8(found.data)):
+                    if single:
+                        raise Refused(f"got {path}, {where}; expected text in UTF-8, or --tokenizer bytes")
+                    found = f"{name}: {where}"
                 if isinstance(found, Document):
                     yield found
                 else:
                     source.skipped.append(found)
 
     return Source(_identity(marks), single, documents)
+
+
+def _not_utf8(data: bytes) -> str:
+    """Where bytes are no UTF-8, which tokenizers of text read as U+FFFD; empty where they are."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return f"not UTF-8 at byte {error.start:,}"
+    return ""
 
 
 def _identity(told: Any) -> str:
@@ -116,7 +129,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} cannot be unpacked: {error}; get it again, or remove it") from error
+        raise Refused(f"{path} cannot be unpacked: {error}; get it again, or remove it") from error
 
 
 def _parquet(path: Path, column: str) -> Iterator[Any]:
@@ -131,7 +144,7 @@ def _parquet(path: Path, column: str) -> Iterator[Any]:
             for batch in file.iter_batches(batch_size=256, columns=[column]):
                 yield from batch.to_pylist()
     except (ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+        raise Refused(f"{path} cannot be read as parquet: {error}") from error
 
 
 def _needed(module: str, what: str) -> Any:

@@ -26,7 +26,7 @@ SECTIONS: dict[str, Section] = {
 """Every kind of result by what its files say that they are, in the order of the pages."""
 TOPICS = {
     "speed": ("Speed and memory", "throughput, peak memory and time per token, beside peers"),
-    "language": ("Language models", "bits per byte on books at equal size, by position, with the memory on and frozen"),
+    "language": ("Language models", "bits per byte on books at equal size, by position, state carried and reset"),
     "recall": ("Associative recall", "accuracy by pairs and length, and what each setting changes"),
     "long-context": ("Long contexts", "needles and facts in books, up to a million tokens; passages read again"),
     "forecast": ("Forecasts of time series", "MSE and MAE by table and horizon"),

@@ -25,4 +25,5 @@ def written(found: Spread, form: str) -> str:
     """Write a mean, and its standard deviation where there is one, each by a format such as .3f; – for no number."""
     if found["mean"] is None:
         return "–"
-    return f"{found['mean']:{form}}" + ("" if found["sd"] is None else f" ± {found['sd']:{form}}")
+    sd = "" if found["sd"] is None else f" ± {found['sd']:{form.lstrip('+')}}"
+    return f"{found['mean']:{form}}{sd}"

@@ -137,8 +137,11 @@ def _with_rereading(
 
 
 def check_vocabulary(settings: LanguageSettings, ids: int) -> None:
-    """Refuse data whose tokenizer has another number of ids than the model that the settings ask for."""
-    if settings.vocab_size not in (None, ids):
+    """Refuse data whose tokenizer has another number of ids than the model that the settings ask for.
+
+    A model that training begins from has its own number, to which `_first_model` holds the data.
+    """
+    if settings.init is None and settings.vocab_size not in (None, ids):
         raise ValueError(
             f"got vocab_size={settings.vocab_size} and data of {ids} token ids"
             f"{', those of bytes' if ids == VOCAB_SIZE else ''}; expected the same number: "

@@ -118,6 +118,7 @@ def fit(
     with closing(RunWriter(trainer, run, shown)) as writer:
         writer.resume()
         with StopRequest() as asked, shown.start(settings.steps, result.step), trainer.reading():
+            writer.make_up(eval_fn)
             finished, stop = result.step >= settings.steps, world.anybody(bool(asked))
             while not finished and not stop:
                 record = trainer.step()

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.data.batches import Batch, count_targets
 from titans_lm.train.device import choose_device
 from titans_lm.train.settings import Parallel
 
@@ -60,8 +60,7 @@ class Distributed:
         """What the mean over this process's targets counts in the mean over all: 1 where all have as many."""
         if self.size == 1 or "targets" not in batch:
             return 1.0
-        everybody, mine = (int((part["targets"] != IGNORED).sum()) for part in (batch, own))
-        return self.size * mine / max(everybody, 1)
+        return self.size * count_targets(own) / max(count_targets(batch), 1)
 
     def mean(self, numbers: list[Tensor]) -> list[Tensor]:
         """The mean of each number over all processes; the same on all of them."""
@@ -182,7 +181,10 @@ def spread(model: nn.Module, how: Parallel, world: Distributed) -> nn.Module:
     from torch.nn.parallel import DistributedDataParallel
 
     devices = [world.device] if world.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices)
+    # Memory caching weighs segments by parameters that a text of one segment does not use.
+    unused = any(getattr(part, "open_logit", None) is not None for part in model.modules())
+    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+    return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=unused)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -13,6 +13,7 @@ runs/NAME/
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,7 +159,9 @@ class RunFolder:
 
     def _make_latest(self, folder: Path, keep: int) -> None:
         write_atomically(self.checkpoints / LATEST, folder.name + "\n")
-        for old in _steps(self.path)[:-keep]:
+        found = _steps(self.path)
+        here = found.index(folder) + 1
+        for old in (*found[here:], *found[:here][:-keep]):  # later ones were passed over: the run has gone on without
             remove_folder(old)
 
     def finish(self, step: int, model: nn.Module, weights: dict[str, Tensor] | None = None) -> Path:
@@ -196,10 +199,12 @@ def seconds_of(run: Path) -> float:
     return progress_of(run).get("seconds", 0.0)
 
 
-def progress_of(run: Path) -> dict[str, Any]:
-    """Tell how far a run has come: its step, its seconds of training, and the last bits per byte held out."""
+def progress_of(run: Path, most: float = math.inf) -> dict[str, Any]:
+    """Tell how far a run had come at step `most`: its step, seconds of training, the last bits per byte held out."""
     told: dict[str, Any] = {}
     for record in JsonLines(run / METRICS).read():
+        if record.get("step", 0) > most:
+            break
         told |= {name: record[name] for name in ("step", "seconds", "held_out_bits_per_byte") if name in record}
     return told
 
@@ -226,7 +231,7 @@ def resolve_model(path: str | Path) -> Path:
             found = "an adapter of PEFT alone: save what its merge_and_unload() gives, and the tokenizer beside it"
         raise ValueError(f"got the model {str(path)!r}, which is {found}; expected config.json and weights in it")
     # Of equal steps the finished model is taken; a run that was resumed and stopped has a newer checkpoint.
-    return max(candidates, key=_step)
+    return max(candidates, key=step_of)
 
 
 def is_of_a_run(folder: Path) -> bool:
@@ -272,14 +277,20 @@ def tokenizer_beside(path: str | Path) -> "PreTrainedTokenizerBase | None":
 
 
 def _load(auto_class: Any, folder: Path, what: str) -> Any:
-    import titans_lm.hf
-    import titans_lm.retrofit.file  # noqa: F401 - registers our classes, and folders with an adapter
+    import titans_lm.hf  # noqa: F401 - registers our classes
+    from titans_lm.retrofit.file import FORMAT
 
     try:
         if what == "model":
             verify_weights(folder)
         with quiet_transformers():
-            return auto_class.from_pretrained(folder)
+            adapter = json.loads((folder / "config.json").read_bytes()).get("model_type") == FORMAT
+            if what != "model" or adapter:  # whose tensors are checked where it is loaded
+                return auto_class.from_pretrained(folder)
+            model, report = auto_class.from_pretrained(folder, output_loading_info=True)
+        if lacking := sorted(report["missing_keys"]):
+            raise ValueError(f"it lacks {', '.join(lacking[:3])}: not all of it is there, or another version saved it")
+        return model
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ValueError(f"the {what} in {folder} cannot be loaded: {one_line(error)}") from error
 
@@ -290,7 +301,7 @@ def _steps(run: Path) -> list[Path]:
     return sorted(folders, key=lambda path: int(path.name[5:]))
 
 
-def _step(folder: Path) -> int:
+def step_of(folder: Path) -> int:
     """Read the step that a saved model was saved at."""
     if folder.name == MODEL:
         file = folder / f"{STEP}.json"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from titans_lm.backbone import check_compiler
-from titans_lm.data.batches import Batch, prefetched
+from titans_lm.data.batches import Batch, count_targets, prefetched
 from titans_lm.train.checkpoint import (
     load_optimizer,
     load_trainer,
@@ -216,28 +216,31 @@ class Trainer:
         return result.last
 
     def _backward(self) -> tuple[Tensor, dict[str, Any], int]:
-        """Add up the gradients of the step's batches; the loss is their mean, the metrics are the last one's."""
+        """Add up the gradients of the step's batches; loss and metrics are means over the targets of all of them."""
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        total, tokens, metrics, weight = torch.zeros((), device=self.device), 0, {}, 1.0
+        total, tokens, metrics = torch.zeros((), device=self.device), 0, dict[str, Any]()
         self.rows = []
         several = self.settings.accumulate
-        for index in range(several):
-            batch = next(self.coming)
+        batches = [next(self.coming) for _ in range(several)]
+        targets = [count_targets(batch) for batch in batches]
+        for index, (batch, counted) in enumerate(zip(batches, targets, strict=True)):
             rows = self.world.rows(batch)
-            weight = self.world.weight(batch, rows)
+            weight = self.world.weight(batch, rows) * (several * counted / max(sum(targets), 1))
             own = to_device(rows, self.device)
             self.rows += batch["sample"].tolist() if "sample" in batch else []
             with sync_gradients(self.wrapped, index == several - 1):
                 with mixed_precision(self.settings.precision, self.device):
-                    loss, metrics = self.loss_fn(self.wrapped, own)
+                    loss, found = self.loss_fn(self.wrapped, own)
                 loss = loss if weight == 1.0 else loss * weight
                 (loss / several).backward()
             total += loss.detach() / several
+            for name, value in found.items():
+                metrics[name] = metrics.get(name, 0.0) + value * (weight / several)
             tokens += _tokens(batch)
         if self.world.size == 1:
             return total, metrics, tokens
-        numbers = [torch.as_tensor(value, device=self.device) * weight for value in metrics.values()]
+        numbers = [torch.as_tensor(value, device=self.device) for value in metrics.values()]
         total, *numbers = self.world.mean([total, *numbers])
         return total, dict(zip(metrics, numbers, strict=True)), tokens
 

@@ -124,6 +124,16 @@ class RunWriter:
             weights = whole_weights(trainer.model) if trainer.spread else None
             trainer.world.first(lambda: run.finish(trainer.result.step, trainer.model, weights))
 
+    def make_up(self, eval_fn: Callable[[Any], dict[str, Any]] | None) -> None:
+        """Evaluate now where a run that goes on was stopped between a step and the evaluation that was due after it."""
+        step, settings = self.trainer.result.step, self.trainer.settings
+        if self.run is None or eval_fn is None or not 0 < step < settings.steps or not due(step, settings.eval_every):
+            return
+        metrics = self.run.metrics
+        there = self.trainer.world.first(lambda: any(r["step"] == step and "loss" not in r for r in metrics.read()))
+        if not there:
+            self.evaluate(eval_fn)
+
     def evaluate(self, eval_fn: Callable[[Any], dict[str, Any]]) -> None:
         """Evaluate, and log what was found as a line of its own."""
         result = self.trainer.result
