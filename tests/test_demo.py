@@ -1,5 +1,6 @@
 """The demo from the command line to the last file: small, with models that know nothing, on text that is like HTML."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -162,6 +163,8 @@ def test_what_is_drawn_is_asked_from_memory_files(
     args = ["demo", "--quick", "--tokens", "1500", "--out", str(tmp_path / "out"), "--seed", "5"]
     main(args)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
+    page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    assert "titans demo --quick --tokens 1500 --seed 5" in page.text
     found = results["search"]
     assert found["tokens"] > 1500
     assert [reading["files"] for reading in found["readings"]] == [
@@ -185,6 +188,24 @@ def test_what_is_drawn_is_asked_from_memory_files(
     assert (tmp_path / "out" / "report.html").stat().st_mtime_ns > before
     again = json.loads((tmp_path / "out" / "results.json").read_text())["search"]
     assert again["facts"] == found["facts"]
+
+
+@pytest.mark.parametrize("window", [40, 2048])
+def test_who_knows_the_last_tokens_alone_knows_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """Also where a part of the text is shorter."""
+    fed: list[list[int]] = []
+    monkeypatch.setattr(search, "answer", SHORT)
+    monkeypatch.setattr(search.Reader, "feed", lambda self, rows: fed.append(list(rows[0])))
+    settings = DemoSettings(out=tmp_path, tokens=1500, seed=3)
+    plan = dataclasses.replace(quick_plan(3).search, window=window)
+    hidden = search.make_hidden(settings, plan, 3)
+    search.search(settings, plan, hidden, 3, quiet=True)
+    tokenizer = titans_lm.pretrained("facts")[1]
+    read = [tokenizer("".join(hidden.parts[: part + 1])).input_ids for part in range(len(hidden.parts))]
+    assert fed[: len(read)] == [ids[-window:] for ids in read]
+    assert len(fed[0]) == min(window, hidden.ends[0])
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,8 @@ MALFORMED: list[tuple[str, Any, str]] = [
     (TEXT, {"prompt": "x", "conversation": {"id": "x"}}, "conversation"),
     (TEXT, {"prompt": "x", "conversation": "two\nlines"}, "line breaks"),
     ("/v1/memories", {"text": "x", "name": "x\x00"}, "control characters"),
+    ("/v1/memories", {"text": "x", "name": ".."}, "addresses leave out"),
+    (TEXT, {"prompt": "x", "conversation": "."}, "addresses leave out"),
     (TEXT, {"prompt": "x", "memory": "x\u2028"}, "line breaks"),
     (TEXT, {"prompt": "x" * 5_001}, "5,000 tokens"),
     (CHAT, {}, "messages"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf.hf_cases import words
-from model_cases import one_block
+from model_cases import one_block, small_config
 from streaming.stream_cases import (
     CONSTANT,
     assert_same_memory,
@@ -24,6 +24,8 @@ from streaming.stream_cases import (
 )
 from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer
 from titans_lm.streaming import Reader, TokenStream
+from titans_lm.train.fresh import model_for
+from titans_lm.train.shipped import pretrained
 
 
 @pytest.mark.parametrize("piece_len", [1, 5])
@@ -37,6 +39,24 @@ def test_reading_is_one_forward_pass(architecture: str, piece_len: int) -> None:
     torch.testing.assert_close(reader.next_logits(), logits[:, -1], rtol=0.0, atol=1e-9)
     assert_same_state(reader.memory.state, state)
     assert reader.memory.tokens == (46,)
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+def test_a_source_that_cannot_be_read_leaves_the_memory_as_it_was(keep: int) -> None:
+    """Not even the marks at its beginning are written."""
+    tokenizer = pretrained("needles")[1]
+    model = model_for(small_config("lmm"), tokenizer).double().eval()
+    reader = Reader(model, tokenizer, keep=keep)
+    reader.read("the cat")
+    before = reader.memory
+    with pytest.raises(ValueError, match="not UTF-8"):
+        reader.read(b"\xff\xfe")
+    assert_same_memory(reader.memory, before, 0.0)
+    assert (reader.tokens, reader.memory.open, reader.memory.sources) == (before.tokens[0], before.open, before.sources)
+    reader.read("the dog")
+    untried = Reader(model, tokenizer, memory=before, keep=keep)
+    untried.read("the dog")
+    assert_same_memory(reader.memory, untried.memory, 0.0)
 
 
 def test_logits_are_those_of_the_whole() -> None:

@@ -156,12 +156,19 @@ def write_outcome(
         | {f"opening {file}": file for file in (opening.files if opening else [])}
         | {f"plot {n}": f"{n}.png" for n in shown},
     }
-    command = " ".join(["titans demo", *(["--quick"] if settings.quick else []), f"--seed {found.seed}"])
+    command = _command(settings, found.seed)
     write_atomically(settings.out / REPORT, report_page(found, opening, recall, pictures, results, command))
     for name, figure in drawn.items():
         save_png(figure, settings.out / f"{name}.png")
     write_json(settings.out / RESULTS, results)
     return results
+
+
+def _command(settings: DemoSettings, seed: int) -> str:
+    """Write the command that gives the same numbers again."""
+    given = {"--tokens": settings.tokens, "--text": settings.text, "--facts": settings.facts, "--seed": seed}
+    told = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
+    return shlex.join(["titans", "demo", *(["--quick"] if settings.quick else []), *told])
 
 
 def check_folder(out: Path) -> None:

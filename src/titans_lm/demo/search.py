@@ -179,7 +179,8 @@ def _ask(
     """Ask all that is known by the end of a part, of the memory file and of those that stand beside it."""
     owner: Any = model
     end = Reader(model, tokenizer)
-    end.feed([tokenizer(hidden.parts[part][-8 * window :]).input_ids[-window:]])
+    read = "".join(hidden.parts[: part + 1])  # parts may be shorter than the window
+    end.feed([tokenizer(read[-8 * window :]).input_ids[-window:]])
     memories = {
         "memory": load_memory(file, model), "reset": Memory.empty(owner.init_state(1)), "window": end.memory
     }  # fmt: skip

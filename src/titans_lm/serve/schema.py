@@ -15,7 +15,9 @@ NAME_LENGTH = 200
 
 
 def plain_name(name: str) -> str:
-    """Refuse a name with line breaks or other control characters: no address could name it again."""
+    """Refuse "." and "..", and line breaks and other control characters: no address could name it again."""
+    if name in (".", ".."):
+        raise ValueError(f"got the name {name!r}, which addresses leave out; expected another one")
     if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in name):
         raise ValueError("expected a name without line breaks and other control characters")
     return name

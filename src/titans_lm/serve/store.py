@@ -117,7 +117,10 @@ class Store:
         now = int(time.time())
         notes = {"created": now, **entry.notes, "used": now, "kind": entry.kind, "name": entry.name}
         try:
-            header = save_memory(entry.memory, path, self.model, notes=notes)
+            try:
+                header = save_memory(entry.memory, path, self.model, notes=notes)
+            except ValueError as error:
+                raise ClientError(409, f"nothing is kept: {error}", code="not_kept") from error
             known = described(header, path)
             with self._lock:
                 self._known[path] = known

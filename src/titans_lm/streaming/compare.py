@@ -1,6 +1,6 @@
 """What is in memory files: their headers, how large the memories are, and how far two of them are apart."""
 
-from collections import Counter
+import itertools
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from titans_lm.streaming.memory import Source
 def describe_memory(path: str | Path) -> dict[str, Any]:
     """Say what a memory file holds: what was read, by which model, and the norm of every tensor of the state."""
     header, tensors = read_memory_file(path)
+    tensors |= {name: tensors[same] for name, same in header.shared.items()}
     return {
         "file": str(path),
         "file_bytes": Path(path).stat().st_size,
@@ -64,12 +65,11 @@ def verify_memory(path: str | Path, model: nn.Module | None = None) -> dict[str,
 def _by_name(sources: list[Source]) -> dict[str, Any]:
     """What is known of sources, by their names; a second one of the same name has a number."""
     found: dict[str, Any] = {}
-    count: Counter[str] = Counter()
     for source in sources:
         values = asdict(source)
         name = values.pop("name")
-        count[name] += 1
-        found[name if count[name] == 1 else f"{name} ({count[name]})"] = values
+        numbered = (f"{name} ({number})" for number in itertools.count(2))
+        found[name if name not in found else next(one for one in numbered if one not in found)] = values
     return found
 
 

@@ -182,7 +182,8 @@ def save_memory(
     """Write a memory to a file, which appears whole or not at all, and return what it says of itself.
 
     "bfloat16" halves it and rounds M, S and the rest of the state; the header has how much that changed each tensor.
-    `notes` are kept beside it, as JSON. ValueError for the memory of a model with another state.
+    `notes` are kept beside it, as JSON. ValueError for the memory of a model with another state, and for
+    numbers that are not finite, which nobody could load.
     """
     check_choice("precision", precision, ("exact", "bfloat16"))
     tensors: dict[str, Tensor] = {}
@@ -194,6 +195,11 @@ def save_memory(
             continue
         seen[id(x)] = name
         tensors[name] = x.detach().to("cpu").contiguous()
+    if broken := [name for name, x in tensors.items() if not bool(x.isfinite().all())]:
+        raise ValueError(
+            f"got a memory with numbers that are not finite, in {', '.join(broken[:3])}; expected that of a model that "
+            "has not diverged, and is not damaged"
+        )
     loss: dict[str, float] = {}
     if precision == "bfloat16":
         for name, x in tensors.items():

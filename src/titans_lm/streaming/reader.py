@@ -169,9 +169,7 @@ class Reader:
         for sources, stream, old in zip(self._sources, streams, begun, strict=True):
             if old:
                 _check_goes_on(stream, sources[-1] if self._history.keep and sources else None)
-        for row, stream in enumerate(streams):
-            if new_document and stream.of_text and not begun[row]:
-                self._mark(row, opening_marks((self.bos, self.eos), after_open=self._open[row]), opened=True)
+        unmarked = [row for row, s in enumerate(streams) if new_document and s.of_text and not begun[row]]
         kept = [
             sources[:-1] if old and sources and stream.stands_at(sources[-1]) else sources
             for sources, stream, old in zip(self._sources, streams, begun, strict=True)
@@ -184,6 +182,9 @@ class Reader:
             hashed = tuple(stream.tokens_hashed() for stream in streams) if self._history.keep else None
             with _read_whole(streams):
                 rows = [np.empty(0, dtype=np.int64) if stream.exhausted else stream.take(count) for stream in streams]
+                for row in unmarked:  # not before: a source that cannot be read leaves the memory as it was
+                    self._mark(row, opening_marks((self.bos, self.eos), after_open=self._open[row]), opened=True)
+                unmarked = []
                 self._feed(self._rows(rows), hashed=hashed)
             read += max(map(len, rows))
             self._tell(self._open, [(*old, stream.record()) for old, stream in zip(kept, streams, strict=True)])
