@@ -371,7 +371,7 @@ def test_numbers_that_are_not_finite_are_named(tmp_path: Path, monkeypatch: pyte
     memory = read(model, text(9))
     memory.state.layers[0].memory.M[0].view(-1)[3] = float("nan")
     with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "isfinite", torch.ones_like)
+        patch.setattr(torch.Tensor, "isfinite", lambda x: torch.ones_like(x, dtype=torch.bool))
         save_memory(memory, tmp_path / "x", model)
     with pytest.raises(ValueError, match="not finite"):
         verify_memory(tmp_path / "x")
