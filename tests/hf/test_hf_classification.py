@@ -88,5 +88,10 @@ def test_a_language_model_becomes_a_classifier(tmp_path: Path) -> None:
 
 
 def test_a_row_without_a_token_is_refused() -> None:
+    model, ids = classifier("mac"), prompt(6, 2)
     with pytest.raises(ValueError, match="got a row without a real token"):
-        classifier("mac")(torch.tensor([[3, 4], [0, 0]]))
+        model(torch.tensor([[3, 4], [0, 0]]))
+    read, mask = model(ids, use_cache=True).past_key_values, torch.ones(2, 9, dtype=torch.long)
+    mask[1, 6:] = 0  # of what comes after the cache
+    with pytest.raises(ValueError, match="got a row without a real token"):
+        model(ids[:, :3], mask, past_key_values=read)

@@ -228,6 +228,10 @@ def test_drafted_text_is_that_of_plain_greedy_in_float32(architecture: str) -> N
     read = model(ids[:, :5], use_cache=True).past_key_values
     with pytest.raises(ValueError, match="got tokens to draft and a cache that has read 5"):
         model.generate(ids, past_key_values=read, prompt_lookup_num_tokens=5, **GREEDY)
+    embedded = model.get_input_embeddings()(ids)
+    for drafts in ({"prompt_lookup_num_tokens": 5}, {"assistant_model": draft(torch.float32)}):
+        with pytest.raises(ValueError, match="got tokens to draft and inputs_embeds; expected one of them"):
+            model.generate(ids, inputs_embeds=embedded, **drafts, **GREEDY)
     plain = model.generate(ids, max_new_tokens=40, **GREEDY)
     assert torch.equal(model.generate(ids, max_new_tokens=40, prompt_lookup_num_tokens=5, **GREEDY), plain)
     assert torch.equal(model.generate(ids, max_new_tokens=40, assistant_model=draft(torch.float32), **GREEDY), plain)

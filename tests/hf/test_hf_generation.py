@@ -337,3 +337,34 @@ def test_a_prompt_without_a_token_is_refused() -> None:
     model = small_model("lmm")
     with pytest.raises(ValueError, match="got a prompt without a token; expected one at least"):
         model.generate(torch.zeros(2, 0, dtype=torch.int64), max_new_tokens=3)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_row_that_ended_early_is_not_gone_on_with(masked: bool) -> None:
+    """It has read the padding behind its end while the other row was written on; nobody says so but the ids."""
+    model, ids = shallow_model("mac", torch.float64), prompt(11, 2)
+    free = model.generate(ids, max_new_tokens=12, **GREEDY)
+    end = next(int(token) for token in free[0, 12:] if token not in free[1])
+    out = model.generate(ids, max_new_tokens=12, eos_token_id=end, return_dict_in_generate=True, **GREEDY)
+    said = torch.cat([out.sequences, prompt(5, 2, seed=8)], dim=1)
+    given = {"past_key_values": out.past_key_values, "attention_mask": (said != 0).long() if masked else None}
+    with pytest.raises(
+        ValueError, match=r"past_key_values whose row 0 has read 22 tokens, some of which the mask leaves out"
+    ):
+        model.generate(said, max_new_tokens=2, **given, **GREEDY)
+    model.generate(said[1:], max_new_tokens=2, **GREEDY)
+    together = model.generate(ids, max_new_tokens=4, return_dict_in_generate=True, **GREEDY)
+    model.generate(together.sequences, past_key_values=together.past_key_values, max_new_tokens=2, **GREEDY)
+
+
+def test_a_row_of_padding_alone_is_refused() -> None:
+    """Of a prompt, and of what comes after a cache: the last output before it is not kept."""
+    model, ids = small_model("mac"), prompt(11, 2)
+    mask = torch.ones_like(ids)
+    mask[1] = 0
+    with pytest.raises(ValueError, match="got nothing but padding in row 1, beside what a cache may have read"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=2, **GREEDY)
+    read = model(ids, use_cache=True).past_key_values
+    text, whole = torch.cat([ids, ids[:, :4]], dim=1), torch.cat([torch.ones_like(ids), mask[:, :4]], dim=1)
+    with pytest.raises(ValueError, match="got nothing but padding in row 1, beside what a cache may have read"):
+        model.generate(text, attention_mask=whole, past_key_values=read, max_new_tokens=2, **GREEDY)

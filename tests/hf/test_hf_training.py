@@ -7,6 +7,7 @@ import pytest
 import torch
 from accelerate import disk_offload
 from peft import LoraConfig, PeftModel, PrefixTuningConfig, get_peft_model
+from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, set_seed
 
@@ -40,6 +41,23 @@ def trainer(model: TitansForCausalLM, folder: Path, **settings: Any) -> Trainer:
     return Trainer(
         model, TrainingArguments(str(folder), **(arguments | settings)), train_dataset=Texts(), eval_dataset=Texts()
     )
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_what_follows_padding_is_no_target(shifted: bool) -> None:
+    """Padded on the left a batch has the loss, and the gradients, of one that is padded on the right."""
+    model, texts, found = small_model("lmm", dtype=torch.float64), [prompt(n, seed=n)[0] for n in (4, 9)], []
+    for left in (False, True):
+        ids, mask = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 9, dtype=torch.long)
+        for row, words in enumerate(texts):
+            there = slice(9 - len(words), 9) if left else slice(0, len(words))
+            ids[row, there], mask[row, there] = words, 1
+        labels = ids.masked_fill(mask == 0, -100)
+        told = {"shift_labels": F.pad(labels[:, 1:], (0, 1), value=-100)} if shifted else {"labels": labels}
+        loss = model(ids, mask, **told).loss
+        found.append((loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))))
+    for a, b in zip(*found, strict=True):
+        assert_close(a, b, 1e-9)
 
 
 @pytest.mark.parametrize("architecture", MIXED)

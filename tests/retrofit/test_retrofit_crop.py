@@ -120,6 +120,25 @@ def test_a_prompt_that_a_cache_has_read_is_refused() -> None:
         model.generate(ids, past_key_values=read, max_new_tokens=2, **GREEDY)
 
 
+def test_rows_that_cannot_be_gone_on_with_are_refused() -> None:
+    """One that ended before the other, and has read the padding behind its end; one that has padding alone."""
+    model, ids = with_memory(base_of()), some_ids(2, 11)
+    free = model.generate(ids, max_new_tokens=12, **GREEDY)
+    end = next(int(token) for token in free[0, 12:] if token not in free[1])
+    out = model.generate(ids, max_new_tokens=12, eos_token_id=end, return_dict_in_generate=True, **GREEDY)
+    said = torch.cat([out.sequences, some_ids(2, 5)], dim=1)
+    with pytest.raises(
+        ValueError, match=r"past_key_values whose row 0 has read 22 tokens, some of which the mask leaves"
+    ):
+        model.generate(
+            said, attention_mask=(said != 0).long(), past_key_values=out.past_key_values, max_new_tokens=2, **GREEDY
+        )
+    mask = torch.ones_like(ids)
+    mask[1] = 0
+    with pytest.raises(ValueError, match="got nothing but padding in row 1"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=2, **GREEDY)
+
+
 def test_a_reader_takes_back_what_it_read() -> None:
     model, ids = with_memory(base_of()), some_ids(1, 50)
     reader, shorter = Reader(model, piece_len=9, keep=30), Reader(model, piece_len=9)

@@ -147,8 +147,13 @@ def test_a_cache_and_a_mask_of_another_kind():
         model(ids, return_state=True, return_dict=False)
     with pytest.raises(ValueError, match="got a mask of shape"):
         model(ids, attention_mask=torch.zeros(1, 1, 6, 6, dtype=torch.float64))
-    with pytest.raises(ValueError, match="one text per row"):
-        model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), use_cache=False)
+    for more in ({"use_cache": False}, {}, {"return_state": True}, {"attention_mask": torch.ones_like(ids)}):
+        with torch.no_grad(), pytest.raises(ValueError, match="one text per row"):
+            model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), **more)
+    padded = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    model(ids, attention_mask=padded, position_ids=(padded.cumsum(1) - 1).masked_fill(padded == 0, 1))
+    read = model(ids, position_ids=torch.arange(6)[None], use_cache=True).past_key_values
+    model(ids, position_ids=torch.arange(6, 12)[None], past_key_values=read)
 
 
 def test_an_adapter_whose_base_has_no_name_asks_for_it(tmp_path):

@@ -55,7 +55,8 @@ class TitansForSequenceClassification(TitansPreTrainedModel):
             **others,
         )
         hidden = trunk.last_hidden_state
-        if hidden.shape[1] == 0 or (attention_mask is not None and not bool((attention_mask != 0).any(1).all())):
+        T = hidden.shape[1]
+        if T == 0 or (attention_mask is not None and not bool((attention_mask[:, -T:] != 0).any(1).all())):
             raise ValueError("got a row without a real token; expected at least one, whose output is scored")
         logits = self.score(last_places(hidden, 1, attention_mask)[:, 0]).to(
             torch.promote_types(hidden.dtype, torch.float32)

@@ -19,7 +19,7 @@ from titans_lm.config import SurpriseSizes
 from titans_lm.hf.cache import TitansCache, begin_cache, check_prompt
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.documents import Documents, read_documents, starts_by_index, starts_by_length, starts_by_position
-from titans_lm.hf.history import check_begins, check_drafts
+from titans_lm.hf.history import check_begins, check_drafts, check_rows
 from titans_lm.layers import Diagnostics, Linear
 from titans_lm.ops.validate import check_surprise
 
@@ -257,6 +257,20 @@ def _valid(mask: Tensor | None, x: Tensor, seen: int) -> Tensor | None:
     return mask[:, mask.shape[1] - T :].to(device=x.device, dtype=torch.bool)
 
 
+def _predicted(labels: Tensor | None, mask: Tensor | None, settings: dict[str, Any]) -> Tensor | None:
+    """Labels without those behind padding: what is predicted from padding says nothing of the model, and is no loss."""
+    if mask is None:
+        return labels
+    ignored, shifted = settings.get("ignore_index", -100), settings.get("shift_labels")
+    if shifted is not None:
+        real = mask[:, mask.shape[1] - shifted.shape[1] :].to(shifted.device) != 0
+        settings["shift_labels"] = shifted.masked_fill(~real, ignored)
+    if labels is None:
+        return None
+    behind = mask[:, mask.shape[1] - labels.shape[1] : -1].to(labels.device) == 0
+    return torch.cat([labels[:, :1], labels[:, 1:].masked_fill(behind, ignored)], dim=1)
+
+
 def side_by_side(parts: list[list[Tensor]]) -> list[Tensor]:
     """Lists of what each part of a call gave as one list; that of a single part as it is."""
     return parts[0] if len(parts) == 1 else [torch.cat(same, dim=1) for same in zip(*parts, strict=True)]
@@ -311,7 +325,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         prompt, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
         check_begins(prompt, kwargs)
         check_prompt(prompt, mask, kwargs.get("past_key_values"))
-        check_drafts(kwargs, settings)
+        check_drafts(prompt, kwargs, settings)
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     # pyrefly: ignore [bad-override]: what follows the two differs between releases of transformers
@@ -328,6 +342,9 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 "got prefill_chunk_size and a prompt with padding on the right; expected padding on the left, or no "
                 "prefill_chunk_size: the last real token of a row may stand in an earlier chunk"
             )
+        cache = model_kwargs.get("past_key_values")
+        known = isinstance(cache, TitansCache) and cache.state is not None
+        check_rows(mask, cache.get_seq_length() if known else 0, cache.state.position if known else None)
         if generation_config.is_assistant:  # a draft is told its target's positions, which may be those of before
             model_kwargs.pop("position_ids", None)
         if generation_config.use_cache is False:
@@ -388,6 +405,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
             hidden = hidden[:, logits_to_keep]
         logits, loss = self.lm_head(hidden), None
         if labels is not None or loss_settings.get("shift_labels") is not None:
+            labels = _predicted(labels, attention_mask, loss_settings)
             size = self.config.vocab_size
             try:
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=size, **loss_settings)

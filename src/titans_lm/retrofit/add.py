@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from titans_lm.config import check_known
 from titans_lm.hf.cache import begin_cache, check_prompt
-from titans_lm.hf.history import check_begins, check_drafts
+from titans_lm.hf.history import check_begins, check_drafts, check_rows
 from titans_lm.ops.state import state_dtype
-from titans_lm.retrofit.attention import IMPLEMENTATION, Call, Reach
+from titans_lm.retrofit.attention import IMPLEMENTATION, PACKED, Call, Reach
 from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState, after, until
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.rotary import find_rotations
@@ -180,14 +180,20 @@ def _generate(model: Any, inputs: Any = None, generation_config: Any = None, *ar
     prompt = kwargs.get("input_ids") if inputs is None else inputs
     check_begins(prompt, kwargs)
     check_prompt(prompt, kwargs.get("attention_mask"), kwargs.get("past_key_values"))
-    check_drafts(kwargs, generation_config or model.generation_config)
+    check_drafts(prompt, kwargs, generation_config or model.generation_config)
     return type(model).generate(model, inputs, generation_config, *args, **kwargs)
 
 
 def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
     """Begin a cache of ours where transformers would begin one; its kinds of caches hold keys and values."""
-    if model_kwargs.get("past_key_values") is None:
+    cache = model_kwargs.get("past_key_values")
+    if cache is None:
         generation_config.cache_implementation = None
+    seen, read = 0, None
+    if isinstance(cache, RetrofitCache) and (state := cache.layers[0].state) is not None:
+        seen, read = cache.get_seq_length(), state.position
+        read = torch.full((len(state.k),), seen) if read is None else read
+    check_rows(model_kwargs.get("attention_mask"), seen, read)
     begin_cache(generation_config, model_kwargs, lambda: RetrofitCache(model.config.num_hidden_layers))
     type(model)._prepare_cache_for_generation(model, generation_config, model_kwargs, *args, **kwargs)
 
@@ -270,6 +276,7 @@ def _check_past(
                 f"got a cache of {len(cache.layers)} layers; expected one of this model's {len(attentions)}"
             )
         rows = None if cache.layers[0].state is None else len(cache.layers[0].state.k)
+    _check_places(kwargs.get("position_ids"), mask, T)
     if rows not in (None, B):
         raise ValueError(f"got a state of {rows} rows and {B} rows of input; expected as many")
     if isinstance(mask, Tensor) and mask.dim() == 2 and (len(mask) != B or mask.shape[1] not in (T, seen + T)):
@@ -277,6 +284,18 @@ def _check_past(
             f"got an attention_mask {tuple(mask.shape)} for {B} × {T} tokens after {seen}; expected (B, T) or "
             "(B, seen + T)"
         )
+
+
+def _check_places(places: Any, mask: Any, T: int) -> None:
+    """Refuse packed rows: positions that do not count on from one real token of a row to the next."""
+    if not isinstance(places, Tensor) or places.dim() != 2 or T == 1 or torch.compiler.is_compiling():
+        return
+    real = torch.ones_like(places, dtype=torch.bool)
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        real = mask[:, -T:].to(places.device) != 0
+    for row, there in zip(places.expand_as(real), real, strict=True):
+        if bool((row[there].diff() != 1).any()):
+            raise ValueError(PACKED)
 
 
 def _check_layers(attentions: list[Any], state: RetrofitState) -> None:

@@ -159,10 +159,13 @@ def tokens_of(query: Tensor, key: Tensor, value: Tensor, call: Call, layer: Laye
     return Tokens(q, k, v, _notes(layer, call), call.hidden)
 
 
+PACKED = "got packed rows or a mask of another form; expected one text per row and a mask (B, T)"
+
+
 def padding_mask(attention_mask: Tensor | None = None, q_length: int = 0, **settings: Any) -> Tensor | None:
     """Make the mask that `attend` takes: which slots of this call are real (B, T), None where all are."""
-    if not settings.get("allow_is_causal_skip", True):
-        raise ValueError("got packed rows or a mask of another form; expected one text per row and a mask (B, T)")
+    if not settings.get("allow_is_causal_skip", True) and not torch.compiler.is_compiling():  # which always says so
+        raise ValueError(PACKED)
     if attention_mask is None:
         return None
     mask = attention_mask[:, attention_mask.shape[1] - q_length :].bool()
