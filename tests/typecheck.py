@@ -27,7 +27,8 @@ FIRST, ONE_IN = 16, 8
 _CONFIG = jaxtyping.config
 _PLAIN = nullcontext()
 _ARRAYS = (torch.Tensor, np.ndarray)
-_TESTS = [0]
+_BEGUN: list["_Annotated"] = []
+"""What has been called in this test."""
 _SCOPE = jaxtyping.jaxtyped
 """jaxtyping's own, which `install` puts something else in the place of."""
 
@@ -41,7 +42,9 @@ def install(package: str) -> Any:
 
 def begin_test() -> None:
     """Look at the first calls of every function again."""
-    _TESTS[0] += 1
+    for known in _BEGUN:
+        known.calls = 0
+    _BEGUN.clear()
 
 
 def checked(target: Any) -> Any:
@@ -52,23 +55,28 @@ def checked(target: Any) -> Any:
     call of another one share what is known of their code. Nothing is made before it is needed: of most functions a
     process calls none.
     """
-    if not inspect.isfunction(target) or target.__name__ == "__init__":
-        return target
+    return _checked(target) if inspect.isfunction(target) and target.__name__ != "__init__" else target
+
+
+def _checked(target: Any) -> Any:
     known = _KNOWN.setdefault((target.__module__, target.__qualname__, target.__code__), _Annotated())
     checking = plain = None  # beartype's check; the same where there is no more to it
 
     @functools.wraps(target)
     def called(*args: Any, **kwargs: Any) -> Any:
         nonlocal checking, plain
-        if _CONFIG.jaxtyping_disable or not known.is_due():
+        known.calls = calls = known.calls + 1
+        if calls > FIRST and calls % ONE_IN:
+            return target(*args, **kwargs)  # most calls, which pay for no more than this
+        if calls == 1 or not known.read:
+            known.begin(target)
+        if _CONFIG.jaxtyping_disable:
             return target(*args, **kwargs)
         if plain is not None:
             return plain(*args, **kwargs)
-        if not known.read:
-            known.look_at(target)
         given = None
         if known.remembers:
-            given = (tuple(map(_form, args)), *[(name, _form(value)) for name, value in kwargs.items()])
+            given = tuple(map(_form, args)), tuple(kwargs), tuple(map(_form, kwargs.values()))
             results = known.passed.get(given)
             if results is not None and len(results) >= known.enough:
                 result = target(*args, **kwargs)
@@ -91,24 +99,22 @@ class _Annotated:
 
     def __init__(self) -> None:
         self.read, self.hints, self.enough = False, {}, 1
-        self.test = self.calls = 0
+        self.calls = 0
         self.scoped = self.remembers = False
         self.passed: dict[Any, list[Any]] = {}
 
-    def is_due(self) -> bool:
-        """Count a call, and say whether it is one to look at."""
-        if self.test != _TESTS[0]:
-            self.test, self.calls = _TESTS[0], 0
-        self.calls += 1
-        return self.calls <= FIRST or self.calls % ONE_IN == 0
-
-    def look_at(self, function: Any) -> None:
-        self.read, self.hints = True, _hints(function)
+    def begin(self, function: Any) -> None:
+        """Note the first call in a test, and before all others what the annotations are."""
+        _BEGUN.append(self)
+        if self.read:
+            return
+        self.hints = _hints(function)
         self.scoped = any(map(_names_dimensions, self.hints.values()))
         # One that is made anew in every call has a checker that would be made anew too, for far more than a look.
         costly = self.scoped or "<locals>" in function.__qualname__
         self.remembers = costly and all(map(_is_told_by_form, self.hints.values()))
         self.enough = MANY if any(map(_is_of_any_length, self.hints.values())) else 1
+        self.read = True
 
     def checker(self, function: Any) -> Any:
         """The function with beartype's check of these hints around it."""
@@ -133,11 +139,21 @@ _KNOWN: dict[tuple[str, str, CodeType], _Annotated] = {}
 def _form(value: Any) -> Any:
     """What an annotation that is told by form can ask of a value."""
     kind = type(value)
+    if (form := _FORMS.get(kind)) is None:
+        form = _FORMS[kind] = _form_of(kind)
+    return form(value)
+
+
+def _form_of(kind: type) -> Callable[[Any], Any]:
+    """How the values of a type are told apart."""
     if kind in (str, bool):
-        return value
-    if isinstance(value, _ARRAYS):
-        return kind, value.shape, value.dtype
-    return (kind, *map(_form, value)) if isinstance(value, tuple | list) else kind
+        return lambda value: value
+    if issubclass(kind, _ARRAYS):
+        return lambda value: (kind, value.shape, value.dtype)
+    return (lambda value: (kind, *map(_form, value))) if issubclass(kind, tuple | list) else lambda _: kind
+
+
+_FORMS: dict[type, Callable[[Any], Any]] = {}
 
 
 def _is_told_by_form(hint: Any) -> bool:
