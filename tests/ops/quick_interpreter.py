@@ -2,7 +2,7 @@
 
 It makes triton.language interpretable at every launch, and again at every call of a function from a kernel, where it
 finds everything done already: half of the time that small kernels take. Here such a call is looked up instead. So are
-the types of NumPy and of blocks, which it would make anew for every operation.
+the types of NumPy and of blocks, and what a tensor says of its shape, which it would make anew for every operation.
 """
 
 import inspect
@@ -17,6 +17,7 @@ _patch = interpreter._patch_lang
 _modules: dict[int, set[int]] = {}
 _numpy_type, _numpy = interpreter._get_np_dtype, {}
 _block, _blocks = tl.block_type.__init__, {}
+_tensor, _tensors = tl.tensor.__init__, {}
 
 
 class Scope:
@@ -60,7 +61,17 @@ def block(self: tl.block_type, element_ty: Any, shape: Any) -> None:
         vars(self).update(known)
 
 
+def tensor(self: tl.tensor, handle: Any, type: Any) -> None:
+    if (known := _tensors.get(type.name)) is None:
+        _tensor(self, handle, type)
+        _tensors[type.name] = self.shape, self.numel, self.dtype
+    else:
+        self.handle, self.type = handle, type
+        self.shape, self.numel, self.dtype = known
+
+
 def install() -> None:
     interpreter._patch_lang = quick
     interpreter._get_np_dtype = numpy_type
     tl.block_type.__init__ = block
+    tl.tensor.__init__ = tensor
