@@ -21,7 +21,8 @@ from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import FitSettings
 
 if __name__ != "__mp_main__":  # a process that makes batches beside a script needs nothing of this
-    import torch.distributed.fsdp  # the package loads it late; a process that is forked has it at once
+    import torch._dynamo  # an optimizer loads it, and the package the next: a process that is forked has both at once
+    import torch.distributed.fsdp
     import transformers.models.llama.modeling_llama  # noqa: F401 - as above
 
     import titans_lm.hf  # noqa: F401

@@ -58,7 +58,13 @@ def gathers(x: Tensor) -> bool:
     return x.is_cuda
 
 
-@torch.compiler.assume_constant_result
+def _constant(function: Any) -> Any:
+    """What torch.compiler.assume_constant_result does, which loads torch's compiler for it: a second of every start."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+@_constant
 def _factors(channels: int, degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Of every monomial of a degree: its first channel, and the place of what is multiplied by it; both (n,)."""
     return _find_factors(channels, degree, device)
@@ -190,7 +196,7 @@ class _Polynomial(torch.autograd.Function):
         return dx, (by_degree / roots).sum_to_size(roots.shape), None
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def _multiplicity(channels: int, degree: int) -> Float[Tensor, " n"]:
     """The root of how often every monomial up to a degree is in the power of a sum; a constant where it is compiled."""
     return _count_monomials(channels, degree)
