@@ -64,39 +64,29 @@ def test_without_triton_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
         run(Case())
 
 
-def test_no_call_but_the_kernels_loads_triton() -> None:
+def test_triton_is_loaded_for_nobody_else_and_a_cpu_is_refused_where_nobody_asked_for_the_interpreter() -> None:
     """In a fresh process. (`reference` takes its gradients by torch.func, which loads triton for itself.)"""
     code = """
 import sys, torch
 from titans_lm import MemoryNetwork, MemoryState, neural_memory
-x = torch.zeros(1, 2, 1, 4)
-gate = torch.zeros(1, 2, 1)
-state = MemoryState.initial([torch.zeros(1, 4, 4)], 1)
-before = "triton" in sys.modules
-for backend in ("auto", "chunked"):
-    neural_memory(x, x, x, gate, gate, gate, state, network=MemoryNetwork(), chunk_size=2, backend=backend)
-print(before, "triton" in sys.modules)
-"""
-    environment = os.environ | {"PYTHONPATH": str(SOURCES)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["False", "False"], done.stderr
-
-
-def test_a_cpu_is_refused_where_nobody_asked_for_the_interpreter() -> None:
-    """In a fresh process, from the first call to the answer."""
-    code = """
-import torch
-from titans_lm import MemoryNetwork, MemoryState, neural_memory
 x, gate = torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1)
 state = MemoryState.initial([torch.zeros(1, 4, 4)], 1)
+def call(backend):
+    neural_memory(x, x, x, gate, gate, gate, state, network=MemoryNetwork(), chunk_size=2, backend=backend)
+before = "triton" in sys.modules
+call("auto")
+call("chunked")
+print(before, "triton" in sys.modules)
 try:
-    neural_memory(x, x, x, gate, gate, gate, state, network=MemoryNetwork(), chunk_size=2, backend="triton")
+    call("triton")
 except ValueError as error:
     print(error)
 """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(SOURCES)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith('got backend="triton" with tensors on cpu; expected a CUDA device'), done.stderr
+    loaded, _, refusal = done.stdout.partition("\n")
+    assert loaded == "False False", done.stderr
+    assert refusal.startswith('got backend="triton" with tensors on cpu; expected a CUDA device'), done.stderr
 
 
 def test_tiles_hold_what_they_must() -> None:
