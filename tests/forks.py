@@ -27,6 +27,9 @@ def forks() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
+        for name in list(os.environ):  # what glibc is told it reads when a process starts
+            if name.startswith(("MALLOC_", "GLIBC_")):
+                patch.delenv(name)
         multiprocessing.forkserver.ensure_running()
     return context
 
@@ -44,6 +47,22 @@ def titans_command(arguments: list[str], out: Path, log: Path, variables: dict[s
     say_into(log)
     os.environ.update(variables)
     raise SystemExit(main(arguments))
+
+
+def run_here(code: str, said: Path) -> None:
+    """Be a script, in a process of `forks()`."""
+    say_into(said, 1)
+    say_into(said.with_suffix(".log"))
+    exec(code, {"__name__": "script"})
+
+
+def said_by(code: str, said: Path) -> str:
+    """What a script prints that ends well: torch is loaded, and nothing has been computed with it."""
+    process = forks().Process(target=run_here, args=(code, said))
+    process.start()
+    process.join(120.0)
+    assert process.exitcode == 0, said.with_suffix(".log").read_text()
+    return said.read_text()
 
 
 @dataclass
