@@ -80,6 +80,13 @@ def test_plots_of_the_committed_numbers_are_there(committed):
     assert {f"{name}.png" for name in plots(committed)} == {path.name for path in folder.glob("*.png")}
 
 
+def test_what_a_run_changed_about_a_model_is_in_the_table_and_no_line(committed, written):
+    labels = [line.label for line in plots(committed)["mqar"].lines]
+    assert {"LMM", "MAC", "MAG", "MAL", "hybrid"} <= set(labels)
+    assert not any("gating" in label or "DeltaNet" in label for label in labels)
+    assert "| **MAC, gating mix** | mqar-joined |" in written["recall"]
+
+
 def test_every_committed_file_stands_on_one_page_with_its_command(committed, written):
     text = "".join(written.values())
     for result in (one for results in committed.values() for one in results):

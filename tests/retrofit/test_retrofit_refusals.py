@@ -24,6 +24,7 @@ from transformers.models.llama import modeling_llama
 from retrofit.retrofit_cases import FAMILIES, SIZES, base_of, some_ids, with_memory
 from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.retrofit import FULL, Reach, RetrofitCache, add_memory, load, save
+from titans_lm.retrofit.attention import padding_mask
 from titans_lm.retrofit.settings import AdapterSettings
 
 TINY_EYE = CLIPVisionConfig(
@@ -154,6 +155,15 @@ def test_a_cache_and_a_mask_of_another_kind():
     model(ids, attention_mask=padded, position_ids=(padded.cumsum(1) - 1).masked_fill(padded == 0, 1))
     read = model(ids, position_ids=torch.arange(6)[None], use_cache=True).past_key_values
     model(ids, position_ids=torch.arange(6, 12)[None], past_key_values=read)
+
+
+def test_nothing_is_taken_for_packed_rows_while_it_is_compiled(monkeypatch):
+    """transformers says of every trace that its mask cannot be left out."""
+    told = {"q_length": 6, "allow_is_causal_skip": False}
+    with pytest.raises(ValueError, match="got packed rows"):
+        padding_mask(None, **told)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert padding_mask(None, **told) is None
 
 
 def test_an_adapter_whose_base_has_no_name_asks_for_it(tmp_path):

@@ -144,11 +144,12 @@ def guessed(result: Result) -> str:
 def plots(result: Result) -> dict[str, Drawn]:
     """Accuracy by size, and by length and depth where there are depths, of all models tested on the same sizes.
 
-    Of more models than lines can tell apart the table alone is shown.
+    What other runs changed about a model that is drawn stands in their table alone, and so do more models than lines
+    can tell apart.
     """
     sizes, models = list(result["contenders"][0]["exact"]), {one["name"]: one for one in result["contenders"]}
     for one in (one for other in result.get("others", []) for one in other["contenders"]):
-        if list(one["exact"]) == sizes:
+        if list(one["exact"]) == sizes and one["name"].partition(":")[0] not in models:
             models.setdefault(one["name"], one)
     result = {**result, "contenders": list(models.values())}
     depths = heat(result)
