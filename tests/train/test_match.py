@@ -83,7 +83,7 @@ def test_an_mlp_need_not_be_gated() -> None:
 
 def test_an_mlp_cannot_be_less_than_nothing() -> None:
     with pytest.raises(
-        ValueError, match=r"with 2 blocks, a width of 4 and an MLP of twice as much it has 1,908 .* ask for more, or"
+        ValueError, match=r"with 2 blocks, a width of 4 and an MLP of twice as much it has 1,916 .* ask for more, or"
     ):
         match_parameters(small_config("mac"), 259, 100)
 
