@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from titans_lm.data.text import Document, load_corpus, read_documents, split_documents
+from titans_lm.data.text import Document, check_apart, load_corpus, read_documents, split_documents
 
 
 @pytest.fixture
@@ -194,3 +194,11 @@ def test_a_folder_that_cannot_be_opened_is_named(tmp_path, monkeypatch):
     documents, skipped = read_documents(tmp_path)
     assert [document.name for document in documents] == ["open/x.txt"]
     assert [line.partition(":")[0] for line in skipped] == ["shut"]
+
+
+def test_words_that_are_no_path_are_apart_from_all_but_themselves(tmp_path):
+    for one, other in (("stdlib", "."), (".", "hf:owner/name"), (tmp_path / "a", tmp_path / "b")):
+        check_apart(one, other)
+    for one, other in (("stdlib", "stdlib"), ("hf:owner/name", "hf:owner/name"), (tmp_path, tmp_path / "b")):
+        with pytest.raises(ValueError, match="one in the other; expected a text that is not trained on"):
+            check_apart(one, other)

@@ -353,6 +353,13 @@ def test_a_row_that_ended_early_is_not_gone_on_with(masked: bool) -> None:
     ):
         model.generate(said, max_new_tokens=2, **given, **GREEDY)
     model.generate(said[1:], max_new_tokens=2, **GREEDY)
+    state = model(ids, return_state=True).state  # a cache that begins there has no slots of what was read before
+    padded, mask = prompt(5, 2, seed=9), torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
+    given = {"max_new_tokens": 3, "return_dict_in_generate": True} | GREEDY
+    turn = model.generate(padded, attention_mask=mask, past_key_values=TitansCache(state), **given)
+    text = torch.cat([turn.sequences, prompt(3, 2, seed=4)], dim=1)
+    mask = torch.cat([mask, torch.ones(2, 6, dtype=torch.long)], dim=1)
+    model.generate(text, attention_mask=mask, past_key_values=turn.past_key_values, **given)
     together = model.generate(ids, max_new_tokens=4, return_dict_in_generate=True, **GREEDY)
     model.generate(together.sequences, past_key_values=together.past_key_values, max_new_tokens=2, **GREEDY)
 

@@ -60,6 +60,21 @@ def test_what_follows_padding_is_no_target(shifted: bool) -> None:
         assert_close(a, b, 1e-9)
 
 
+def test_labels_of_some_places_are_those_behind_real_tokens() -> None:
+    model, ids, mask = small_model("lmm", dtype=torch.float64), prompt(9, 2), torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    kept = torch.arange(2, 8)
+    logits = model(ids, mask).logits[:, 2:8]
+    labels = ids[:, 2:8].clone()
+    expected = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].masked_fill(mask[:, 2:7] == 0, -100).flatten()
+    )
+    found = model(ids, mask, labels=labels, logits_to_keep=kept).loss  # float32, as transformers' losses are
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    with pytest.raises(ValueError, match=r"got labels \(2, 5\) for logits at \(2, 6\) places; expected as many"):
+        model(ids, mask, labels=labels[:, :5], logits_to_keep=kept)
+
+
 @pytest.mark.parametrize("architecture", MIXED)
 def test_the_trainer_trains(architecture: str, tmp_path: Path) -> None:
     model = small_model(architecture)

@@ -153,6 +153,12 @@ def test_a_cache_and_a_mask_of_another_kind():
             model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), **more)
     padded = torch.tensor([[0, 0, 1, 1, 1, 1]])
     model(ids, attention_mask=padded, position_ids=(padded.cumsum(1) - 1).masked_fill(padded == 0, 1))
+    hole = torch.tensor([[1, 1, 0, 0, 1, 1]])
+    model(ids, attention_mask=hole, position_ids=torch.arange(6)[None])
+    with pytest.raises(ValueError, match=r"got an attention_mask \(1, 4\) for 1 × 6 tokens"):
+        model(ids, attention_mask=hole[:, :4], position_ids=torch.arange(6)[None])
+    with pytest.raises(ValueError, match=r"got position_ids \(1, 5\) for 1 × 6 tokens; expected \(1, 6\) or"):
+        model(ids, position_ids=torch.arange(5)[None])
     read = model(ids, position_ids=torch.arange(6)[None], use_cache=True).past_key_values
     model(ids, position_ids=torch.arange(6, 12)[None], past_key_values=read)
 

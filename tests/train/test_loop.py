@@ -433,3 +433,8 @@ def test_a_run_that_was_stopped_where_it_was_to_be_evaluated_makes_up_for_it(tit
         told.append(evaluations(run))
     assert told[0] == told[1]
     assert [step for step, _ in told[0]] == [2, 4, 6, 8]
+    run = RunFolder.create(tmp_path / "nothing", {}, byte_tokenizer())
+    with pytest.raises(Interrupted):
+        fit(titans(), crops(), next_token_loss, settings, on_step=stop_at(4), eval_fn=lambda _: {}, run=run)
+    fit(titans(), crops(), next_token_loss, settings, eval_fn=lambda _: {}, run=run)
+    assert not [record for record in run.metrics.read() if record["step"] == 4 and "loss" not in record]

@@ -121,7 +121,8 @@ def check_rows(mask: Any, seen: int, read: Tensor | None) -> None:
             f"got nothing but padding in row {empty[0]}, beside what a cache may have read; expected a token in every "
             "row, from which the next is predicted"
         )
-    if seen and read is not None and len(read) == len(real):
+    begun = read is not None and bool((read > seen).any())  # from a state: its tokens were no slots, and are no columns
+    if seen and read is not None and len(read) == len(real) and not begun:
         over = (real[:, :seen].sum(1) < read.to(device="cpu")).nonzero().flatten().tolist()
         if over:
             raise ValueError(

@@ -257,17 +257,29 @@ def _valid(mask: Tensor | None, x: Tensor, seen: int) -> Tensor | None:
     return mask[:, mask.shape[1] - T :].to(device=x.device, dtype=torch.bool)
 
 
-def _predicted(labels: Tensor | None, mask: Tensor | None, settings: dict[str, Any]) -> Tensor | None:
+def _kept(mask: Tensor | None, length: int, keep: int | Tensor) -> Tensor | None:
+    """Which of the places that get logits hold a real token, of a call of `length` tokens."""
+    if mask is None or length == 0:
+        return None
+    real = mask[:, mask.shape[1] - length :] != 0
+    return real[:, -keep:] if isinstance(keep, int) else real[:, keep]
+
+
+def _predicted(labels: Tensor | None, real: Tensor | None, settings: dict[str, Any]) -> Tensor | None:
     """Labels without those behind padding: what is predicted from padding says nothing of the model, and is no loss."""
-    if mask is None:
+    if real is None:
         return labels
     ignored, shifted = settings.get("ignore_index", -100), settings.get("shift_labels")
+    for name, given in (("labels", labels), ("shift_labels", shifted)):
+        if given is not None and given.shape != real.shape:
+            raise ValueError(
+                f"got {name} {tuple(given.shape)} for logits at {tuple(real.shape)} places; expected as many"
+            )
     if shifted is not None:
-        real = mask[:, mask.shape[1] - shifted.shape[1] :].to(shifted.device) != 0
-        settings["shift_labels"] = shifted.masked_fill(~real, ignored)
+        settings["shift_labels"] = shifted.masked_fill(~real.to(shifted.device), ignored)
     if labels is None:
         return None
-    behind = mask[:, mask.shape[1] - labels.shape[1] : -1].to(labels.device) == 0
+    behind = ~real[:, :-1].to(labels.device)
     return torch.cat([labels[:, :1], labels[:, 1:].masked_fill(behind, ignored)], dim=1)
 
 
@@ -370,7 +382,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         past_key_values: TitansCache | None = None,
         inputs_embeds: Float[Tensor, "B T E"] | None = None,
-        labels: Int[Tensor, "B T"] | None = None,
+        labels: Int[Tensor, "B _"] | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         state: BackboneState | None = None,
@@ -405,7 +417,8 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
             hidden = hidden[:, logits_to_keep]
         logits, loss = self.lm_head(hidden), None
         if labels is not None or loss_settings.get("shift_labels") is not None:
-            labels = _predicted(labels, attention_mask, loss_settings)
+            real = _kept(attention_mask, trunk.last_hidden_state.shape[1], logits_to_keep)
+            labels = _predicted(labels, real, loss_settings)
             size = self.config.vocab_size
             try:
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=size, **loss_settings)

@@ -276,7 +276,6 @@ def _check_past(
                 f"got a cache of {len(cache.layers)} layers; expected one of this model's {len(attentions)}"
             )
         rows = None if cache.layers[0].state is None else len(cache.layers[0].state.k)
-    _check_places(kwargs.get("position_ids"), mask, T)
     if rows not in (None, B):
         raise ValueError(f"got a state of {rows} rows and {B} rows of input; expected as many")
     if isinstance(mask, Tensor) and mask.dim() == 2 and (len(mask) != B or mask.shape[1] not in (T, seen + T)):
@@ -284,17 +283,22 @@ def _check_past(
             f"got an attention_mask {tuple(mask.shape)} for {B} × {T} tokens after {seen}; expected (B, T) or "
             "(B, seen + T)"
         )
+    _check_places(kwargs.get("position_ids"), mask, B, T)
 
 
-def _check_places(places: Any, mask: Any, T: int) -> None:
-    """Refuse packed rows: positions that do not count on from one real token of a row to the next."""
+def _check_places(places: Any, mask: Any, B: int, T: int) -> None:
+    """Refuse packed rows: positions that count on neither by slots nor from one real token of a row to the next."""
     if not isinstance(places, Tensor) or places.dim() != 2 or T == 1 or torch.compiler.is_compiling():
         return
+    if places.shape[1] != T or len(places) not in (1, B):
+        raise ValueError(
+            f"got position_ids {tuple(places.shape)} for {B} × {T} tokens; expected ({B}, {T}) or (1, {T})"
+        )
     real = torch.ones_like(places, dtype=torch.bool)
     if isinstance(mask, Tensor) and mask.dim() == 2:
         real = mask[:, -T:].to(places.device) != 0
     for row, there in zip(places.expand_as(real), real, strict=True):
-        if bool((row[there].diff() != 1).any()):
+        if bool((row.diff() != 1).any()) and bool((row[there].diff() != 1).any()):
             raise ValueError(PACKED)
 
 

@@ -131,16 +131,20 @@ class RunWriter:
             return
         metrics = self.run.metrics
         there = self.trainer.world.first(lambda: any(r["step"] == step and "loss" not in r for r in metrics.read()))
-        if not there:
-            self.evaluate(eval_fn)
+        if not there and (found := self.trainer.evaluate(eval_fn)):
+            self._evaluated(found)
 
     def evaluate(self, eval_fn: Callable[[Any], dict[str, Any]]) -> None:
         """Evaluate, and log what was found as a line of its own."""
+        self._evaluated(self.trainer.evaluate(eval_fn))
+
+    def _evaluated(self, found: dict[str, Any]) -> None:
         result = self.trainer.result
-        result.evaluation = self.trainer.evaluate(eval_fn)
+        result.evaluation = found
         self._append({"step": result.step, "seconds": result.seconds, **result.evaluation})
-        found = {name: value for name, value in result.evaluation.items() if isinstance(value, float)}
-        numbers = "  ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items())
+        numbers = "  ".join(
+            f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items() if isinstance(value, float)
+        )
         self.progress.say(f"step {result.step}: {numbers}")
 
 
