@@ -70,7 +70,7 @@ def test_labels_of_some_places_are_those_behind_real_tokens() -> None:
         logits[:, :-1].flatten(0, 1), labels[:, 1:].masked_fill(mask[:, 2:7] == 0, -100).flatten()
     )
     found = model(ids, mask, labels=labels, logits_to_keep=kept).loss  # float32, as transformers' losses are
-    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
     with pytest.raises(ValueError, match=r"got labels \(2, 5\) for logits at \(2, 6\) places; expected as many"):
         model(ids, mask, labels=labels[:, :5], logits_to_keep=kept)
 
