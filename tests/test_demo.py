@@ -164,7 +164,7 @@ def test_what_is_drawn_is_asked_from_memory_files(
     main(args)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
-    assert "titans demo --quick --tokens 1500 --seed 5" in page.text
+    assert "titans demo --seed 5 --tokens 1500 --quick" in page.text
     found = results["search"]
     assert found["tokens"] > 1500
     assert [reading["files"] for reading in found["readings"]] == [

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-STDLIB = "stdlib"
+STDLIB, HUB = "stdlib", "hf:"
+"""Sources that are no path: the word for Python's library, and what the name of a data set on the hub begins with."""
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 SNIFFED = 8192
 """Bytes at the start of a file in which a zero byte says: not text."""
@@ -203,17 +204,18 @@ def _is_made(folder: Path) -> bool:
     return any(all((folder / name).is_file() for name in names) for names in ((INDEX,), (STARTED,), OF_RUNS))
 
 
-def overlap(one: Path, other: Path) -> bool:
-    """Tell whether two paths are the same, or one is a folder with the other in it."""
-    one, other = one.resolve(), other.resolve()
+def overlap(source: str | Path, text: str | Path) -> bool:
+    """Tell whether two sources are the same, or one is a folder with the other in it; a name of the hub is no path."""
+    names = str(source), str(text)
+    if any(name == STDLIB or name.startswith(HUB) for name in names):
+        return names[0] == names[1]
+    one, other = Path(source).resolve(), Path(text).resolve()
     return one == other or one in other.parents or other in one.parents
 
 
 def check_apart(source: str | Path, valid: str | Path) -> None:
     """Refuse a validation text that is trained on; ValueError where one is the other, or in it."""
-    one, other = str(source), str(valid)
-    named = any(name == STDLIB or name.startswith("hf:") for name in (one, other))  # and no path
-    if one == other if named else overlap(Path(one), Path(other)):
+    if overlap(source, valid):
         raise ValueError(
             f"got the data {str(source)!r} and the validation text {str(valid)!r}, one in the other; expected a text "
             "that is not trained on, or none, and a share of the data is held out"

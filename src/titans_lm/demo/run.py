@@ -1,5 +1,6 @@
 """Run the demo from start to end and write what came out: a page, PNGs, results.json, the text and its memories."""
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -21,7 +22,7 @@ from titans_lm.demo.search import MODELS, TEXT, Found, make_hidden, search, toda
 from titans_lm.demo.settings import DemoPlan, DemoSettings, full_plan, quick_plan
 from titans_lm.train.device import environment, processor, usable_cores
 from titans_lm.train.files import write_atomically, write_json
-from titans_lm.train.options import plain_settings
+from titans_lm.train.options import plain_settings, written_command
 
 FORMAT = "titans-lm demo 2"
 REPORT, RESULTS = "report.html", "results.json"
@@ -156,19 +157,12 @@ def write_outcome(
         | {f"opening {file}": file for file in (opening.files if opening else [])}
         | {f"plot {n}": f"{n}.png" for n in shown},
     }
-    command = _command(settings, found.seed)
+    command = written_command("demo", settings=dataclasses.replace(settings, seed=found.seed), out=DemoSettings.out)
     write_atomically(settings.out / REPORT, report_page(found, opening, recall, pictures, results, command))
     for name, figure in drawn.items():
         save_png(figure, settings.out / f"{name}.png")
     write_json(settings.out / RESULTS, results)
     return results
-
-
-def _command(settings: DemoSettings, seed: int) -> str:
-    """Write the command that gives the same numbers again."""
-    given = {"--tokens": settings.tokens, "--text": settings.text, "--facts": settings.facts, "--seed": seed}
-    told = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
-    return shlex.join(["titans", "demo", *(["--quick"] if settings.quick else []), *told])
 
 
 def check_folder(out: Path) -> None:

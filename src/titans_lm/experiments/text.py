@@ -58,7 +58,7 @@ def run_compare(settings: CompareSettings, say: Say) -> Result:
         raise ValueError(f"got the test text {str(settings.test)!r}, which does not exist; expected a file or folder")
     valid = settings.train.valid
     for what, other in (("data", settings.data), ("validation text", valid)):
-        if other is not None and overlap(Path(other), settings.test):
+        if other is not None and overlap(other, settings.test):
             told = f"got the {what} {str(other)!r} and the test text {str(settings.test)!r}, one in the other"
             raise ValueError(f"{told}; expected a text that nobody is trained or tuned on")
     size = check_models(settings, say)

@@ -195,6 +195,10 @@ class TitansCache(CroppableCache):
     def state(self) -> BackboneState | None:
         return self.layers[0].state
 
+    @property
+    def position(self) -> Tensor | None:
+        return None if self.state is None else self.state.position
+
     def store(self, state: BackboneState, tokens: int) -> None:
         """Keep the state after `tokens` more token slots."""
         followed = any(x.requires_grad for x in state_tensors(state))  # seldom while decoding: nothing to cut off
@@ -220,6 +224,32 @@ def check_prompt(prompt: Any, mask: Tensor | None, cache: Any) -> None:
             f"got a prompt of {prompt.shape[1]} tokens and a cache that has read {seen}; expected the cache to lack at "
             "least the last one: crop(-1) of a cache with keep=1, or only new tokens with the mask of all"
         )
+
+
+def check_rows(mask: Any, cache: Any) -> None:
+    """Refuse rows of a call of `generate` that have nothing to go on from, or have read what their mask leaves out.
+
+    `mask` (B, seen + T) is of the whole text. A row that ended before others of its batch has read the padding behind
+    it. Tokens of a state that a cache began from were no slots, and are no columns.
+    """
+    seen, read = (cache.get_seq_length(), cache.position) if isinstance(cache, CroppableCache) else (0, None)
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] <= seen:
+        return
+    real = mask.to(device="cpu") != 0
+    empty = (~real[:, seen:].any(1)).nonzero().flatten().tolist()
+    if empty:
+        raise ValueError(
+            f"got nothing but padding in row {empty[0]}, beside what a cache may have read; expected a token in every "
+            "row, from which the next is predicted"
+        )
+    if seen and read is not None and len(read) == len(real) and not bool((read > seen).any()):
+        over = (real[:, :seen].sum(1) < read.to(device="cpu")).nonzero().flatten().tolist()
+        if over:
+            raise ValueError(
+                f"got past_key_values whose row {over[0]} has read {int(read[over[0]])} tokens, some of which the mask "
+                "leaves out: it ended before other rows, and has read the padding behind it; expected rows that end "
+                "together, each row alone, or the whole text without past_key_values"
+            )
 
 
 def begin_cache(generation_config: Any, model_kwargs: dict[str, Any], make: Callable[[], CroppableCache]) -> None:

@@ -106,32 +106,6 @@ def check_begins(prompt: Any, kwargs: dict[str, Any]) -> None:
         raise ValueError("got a prompt without a token; expected one at least, such as that which begins a text")
 
 
-def check_rows(mask: Any, seen: int, read: Tensor | None) -> None:
-    """ValueError where a row of a call of `generate` has nothing to go on from, or read what its mask leaves out.
-
-    `mask` (B, seen + T) is of the whole text, `read` (B,) the tokens that each row of a cache has read of it. A row
-    that ended before others of its batch has read the padding behind it.
-    """
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] <= seen:
-        return
-    real = mask.to(device="cpu") != 0
-    empty = (~real[:, seen:].any(1)).nonzero().flatten().tolist()
-    if empty:
-        raise ValueError(
-            f"got nothing but padding in row {empty[0]}, beside what a cache may have read; expected a token in every "
-            "row, from which the next is predicted"
-        )
-    begun = read is not None and bool((read > seen).any())  # from a state: its tokens were no slots, and are no columns
-    if seen and read is not None and len(read) == len(real) and not begun:
-        over = (real[:, :seen].sum(1) < read.to(device="cpu")).nonzero().flatten().tolist()
-        if over:
-            raise ValueError(
-                f"got past_key_values whose row {over[0]} has read {int(read[over[0]])} tokens, some of which the mask "
-                "leaves out: it ended before other rows, and has read the padding behind it; expected rows that end "
-                "together, each row alone, or the whole text without past_key_values"
-            )
-
-
 def check_drafts(prompt: Any, kwargs: dict[str, Any], settings: Any) -> None:
     """ValueError where a call of `generate` drafts tokens beside a cache that has read some, or beside embeddings.
 

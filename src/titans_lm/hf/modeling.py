@@ -16,10 +16,10 @@ from transformers.modeling_outputs import ModelOutput
 from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.blocks import BLOCKS
 from titans_lm.config import SurpriseSizes
-from titans_lm.hf.cache import TitansCache, begin_cache, check_prompt
+from titans_lm.hf.cache import TitansCache, begin_cache, check_prompt, check_rows
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.documents import Documents, read_documents, starts_by_index, starts_by_length, starts_by_position
-from titans_lm.hf.history import check_begins, check_drafts, check_rows
+from titans_lm.hf.history import check_begins, check_drafts
 from titans_lm.layers import Diagnostics, Linear
 from titans_lm.ops.validate import check_surprise
 
@@ -354,9 +354,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 "got prefill_chunk_size and a prompt with padding on the right; expected padding on the left, or no "
                 "prefill_chunk_size: the last real token of a row may stand in an earlier chunk"
             )
-        cache = model_kwargs.get("past_key_values")
-        known = isinstance(cache, TitansCache) and cache.state is not None
-        check_rows(mask, cache.get_seq_length() if known else 0, cache.state.position if known else None)
+        check_rows(mask, model_kwargs.get("past_key_values"))
         if generation_config.is_assistant:  # a draft is told its target's positions, which may be those of before
             model_kwargs.pop("position_ids", None)
         if generation_config.use_cache is False:

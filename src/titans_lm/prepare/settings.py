@@ -5,9 +5,6 @@ from pathlib import Path
 
 from titans_lm.config import check_at_least, check_between
 
-HUB = "hf:"
-"""Start of the name of a data set on the Hugging Face hub."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSettings:

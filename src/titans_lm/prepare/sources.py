@@ -11,8 +11,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from titans_lm.data.text import STDLIB, Document, read_file, stdlib_files, text_below
-from titans_lm.prepare.settings import HUB, PrepareSettings
+from titans_lm.data.text import HUB, STDLIB, Document, read_file, stdlib_files, text_below
+from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.train.files import one_line
 
 JSONL, PARQUET = (".jsonl", ".jsonl.gz"), (".parquet",)

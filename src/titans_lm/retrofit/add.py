@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from titans_lm.config import check_known
-from titans_lm.hf.cache import begin_cache, check_prompt
-from titans_lm.hf.history import check_begins, check_drafts, check_rows
+from titans_lm.hf.cache import begin_cache, check_prompt, check_rows
+from titans_lm.hf.history import check_begins, check_drafts
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.attention import IMPLEMENTATION, PACKED, Call, Reach
 from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState, after, until
@@ -189,11 +189,7 @@ def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, A
     cache = model_kwargs.get("past_key_values")
     if cache is None:
         generation_config.cache_implementation = None
-    seen, read = 0, None
-    if isinstance(cache, RetrofitCache) and (state := cache.layers[0].state) is not None:
-        seen, read = cache.get_seq_length(), state.position
-        read = torch.full((len(state.k),), seen) if read is None else read
-    check_rows(model_kwargs.get("attention_mask"), seen, read)
+    check_rows(model_kwargs.get("attention_mask"), cache)
     begin_cache(generation_config, model_kwargs, lambda: RetrofitCache(model.config.num_hidden_layers))
     type(model)._prepare_cache_for_generation(model, generation_config, model_kwargs, *args, **kwargs)
 

@@ -87,12 +87,17 @@ class RetrofitCache(CroppableCache):
         return cache
 
     @property
+    def position(self) -> Tensor | None:
+        """Tokens that each row has read (B,): all slots where the layers count none of their own."""
+        first = self.layers[0]
+        if first.state is None or first.state.position is not None:
+            return None if first.state is None else first.state.position
+        return torch.full((len(first.state.k),), first.seen)
+
+    @property
     def value(self) -> RetrofitState:
         """The state that a cache of `around` holds."""
-        first = self.layers[0]
-        position = first.state.position
-        if position is None:
-            position = torch.full((len(first.state.k),), first.seen)
+        position = self.position
         return RetrofitState(position, tuple(layer.state._replace(position=position) for layer in self.layers))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from titans_lm.streaming.file import load_memory, read_memory_file
+from titans_lm.streaming.file import load_memory, not_finite, read_memory_file
 from titans_lm.streaming.memory import Source
 
 
@@ -56,8 +56,7 @@ def verify_memory(path: str | Path, model: nn.Module | None = None) -> dict[str,
     header, tensors = read_memory_file(path)
     if model is not None:
         load_memory(path, model)
-    broken = [name for name, x in tensors.items() if x.is_floating_point() and not bool(x.isfinite().all())]
-    if broken:
+    if broken := not_finite(tensors):
         raise ValueError(f"the memory {str(path)!r} holds numbers that are not finite, in {', '.join(broken[:3])}")
     return {"file": str(path), "whole": True, "tokens": list(header.tokens), "checked_with_model": model is not None}
 

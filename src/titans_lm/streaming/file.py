@@ -195,7 +195,7 @@ def save_memory(
             continue
         seen[id(x)] = name
         tensors[name] = x.detach().to("cpu").contiguous()
-    if broken := [name for name, x in tensors.items() if not bool(x.isfinite().all())]:
+    if broken := not_finite(tensors):
         raise ValueError(
             f"got a memory with numbers that are not finite, in {', '.join(broken[:3])}; expected that of a model that "
             "has not diverged, and is not damaged"
@@ -245,11 +245,16 @@ def open_memory(path: str | Path, model: nn.Module) -> tuple[Header, Memory]:
     tensors |= {name: tensors[same] for name, same in header.shared.items() if same in tensors}
     if not _fits(header, tensors, model, pattern):
         raise ValueError(f"got the memory {str(path)!r}, whose tensors are not those of this model's state")
-    if not all(bool(x.isfinite().all()) for x in tensors.values()):
+    if not_finite(tensors):
         raise ValueError(f"the memory {str(path)!r} holds numbers that are not finite")
     memory = Memory(_rebuild(pattern, "state", tensors), tensors["pending"], header.tokens, header.open, header.sources)
     owner: Any = model
     return header, memory.to(device_of(owner.get_input_embeddings()))
+
+
+def not_finite(tensors: dict[str, Tensor]) -> list[str]:
+    """Name the tensors that hold infinity or NaN."""
+    return [name for name, x in tensors.items() if not bool(x.isfinite().all())]
 
 
 def _form(model: Any, header: Header) -> Any:
