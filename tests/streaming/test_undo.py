@@ -93,8 +93,9 @@ def test_documents_open_and_close_again() -> None:
     assert_equal(reader.memory, Reader(model).memory)
 
 
-def test_between_two_documents_none_is_open() -> None:
-    reader = Reader(reading_model("lmm"), keep=50)
+@pytest.mark.parametrize("piece_len", [1, 2048])
+def test_between_two_documents_none_is_open(piece_len: int) -> None:
+    reader = Reader(reading_model("lmm"), keep=50, piece_len=piece_len)
     reader.read(text(9))
     reader.read(text(12, 1))
     reader.undo(13)
@@ -115,6 +116,37 @@ def test_rows_go_back_together() -> None:
     assert read[0] == read[1], "the last step is cut in one row and left out in the other"
     for (name, x), (_, y) in zip(named_tensors(a.state), named_tensors(b.state), strict=True):
         torch.testing.assert_close(x, y, rtol=0.0, atol=1e-9, msg=name)
+
+
+def test_a_row_is_cut_where_it_stood_and_not_where_others_read_on() -> None:
+    """A row whose text is over has no token in later calls, which say nothing of where it is cut."""
+    model, texts = reading_model("lmm"), [text(10), text(40, 1)]
+    reader = Reader(model, batch_size=2, piece_len=6, keep=32)
+    reader.read(texts)
+    reader.undo(4)
+    assert reader.memory.tokens == (7, 37)
+    assert [[(source.tokens, source.complete) for source in row] for row in reader.memory.sources] == [
+        [(6, False)], [(36, False)],
+    ]  # fmt: skip
+    alone = Reader(model, memory=reader.memory.row(0))
+    alone.read(alone.resume(texts[0]))
+    assert alone.tokens == 11
+    reader = Reader(model, batch_size=2, keep=8)
+    reader.read(["", "abc"])
+    reader.undo(1)
+    assert (reader.memory.tokens, reader.memory.open) == ((0, 3), (False, True))
+
+
+def test_a_source_without_a_token_is_not_what_is_cut() -> None:
+    reader = Reader(reading_model("lmm"), keep=20)
+    reader.read(text(6))
+    reader.read("", new_document=False, name="nothing")
+    assert [source.name for source in reader.memory.sources[0]] == ["text", "nothing"]
+    for tokens in (4, 3):
+        reader.undo(2 if tokens == 4 else 1)
+        [source] = reader.memory.sources[0]
+        assert (source.name, source.tokens, source.complete) == ("text", tokens, False)
+        assert reader.resume(text(6)).tokens == tokens
 
 
 def test_a_document_without_marks_closes_again() -> None:

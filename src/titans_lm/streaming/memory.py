@@ -116,23 +116,27 @@ class Memory:
 class Told(NamedTuple):
     """What a step of reading leaves besides the state, and what it would have left had it ended earlier (D51).
 
-    Whether rows stand inside a document after the step, and what they have read. A step of `marks` reads the end of a
-    document, the start of the next, or both. One that reads sources has their hashes before it, `hashed`.
+    Whether rows stand inside a document after the step, and what they have read; `left` is that without sources that
+    came after the step and had no token. A step of `marks` reads the end of a document, the start of the next, or both.
+    One that reads sources has their hashes before it, `hashed`.
     """
 
     open: tuple[bool, ...]
     sources: tuple[tuple[Source, ...], ...]
+    left: tuple[tuple[Source, ...], ...] = ()
     marks: bool = False
     hashed: tuple[Any, ...] | None = None
 
-    def until(self, call: Call, count: Places, before: "Told") -> "Told":
-        """The same where rows read only their first tokens of the step."""
-        opened, sources = [], []
-        for row, (n, whole) in enumerate(zip(count, call.count, strict=True)):
-            done = self if n == whole else before if n == 0 else self._cut(row, call.inputs[row], n)
+    def until(self, call: Call, target: Places, before: "Told") -> "Told":
+        """The same where rows have read only up to these places, which may lie before the step or behind it."""
+        opened, sources, left = [], [], []
+        for row, (start, end, place) in enumerate(zip(call.start, call.end, target, strict=True)):
+            cut = start < place < end
+            done = self if place >= end else self._cut(row, call.inputs[row], place - start) if cut else before
             opened.append(done.open[row])
             sources.append(done.sources[row])
-        return self._replace(open=tuple(opened), sources=tuple(sources))
+            left.append(done.left[row] if done.left else done.sources[row])
+        return self._replace(open=tuple(opened), sources=tuple(sources), left=tuple(left))
 
     def _cut(self, row: int, tokens: np.ndarray, count: int) -> "Told":
         """The same where a row, of which alone this speaks, stops inside of the step."""
@@ -140,9 +144,9 @@ class Told(NamedTuple):
             return self._replace(open=tuple(False for _ in self.open))
         if self.hashed is None:
             return self
-        *earlier, last = self.sources[row]
+        *earlier, last = self.left[row]
         digest = self.hashed[row].copy()
         digest.update(tokens[:count].astype("<u4").tobytes())
         read = last.tokens - len(tokens) + count
-        cut = Source(last.name, read, None, digest.hexdigest())
-        return self._replace(sources=tuple((*earlier, cut) for _ in self.sources))
+        cut = tuple((*earlier, Source(last.name, read, None, digest.hexdigest())) for _ in self.sources)
+        return self._replace(sources=cut, left=cut)

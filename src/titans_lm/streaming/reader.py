@@ -112,7 +112,8 @@ class Reader:
             raise ValueError(f"got undo({tokens}) of a row that has read {fewest} tokens; expected {fewest} at most")
         if tokens == 0:
             return
-        found = self._history.back(tuple(n - tokens for n in now), now)
+        target = tuple(n - tokens for n in now)
+        found = self._history.back(target, now)
         if found is None:
             limit = (
                 f"can take back {keep} tokens, of those that it has read itself" if keep else "keeps nothing earlier"
@@ -124,7 +125,7 @@ class Reader:
         _, memory, again = found
         self._start(memory)
         for call, count in again:
-            told = call.told.until(call, count, self._told)
+            told = call.told.until(call, target, self._told)
             self._step([row[:n] for row, n in zip(call.inputs, count, strict=True)], told)
             self._tell(told.open, told.sources)
 
@@ -187,7 +188,8 @@ class Reader:
                 unmarked = []
                 self._feed(self._rows(rows), hashed=hashed)
             read += max(map(len, rows))
-            self._tell(self._open, [(*old, stream.record()) for old, stream in zip(kept, streams, strict=True)])
+            after = [(*old, stream.record()) for old, stream in zip(kept, streams, strict=True)]
+            self._tell(self._open, after, by_step=any(map(len, rows)))
             if on_piece is not None:
                 on_piece(self)
         return read
@@ -220,11 +222,14 @@ class Reader:
 
     def _mark(self, row: int, marks: list[int], *, opened: bool) -> None:
         opens = [opened if one == row else was for one, was in enumerate(self._open)]
-        if marks:
-            rows = [np.empty(0, dtype=np.int64)] * self.batch_size
-            rows[row] = np.array(marks, dtype=np.int64)
-            self._feed(self._rows(rows), marks=True)
-            self._tell(opens, self._sources)
+        # marks that no step can read together are told one by one: between an end and a start no document is open
+        for several in [marks] if len(marks) <= self.piece_len else [[mark] for mark in marks]:
+            if several:
+                rows = [np.empty(0, dtype=np.int64)] * self.batch_size
+                rows[row] = np.array(several, dtype=np.int64)
+                self._feed(self._rows(rows), marks=True)
+                between = several[-1] != marks[-1]
+                self._tell([was and not (between and one == row) for one, was in enumerate(opens)], self._sources)
         self._open = opens
 
     def feed(self, ids: "Tensor | np.ndarray | Sequence[Any]", *, logits: bool = False) -> Tensor | None:
@@ -273,14 +278,14 @@ class Reader:
         if before is not None:
             self._history.add(Call(before.tokens, tuple(map(len, rows)), rows, told), before)
 
-    def _tell(self, opened: Sequence[bool], sources: Sequence[tuple[Source, ...]]) -> None:
-        """Note whether rows stand inside documents after the last step, and what they have read."""
+    def _tell(self, opened: Sequence[bool], sources: Sequence[tuple[Source, ...]], by_step: bool = False) -> None:
+        """Note whether rows stand inside documents after the last step, and what they have read, it or since."""
         self._open, self._sources = list(opened), list(sources)
-        self._told = self._told._replace(open=tuple(opened), sources=tuple(sources))
+        told = {"open": tuple(opened), "sources": tuple(sources), **({"left": tuple(sources)} if by_step else {})}
+        self._told = self._told._replace(**told)
         if self._history.calls:
             last = self._history.calls[-1]
-            told = last.told._replace(open=self._told.open, sources=self._told.sources)
-            self._history.calls[-1] = last._replace(told=told)
+            self._history.calls[-1] = last._replace(told=last.told._replace(**told))
 
     def next_logits(self) -> Tensor:
         """Predict what follows: logits (B, V) after the last token of every row; nothing is written."""
