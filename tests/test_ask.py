@@ -134,7 +134,7 @@ def test_mistakes_are_told_in_one_line(
 ) -> None:
     monkeypatch.chdir(notes.parent)
     Path("empty.txt").touch()
-    Path("blank.txt").write_bytes(BOM_UTF8 + b" \n")
+    Path("blank.txt").write_bytes(BOM_UTF8 + b" \n" * 9000)
     Path("picture.png").write_bytes(b"PNG\0\0")
     code, _, error = titans(capsys, *args)
     assert (code, error.count("\n")) == (2, 1)

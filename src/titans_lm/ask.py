@@ -109,9 +109,12 @@ def _read(
 def _check_text(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(SNIFFED)
+        seen = start.removeprefix(BOM_UTF8)
+        while not seen.strip() and (block := file.read(SNIFFED)):
+            seen = block
     if looks_binary(start):
         raise ValueError(f"got the file {str(path)!r}, which is not text (it holds a zero byte); expected text")
-    if len(start) < SNIFFED and not start.removeprefix(BOM_UTF8).strip():
+    if not seen.strip():
         raise ValueError(f"got the file {str(path)!r}, which is empty or blank; expected some text")
 
 

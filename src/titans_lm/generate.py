@@ -43,25 +43,25 @@ class Generated:
 
 
 class RunningText:
-    """Tokens as text, as soon as they make whole characters: `text`, and whether something is held back."""
+    """Tokens as text, as soon as they make whole characters: `text`, and how many characters are held back."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer: Any = tokenizer
         self.bytes = codecs.getincrementaldecoder("utf-8")("replace") if is_byte_tokenizer(tokenizer) else None
-        self.text, self.held = "", False
+        self.text, self.held = "", 0
         self._line: list[int] = []
         self._taken = 0
 
     def put(self, token: int) -> None:
         if self.bytes is not None:
             self.text += self.bytes.decode(decode_bytes([token]))
-            self.held = bool(self.bytes.getstate()[0])
+            self.held = int(bool(self.bytes.getstate()[0]))
             return
         # Tokens of words depend on those before them, of which a line is enough, with the token that ended the last: a
         # decoder that drops the first space of a text does not drop that of a line.
         self._line.append(token)
         line = self.tokenizer.decode(self._line, skip_special_tokens=True)
-        self.held = line.endswith("\ufffd")
+        self.held = len(line) - self._taken if line.endswith("\ufffd") else 0
         if not self.held:
             self.text += line[self._taken :]
             self._taken = len(line)
@@ -75,7 +75,7 @@ class RunningText:
             self.text += self.bytes.decode(b"", final=True)
         elif self.held:
             self.text += self.tokenizer.decode(self._line, skip_special_tokens=True)[self._taken :]
-        self.held = False
+        self.held = 0
 
 
 class TextStream(BaseStreamer):

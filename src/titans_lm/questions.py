@@ -265,7 +265,9 @@ def read_questions(name: str, folder: Path, limit: int | None = None) -> list[Qu
             break
         try:
             found.append(_question(task, json.loads(line)))
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        except KeyError as error:
+            raise ValueError(f"got line {number} of {path}, which is no item: it lacks {error}") from error
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"got line {number} of {path}, which is no item: {error}") from error
     if not found:
         raise ValueError(f"got {path}, which holds no item")
@@ -277,15 +279,29 @@ def _question(task: LocalTask, item: Any) -> Question:
         raise ValueError(
             f'it is of type {type(item).__name__}, expected an object such as {{"query": …, "choices": […]}}'
         )
-    if "choices" in item:
-        context, choices = task.prompt(item["query"]), item["choices"]
-        pairs = tuple((context, f" {choice}") for choice in choices)
-        return Question(pairs, tuple(map(len, choices)), _gold(item, len(choices)))
+    if "perplexity" in task.metrics:  # of a text that is to be written
+        context, continuation = _text(item, "context"), _text(item, "continuation")
+        return Question(((context, f" {continuation}"),), (len(continuation),), 0)
     if "context_options" in item:
-        contexts = item["context_options"]
-        pairs = tuple((context, f" {item['continuation']}") for context in contexts)
+        contexts, continuation = _texts(item, "context_options"), _text(item, "continuation")
+        pairs = tuple((context, f" {continuation}") for context in contexts)
         return Question(pairs, tuple(map(len, contexts)), _gold(item, len(contexts)))
-    return Question(((item["context"], f" {item['continuation']}"),), (len(item["continuation"]),), 0)
+    context, choices = task.prompt(_text(item, "query")), _texts(item, "choices")
+    pairs = tuple((context, f" {choice}") for choice in choices)
+    return Question(pairs, tuple(map(len, choices)), _gold(item, len(choices)))
+
+
+def _text(item: dict[str, Any], name: str) -> str:
+    if not isinstance(item[name], str):
+        raise ValueError(f"{name} is {item[name]!r}, expected a text")
+    item[name].encode()  # what is no character is refused
+    return item[name]
+
+
+def _texts(item: dict[str, Any], name: str) -> list[str]:
+    if not isinstance(item[name], list):
+        raise ValueError(f"{name} is {item[name]!r}, expected a list of texts")
+    return [_text({name: text}, name) for text in item[name]]
 
 
 def _gold(item: dict[str, Any], choices: int) -> int:

@@ -281,13 +281,24 @@ def test_a_task_that_is_not_there_is_told(tmp_path: Path, name: str) -> None:
         check_local_tasks([name], tmp_path)
 
 
-@pytest.mark.parametrize("line", ["{", '{"query": "q"}', '{"query": "q", "choices": ["a"], "gold": 1}', "[]", "3"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{", '{"query": "q"}', '{"query": "q", "choices": ["a"], "gold": 1}', "[]", "3",
+        '{"query": "q", "choices": "AB", "gold": 0}', '{"query": "q", "choices": [["x"], ["y"]], "gold": 0}',
+        '{"query": null, "choices": ["a", "b"], "gold": 0}', '{"query": "\\ud800", "choices": ["a", "b"], "gold": 0}',
+        '{"context": 5, "continuation": "x"}', '{"context": "c", "continuation": ["x"]}',
+    ],
+)  # fmt: skip
 def test_a_line_that_is_no_item_is_told(tmp_path: Path, line: str) -> None:
     path = tmp_path / "piqa.jsonl"
     path.write_text(f'{{"query": "q", "choices": ["a", "b"], "gold": 0}}\n{line}\n')
     with pytest.raises(ValueError, match=r"line 2 of .*piqa\.jsonl, which is no item"):
         read_questions("piqa", tmp_path)
     assert len(read_questions("piqa", tmp_path, limit=1)) == 1
+    (tmp_path / "lambada_openai.jsonl").write_text(line)
+    with pytest.raises(ValueError, match="which is no item"):
+        read_questions("lambada_openai", tmp_path)
     path.write_text("\n")
     with pytest.raises(ValueError, match="holds no item"):
         read_questions("piqa", tmp_path)

@@ -81,6 +81,8 @@ def test_a_look_at_surprise_changes_nothing(tmp_path: Path) -> None:
         client.post("/v1/surprise", json={"text": "hello", "conversation": "c"})
         assert client.get("/v1/conversations/c").json() == before
         assert client.post("/v1/surprise", json={"text": "x"}).status_code == 400
+        alone = client.post("/v1/surprise", json={"text": "xy"}).json()["pieces"]
+        assert [piece["bits"] is None for piece in alone] == [True, False], "nothing predicts a first token"
 
 
 def test_everything_is_there_after_a_restart_and_little_of_it_in_memory(tmp_path: Path) -> None:

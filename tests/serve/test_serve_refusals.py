@@ -53,7 +53,9 @@ MALFORMED: list[tuple[str, Any, str]] = [
     (TEXT, {"prompt": "x", "logprobs": 3}, "logprobs is not done"),
     (TEXT, {"prompt": "x", "echo": True}, "echo is not done"),
     (TEXT, {"prompt": "x", "stop": [""]}, "stop"),
-    (TEXT, {"prompt": "x", "stop": ["x"] * 17}, "stop"),
+    (TEXT, {"prompt": "x", "stop": ["x"] * 17}, "stop: List should have at most 16 items"),
+    (TEXT, {"prompt": "x", "logprobs": 0}, "logprobs is not done"),
+    (TEXT, {"prompt": [[1, 2]]}, "prompt.0: "),
     (TEXT, {"prompt": "x", "seed": -1}, "seed"),
     (TEXT, {"prompt": "x", "model": "gpt-5"}, "no model 'gpt-5'"),
     (TEXT, {"prompt": "x", "memory": "none"}, "no memory 'none'"),
@@ -72,7 +74,7 @@ MALFORMED: list[tuple[str, Any, str]] = [
     (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "role"),
     (CHAT, {"messages": [{"content": "x"}]}, "role"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc"}}]}]},
-     "content"),
+     "messages.0.content.0.type: Input should be 'text'"),
     (CHAT, {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools is not done"),
     (CHAT, {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}},
      "response_format is not done"),
@@ -195,6 +197,12 @@ def test_only_who_has_the_key(tmp_path_factory: pytest.TempPathFactory) -> None:
         for given in ("Bearer secret", "bearer secret"):
             assert client.get("/v1/models", headers={"authorization": given}).status_code == 200
         assert client.get("/health").status_code == client.get("/").status_code == 200
+
+
+@pytest.mark.parametrize("key", ["voilà", "są", "clé"])  # à ends in a byte that latin-1 takes for a space
+def test_a_key_may_have_any_letters(key: str) -> None:
+    auth = Auth(None, ServeSettings(), key)
+    auth._check_key("/v1/models", {"authorization": f" Bearer  {key} ".encode().decode("latin-1").strip(" ")})
 
 
 def test_too_many_at_once_are_told_to_come_back(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -68,6 +68,30 @@ def test_words_are_shown_whole_and_stopped_at() -> None:
     assert writing.memory == After(2)
 
 
+class HalfCharacters:
+    """Tokens of bytes, some of which end inside of a character, as byte-level BPE has them."""
+
+    pieces = (b"h", b"i", b" \xf0\x9f", b"\x98", b"\x80")
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def decode(self, ids: list[int], **_: object) -> str:
+        return b"".join(self.pieces[token] for token in ids).decode(errors="replace")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_stop_text_that_begins_inside_of_a_token_is_forgotten_whole() -> None:
+    shown, tokenizer = [], cast(Any, HalfCharacters())
+    memory: Any = After(0)
+    writing = Writing(tokenizer, ["\U0001f600"], shown.append, memory)
+    for token in range(5):
+        memory = After(token + 1)
+        writing.put(token, memory)
+    assert (writing.stopped, "".join(shown)) == (True, "hi ")
+    assert writing.memory == After(2), "the next token has half of the stop text"
+
+
 def test_the_longest_known_part_of_a_history_is_not_read_again() -> None:
     messages = [Message(role="user" if i % 2 == 0 else "assistant", content=f" {i}") for i in range(6)]
     known = [mark(message.role, message.text) for message in messages[:4]]
@@ -80,7 +104,11 @@ def test_the_longest_known_part_of_a_history_is_not_read_again() -> None:
     assert divide(changed, known, []) == 0
     trimmed = [Message(role=message.role, content=message.text.strip()) for message in messages]
     assert divide(trimmed, known, []) == 4
-    assert divide(messages, known[2:], []) == 4  # more was said than is remembered
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("titans_lm.serve.chat.REMEMBERED", 2)
+        assert divide(messages, known[2:], []) == 4  # more was said than is remembered
+    for new in (Message(role="system", content="be brief"), Message(role="user", content="before")):
+        assert divide([new, *messages], known, []) == 0, "it would never be read"
 
 
 def test_instructions_are_read_once() -> None:

@@ -92,6 +92,18 @@ def test_more_is_read_onto_a_memory(folder: Path, books: list[Path], tmp_path: P
         )
 
 
+def test_what_rounding_cost_is_still_known_where_nothing_is_left_to_read(
+    folder: Path, books: list[Path], tmp_path: Path
+) -> None:
+    model, out = load_model(folder, "cpu"), tmp_path / "half.memory"
+    given = {"resume": True, "precision": "bfloat16", "quiet": True}
+    first = read_files(model, TOKENIZER, books, out, **given)
+    before = out.read_bytes()
+    again = read_files(model, TOKENIZER, books, out, **given)
+    assert first["rounding"] == again["rounding"] > 0.0
+    assert out.read_bytes() == before
+
+
 @pytest.mark.parametrize("after", [1, 3, 5, 9, 12])
 def test_stopped_and_resumed(after: int, folder: Path, books: list[Path], tmp_path: Path) -> None:
     model, out = load_model(folder, "cpu").double(), tmp_path / "out.memory"
@@ -155,6 +167,7 @@ def test_what_cannot_be_read_or_resumed_is_named(folder: Path, books: list[Path]
         ({"files": [], "resume": True}, "got no files"),
         ({"files": books, "resume": True, "save_every": 0}, "save_every=0"),
         ({"files": books, "resume": True, "precision": "int8"}, "int8"),
+        ({"files": books, "resume": True, "onto": out}, "to read onto and to write to; expected two names"),
     )
     for settings, message in cases:
         with pytest.raises(ValueError, match=message):

@@ -74,7 +74,8 @@ def test_every_kind_of_source_gives_the_same_memory(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(data)
     whole = Reader(model, piece_len=16)
     whole.read(data)
-    for source in (data.decode(), tmp_path / "text", io.BytesIO(data), (tmp_path / "text").open("rb")):
+    buffers = bytearray(data), memoryview(data)
+    for source in (data.decode(), tmp_path / "text", io.BytesIO(data), (tmp_path / "text").open("rb"), *buffers):
         reader = Reader(model, piece_len=16)
         assert reader.read(source) == len(data)
         assert_same_memory(reader.memory, whole.memory, 0.0)
@@ -83,7 +84,7 @@ def test_every_kind_of_source_gives_the_same_memory(tmp_path: Path) -> None:
             expected.tokens_sha256, expected.sha256, len(data),
         )  # fmt: skip
         assert record.complete
-        if hasattr(source, "close"):
+        if isinstance(source, io.IOBase):
             source.close()
     ids = [BOS, *data]
     for tokens in (ids, np.array(ids), torch.tensor(ids), iter(ids)):

@@ -88,9 +88,17 @@ async def _parsed(kind: type[Given], request: Request) -> Given:
         return await asyncio.to_thread(kind.model_validate_json, body)
     except ValidationError as error:
         # What was sent is not sent back: it may hold anything.
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))[:200]
-        raise bad_request(f"{place}: {first['msg']}" if place else first["msg"], place or None) from None
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        # where several kinds are allowed, what was sent is taken for the one that it comes nearest to
+        nearest = max(errors, key=lambda one: (not one["type"].endswith("_type"), len(one["loc"])))
+        parts = [str(part) for part in nearest["loc"] if not isinstance(part, str) or _is_field(part)]
+        place = ".".join(parts)[:200]
+        raise bad_request(f"{place}: {nearest['msg']}" if place else nearest["msg"], place or None) from None
+
+
+def _is_field(part: str) -> bool:
+    """Whether this names a field, and not one of the kinds that are allowed there, such as list[str]."""
+    return part.isidentifier() and part not in ("str", "int")
 
 
 def _pages(app: FastAPI, engine: Engine, runner: Runner, metrics: Metrics) -> None:

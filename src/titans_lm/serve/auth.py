@@ -79,7 +79,7 @@ class Auth:
         if self.key is None or not path.startswith("/v1"):
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self.key.encode()):
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip(" \t").encode("latin-1"), self.key.encode()):
             raise ClientError(401, "this server asks for a key: Authorization: Bearer KEY", code="invalid_api_key")
 
     async def _pass(self, headers: dict[str, str], scope: Any, receive: Any, send: Any) -> None:

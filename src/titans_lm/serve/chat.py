@@ -32,7 +32,8 @@ def divide(messages: list[Message], known: list[str], instructions: list[str]) -
 
     Clients send the whole history every time, its last part, or only what is new, and before it perhaps the same
     instructions (system, developer) as always. After those, the longest run that is the end of what is known is taken
-    for known, with whatever stands before it, and everything after it is new.
+    for known, and everything after it is new. What stands before such a run was read only where a conversation no
+    longer knows its beginning: else it is new, and with it all that follows.
     """
     start = 0
     while start < len(messages) and messages[start].role in ("system", "developer"):
@@ -42,7 +43,8 @@ def divide(messages: list[Message], known: list[str], instructions: list[str]) -
     marks = [mark(message.role, message.text) for message in messages[start:]]
     for stop in range(len(marks), 0, -1):
         length = min(stop, len(known))
-        if length and known[-length:] == marks[stop - length : stop]:
+        is_whole = length == stop or len(known) >= REMEMBERED
+        if length and is_whole and known[-length:] == marks[stop - length : stop]:
             return start + stop
     return start
 

@@ -186,11 +186,12 @@ class Engine:
         text = token_text("text", data, self.tokenizer)
         with self._reads(watch):
             found = measure_surprise(self.model, text.ids, memory=base, on_piece=watch)
-        bits = by_piece(np.nan_to_num(found.bits), text.starts, total=True)  # the first token has none
+        bits = by_piece(np.nan_to_num(found.bits), text.starts, total=True)
+        known = np.logical_or.reduceat(np.isfinite(found.bits), text.starts[:-1])  # the first token has none
         sizes = np.maximum.reduceat(found.summary(), text.starts[:-1])
         pieces = [
-            {"text": piece, "bits": round(b, 4), "surprise": round(size, 4)}
-            for piece, b, size in zip(text.pieces, bits.tolist(), sizes.tolist(), strict=True)
+            {"text": piece, "bits": round(b, 4) if there else None, "surprise": round(size, 4)}
+            for piece, b, there, size in zip(text.pieces, bits.tolist(), known, sizes.tolist(), strict=True)
         ]
         return {"object": "surprise", "pieces": pieces}
 

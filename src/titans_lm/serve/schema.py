@@ -29,7 +29,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=100)]
 
 NOT_DONE: dict[str, tuple[Any, ...]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},), "logprobs": (False, 0), "top_logprobs": (0,), "logit_bias": ({},),
+    "response_format": ({"type": "text"},), "logprobs": (False,), "top_logprobs": (0,), "logit_bias": ({},),
     "presence_penalty": (0,), "frequency_penalty": (0,), "echo": (False,), "suffix": ("",), "best_of": (1,),
     "modalities": (["text"],), "reasoning_effort": ("none",),
 }  # fmt: skip
@@ -51,7 +51,10 @@ class Strict(BaseModel):
     def _nothing_unknown(cls, given: Any) -> Any:
         if isinstance(given, dict):
             for name, value in given.items():
-                if name in cls.model_fields or name in HARMLESS or value is None or value in NOT_DONE.get(name, ()):
+                nothing = any(
+                    value == of and isinstance(value, bool) == isinstance(of, bool) for of in NOT_DONE.get(name, ())
+                )
+                if name in cls.model_fields or name in HARMLESS or value is None or nothing:
                     continue
                 if name in NOT_DONE:
                     raise ValueError(f"{name} is not done by this server; leave it out")

@@ -75,7 +75,7 @@ class Store:
         return self.folder / f"{json_hash([kind, name])}.memory"
 
     def entries(self, kind: Kind) -> list[dict[str, Any]]:
-        """Describe all entries of a kind, the last used first."""
+        """Describe all entries of a kind, the last written first."""
         with self._lock:
             found = [known for known in self._known.values() if known["object"] == kind]
         return sorted(found, key=lambda known: (-known["used"], known["id"]))

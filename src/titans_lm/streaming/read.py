@@ -12,7 +12,7 @@ from torch import nn
 
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tokenizer import is_byte_tokenizer
-from titans_lm.streaming.file import Precision, load_memory, save_memory
+from titans_lm.streaming.file import Precision, load_memory, read_header, save_memory
 from titans_lm.streaming.memory import Memory
 from titans_lm.streaming.reader import Reader
 from titans_lm.streaming.tokens import TokenStream
@@ -93,7 +93,8 @@ def read_files(
             source = _Waited(sys.stdin.buffer, job.stop) if str(path) == STDIN else path
             opened = reader.resume if unfinished and index == 0 else reader.stream
             job.read(opened(source, _name(path)))
-    if job.saved != reader.memory.sources or not out.exists() or precision != "exact":
+    whole = out.exists() and job.saved == reader.memory.sources
+    if not whole or (precision != "exact" and read_header(out).precision == "exact"):  # what is rounded stays as it is
         job.save(precision)
     seconds = time.perf_counter() - began
     return {
@@ -104,7 +105,7 @@ def read_files(
         "tokens_per_second": round((reader.tokens - first) / seconds, 1),
         "state_bytes": reader.memory.bytes,
         "file_bytes": out.stat().st_size,
-        "rounding": job.rounding,
+        "rounding": max(read_header(out).loss.values(), default=None),
         "sources": [source.name for source in reader.memory.sources[0]],
     }
 
@@ -115,7 +116,6 @@ class _Job:
     def __init__(self, model: nn.Module, out: Path, save_every: int, reader: Reader) -> None:
         self.model, self.out, self.save_every, self.reader = model, out, save_every, reader
         self.saved, self.saved_tokens = reader.memory.sources, reader.tokens
-        self.rounding: float | None = None
         self.bytes, self.reads_bytes = 0, is_byte_tokenizer(reader.tokenizer)
         """Of the files that have been read to their end; a byte is a token, or some of a token's."""
         self.report: ReadingReport
@@ -147,9 +147,8 @@ class _Job:
 
     def save(self, precision: Precision = "exact") -> None:
         """Only the last save may round: reading that goes on from an earlier one is to give the same memory."""
-        header = save_memory(self.reader.memory, self.out, self.model, precision=precision)
+        save_memory(self.reader.memory, self.out, self.model, precision=precision)
         self.saved, self.saved_tokens = self.reader.memory.sources, self.reader.tokens
-        self.rounding = max(header.loss.values(), default=None)
 
 
 class _Waited(io.BufferedIOBase):
@@ -181,6 +180,8 @@ def _start(
     if out.exists() and not resume:
         raise ValueError(f"got the memory {str(out)!r}, which exists; resume to go on with it, or choose another name")
     check_writable("the memory", out)
+    if onto is not None and out.resolve() == Path(onto).resolve():
+        raise ValueError(f"got {str(out)!r} to read onto and to write to; expected two names: resuming needs the first")
     if out.parent.is_dir():
         remove_unfinished(out.parent)
     base = None if onto is None else _single(load_memory(onto, model), onto)

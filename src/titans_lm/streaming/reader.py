@@ -118,9 +118,10 @@ class Reader:
             limit = (
                 f"can take back {keep} tokens, of those that it has read itself" if keep else "keeps nothing earlier"
             )
+            limit += ", what it has taken back already among them" if 0 < tokens <= keep else ""
             raise ValueError(
-                f"got undo({tokens}) of a reader that {limit}; expected Reader(…, keep={tokens}) or more before these "
-                "are read, or a fork made there"
+                f"got undo({tokens}) of a reader that {limit}; expected Reader(…, keep={max(tokens, keep + 1)}) or "
+                "more before these are read, or a fork made there"
             )
         _, memory, again = found
         self._start(memory)

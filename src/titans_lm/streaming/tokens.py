@@ -29,6 +29,7 @@ class TokenStream:
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         name: str | None = None,
     ) -> None:
+        source = bytes(source) if isinstance(source, bytearray | memoryview) else source
         self.name = name or _name_of(source)
         self.tokens, self.bytes = 0, 0
         self.exhausted = self.broken_off = False

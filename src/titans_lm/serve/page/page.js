@@ -218,7 +218,7 @@ async function colour({ message, body }, text, where) {
   body.classList.add("heat");
   body.replaceChildren(...pieces.map((piece) => element("span", {
     className: `h${level(piece.surprise)}`, textContent: piece.text,
-    title: `surprise ${medians(piece)}, ${piece.bits.toFixed(1)} bits`,
+    title: `surprise ${medians(piece)}, ${piece.bits === null ? "–" : piece.bits.toFixed(1)} bits`,
   })));
   const most = pieces.reduce((a, b) => (b.surprise > a.surprise ? b : a));
   legend(message, `darker is more surprising to the memory; most: “${most.text}”, ${medians(most)}`);
