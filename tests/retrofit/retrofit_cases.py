@@ -17,6 +17,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     SmolLM3Config,
+    StableLmConfig,
 )
 
 from titans_lm.retrofit import adapter_of, add_memory
@@ -48,12 +49,13 @@ KIN: dict[str, PreTrainedConfig] = {
     "phi": PhiConfig(partial_rotary_factor=0.5, **SIZES | {"hidden_size": 32}),
     "cohere": CohereConfig(**SIZES),
     "smollm3": SmolLM3Config(head_dim=8, no_rope_layers=[0, 1], **SIZES),
+    "stablelm": StableLmConfig(partial_rotary_factor=0.5, **SIZES | {"hidden_size": 32}),
     "gemma3": Gemma3TextConfig(
         head_dim=8, sliding_window=16, layer_types=["sliding_attention", "full_attention"], **SIZES
     ),
 }
 """What else there is: rotary on a part of a head, of neighbouring channels, on some layers only, of two kinds beside
-windows of some layers."""
+windows of some layers, and layers that hand on to attention less than they are given."""
 
 
 def base_of(family: str = "llama", **changes: Any) -> PreTrainedModel:

@@ -254,6 +254,6 @@ def test_kin_of_the_families(family):
     assert apart(model(ids).logits, fresh(ids).logits) > 1e-3
     once = model(ids, use_cache=False).logits
     assert apart(read(model, ids, [3, WINDOW + 5, WINDOW + 6])[0], once) <= CLOSE
-    turning = {"phi": [0, 1], "cohere": [0, 1], "smollm3": [1], "gemma3": [0, 1]}
+    turning = {"smollm3": [1]}
     rotated = [i for i, layer in enumerate(model.model.layers) if layer.self_attn.rotation is not None]
-    assert rotated == turning[family]
+    assert rotated == turning.get(family, [0, 1])

@@ -24,7 +24,9 @@ from transformers.models.llama import modeling_llama
 from retrofit.retrofit_cases import FAMILIES, SIZES, base_of, some_ids, with_memory
 from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.retrofit import FULL, Reach, RetrofitCache, add_memory, load, save
+from titans_lm.retrofit.add import check_windows
 from titans_lm.retrofit.attention import padding_mask
+from titans_lm.retrofit.reading import check_head
 from titans_lm.retrofit.settings import AdapterSettings
 
 TINY_EYE = CLIPVisionConfig(
@@ -213,6 +215,58 @@ def test_a_base_in_float16_is_refused_with_the_way_out(tmp_path):
         load(path, copy.deepcopy(base).half())
 
 
+def test_a_base_is_not_written_over(tmp_path):
+    base = base_of()
+    base.save_pretrained(tmp_path / "base")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "base").iterdir()}
+    model = with_memory(base)
+    with pytest.raises(ValueError, match="holds a model of type 'llama'; expected a folder of its own"):
+        model.save_pretrained(tmp_path / "base")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "base").iterdir()} == before
+    with pytest.raises(ValueError, match="got push_to_hub"):
+        model.save_pretrained(tmp_path / "mine", push_to_hub=True)
+    model.save_pretrained(save_directory=tmp_path / "mine", is_main_process=False)
+    assert not (tmp_path / "mine").exists()
+    for _ in range(2):
+        model.save_pretrained(save_directory=tmp_path / "mine")
+    assert load(tmp_path / "mine", tmp_path / "base").retrofit.window == model.retrofit.window
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
+def test_a_lora_of_others_is_no_part_of_the_adapter(tmp_path):
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    base = base_of()
+    for wrapped in (peft.get_peft_model(copy.deepcopy(base), lora), copy.deepcopy(base)):
+        if not isinstance(wrapped, peft.PeftModel):
+            wrapped.add_adapter(lora)
+        with pytest.raises(ValueError, match="with an adapter of PEFT; expected the base alone"):
+            add_memory(wrapped, window=4)
+    model = with_memory(base, lora_rank=2)
+    path = save(model, tmp_path / "before")
+    model.add_adapter(lora, "theirs")
+    other = save(model, tmp_path / "after")
+    assert safetensors.torch.load_file(path).keys() == safetensors.torch.load_file(other).keys()
+    load(other, base)
+
+
+def test_windows_longer_than_those_of_the_base(tmp_path):
+    base, ids = base_of("mistral"), some_ids(1, 30)  # of windows of 16
+    model = with_memory(base)
+    with pytest.raises(ValueError, match="got a reach of 20 for a layer whose own window has 16 tokens"):
+        model(ids, reach=Reach(20, 2))
+    assert torch.equal(model(ids, reach=Reach(20, 2, False)).logits, base(ids).logits)
+    with pytest.raises(ValueError, match="got window=32 for layer 0, whose own window has 16"):
+        check_windows(model, (8, 32))
+
+
+def test_a_base_that_scales_its_logits_is_not_trained():
+    with pytest.raises(ValueError, match="scales or caps its logits"):
+        check_head(with_memory(base_of("cohere")))
+    check_head(with_memory(base_of()))
+
+
 def test_an_adapter_of_another_base_or_none(tmp_path):
     base = base_of()
     path = save(with_memory(base), tmp_path / "mine")
@@ -242,6 +296,7 @@ def test_an_adapter_of_another_base_or_none(tmp_path):
         ({"seq_len": 256}, "expected rows of at least 513"),
         ({"seq_len": 256, "returning": 0.0}, "expected rows of at least 257"),
         ({"distill": 0.0}, "expected a loss"),
+        ({"seq_len": 600, "sink_counts": (0, 400)}, "and 400 sinks; expected rows of at least 657"),
         ({"passages": (9, 3)}, "the shortest, then the longest"),
         ({"windows": (0,)}, "got windows=0"),
     ],

@@ -183,7 +183,7 @@ def test_the_share_of_the_gap_is_zero_for_the_windowed_base():
 
 
 def test_of_rows_in_which_nothing_can_return_the_text_alone_is_measured():
-    settings = dataclasses.replace(SETTINGS, seq_len=WINDOW + 1, returning=0.0)
+    settings = dataclasses.replace(SETTINGS, seq_len=WINDOW + SINKS + 1, returning=0.0)
     found = Gap(with_memory(base_of()), ReturningRows(text_of(some_ids(1, 900)[0].numpy()), settings))()
     assert "text_share" in found
     assert "returns_share" not in found
@@ -218,7 +218,8 @@ def test_the_command_and_what_is_refused(folder, tmp_path, capsys):
         "--adapter.window", "8", "--seq-len", "48", "--passages", "4", "8", "--steps", "1", "--eval-rows", "1",
         "--device", "cpu",
     ]  # fmt: skip
-    main(["retrofit", str(folder), str(folder / "text.txt"), "--out", str(tmp_path / "run"), *small])
+    beside = ["--workers", "1"]
+    main(["retrofit", str(folder), str(folder / "text.txt"), "--out", str(tmp_path / "run"), *small, *beside])
     assert "share of the gap recovered" in capsys.readouterr().out
     own = ["--adapter.memory.keys", "hidden", "--adapter.layers", "best:1", "--steps", "2", "--save-every", "0"]
     main(["retrofit", str(folder), str(folder / "text.txt"), "--out", str(tmp_path / "own"), *small, *own])

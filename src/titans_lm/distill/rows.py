@@ -1,6 +1,7 @@
 """Rows to train an adapter on, by step: text, and text in which passages return that have left the window."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,12 @@ def _encoded(documents: tuple[Document, ...], tokenizer: Any) -> Text:
         for document in documents
     ]
     tokens = np.concatenate(parts).astype(np.int64)
-    return Text(len(tokens), lambda start, stop: tokens[start:stop], fingerprint([tokens]))
+    return Text(len(tokens), partial(_cut, tokens), fingerprint([tokens]))
+
+
+def _cut(tokens: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """A function of its own, which processes that make batches can be sent."""
+    return tokens[start:stop]
 
 
 class ReturningRows:

@@ -69,12 +69,17 @@ class RetrofitSettings(FitSettings):
         check_at_least("passages", shortest, 2)
         if longest < shortest:
             raise ValueError(f"got passages={self.passages}; expected the shortest, then the longest")
-        widest = max(self.adapter.window, *self.windows, 0)
+        widest, sinks = max(self.adapter.window, *self.windows, 0), max(self.adapter.sinks, *self.sink_counts, 0)
         least = widest + 1 + (longest if self.returning else 0)
         if self.seq_len < least:
             raise ValueError(
                 f"got seq_len={self.seq_len} with windows of {widest} tokens; expected rows of at least {least}: what "
                 "is inside the window teaches nothing"
+            )
+        if self.seq_len <= widest + sinks:
+            raise ValueError(
+                f"got seq_len={self.seq_len} with windows of {widest} tokens and {sinks} sinks; expected rows of at "
+                f"least {widest + sinks + 1}: no token would reach a memory"
             )
         for window in self.windows:
             check_at_least("windows", window, 1)

@@ -16,10 +16,10 @@ from titans_lm.distill.loss import Distillation
 from titans_lm.distill.rows import ReturningRows, as_batch, open_texts
 from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.distill.start import start_memories
-from titans_lm.retrofit.add import adapter_of, add_memory, keep_memories
+from titans_lm.retrofit.add import adapter_of, add_memory, check_windows, keep_memories
 from titans_lm.retrofit.attention import FULL, Reach
 from titans_lm.retrofit.file import FILE, fingerprint, from_pretrained, load_base, read_adapter, save
-from titans_lm.retrofit.reading import as_base, hidden, nats
+from titans_lm.retrofit.reading import as_base, check_head, nats
 from titans_lm.retrofit.settings import AdapterSettings
 from titans_lm.train.checkpoint import quiet_transformers
 from titans_lm.train.device import choose_device
@@ -55,6 +55,7 @@ def retrofit(
         model = load_base(settings.model, dtype=torch.float32 if exact else "auto").to(device)
     add_memory(model, **vars(before_choice(settings.adapter, model.config.num_hidden_layers)))
     check_head(model)
+    check_windows(model, settings.windows)
     if settings.activation_checkpointing:
         checkpoint_blocks(model)
     gap, rows = Gap(model, ReturningRows(held_out, settings)), ReturningRows(train, settings)
@@ -184,13 +185,3 @@ def checkpoint_blocks(model: Any) -> None:
     enable({"use_reentrant": False})
     for module in model.modules():
         module.training = hasattr(module, "gradient_checkpointing")
-
-
-@torch.no_grad()
-def check_head(model: Any) -> None:
-    """Refuse a base that makes logits otherwise than by its head alone: they are made here piece by piece."""
-    ids = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
-    logits = model(input_ids=ids, use_cache=False, reach=FULL).logits
-    found = model.get_output_embeddings()(hidden(model, ids, FULL))
-    if not torch.allclose(found, logits, rtol=1e-3, atol=1e-3):
-        raise ValueError(f"got a {type(model).__name__}, which scales or caps its logits; expected a plain head")

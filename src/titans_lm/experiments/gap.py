@@ -77,6 +77,9 @@ class Gaps:
 
     def plan(self, model: "PreTrainedModel", corpus: np.ndarray, mark: str) -> Iterator[Planned]:
         """List one reading: all rows, in the four ways and with every window."""
+        from titans_lm.retrofit.add import check_windows
+        from titans_lm.retrofit.reading import check_head
+
         own: Any = model
         if not hasattr(model, "retrofit"):
             raise ValueError(
@@ -84,6 +87,8 @@ class Gaps:
                 "gap to win back"
             )
         windows = self.settings.windows or (own.retrofit.window,)
+        check_head(own)
+        check_windows(model, windows)
         if max(windows) >= self.settings.seq_len:
             raise ValueError(
                 f"got a window of {max(windows)} and rows of {self.settings.seq_len}; expected longer rows"

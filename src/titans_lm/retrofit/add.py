@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 PROJECTIONS, OUTPUTS = ("q_proj", "k_proj", "v_proj"), ("o_proj", "dense")
 """Names of attention's projections; Phi calls the last one dense."""
+OURS = "titans"
+"""What PEFT calls the LoRA of an adapter; others may stand beside it."""
 
 
 def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
@@ -44,6 +47,8 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
     chosen = chosen_layers(adapter, len(attentions))
     rotations = find_rotations(model, attentions)
     memories = {index: _memory_beside(attentions[index], index, owner.config, adapter) for index in chosen}
+    for layer, attention in _withholding(model, attentions):
+        layer.register_forward_pre_hook(partial(_note_reach, attention), with_kwargs=True)
     model.requires_grad_(False)
     if adapter.lora_rank:
         _add_lora(model, attentions[0], adapter.lora_rank)
@@ -75,6 +80,11 @@ def find_attentions(model: "PreTrainedModel") -> list[Any]:
     config, name = owner.config, type(model).__name__
     if hasattr(model, "retrofit"):
         raise ValueError(f"got a {name} that has a memory already; expected the base")
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise ValueError(
+            f"got a {name} with an adapter of PEFT; expected the base alone: merge that first (merge_and_unload), or "
+            "put one on later"
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"got a {name}, an encoder-decoder model; expected a decoder")
     if config.get_text_config() is not config:
@@ -103,14 +113,26 @@ def find_attentions(model: "PreTrainedModel") -> list[Any]:
     return sorted(found, key=lambda module: module.layer_idx)
 
 
-def _memory_beside(attention: Any, index: int, config: Any, adapter: AdapterSettings) -> LayerMemory:
+def check_windows(model: "PreTrainedModel", windows: Iterable[int]) -> None:
+    """Refuse windows that are longer than that of a layer with a memory."""
+    owner: Any = model
+    for module in model.modules():
+        if isinstance(getattr(module, "memory", None), LayerMemory):
+            _check_window(owner.config, module.layer_idx, max(windows, default=0))
+
+
+def _check_window(config: Any, index: int, window: int) -> None:
     kinds, own = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     windowed = own is not None and (kinds is None or kinds[index] == "sliding_attention")
-    if windowed and own < adapter.window:
+    if windowed and own < window:
         raise ValueError(
-            f"got window={adapter.window} for layer {index}, whose own window has {own} tokens; expected {own} at "
-            "most, or layers without this one"
+            f"got window={window} for layer {index}, whose own window has {own} tokens; expected {own} at most, or "
+            "layers without this one"
         )
+
+
+def _memory_beside(attention: Any, index: int, config: Any, adapter: AdapterSettings) -> LayerMemory:
+    _check_window(config, index, adapter.window)
     weight = attention.q_proj.weight
     queries, width, keys = weight.shape[0] // attention.head_dim, weight.shape[1], adapter.memory.keys
     heads = queries if keys == "attention" else attention.k_proj.weight.shape[0] // attention.head_dim
@@ -159,7 +181,7 @@ def adapter_of(model: "PreTrainedModel") -> nn.ModuleDict:
     parts = {
         name.replace(".", "/"): module
         for name, module in model.named_modules()
-        if isinstance(module, LayerMemory) or name.rpartition(".")[2] in ("lora_A", "lora_B")
+        if isinstance(module, LayerMemory) or name.endswith((f"lora_A.{OURS}", f"lora_B.{OURS}"))
     }
     if not hasattr(model, "retrofit"):
         raise ValueError(f"got a {type(model).__name__} without a memory; expected a model of add_memory or load")
@@ -172,7 +194,7 @@ def _add_lora(model: Any, attention: Any, rank: int) -> None:
     except ImportError as error:
         raise ValueError("got lora_rank without peft; install it with: pip install peft") from error
     names = [name for name in (*PROJECTIONS, *OUTPUTS) if hasattr(attention, name)]
-    model.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=names))
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=names), OURS)
 
 
 def _generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -194,11 +216,42 @@ def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, A
     type(model)._prepare_cache_for_generation(model, generation_config, model_kwargs, *args, **kwargs)
 
 
-def _save_pretrained(model: Any, folder: Any, **_: Any) -> None:
+def _save_pretrained(
+    model: Any, save_directory: Any, is_main_process: bool = True, push_to_hub: bool = False, **_: Any
+) -> None:
     """Save the adapter; the base is there already."""
     from titans_lm.retrofit.file import save
 
-    save(model, folder)
+    if push_to_hub:
+        raise ValueError("got push_to_hub; expected a folder alone, to be uploaded by huggingface_hub's upload_folder")
+    if is_main_process:
+        save(model, save_directory)
+
+
+@torch.no_grad()
+def _withholding(model: Any, attentions: list[Any]) -> list[tuple[nn.Module, Any]]:
+    """Layers that do not hand on to attention what a call of the model is given besides, each with its attention."""
+    given: list[Any] = []
+
+    def look(attention: Any, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if "reach" in kwargs:
+            given.append(attention)
+
+    hooks = [attention.register_forward_pre_hook(look, with_kwargs=True) for attention in attentions]
+    try:
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
+        model.base_model(input_ids=ids, use_cache=False, reach=None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    names = {module: name for name, module in model.named_modules()}
+    others = [attention for attention in attentions if attention not in given]
+    return [(model.get_submodule(names[attention].rpartition(".")[0]), attention) for attention in others]
+
+
+def _note_reach(attention: Any, _: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Leave with attention what its layer would not hand on; a checkpointed layer that runs again does so too."""
+    attention.asked = kwargs.get("reach")
 
 
 def _hand_on(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -212,7 +265,7 @@ def _hand_on(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     call = Call(
         kwargs["hidden_states"] if "hidden_states" in kwargs else args[0],
         kwargs.get("position_embeddings"),
-        kwargs.pop("reach", None) or attention.reach,
+        kwargs.pop("reach", None) or getattr(attention, "asked", None) or attention.reach,
         None if cache is None else cache.layers[attention.layer_idx],
     )
     return args, {**kwargs, "retrofit": call}

@@ -131,6 +131,8 @@ def attend(
     own, reach = module.__dict__, retrofit.reach
     memory = getattr(module, "memory", None) if reach.memory else None
     if sliding_window is not None and (reach.window is None or sliding_window < reach.window):
+        if memory is not None and reach.window is not None:
+            raise ValueError(f"got a reach of {reach.window} for a layer whose own window has {sliding_window} tokens")
         reach = Reach(sliding_window)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer = Layer(reach, scale, dropout, memory, own["rotation"])

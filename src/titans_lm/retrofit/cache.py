@@ -30,7 +30,10 @@ class Inputs(NamedTuple):
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Inputs":
         """Find them among a call's arguments; of a mask what concerns tokens read before is left out."""
         ids, mask = args[0] if args else kwargs.get("input_ids"), kwargs.get("attention_mask")
-        read = cls(ids, kwargs.get("inputs_embeds"), None, kwargs.get("position_ids"))
+        embeds, places = kwargs.get("inputs_embeds"), kwargs.get("position_ids")
+        if places is not None and len(places) == 1:  # of all rows, each of which may be taken apart later
+            places = places.expand(len(embeds if ids is None else ids), -1)
+        read = cls(ids, embeds, None, places)
         return read if mask is None else read._replace(attention_mask=mask[:, mask.shape[1] - read.length :])
 
     @property

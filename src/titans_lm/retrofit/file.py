@@ -52,6 +52,12 @@ def save(model: "PreTrainedModel", folder: str | Path) -> Path:
     """Write the adapter of a model, and nothing of its base, to a folder; returns the file of its weights."""
     owner: Any = model
     path = Path(folder) / FILE
+    config = path.with_name("config.json")
+    kind = json.loads(config.read_text()).get("model_type") if config.is_file() else FORMAT
+    if kind != FORMAT:
+        raise ValueError(
+            f"got the folder {str(folder)!r}, which holds a model of type {kind!r}; expected a folder of its own"
+        )
     tensors = {name: x.detach().to("cpu").contiguous().clone() for name, x in adapter_of(model).state_dict().items()}
     name = owner.config._name_or_path
     header = {

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from titans_lm.retrofit.attention import Reach
+from titans_lm.retrofit.attention import FULL, Reach
 
 PIECE = 256
 """Positions whose logits are made at once: a whole row's would be larger than the model."""
@@ -28,6 +28,16 @@ def nats(model: Any, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], reach
     return torch.cat(
         [F.cross_entropy(head(part).mT.float(), target, reduction="none") for part, target in parts], dim=1
     )
+
+
+@torch.no_grad()
+def check_head(model: Any) -> None:
+    """Refuse a base that makes logits otherwise than by its head alone: they are made here piece by piece."""
+    ids = torch.arange(8, device=next(model.parameters()).device)[None] % model.config.vocab_size
+    logits = model(input_ids=ids, use_cache=False, reach=FULL).logits
+    found = model.get_output_embeddings()(hidden(model, ids, FULL))
+    if not torch.allclose(found, logits, rtol=1e-3, atol=1e-3 * float(found.abs().max())):
+        raise ValueError(f"got a {type(model).__name__}, which scales or caps its logits; expected a plain head")
 
 
 @contextmanager
