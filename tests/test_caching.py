@@ -243,6 +243,7 @@ def test_a_hundred_thousand_equal_keys_leave_it_finite() -> None:
             "got caching_open=nan; expected a number from -100.0 to",
         ),
         ({"memory_caching": "grm", "caching_lengths": "fenwik"}, "did you mean 'fenwick'"),
+        ({"memory_caching": "grm", "caching_lengths": "fenwick", "caching_slots": 64}, "expected 63 at most"),
         (
             {"memory_caching": "grm", "caching_lengths": "fenwick", "caching_start": "independent"},
             "whose segments are joined",

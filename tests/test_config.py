@@ -132,6 +132,9 @@ def test_only_blocks_that_can_share_may_share(architecture: str) -> None:
 
 def test_forgetting_that_is_off_asks_nothing_of_its_start() -> None:
     assert not MemoryConfig(decay=False, alpha_init=0.0).decay
+    first = {"memory_depth": 1, "chunk_size": 1, "forget_to": "zero", "decay_first": True}
+    with pytest.raises(ValueError, match=r"got alpha_init=0.9995; expected a number above 0 and below 0.999"):
+        MemoryConfig(**first, alpha_init=0.9995)
     with pytest.raises(ValueError, match=r"got alpha_init=\(0.001, 0.1\) with decay=False, which never forgets"):
         MemoryConfig(decay=False, alpha_init=(0.001, 0.1))
 

@@ -248,3 +248,25 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
 def test_a_layer_alone_refuses_too() -> None:
     with pytest.raises(ValueError, match="got omega_window=2 with tnt"):
         TNTMemory(MemoryConfig(hidden_size=8, num_attention_heads=1, omega_window=2))
+    with pytest.raises(ValueError, match="got memory_caching='grm' with tnt"):
+        TNTMemory(MemoryConfig(hidden_size=8, num_attention_heads=1, memory_caching="grm"))
+
+
+def test_a_state_of_another_form_is_refused() -> None:
+    sizes, x = {"hidden_size": 8, "num_attention_heads": 1, "chunk_size": 2}, torch.randn(1, 5, 8)
+    layers = [
+        NeuralMemory(**sizes),
+        NeuralMemory(**sizes, memory_caching="residual", caching_segment=2),
+        NeuralMemory(**sizes, memory_caching="residual", caching_segment=2, caching_slots=3),
+        TNTMemory(**sizes, tnt_local_chunks=(2,)),
+        TNTMemory(**sizes, tnt_local_chunks=(2, 1)),
+        TNTMemory(**sizes, tnt_local_chunks=(2,), tnt_projection=False),
+    ]
+    states = [layer(x)[1] for layer in layers]
+    for i, layer in enumerate(layers):
+        for j, state in enumerate(states):
+            if i == j:
+                layer(x, state)
+            else:
+                with pytest.raises(ValueError, match="got a state of another form"):
+                    layer(x, state)

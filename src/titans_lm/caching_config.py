@@ -8,6 +8,8 @@ from titans_lm.checks import check_at_least, check_between, check_choice
 Caching = Literal["residual", "grm", "ssc"]
 CachingStart = Literal["checkpoint", "independent"]
 CachingLengths = Literal["equal", "fenwick"]
+MOST_POWERS = 63
+"""Powers of two that a counter of tokens has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,11 @@ class CachingConfig:
         if self.memory_caching == "soup":
             raise ValueError("got memory_caching='soup', which is grm for a linear memory; expected 'grm'")
         check_choice("memory_caching", self.memory_caching, get_args(Caching))
+        if self.caching_lengths == "fenwick" and self.caching_slots > MOST_POWERS:
+            raise ValueError(
+                f"got caching_slots={self.caching_slots} with caching_lengths='fenwick', each of which is a power of "
+                f"two; expected {MOST_POWERS} at most"
+            )
         if self.caching_start == "independent" and self.caching_lengths == "fenwick":
             raise ValueError(
                 "got caching_start='independent' with caching_lengths='fenwick', whose segments are joined; expected "

@@ -201,7 +201,7 @@ class MemoryConfig(CachingConfig, TNTConfig):
 
     def _check_alpha_init(self) -> None:
         if self.decay:
-            check_start("alpha_init", self.alpha_init, 1.0)
+            check_start("alpha_init", self.alpha_init, self.alpha_max)
         elif not isinstance(self.alpha_init, tuple):
             check_between("alpha_init", self.alpha_init, 0.0, 1.0)
         elif self.alpha_init != MemoryConfig.alpha_init:

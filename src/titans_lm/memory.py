@@ -226,6 +226,8 @@ class NeuralMemory(MemoryRule):
         if state is not None and (len(state.conv) != len(self.convs) or any(tail.shape[0] != B for tail in state.conv)):
             rows = [tuple(tail.shape) for tail in state.conv]
             raise ValueError(f"got a state with tails {rows}; expected {len(self.convs)} of {B} rows, as x has")
+        if state is not None and not self._has_form_of(state):
+            raise ValueError("got a state of another form; expected one of this layer's: start from init_state()")
         if valid is not None and (valid.dtype != torch.bool or valid.shape != (B, T) or lengths is not None):
             raise ValueError(
                 f"got valid {valid.dtype} {tuple(valid.shape)}; expected bool (B, T) = ({B}, {T}), without lengths"
@@ -236,6 +238,11 @@ class NeuralMemory(MemoryRule):
             raise ValueError(f"got lengths {lengths.dtype} {tuple(lengths.shape)}; expected integers (B,) = ({B},)")
         if lengths.is_cpu and not torch.compiler.is_compiling() and not bool(((lengths >= 0) & (lengths <= T)).all()):
             raise ValueError(f"got lengths {lengths.tolist()}; expected 0 to T = {T}")
+
+    def _has_form_of(self, state: LayerState) -> bool:
+        """Whether a state has what this layer carries besides one memory, and no more."""
+        c, slots = self.config, None if state.cached is None else state.cached.tokens.shape[1]
+        return state.local is None and slots == (None if c.memory_caching is None else c.caching_slots)
 
     def write(
         self,

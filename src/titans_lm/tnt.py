@@ -76,6 +76,10 @@ class TNTMemory(NeuralMemory):
     def add_parts(self) -> None:
         """Make the global memory's, whose chunk is another."""
         self.config.check_tnt_goes_with()
+        if self.config.memory_caching is not None:  # in a stack it may be that of other blocks
+            raise ValueError(
+                f"got memory_caching={self.config.memory_caching!r} with tnt; expected None, or another layer"
+            )
         self.config = dataclasses.replace(self.config, chunk_size=self.config.tnt_global_chunk)
         super().add_parts()
 
@@ -91,6 +95,12 @@ class TNTMemory(NeuralMemory):
         weight, c = self.initial_weights[-1], self.config
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         return weight.new_zeros(batch_size, c.num_attention_heads, c.head_dim, c.head_dim, dtype=dtype)
+
+    def _has_form_of(self, state: LayerState) -> bool:
+        local = state.local
+        if local is None or state.cached is not None or len(local.memories) != len(self.local):
+            return False
+        return (local.keys is not None) == self.config.tnt_projection
 
     def learn(
         self,

@@ -95,7 +95,10 @@ def test_a_config_can_be_changed_while_it_is_loaded(tmp_path: Path) -> None:
     TitansConfig(**SIZES).save_pretrained(tmp_path)
     assert TitansConfig.from_pretrained(tmp_path, window=11).window == 11
     with pytest.raises(ValueError, match="window=0"):
-        TitansConfig.from_pretrained(tmp_path, window=0).backbone_config()
+        TitansConfig.from_pretrained(tmp_path, window=0)
+    TitansConfig(**SIZES, architecture="hybrid").save_pretrained(tmp_path)
+    changed = TitansConfig.from_pretrained(tmp_path, architecture="lmm")
+    assert (changed.architecture, changed.layer_types, set(changed.backbone_config().blocks)) == ("lmm", None, {"lmm"})
 
 
 @pytest.mark.parametrize(

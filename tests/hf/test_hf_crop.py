@@ -238,6 +238,19 @@ def test_drafted_text_is_that_of_plain_greedy_in_float32(architecture: str) -> N
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_draft_may_write_the_id_of_padding() -> None:
+    model, ids = shallow_model("lmm", torch.float64), prompt(12)
+    model.config.tie_word_embeddings = False
+    model.generation_config.pad_token_id = pad = int(model.generate(ids, max_new_tokens=9, **GREEDY)[0, -1])
+    plain = model.generate(ids, max_new_tokens=30, **GREEDY)
+    assert int((plain[0, 12:] == pad).sum()) > 1
+    for helper in (model, draft(torch.float64)):
+        helper.generation_config.pad_token_id = pad
+        settings = {"attention_mask": torch.ones_like(ids), "assistant_model": helper, "max_new_tokens": 30}
+        assert torch.equal(model.generate(ids, **settings, **GREEDY), plain)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_model_drafts_for_itself_and_its_cache_can_be_continued() -> None:
     model, ids = shallow_model("mac", torch.float64), prompt(300)
     plain = model.generate(ids, max_new_tokens=40, **GREEDY)

@@ -356,6 +356,8 @@ def test_a_model_that_was_trained_without_it_answers_from_earlier_segments() -> 
     assert not torch.allclose(reader.next_logits(), plain.next_logits())
     assert reader.memory.bytes > plain.memory.bytes
     assert model.config.memory_caching is None
+    mixed = Reader(reading_model("mac+lmm"), caching=caching).model.model.backbone.layers
+    assert [block.memory.config.memory_caching for block in mixed] == [None, "grm"], "MAC answers from no segment"
     assert reader.model.lm_head.weight is model.lm_head.weight
     model.compile_decoding(backend="eager")
     compiled = Reader(model, piece_len=5, caching=caching)
@@ -367,7 +369,7 @@ def test_a_model_that_was_trained_without_it_answers_from_earlier_segments() -> 
     ("architecture", "caching", "said"),
     [
         ("lmm", {"caching_segments": 4}, "did you mean 'caching_segment'"),
-        ("sliding", {}, "without a memory; expected lmm, mag or mal"),
+        ("sliding", {}, "without a memory that can; expected lmm, mag, mal"),
         ("mac", {}, "expected lmm, mag, mal"),
     ],
 )

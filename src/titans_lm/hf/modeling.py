@@ -340,6 +340,15 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         check_drafts(prompt, kwargs, settings)
         return super().generate(inputs, generation_config, *args, **kwargs)
 
+    def _prepare_attention_mask_for_generation(
+        self, inputs_tensor: Tensor, generation_config: Any, model_kwargs: dict[str, Any]
+    ) -> Any:
+        """Guess no padding for a draft: its target names what there is, and may have written the id of padding."""
+        if generation_config.is_assistant:
+            given = model_kwargs.get("input_ids", inputs_tensor)
+            return torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
+        return super()._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
+
     # pyrefly: ignore [bad-override]: what follows the two differs between releases of transformers
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -9,7 +9,9 @@ from torch import nn
 from titans_lm.backbone import Backbone
 from titans_lm.caching_config import CachingConfig
 from titans_lm.checks import check_known
+from titans_lm.config import CACHING_BLOCKS
 from titans_lm.memory import NeuralMemory
+from titans_lm.tnt import TNTMemory
 
 
 def with_caching(model: nn.Module, **settings: Any) -> nn.Module:
@@ -25,12 +27,16 @@ def with_caching(model: nn.Module, **settings: Any) -> nn.Module:
     other = copy.deepcopy(model, memo=shared)
     found = 0
     for module in other.modules():
-        if isinstance(module, NeuralMemory):
+        block = getattr(getattr(module, "config", None), "architecture", CACHING_BLOCKS[0])  # a layer alone has none
+        if isinstance(module, NeuralMemory) and not isinstance(module, TNTMemory) and block in CACHING_BLOCKS:
             module.config = dataclasses.replace(module.config, **settings)
             found += 1
         if isinstance(module, Backbone):
             module.forget_layout()
             module._compiled = None  # single tokens are read with the settings of before
     if not found:
-        raise ValueError(f"got caching for a {type(model).__name__} without a memory; expected lmm, mag or mal")
+        raise ValueError(
+            f"got caching for a {type(model).__name__} without a memory that can; expected lmm, mag, mal, or a stack "
+            "with one of them"
+        )
     return other
