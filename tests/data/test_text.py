@@ -197,8 +197,10 @@ def test_a_folder_that_cannot_be_opened_is_named(tmp_path, monkeypatch):
 
 
 def test_words_that_are_no_path_are_apart_from_all_but_themselves(tmp_path):
-    for one, other in (("stdlib", "."), (".", "hf:owner/name"), (tmp_path / "a", tmp_path / "b")):
+    others = (tmp_path / "a", tmp_path / "b"), ("stdlib", pytest.__file__)
+    for one, other in (("stdlib", "."), (".", "hf:owner/name"), *others):
         check_apart(one, other)
-    for one, other in (("stdlib", "stdlib"), ("hf:owner/name", "hf:owner/name"), (tmp_path, tmp_path / "b")):
+    library = (("stdlib", "stdlib"), ("stdlib", os.__file__), (Path(os.__file__).parent, "stdlib"))
+    for one, other in (*library, ("hf:owner/name", "hf:owner/name"), (tmp_path, tmp_path / "b")):
         with pytest.raises(ValueError, match="one in the other; expected a text that is not trained on"):
             check_apart(one, other)

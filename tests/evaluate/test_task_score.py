@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 from model_cases import small_config
 from titans_lm.data.batches import IGNORED, Batch
@@ -13,7 +14,8 @@ from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.tracking import TrackingSettings
-from titans_lm.evaluate.accuracy import TaskScore, bytes_of_state, recall_accuracy, score_batch, task_score
+from titans_lm.evaluate.accuracy import StateBytes, TaskScore, bytes_of_state, recall_accuracy, score_batch, task_score
+from titans_lm.report.models import state_bytes
 from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.fresh import language_model
 from titans_lm.train.match import count_parameters
@@ -133,3 +135,9 @@ def test_sizes_are_read(task, size: str, expected: dict) -> None:
 def test_sizes_of_another_form_are_told(task, size: str) -> None:
     with pytest.raises(ValueError, match=f"got the size '{size}'; expected"):
         task.resized(size)
+
+
+def test_a_model_without_a_cache_carries_nothing() -> None:
+    config = OpenAIGPTConfig(vocab_size=9, n_positions=64, n_embd=8, n_layer=1, n_head=2)
+    assert bytes_of_state(OpenAIGPTLMHeadModel(config).eval(), 40) == StateBytes(None, None)
+    assert state_bytes({"state_bytes": {"total": None, "memory": None}}) == "–"

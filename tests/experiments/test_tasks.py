@@ -298,6 +298,10 @@ def test_needles_are_tested_at_every_depth(tmp_path: Path, monkeypatch: pytest.M
     ]
     found = scored.heat(result)
     assert found is not None
+    lacking = copy.deepcopy(result)
+    del lacking["contenders"][1]["by_test"]["350@0.5"]
+    (tmp_path / "results" / "needle.json").write_text(json.dumps(lacking))
+    assert render_results(tmp_path / "results", tmp_path / "results.md") == written, "with a dash in one of the maps"
     assert found.panels["LMM"] == [pytest.approx([0, 30]), pytest.approx([10, 40]), pytest.approx([20, 50])]
     assert (found.x_labels, found.y_labels) == (["300", "350"], ["0 %", "50 %", "100 %"])
     assert "answers are right by chance in 1.1e-05 % at most" in page

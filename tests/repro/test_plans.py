@@ -1,5 +1,6 @@
 """Every plan consists of commands that the command line understands, and says how it differs from the paper."""
 
+import os
 import shlex
 from pathlib import Path
 
@@ -143,6 +144,11 @@ MISTAKES = {
         "table1",
         {"data": str(Path(__file__).parent), "test": Path(__file__)},
         "got --data .* and --test .*, one in the other; expected a text that is not taught",
+    ),
+    "a test that is taught": (
+        "table1",
+        {"test": Path(os.__file__)},
+        "got --data stdlib and --test .*os.py, one in the",
     ),
     "data in test": ("figure6", {"data": __file__, "test": Path(__file__).parents[1]}, "one in the other"),
     "no such data": ("table1", {"data": "nowhere", "test": Path("x")}, "got --data nowhere, which does not exist"),

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from prepare.prepare_cases import prepared, write_texts
 from titans_lm.config import BackboneConfig
@@ -112,6 +114,43 @@ def test_bits_are_per_byte_of_text(folder: TokenFolder) -> None:
         assert [len(document) for document in documents[:-1]] == whole[:-1], "the last alone is cut"
         assert all(document[0] == tokenizer.bos_token_id for document in documents)
         assert tokenizer.eos_token_id not in np.concatenate(documents)
+
+
+class OneDocument:
+    """A prepared document of words that are apart by more spaces than their tokenizer gives back."""
+
+    text = " Some   words   are   far   apart." * 50
+
+    def __init__(self) -> None:
+        parts = [word for word in dict.fromkeys(self.text.lower().split())]
+        model = tokenizers.models.WordLevel({word: i for i, word in enumerate(["<s>", "</s>", *parts])}, "<s>")
+        made = tokenizers.Tokenizer(model)
+        made.normalizer, made.pre_tokenizer = (
+            tokenizers.normalizers.Lowercase(),
+            tokenizers.pre_tokenizers.WhitespaceSplit(),
+        )
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+        self.ids = np.array([0, *self.tokenizer(self.text).input_ids, 1])
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> np.ndarray:
+        return self.ids
+
+    def bytes_of(self, _: int) -> int:
+        return len(self.text)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bytes_are_those_of_the_text_where_a_tokenizer_gives_back_another() -> None:
+    split: Any = OneDocument()
+    [whole], size = held_out_tokens(split, split.tokenizer, 10**6)
+    assert size == len(split.text)
+    for most in (len(split.text) - 8, 400):
+        [cut], kept = held_out_tokens(split, split.tokenizer, most)
+        assert kept / (len(cut) - 1) == pytest.approx(size / (len(whole) - 1), rel=0.05)
+        assert kept <= most + 12
 
 
 def test_settings_that_do_not_go_together(folder: TokenFolder, tmp_path: Path) -> None:

@@ -205,10 +205,16 @@ def _is_made(folder: Path) -> bool:
 
 
 def overlap(source: str | Path, text: str | Path) -> bool:
-    """Tell whether two sources are the same, or one is a folder with the other in it; a name of the hub is no path."""
+    """Tell whether two sources are the same, or one is a folder with the other in it; a name of the hub is no path.
+
+    Of the folder of the Python library what is no source of it is outside.
+    """
     names = str(source), str(text)
-    if any(name == STDLIB or name.startswith(HUB) for name in names):
+    if names[0] == names[1] or any(name.startswith(HUB) for name in names):
         return names[0] == names[1]
+    if STDLIB in names:
+        other = Path(names[1 - names.index(STDLIB)]).resolve()
+        return any(other == file or other in file.parents for file in map(Path.resolve, stdlib_files()[1]))
     one, other = Path(source).resolve(), Path(text).resolve()
     return one == other or one in other.parents or other in one.parents
 

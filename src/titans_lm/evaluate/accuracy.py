@@ -88,8 +88,9 @@ def score_batch(logits: Tensor, batch: Batch) -> TaskScore:
 class StateBytes:
     """What one row of a model carries from token to token."""
 
-    total: int
-    """Bytes of everything: memory, surprise, anchor, convolution tails, keys and values."""
+    total: int | None
+    """Bytes of everything: memory, surprise, anchor, convolution tails, keys and values; None for a model that carries
+    nothing and reads its text again."""
     memory: int | None
     """Bytes of the memories' weights M alone; None where there is no memory."""
 
@@ -115,7 +116,7 @@ def _measured(model: nn.Module, length: int) -> StateBytes:
     with evaluating(model) as device:
         reader = reader_for(model, piece_len=PIECE)
         if isinstance(reader, WindowReader):
-            raise ValueError(f"got a {type(model).__name__}, which carries no state or cache; expected one that does")
+            return StateBytes(None, None)
         for piece in torch.zeros(1, length, dtype=torch.int64, device=device).split(reader.piece(0), dim=1):
             _, state = reader.step(piece, state, keep=1)
     parts = list(_parts(state))

@@ -272,7 +272,7 @@ def held_out_tokens(split: Split, tokenizer: "PreTrainedTokenizerBase", max_byte
         tokens, size = _text_of(split[index], tokenizer), split.bytes_of(index)
         full = used + size >= max_bytes
         if used + size > max_bytes:
-            tokens, size = _cut(tokens, (max_bytes - used) / size, tokenizer)
+            tokens, size = _cut(tokens, size, max_bytes - used, tokenizer)
         begin: Any = first_token(tokenizer)  # a tokenizer of prepared documents has one
         taken.append(np.concatenate([[begin], tokens]))
         used += size
@@ -287,13 +287,21 @@ def _text_of(document: TokenIds, tokenizer: "PreTrainedTokenizerBase") -> TokenI
     return document[int(start) : len(document) - int(stop)]
 
 
-def _cut(tokens: TokenIds, share: float, tokenizer: "PreTrainedTokenizerBase") -> tuple[TokenIds, int]:
-    """About a share of a text, and the bytes that it is: a character may take several tokens, and is not torn."""
-    for stop in range(max(round(len(tokens) * share), 1), len(tokens) + 1):
+def _cut(tokens: TokenIds, size: int, room: int, tokenizer: "PreTrainedTokenizerBase") -> tuple[TokenIds, int]:
+    """About as much of a text of `size` bytes as there is room for, and its bytes; no character is torn.
+
+    Of a tokenizer that does not give a text back as it was, bytes are as many as those it gives back have a share in.
+    """
+    for stop in range(max(round(len(tokens) * room / size), 1), len(tokens) + 1):
         kept = tokens[:stop]
         if is_byte_tokenizer(tokenizer):
             return kept, stop
-        text = str(tokenizer.decode(kept.tolist(), clean_up_tokenization_spaces=False))
+        text = _decoded(kept, tokenizer)
         if not text.endswith("\ufffd"):
             break
-    return kept, len(text.encode("utf-8", "replace"))
+    part, whole = (len(given.encode("utf-8", "replace")) for given in (text, _decoded(tokens, tokenizer)))
+    return kept, part if whole == size else round(size * part / max(whole, 1))
+
+
+def _decoded(tokens: TokenIds, tokenizer: "PreTrainedTokenizerBase") -> str:
+    return str(tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False))

@@ -75,7 +75,7 @@ def overall(scores: Sequence[SpanScore]) -> PositionBits:
     parts = by_position(scores)
     if not parts:
         raise ValueError("got no text to measure on; expected documents with something to predict")
-    totals = [sum(getattr(part, name) for part in parts) for name in ("tokens", "bytes", "bits")]
+    totals = [sum(sum(getattr(score, name)) for score in scores) for name in ("tokens", "bytes", "bits")]
     return PositionBits(0, parts[-1].stop, *totals)
 
 

@@ -102,7 +102,7 @@ def lr_trials(experiment: Experiment) -> list[Run]:
         return []
     folder, steps = experiment.out / "trials", experiment.tune_steps
     return [
-        Run(name, folder / f"{folder_name(name)}-{rate:g}", rate, TRIAL_SEED, steps)
+        Run(name, folder / f"{folder_name(name)}-{rate:.15g}", rate, TRIAL_SEED, steps)
         for name in experiment.models
         for rate in experiment.rates
     ]

@@ -137,6 +137,13 @@ class TaskJob:
     def work(self) -> int:
         return self.settings.steps
 
+    def batches(self) -> TaskBatches:
+        """What it is trained on."""
+        return TaskBatches(
+            self.train_tasks, batch_size=self.settings.batch_size, seed=self.settings.seed, join_every=self.join_every,
+            batch_tokens=self.settings.batch_tokens, weights=self.shares or None,
+        )  # fmt: skip
+
     def spec(self) -> Result:
         """Give what the result depends on: all but where it is kept."""
         began = {} if self.start is None else {"start": plain_settings(self.start)}
@@ -194,10 +201,7 @@ class TaskJob:
         run = RunFolder.open(self.folder, own) if begun else RunFolder.create(self.folder, self.spec(), own)
         if not self.settings.steps:
             return FitResult(step=0, tokens=0, skipped=0, seconds=0.0)
-        batches = TaskBatches(
-            self.train_tasks, batch_size=self.settings.batch_size, seed=self.settings.seed, join_every=self.join_every,
-            batch_tokens=self.settings.batch_tokens, weights=self.shares or None,
-        )  # fmt: skip
+        batches = self.batches()
         while_training = (lambda model: self._test(model, 128, quiet=True)) if self.settings.eval_every else None
         loss = TaskLoss(self.settings.lm_loss_weight, self.settings.gate_l1)
         progress = ProgressReport(quiet=not self.shown, title=self.folder.name, outlook=outlook)

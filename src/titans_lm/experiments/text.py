@@ -65,7 +65,8 @@ def run_compare(settings: CompareSettings, say: Say) -> Result:
     settings.out.mkdir(parents=True, exist_ok=True)
     rates, trials, results = run_experiment(settings, lambda run: text_job(settings, size, run), say, HELD_OUT)
     models = [_summary(name, rates[name], trials[name], results[name]) for name in settings.models]
-    seconds, fastest = min((mean(run["seconds"] for run in one["runs"]), one["name"]) for one in models)
+    quickest = min(models, key=lambda one: mean(run["seconds"] for run in one["runs"]))
+    seconds, fastest = max(run["seconds"] for run in quickest["runs"]), quickest["name"]  # when all its runs were done
     for one in models:
         found = [bits_at(run["curve"], seconds) for run in one["runs"]]
         one["at_equal_time"] = None if None in found else mean_with_spread(found)

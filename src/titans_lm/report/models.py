@@ -105,8 +105,10 @@ PARAMETERS = Column("parameters", lambda one: f"{one['parameters']:,}")
 
 
 def state_bytes(one: Mapping[str, Any]) -> str:
-    """Write the bytes of a state, in brackets those of the memories' weights."""
+    """Write the bytes of a state, in brackets those of the memories' weights; of none a dash."""
     state = one["state_bytes"]
+    if state["total"] is None:
+        return "–"
     return f"{state['total']:,}" + ("" if state["memory"] is None else f" ({state['memory']:,})")
 
 

@@ -1,5 +1,6 @@
 """Line plots and heat maps, drawn once and given as a PNG file and as SVG to put into a page."""
 
+import math
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -115,7 +116,8 @@ def draw_heat(maps: HeatMaps) -> Figure:
             place.spines[:].set_visible(False)
             for (row, column), value in np.ndenumerate(np.asarray(values, float)):
                 ink = "white" if value > 70.0 else INK
-                place.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8.0)
+                said = "–" if math.isnan(value) else f"{value:.0f}"
+                place.text(column, row, said, ha="center", va="center", color=ink, fontsize=8.0)
         figure.supxlabel(_as_it_is(maps.x_label), color=SOFT, fontsize=9.5)
         figure.supylabel(_as_it_is(maps.y_label), color=SOFT, fontsize=9.5)
     return figure

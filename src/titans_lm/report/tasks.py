@@ -1,5 +1,6 @@
 """Synthetic tasks on the pages of results: accuracy by size, with the bytes of state that it took."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -191,13 +192,18 @@ def heat(result: Result) -> HeatMaps | None:
     sizes, depths = list(dict.fromkeys(size for size, _ in tests)), list(dict.fromkeys(depth for _, depth in tests))
     names = told_apart(result["contenders"], shortest_title, short_title, title_of)
     panels = {
-        name: [[100 * one["by_test"][f"{size}{AT}{depth}"]["mean"] for size in sizes] for depth in depths]
+        name: [[_at(one, f"{size}{AT}{depth}") for size in sizes] for depth in depths]
         for name, one in zip(names, result["contenders"], strict=True)
     }
     return HeatMaps(
         title=f"{KINDS[result['task']].title}: right answers, %", x_label="tokens", y_label="depth of the needle",
         x_labels=sizes, y_labels=[f"{100 * float(depth):g} %" for depth in depths], panels=panels,
     )  # fmt: skip
+
+
+def _at(one: Mapping[str, Any], test: str) -> float:
+    """The accuracy of a model at a length and depth, in percent; NaN where it was not tested."""
+    return 100 * one["by_test"][test]["mean"] if test in one["by_test"] else math.nan
 
 
 SECTION = Section(

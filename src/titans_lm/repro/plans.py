@@ -359,8 +359,10 @@ def _given(takes: list[str], data: str | None, test: Path | None, questions: Pat
     for name, path in (("data", source), ("test", test)):
         if path is not None and not path.exists():
             raise ValueError(f"got --{name} {path}, which does not exist; expected a file or a folder")
-    if source is not None and test is not None and overlap(source, test):
-        raise ValueError(f"got --data {data} and --test {test}, one in the other; expected a text that is not taught")
+    if test is not None and overlap(data or STDLIB, test):
+        raise ValueError(
+            f"got --data {data or STDLIB} and --test {test}, one in the other; expected a text that is not taught"
+        )
     if questions is not None and not questions.is_dir():
         raise ValueError(f"got --local {questions}, which is no folder; expected one of files of questions")
     test = default_test() if test is None else test

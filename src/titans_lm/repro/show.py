@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from titans_lm.config import BackboneConfig
@@ -10,7 +11,8 @@ from titans_lm.data.tasks.task import TaskPlan
 from titans_lm.data.text import STDLIB
 from titans_lm.data.tokenizer import VOCAB_SIZE
 from titans_lm.experiments.models import model_settings
-from titans_lm.experiments.settings import CompareSettings
+from titans_lm.experiments.settings import TRIAL_SEED, CompareSettings, TaskFit
+from titans_lm.experiments.tasks import TaskJob
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics import settings as dna
 from titans_lm.report.paper import FORMAT, NOT_MEASURED, number, table
@@ -65,20 +67,26 @@ def sized(model: BackboneConfig, baseline: str | None, parameters: int | None, v
 
 def _compared(s: Any) -> Work:
     """Count a comparison or a task: all models are as large as the first, and read as much."""
+    runs = [(seed, s.train.steps) for seed in s.seeds]
+    runs += [(TRIAL_SEED, s.tune_steps)] * len(s.rates) if len(s.rates) > 1 else []
     if isinstance(s, CompareSettings):
-        length, tested, vocab = s.train.seq_len, s.test_bytes, _vocabulary(s.data)
+        tested, vocab = s.test_bytes, _vocabulary(s.data)
+        trained = sum(steps for _, steps in runs) * s.train.accumulate * s.train.batch_size * s.train.seq_len
     else:
-        # of a row without text, 64 tokens of facts
-        length = sum(task.length or 64 for task in s.train_tasks) / len(s.train_tasks)
         tested, vocab = s.examples * sum(task.length for task in s.eval_tasks.values()), s.train_tasks[0].vocab_size
-    steps = len(s.seeds) * s.train.steps + (len(s.rates) * s.tune_steps if len(s.rates) > 1 else 0)
+        trained = sum(_task_tokens(s, replace(s.train, seed=seed, steps=steps)) for seed, steps in runs)
     sizes: list[int] = []
     for name in s.models:
         asked = sizes[0] if sizes and s.train.parameters is None else s.train.parameters
         fit = model_settings(s.train, name, asked)
         sizes.append(sized(fit.model, fit.baseline, asked, vocab))
-    trained = round(steps * s.train.batch_size * length)
     return Work(parameters=tuple(sizes), trained=trained, tested=len(s.seeds) * tested)
+
+
+def _task_tokens(s: Any, train: TaskFit) -> int:
+    """Count the tokens that a run on tasks reads: sizes may join one by one, and long rows come in smaller batches."""
+    job = TaskJob("", train, Path(), True, tuple(s.train_tasks), {}, 0, s.curriculum, shares=s.shares)
+    return job.batches().tokens(train.steps * train.accumulate)
 
 
 def _vocabulary(data: str | None) -> int:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -72,6 +74,13 @@ def test_a_batch_is_a_function_of_seed_and_step():
     assert not torch.equal(a(7)["input_ids"], a(8)["input_ids"])
     assert not torch.equal(a(7)["input_ids"], TaskBatches(settings, batch_size=4, seed=2)(7)["input_ids"])
     assert a.fingerprint == b.fingerprint != TaskBatches(settings, batch_size=4, seed=2).fingerprint
+
+
+def test_tokens_are_those_of_the_batches_that_are_drawn():
+    tasks = [replace(SETTINGS["gap"], length=length) for length in (204, 408)]
+    batches = TaskBatches(tasks, batch_size=4, weights=(3.0, 1.0), join_every=5, batch_tokens=1000)
+    assert batches.tokens(20) == sum(batches(step)["input_ids"].numel() for step in range(20))
+    assert {len(batches(step)["input_ids"]) for step in range(20)} == {4, 2}
 
 
 def test_small_exponents_ask_early():

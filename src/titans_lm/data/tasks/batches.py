@@ -53,11 +53,25 @@ class TaskBatches:
             self.fingerprint += f" batch_tokens={batch_tokens}"
 
     def __call__(self, step: int) -> Batch:
+        rng, which = self._choose(step)
+        return self.tasks[which].draw(rng, self.rows[which])
+
+    def tokens(self, steps: int) -> int:
+        """Tokens of the first batches; a task without text has those of a row that is drawn."""
+        rows = np.zeros(len(self.tasks), np.int64)
+        for step in range(steps):
+            which = self._choose(step)[1]
+            rows[which] += self.rows[which]
+        rng = np.random.default_rng(0)
+        lengths = [task.length or task.draw(rng, 1)["input_ids"].shape[1] for task in self.tasks]
+        return int(rows @ np.array(lengths))
+
+    def _choose(self, step: int) -> tuple[np.random.Generator, int]:
+        """The random numbers of a step, and its task."""
         rng = np.random.default_rng([self.seed, step])
         count = min(len(self.tasks), 1 + step // self.join_every) if self.join_every else len(self.tasks)
         shares = self.shares[:count] / self.shares[:count].sum()
-        which = int(rng.choice(count, p=shares)) if len(self.tasks) > 1 else 0
-        return self.tasks[which].draw(rng, self.rows[which])
+        return rng, int(rng.choice(count, p=shares)) if len(self.tasks) > 1 else 0
 
 
 def draw_different(rng: np.random.Generator, log_weights: np.ndarray, rows: int, count: int) -> np.ndarray:

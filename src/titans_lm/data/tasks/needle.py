@@ -181,6 +181,6 @@ class NeedleTask(HiddenTask):
         for size in self.test_sizes or self.sizes or (str(self.task.length),):
             task: NeedleSettings = self.test_task.resized(size)
             placed = task.length and task.keys * task.values == 1 and task.depth is None
-            at_depths = {f"{size}{AT}{at:g}": replace(task, depth=at) for at in self.depths if placed}
+            at_depths = {f"{size}{AT}{at:.15g}": replace(task, depth=at) for at in self.depths if placed}
             found |= at_depths or {size: task}
         return found
