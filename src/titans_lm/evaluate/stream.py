@@ -185,8 +185,8 @@ def reader_for(
     most = learned_positions(model)
     if most is not None and most < longest < ENDLESS:
         raise ValueError(
-            f"got a window or reset of {longest} tokens for a {type(model).__name__}, which has {most} positions; "
-            "expected no more"
+            f"got a window, reset or max_len of {longest} tokens for a {type(model).__name__}, which has {most} "
+            "positions; expected no more"
         )
     argument, constant = _cache(model)
     if argument is not None and (constant or window is None):
