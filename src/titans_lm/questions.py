@@ -280,28 +280,31 @@ def _question(task: LocalTask, item: Any) -> Question:
             f'it is of type {type(item).__name__}, expected an object such as {{"query": …, "choices": […]}}'
         )
     if "perplexity" in task.metrics:  # of a text that is to be written
-        context, continuation = _text(item, "context"), _text(item, "continuation")
+        context, continuation = _text("context", item["context"]), _text("continuation", item["continuation"])
         return Question(((context, f" {continuation}"),), (len(continuation),), 0)
     if "context_options" in item:
-        contexts, continuation = _texts(item, "context_options"), _text(item, "continuation")
+        contexts, continuation = (
+            _texts("context_options", item["context_options"]),
+            _text("continuation", item["continuation"]),
+        )
         pairs = tuple((context, f" {continuation}") for context in contexts)
         return Question(pairs, tuple(map(len, contexts)), _gold(item, len(contexts)))
-    context, choices = task.prompt(_text(item, "query")), _texts(item, "choices")
+    context, choices = task.prompt(_text("query", item["query"])), _texts("choices", item["choices"])
     pairs = tuple((context, f" {choice}") for choice in choices)
     return Question(pairs, tuple(map(len, choices)), _gold(item, len(choices)))
 
 
-def _text(item: dict[str, Any], name: str) -> str:
-    if not isinstance(item[name], str):
-        raise ValueError(f"{name} is {item[name]!r}, expected a text")
-    item[name].encode()  # what is no character is refused
-    return item[name]
+def _text(name: str, given: Any) -> str:
+    if not isinstance(given, str):
+        raise ValueError(f"{name} is {given!r}, expected a text")
+    given.encode()  # what is no character is refused
+    return given
 
 
-def _texts(item: dict[str, Any], name: str) -> list[str]:
-    if not isinstance(item[name], list):
-        raise ValueError(f"{name} is {item[name]!r}, expected a list of texts")
-    return [_text({name: text}, name) for text in item[name]]
+def _texts(name: str, given: Any) -> list[str]:
+    if not isinstance(given, list):
+        raise ValueError(f"{name} is {given!r}, expected a list of texts")
+    return [_text(name, one) for one in given]
 
 
 def _gold(item: dict[str, Any], choices: int) -> int:

@@ -96,6 +96,11 @@ def test_a_config_can_be_changed_while_it_is_loaded(tmp_path: Path) -> None:
     assert TitansConfig.from_pretrained(tmp_path, window=11).window == 11
     with pytest.raises(ValueError, match="window=0"):
         TitansConfig.from_pretrained(tmp_path, window=0)
+    with pytest.raises(ValueError, match="got vocab_size=0"):
+        TitansConfig.from_pretrained(tmp_path, vocab_size=0)
+    TitansConfig(**SIZES, layer_types=["lmm", "mac"]).save_pretrained(tmp_path)
+    kept = TitansConfig.from_pretrained(tmp_path, architecture="hybrid", window=11)
+    assert (kept.layer_types, kept.window) == (["lmm", "mac"], 11)
     TitansConfig(**SIZES, architecture="hybrid").save_pretrained(tmp_path)
     changed = TitansConfig.from_pretrained(tmp_path, architecture="lmm")
     assert (changed.architecture, changed.layer_types, set(changed.backbone_config().blocks)) == ("lmm", None, {"lmm"})

@@ -83,9 +83,8 @@ def test_stories_count_what_is_tested_too() -> None:
     assert s.task == replace(BabiLongSettings(), story="qa2", books=s.task.books, tokenizer="words")
     work = work_of(replace(step, settings=replace(s, sizes=("512", "1K"), test_sizes=("2K", "10M"), examples=3)))
     assert work is not None
-    joined = 32 * (
-        5_000 * 512 + 15_000 * 768
-    )  # rows of 1,024 join after a quarter of the steps, and are drawn as often
+    # rows of 1,024 join after a quarter of the steps, and are drawn as often from there on
+    joined = 32 * (5_000 * 512 + 15_000 * 768)
     assert work.trained == pytest.approx(joined, rel=0.01)
     assert work.tested == 3 * (2048 + 10 * 2**20)
     assert "to train on and 31,463,424 to test on" in work_told(work)

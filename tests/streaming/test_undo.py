@@ -94,6 +94,18 @@ def test_documents_open_and_close_again() -> None:
 
 
 @pytest.mark.parametrize("piece_len", [1, 2048])
+def test_between_two_documents_none_is_open_where_one_mark_is_both(piece_len: int) -> None:
+    tokenizer = words()
+    tokenizer.add_special_tokens({"bos_token": "w1", "eos_token": "w1"})
+    reader = Reader(reading_model("lmm"), tokenizer, keep=50, piece_len=piece_len)
+    reader.read("w2 w3")
+    reader.read("w4")
+    assert reader.memory.open == (True,)
+    reader.undo(2)
+    assert reader.memory.open == (False,)
+
+
+@pytest.mark.parametrize("piece_len", [1, 2048])
 def test_between_two_documents_none_is_open(piece_len: int) -> None:
     reader = Reader(reading_model("lmm"), keep=50, piece_len=piece_len)
     reader.read(text(9))

@@ -122,13 +122,11 @@ class OneDocument:
     text = " Some   words   are   far   apart." * 50
 
     def __init__(self) -> None:
-        parts = [word for word in dict.fromkeys(self.text.lower().split())]
+        parts = dict.fromkeys(self.text.lower().split())
         model = tokenizers.models.WordLevel({word: i for i, word in enumerate(["<s>", "</s>", *parts])}, "<s>")
         made = tokenizers.Tokenizer(model)
-        made.normalizer, made.pre_tokenizer = (
-            tokenizers.normalizers.Lowercase(),
-            tokenizers.pre_tokenizers.WhitespaceSplit(),
-        )
+        made.normalizer = tokenizers.normalizers.Lowercase()
+        made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
         self.ids = np.array([0, *self.tokenizer(self.text).input_ids, 1])
 

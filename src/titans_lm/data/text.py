@@ -207,16 +207,23 @@ def _is_made(folder: Path) -> bool:
 def overlap(source: str | Path, text: str | Path) -> bool:
     """Tell whether two sources are the same, or one is a folder with the other in it; a name of the hub is no path.
 
-    Of the folder of the Python library what is no source of it is outside.
+    Of the Python library only its source files count, and of a folder only what is read of it.
     """
     names = str(source), str(text)
     if names[0] == names[1] or any(name.startswith(HUB) for name in names):
         return names[0] == names[1]
     if STDLIB in names:
         other = Path(names[1 - names.index(STDLIB)]).resolve()
-        return any(other == file or other in file.parents for file in map(Path.resolve, stdlib_files()[1]))
+        folder, files = stdlib_files()
+        if folder.resolve() not in (other, *other.parents):  # nothing of it, or all that is no hidden folder's
+            return other in folder.resolve().parents and not _is_hidden(folder.resolve(), other)
+        return any(other == file or other in file.parents for file in map(Path.resolve, files))
     one, other = Path(source).resolve(), Path(text).resolve()
     return one == other or one in other.parents or other in one.parents
+
+
+def _is_hidden(path: Path, below: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(below).parts)
 
 
 def check_apart(source: str | Path, valid: str | Path) -> None:

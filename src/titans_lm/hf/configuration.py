@@ -93,8 +93,9 @@ class TitansConfig(PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Make a config of what a file says; see the class for what the file may say besides."""
-        ours = {name: kwargs.pop(name) for name in _BACKBONE.keys() & kwargs.keys()}
-        if "architecture" in ours and "layer_types" not in ours:  # which the file has for the architecture it names
+        ours = {name: kwargs.pop(name) for name in (_BACKBONE.keys() | {"vocab_size"}) & kwargs.keys()}
+        another = ours.get("architecture", config_dict.get("architecture")) != config_dict.get("architecture")
+        if another and "layer_types" not in ours:  # which the file has for the architecture it names
             ours["layer_types"] = None
         config_dict = config_dict | ours
         added = _unknown(drop_former(config_dict))

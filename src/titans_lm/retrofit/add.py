@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 PROJECTIONS, OUTPUTS = ("q_proj", "k_proj", "v_proj"), ("o_proj", "dense")
 """Names of attention's projections; Phi calls the last one dense."""
 OURS = "titans"
-"""What PEFT calls the LoRA of an adapter; others may stand beside it."""
+"""What PEFT calls the LoRA of an adapter. One that is added later is the only active one until
+`model.set_adapter(["titans", …])`, and is in no file of ours."""
 
 
 def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
@@ -82,8 +83,8 @@ def find_attentions(model: "PreTrainedModel") -> list[Any]:
         raise ValueError(f"got a {name} that has a memory already; expected the base")
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         raise ValueError(
-            f"got a {name} with an adapter of PEFT; expected the base alone: merge that first (merge_and_unload), or "
-            "put one on later"
+            f"got a {name} with an adapter of PEFT; expected the base alone: loaded without it, or with it merged into "
+            "its weights"
         )
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"got a {name}, an encoder-decoder model; expected a decoder")
@@ -217,7 +218,7 @@ def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, A
 
 
 def _save_pretrained(
-    model: Any, save_directory: Any, is_main_process: bool = True, push_to_hub: bool = False, **_: Any
+    model: Any, save_directory: Any, is_main_process: bool = True, *_: Any, push_to_hub: bool = False, **__: Any
 ) -> None:
     """Save the adapter; the base is there already."""
     from titans_lm.retrofit.file import save

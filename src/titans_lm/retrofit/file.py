@@ -22,7 +22,7 @@ from titans_lm.retrofit.settings import AdapterSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FORMAT, VERSION = "titans-retrofit", 1
+FORMAT, VERSION = "titans-retrofit", 2
 FILE = "adapter.safetensors"
 """The name of an adapter in its folder."""
 

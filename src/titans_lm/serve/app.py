@@ -97,7 +97,7 @@ async def _parsed(kind: type[Given], request: Request) -> Given:
 
 
 def _is_field(part: str) -> bool:
-    """Whether this names a field, and not one of the kinds that are allowed there, such as list[str]."""
+    """Whether this names a field, and not one of the kinds that requests allow there, such as list[str] or str."""
     return part.isidentifier() and part not in ("str", "int")
 
 

@@ -18,8 +18,8 @@ def with_caching(model: nn.Module, **settings: Any) -> nn.Module:
     """Give the model with memory caching (D52), as another module with the same parameters; `model` is not touched.
 
     `settings` are those of a config: memory_caching, caching_segment and so on. Segments are weighed by the memory's
-    own queries, as there is no map that was trained for it; the open one has the logit `caching_open` besides. Raises
-    ValueError for other settings, and for a model without a memory that can.
+    own queries, as there is no map that was trained for it; the open one has the logit `caching_open` besides. In a
+    mixed stack lmm, mag and mal have it. Raises ValueError for other settings, and for a model without one of them.
     """
     check_known(CachingConfig, settings)
     settings = {"memory_caching": "grm", **settings}
@@ -27,8 +27,9 @@ def with_caching(model: nn.Module, **settings: Any) -> nn.Module:
     other = copy.deepcopy(model, memo=shared)
     found = 0
     for module in other.modules():
-        block = getattr(getattr(module, "config", None), "architecture", CACHING_BLOCKS[0])  # a layer alone has none
-        if isinstance(module, NeuralMemory) and not isinstance(module, TNTMemory) and block in CACHING_BLOCKS:
+        block = getattr(getattr(module, "config", None), "architecture", None)  # None of a layer alone
+        able = isinstance(module, NeuralMemory) and not isinstance(module, TNTMemory)
+        if able and block in (None, *CACHING_BLOCKS):
             module.config = dataclasses.replace(module.config, **settings)
             found += 1
         if isinstance(module, Backbone):

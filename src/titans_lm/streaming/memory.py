@@ -144,7 +144,7 @@ class Told(NamedTuple):
             return self._replace(open=tuple(False for _ in self.open))
         if self.hashed is None:
             return self
-        *earlier, last = self.left[row]
+        *earlier, last = (self.left or self.sources)[row]
         digest = self.hashed[row].copy()
         digest.update(tokens[:count].astype("<u4").tobytes())
         read = last.tokens - len(tokens) + count

@@ -118,11 +118,9 @@ class Reader:
             limit = (
                 f"can take back {keep} tokens, of those that it has read itself" if keep else "keeps nothing earlier"
             )
-            limit += ", what it has taken back already among them" if 0 < tokens <= keep else ""
-            raise ValueError(
-                f"got undo({tokens}) of a reader that {limit}; expected Reader(…, keep={max(tokens, keep + 1)}) or "
-                "more before these are read, or a fork made there"
-            )
+            more = f"Reader(…, keep={tokens}) or more before these are read, or a fork made there"
+            less = "fewer, with those that were taken back before, or a fork made there"
+            raise ValueError(f"got undo({tokens}) of a reader that {limit}; expected {more if tokens > keep else less}")
         _, memory, again = found
         self._start(memory)
         for call, count in again:
@@ -224,13 +222,12 @@ class Reader:
     def _mark(self, row: int, marks: list[int], *, opened: bool) -> None:
         opens = [opened if one == row else was for one, was in enumerate(self._open)]
         # marks that no step can read together are told one by one: between an end and a start no document is open
-        for several in [marks] if len(marks) <= self.piece_len else [[mark] for mark in marks]:
-            if several:
-                rows = [np.empty(0, dtype=np.int64)] * self.batch_size
-                rows[row] = np.array(several, dtype=np.int64)
-                self._feed(self._rows(rows), marks=True)
-                between = several[-1] != marks[-1]
-                self._tell([was and not (between and one == row) for one, was in enumerate(opens)], self._sources)
+        steps = [marks] if 0 < len(marks) <= self.piece_len else [[mark] for mark in marks]
+        for left, several in zip(range(len(steps) - 1, -1, -1), steps, strict=True):
+            rows = [np.empty(0, dtype=np.int64)] * self.batch_size
+            rows[row] = np.array(several, dtype=np.int64)
+            self._feed(self._rows(rows), marks=True)
+            self._tell([was and not (left and one == row) for one, was in enumerate(opens)], self._sources)
         self._open = opens
 
     def feed(self, ids: "Tensor | np.ndarray | Sequence[Any]", *, logits: bool = False) -> Tensor | None:
