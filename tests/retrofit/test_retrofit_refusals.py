@@ -26,6 +26,7 @@ from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.retrofit import FULL, Reach, RetrofitCache, add_memory, load, save
 from titans_lm.retrofit.add import check_windows
 from titans_lm.retrofit.attention import padding_mask
+from titans_lm.retrofit.file import FORMAT, VERSION, read_adapter
 from titans_lm.retrofit.reading import check_head
 from titans_lm.retrofit.settings import AdapterSettings
 
@@ -280,6 +281,14 @@ def test_an_adapter_of_another_base_or_none(tmp_path):
         load(tmp_path / "none", base)
     with pytest.raises(ValueError, match="which is no folder"):
         load(path, tmp_path / "no-model")
+    header, tensors = read_adapter(path)
+    tensors.popitem()
+    metadata = {"format": FORMAT, "version": str(VERSION), "header": json.dumps(header)}
+    safetensors.torch.save_file(tensors, tmp_path / "less.safetensors", metadata)
+    with pytest.raises(ValueError, match="it is damaged"):
+        load(tmp_path / "less.safetensors", base)
+    assert not hasattr(base, "retrofit"), "it is as it was, and takes a whole one"
+    load(path, base_of())
     torn = tmp_path / "torn.safetensors"
     torn.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(ValueError, match="damaged or not whole"):

@@ -42,12 +42,28 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
     Raises ValueError for a model that this cannot be done with, saying why.
     """
     check_known(AdapterSettings, settings)
-    adapter = AdapterSettings(**settings)
+    return attach(model, AdapterSettings(**settings))
+
+
+def attach(
+    model: "PreTrainedModel", adapter: AdapterSettings, weights: dict[str, Tensor] | None = None
+) -> "PreTrainedModel":
+    """`add_memory`, with memories of these weights, by their names in `adapter_of`, where some are given.
+
+    Weights that do not fit are torch's RuntimeError, before anything of the model is changed.
+    """
     owner: Any = model
     attentions = find_attentions(model)
     chosen = chosen_layers(adapter, len(attentions))
     rotations = find_rotations(model, attentions)
     memories = {index: _memory_beside(attentions[index], index, owner.config, adapter) for index in chosen}
+    names = {module: name.replace(".", "/") for name, module in model.named_modules()}
+    for index, memory in memories.items():
+        if weights is not None:
+            begin = f"{names[attentions[index]]}/memory."
+            memory.load_state_dict(
+                {name.removeprefix(begin): x for name, x in weights.items() if name.startswith(begin)}
+            )
     for layer, attention in _withholding(model, attentions):
         layer.register_forward_pre_hook(partial(_note_reach, attention), with_kwargs=True)
     model.requires_grad_(False)

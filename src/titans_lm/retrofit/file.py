@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from titans_lm.config import check_known
-from titans_lm.retrofit.add import adapter_of, add_memory
+from titans_lm.retrofit.add import adapter_of, attach
 from titans_lm.retrofit.settings import AdapterSettings
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def load(
         raise ValueError(f"got the adapter {str(path)!r} of other weights; expected its base, {header['base']!r}{half}")
     kept = AdapterSettings(**header["settings"])
     changed = {"window": kept.window if window is None else window, "sinks": kept.sinks if sinks is None else sinks}
-    add_memory(model, **vars(kept) | changed)
     try:
+        attach(model, dataclasses.replace(kept, **changed), tensors)
         adapter_of(model).load_state_dict(tensors)
     except RuntimeError as error:
         raise ValueError(f"the adapter {str(path)!r} does not fit its own settings; it is damaged") from error
