@@ -283,10 +283,8 @@ def _question(task: LocalTask, item: Any) -> Question:
         context, continuation = _text("context", item["context"]), _text("continuation", item["continuation"])
         return Question(((context, f" {continuation}"),), (len(continuation),), 0)
     if "context_options" in item:
-        contexts, continuation = (
-            _texts("context_options", item["context_options"]),
-            _text("continuation", item["continuation"]),
-        )
+        contexts = _texts("context_options", item["context_options"])
+        continuation = _text("continuation", item["continuation"])
         pairs = tuple((context, f" {continuation}") for context in contexts)
         return Question(pairs, tuple(map(len, contexts)), _gold(item, len(contexts)))
     context, choices = task.prompt(_text("query", item["query"])), _texts("choices", item["choices"])

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,24 +46,21 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
 
 
 def attach(
-    model: "PreTrainedModel", adapter: AdapterSettings, weights: dict[str, Tensor] | None = None
+    model: "PreTrainedModel", adapter: AdapterSettings, fill: Callable[[LayerMemory, str], None] | None = None
 ) -> "PreTrainedModel":
-    """`add_memory`, with memories of these weights, by their names in `adapter_of`, where some are given.
+    """`add_memory`, whose memories `fill` gives their weights: called with each, and what begins their names.
 
-    Weights that do not fit are torch's RuntimeError, before anything of the model is changed.
+    Names are those in `adapter_of`. Where it raises an error nothing of the model is changed yet.
     """
     owner: Any = model
     attentions = find_attentions(model)
     chosen = chosen_layers(adapter, len(attentions))
     rotations = find_rotations(model, attentions)
     memories = {index: _memory_beside(attentions[index], index, owner.config, adapter) for index in chosen}
-    names = {module: name.replace(".", "/") for name, module in model.named_modules()}
-    for index, memory in memories.items():
-        if weights is not None:
-            begin = f"{names[attentions[index]]}/memory."
-            memory.load_state_dict(
-                {name.removeprefix(begin): x for name, x in weights.items() if name.startswith(begin)}
-            )
+    if fill is not None:
+        names = {module: name.replace(".", "/") for name, module in model.named_modules()}
+        for index, memory in memories.items():
+            fill(memory, f"{names[attentions[index]]}/memory.")
     for layer, attention in _withholding(model, attentions):
         layer.register_forward_pre_hook(partial(_note_reach, attention), with_kwargs=True)
     model.requires_grad_(False)
@@ -133,9 +130,10 @@ def find_attentions(model: "PreTrainedModel") -> list[Any]:
 def check_windows(model: "PreTrainedModel", windows: Iterable[int]) -> None:
     """Refuse windows that are longer than that of a layer with a memory."""
     owner: Any = model
+    widest = max(windows, default=0)
     for module in model.modules():
         if isinstance(getattr(module, "memory", None), LayerMemory):
-            _check_window(owner.config, module.layer_idx, max(windows, default=0))
+            _check_window(owner.config, module.layer_idx, widest)
 
 
 def _check_window(config: Any, index: int, window: int) -> None:

@@ -100,11 +100,16 @@ def load(
         raise ValueError(f"got the adapter {str(path)!r} of other weights; expected its base, {header['base']!r}{half}")
     kept = AdapterSettings(**header["settings"])
     changed = {"window": kept.window if window is None else window, "sinks": kept.sinks if sinks is None else sinks}
-    try:
-        attach(model, dataclasses.replace(kept, **changed), tensors)
-        adapter_of(model).load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ValueError(f"the adapter {str(path)!r} does not fit its own settings; it is damaged") from error
+
+    def fill(module: torch.nn.Module, begin: str = "") -> None:
+        own = {name.removeprefix(begin): x for name, x in tensors.items() if name.startswith(begin)}
+        try:
+            module.load_state_dict(own)
+        except RuntimeError as error:
+            raise ValueError(f"the adapter {str(path)!r} does not fit its own settings; it is damaged") from error
+
+    attach(model, dataclasses.replace(kept, **changed), fill)
+    fill(adapter_of(model))
     return model.eval()
 
 
