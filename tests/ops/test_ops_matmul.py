@@ -129,23 +129,30 @@ def test_autocast_and_a_switch_of_torch_are_heard(taken: list) -> None:
 def test_bfloat16_without_instructions_is_rounded_float32(
     monkeypatch: pytest.MonkeyPatch, how: str, biased: bool
 ) -> None:
-    """Products of rounded numbers, rounded once; small ones and those that have gradients stay with torch."""
+    """Products of rounded numbers, rounded once, and so are their gradients; small ones stay with torch."""
     monkeypatch.setattr(matmul, "multiplies_bfloat16", lambda: False)
     monkeypatch.setattr(matmul, "LEAST_HALF", 9 * 6 * 4)
     rounded, calls = matmul._rounded, []
     monkeypatch.setattr(matmul, "_rounded", lambda *given: calls.append(given) or rounded(*given))
     x, weight, bias = drawn(9, 6), drawn(4, 6), drawn(4) if biased else None
-    exact = [None if y is None else y.bfloat16().double() for y in (x, weight, bias)]
+    exact = [y.bfloat16().double().requires_grad_() for y in (x, weight, bias) if y is not None]
     expected = F.linear(*exact)
     if how == "weights of bfloat16":
         x, weight, bias = (None if y is None else y.bfloat16() for y in (x, weight, bias))
+    given = [y.requires_grad_() for y in (x, weight, bias) if y is not None]
     with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
         y = matmul.linear(x, weight, bias)
         assert y.dtype == torch.bfloat16
         torch.testing.assert_close(y.double(), expected, rtol=2.0**-8, atol=1e-6)
+        grad = drawn(9, 4).bfloat16()
+        grads = zip(
+            torch.autograd.grad(y, given, grad), torch.autograd.grad(expected, exact, grad.double()), strict=True
+        )
+        for (mine, wanted), leaf in zip(grads, given, strict=True):
+            assert mine.dtype == leaf.dtype
+            torch.testing.assert_close(mine.double(), wanted, rtol=2.0**-8, atol=1e-6)
         assert len(calls) == 1
         assert matmul.linear(x[:8], weight, bias).dtype == torch.bfloat16
-        assert matmul.linear(x, weight.clone().requires_grad_(), bias).requires_grad
         assert matmul.linear(x.double(), weight.double(), None).dtype == torch.float64
         monkeypatch.setattr(matmul, "multiplies_bfloat16", lambda: True)
         assert matmul.linear(x, weight, bias).dtype == torch.bfloat16
