@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import importlib
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +16,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     match = difflib.get_close_matches(name.lower(), known, n=1)
     return f"did you mean {match[0]!r}?" if match else f"expected one of {', '.join(known)}"
+
+
+def load_library(module: str, use: str, install: str) -> Any:
+    """Import a module that not every installation has; ValueError that says what for, and how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"got no {error.name or module}, which {use}; install it with: {install}") from error
 
 
 def check_choice(what: str, got: Any, known: Iterable[str]) -> None:

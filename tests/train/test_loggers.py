@@ -88,7 +88,7 @@ def test_tensorboard_holds_what_metrics_hold(llama, tmp_path) -> None:
 def test_a_library_that_is_missing_is_named_before_training(llama, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     run = RunFolder.create(tmp_path / "run", {})
-    with pytest.raises(ValueError, match="'trackio', which is not installed; expected: pip install trackio"):
+    with pytest.raises(ValueError, match="the sink 'trackio' needs; install it with: pip install trackio"):
         fit(llama(), BATCHES, next_token_loss, dataclasses.replace(SETTINGS, sinks=("trackio",)), run=run)
     assert not (tmp_path / "run" / "metrics.jsonl").read_text()
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from titans_lm.checks import load_library
 from titans_lm.commands.show import Configured, Written, say, show, write
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.recipes.find import check_data
@@ -217,13 +218,8 @@ def run_generate(command: Generate) -> None:
 
 
 def run_serve(command: Serve) -> None:
-    try:
-        from titans_lm.serve.server import serve_model
-    except ImportError as error:
-        raise ValueError(
-            f"got no {error.name}, which serving needs; install it with: pip install 'titans-lm[serve]'"
-        ) from error
-    serve_model(command.model, command, device=command.device, say=None if command.quiet else say)
+    server = load_library("titans_lm.serve.server", "serving needs", "pip install 'titans-lm[serve]'")
+    server.serve_model(command.model, command, device=command.device, say=None if command.quiet else say)
 
 
 def run_info(command: Info) -> None:

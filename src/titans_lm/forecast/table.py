@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from titans_lm.checks import load_library
 from titans_lm.config import nearest
 from titans_lm.forecast.settings import TableSettings
 
@@ -98,12 +99,7 @@ def months(dates: np.ndarray) -> int | None:
 
 def check_pandas() -> None:
     """Raise ValueError where pandas is missing, before anything is done."""
-    try:
-        import pandas  # noqa: F401
-    except ImportError as error:
-        raise ValueError(
-            f"got no {error.name}, which tables are read with; install it with: pip install 'titans-lm[forecast]'"
-        ) from error
+    load_library("pandas", "tables are read with", "pip install 'titans-lm[forecast]'")
 
 
 def read_table(path: Path, settings: TableSettings) -> Table:

@@ -1,12 +1,12 @@
 """Settings of `titans genomics`: how sequences are read, what classifies them, how it learns, how it is compared."""
 
-import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import tyro
 
+from titans_lm.checks import load_library
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_switch
 from titans_lm.experiments.settings import Hidden, check_runs, check_shared, inside
 from titans_lm.train.settings import FitSettings
@@ -281,10 +281,4 @@ def _check_words(name: str, size: int) -> None:
 
 def extra(module: str) -> Any:
     """Import a module of the extra `genomics` (scikit-learn, scipy); ValueError, saying how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"got no {error.name}, which splits, scores and counted words need; install it with: "
-            "pip install 'titans-lm[genomics]'"
-        ) from error
+    return load_library(module, "splits, scores and counted words need", "pip install 'titans-lm[genomics]'")

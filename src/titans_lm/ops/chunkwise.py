@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from titans_lm.config import SurpriseSizes
 from titans_lm.ops.call import CallSpec, Inputs, Saved
@@ -22,6 +21,7 @@ from titans_lm.ops.chunk_forward import Weights
 from titans_lm.ops.gates import stack_gates
 from titans_lm.ops.groups import ChunkedCall
 from titans_lm.ops.layout import TokenLayout, make_layout, ragged, uniform
+from titans_lm.ops.matmul import once_differentiable
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.recurrent import can_step, step
 from titans_lm.ops.state import PLAIN, MemoryState, PerToken, select_rows
@@ -49,7 +49,6 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
         d_out, _, *d_state = grad_outputs
         L, count = ctx.layers, len(ctx.needs_input_grad) - 3

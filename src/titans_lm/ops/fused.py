@@ -11,10 +11,9 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from titans_lm.ops.matmul import PLAIN, linear, needs_grad, outer, times
+from titans_lm.ops.matmul import PLAIN, linear, needs_grad, once_differentiable, outer, times
 from titans_lm.ops.state import state_dtype
 
 How = Literal["memory", "mutual"]
@@ -90,7 +89,6 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         kept, weight, rstd = ctx.saved_tensors
         if weight is not None:
@@ -141,7 +139,6 @@ class _UnitNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,), (unit, size) = grads, ctx.saved_tensors
         along = (grad * unit).sum(-1, keepdim=True)
@@ -178,7 +175,6 @@ class _UnitQKV(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         grad, (unit, sizes) = torch.stack(grads, dim=2), ctx.saved_tensors
         along = (grad * unit).sum(-1, keepdim=True)
@@ -217,7 +213,6 @@ class _SwiGLU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         (grad,), (x, both, down, *hidden) = grads, ctx.saved_tensors
         wanted = ctx.needs_input_grad
@@ -294,7 +289,6 @@ class _GatedLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         (grad,), (y, m, weight, y_weight, m_weight, y_rstd, m_rstd) = grads, ctx.saved_tensors
         a, c = _scaled(y, y_rstd, y_weight).reshape(m.shape), m if m_rstd is None else _scaled(m, m_rstd, m_weight)
@@ -352,7 +346,6 @@ class _ClippedSigmoids(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         several = []
         for grad, (stretch, most) in zip(grads, ctx.forms, strict=True):
@@ -390,7 +383,6 @@ class _CausalTaps(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         (grad,), (padded, weight) = grads, ctx.saved_tensors
         K, T = len(weight), grad.shape[1]

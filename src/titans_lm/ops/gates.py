@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from titans_lm.ops.matmul import once_differentiable
 
 FEW_PRODUCTS = 2**14
 """Numbers of P up to which a CPU is faster with products one after another, in few operations, than by doubling."""
@@ -58,7 +59,6 @@ class _IntervalProducts(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> Tensor:
         (P,), C = ctx.saved_tensors, ctx.shape[-1]
         g = torch.zeros_like(P)

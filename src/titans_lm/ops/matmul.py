@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 LEAST = 2**20
@@ -29,6 +28,8 @@ LEAST_HALF = 2**16
 MOST = 2**19
 """Numbers of a matrix up to which a product with one vector is a plain reduction."""
 
+once_differentiable: Any = torch.autograd.function.once_differentiable
+"""torch's own, whose annotation would lose the name of ctx."""
 PLAIN = (Tensor, torch.nn.Parameter)
 """Types of tensors that are what they look like: a quantised weight, or one spread over processes, is of another."""
 
@@ -127,7 +128,6 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         (grad,), (x, weight) = grads, ctx.saved_tensors
         by_x, by_weight, by_bias = ctx.needs_input_grad

@@ -17,11 +17,10 @@ from typing import Any, Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from titans_lm.config import Activation, ForgetTo, Objective, check_choice
-from titans_lm.ops.matmul import bmm
+from titans_lm.ops.matmul import bmm, once_differentiable
 
 ReadAt = Literal["token", "anchor"]
 
@@ -184,7 +183,6 @@ class _Recall(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         with torch.autocast(device_type=grads[0].device.type, enabled=False):  # for a backward() inside autocast
             return _recall_adjoint(ctx.network, ctx.needs_input_grad[4:], grads[0], *ctx.saved_tensors)

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from titans_lm.ops.matmul import once_differentiable
 
 
 def polynomial(x: Float[Tensor, "*s D"], a: Float[Tensor, "*s2 P"]) -> Float[Tensor, "*s K"]:
@@ -176,7 +177,6 @@ class _Polynomial(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    # pyrefly: ignore [bad-override]: once_differentiable's own annotation loses the name of ctx
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         (x, roots, scales, *kept), g = ctx.saved_tensors, grads[0]
         D, p = x.shape[-1], roots.shape[-1] - 1

@@ -1,7 +1,6 @@
 """Documents one after another from wherever they are, in an order that does not change, without holding them all."""
 
 import gzip
-import importlib
 import json
 import os
 import zlib
@@ -11,6 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from titans_lm.checks import load_library
 from titans_lm.data.text import HUB, STDLIB, Document, read_file, stdlib_files, text_below
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.train.files import one_line
@@ -149,10 +149,7 @@ def _parquet(path: Path, column: str) -> Iterator[Any]:
 
 def _needed(module: str, what: str) -> Any:
     """Import a module of the `train` extra; ValueError that says how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f"got {what}, which needs {module}; install it: pip install 'titans-lm[train]'") from error
+    return load_library(module, f"{what} needs", "pip install 'titans-lm[train]'")
 
 
 def _hub(name: str, settings: PrepareSettings) -> Source:

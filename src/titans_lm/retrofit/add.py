@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from titans_lm.checks import load_library
 from titans_lm.config import check_known
 from titans_lm.hf.cache import begin_cache, check_prompt, check_rows
 from titans_lm.hf.history import check_begins, check_drafts
@@ -204,12 +205,9 @@ def adapter_of(model: "PreTrainedModel") -> nn.ModuleDict:
 
 
 def _add_lora(model: Any, attention: Any, rank: int) -> None:
-    try:
-        from peft import LoraConfig
-    except ImportError as error:
-        raise ValueError("got lora_rank without peft; install it with: pip install peft") from error
+    peft = load_library("peft", "lora_rank needs", "pip install peft")
     names = [name for name in (*PROJECTIONS, *OUTPUTS) if hasattr(attention, name)]
-    model.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=names), OURS)
+    model.add_adapter(peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=names), OURS)
 
 
 def _generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:

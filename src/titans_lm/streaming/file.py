@@ -350,13 +350,8 @@ def named_state(state: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 def _rebuild(pattern: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """A state of the pattern's form from tensors by path."""
-    if isinstance(pattern, Tensor):
-        return tensors[name]
-    if pattern is None:
-        return None
-    fields = getattr(pattern, "_fields", None) or range(len(pattern))
-    parts = [_rebuild(part, f"{name}.{field}", tensors) for field, part in zip(fields, pattern, strict=True)]
-    return type(pattern)(*parts) if hasattr(pattern, "_fields") else tuple(parts)
+    parts = (tensors[path] for path, _ in named_state(pattern, name))
+    return map_state(lambda _: next(parts), pattern)
 
 
 def _digest(header: str, tensors: dict[str, Tensor]) -> str:

@@ -2,13 +2,13 @@
 
 import errno
 import hashlib
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from titans_lm.checks import load_library
 from titans_lm.train.checkpoint import copied, optimizer_tensors
 from titans_lm.train.files import HIDDEN, IN_USE, claimed, one_line
 from titans_lm.train.parallel import Distributed, whole_weights
@@ -243,9 +243,5 @@ def check_sinks(names: Iterable[str]) -> None:
 
 def _library(package: str) -> Any:
     """Load what a sink writes by; ValueError where it is not installed."""
-    try:
-        return importlib.import_module("torch.utils.tensorboard" if package == "tensorboard" else package)
-    except ImportError as error:
-        raise ValueError(
-            f"got the sink {package!r}, which is not installed; expected: pip install {package}"
-        ) from error
+    module = "torch.utils.tensorboard" if package == "tensorboard" else package
+    return load_library(module, f"the sink {package!r} needs", f"pip install {package}")

@@ -4,13 +4,13 @@ Triton is known by name only, and imported when the first call asks for it. What
 ValueError that says what they do. Experimental. Design, and what ran on a GPU: docs/kernels.md.
 """
 
-import importlib
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from titans_lm.checks import load_library
 from titans_lm.config import SurpriseSizes
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.state import PLAIN, MemoryState, PerToken
@@ -29,13 +29,8 @@ ELSEWHERE = 'backend="chunked" does everything'
 
 def import_triton() -> Any:
     """Import triton, or say how to get it."""
-    try:
-        return importlib.import_module("triton")
-    except ImportError as error:
-        raise ValueError(
-            'got backend="triton", but triton is not installed; expected it: pip install "titans-lm[kernels]" '
-            f"(Linux), or {ELSEWHERE}"
-        ) from error
+    install = f'pip install "titans-lm[kernels]" (Linux); {ELSEWHERE}'
+    return load_library("triton", 'backend="triton" needs', install)
 
 
 def check_supported(
