@@ -148,7 +148,7 @@ class BabiLongTask(HiddenTask):
     """
 
     name: ClassVar[str] = "babilong"
-    title: ClassVar[str] = "Facts in books (BABILong)"
+    title: ClassVar[str] = "Facts in books (BABILong's form)"
     size_fields: ClassVar[tuple[str, ...]] = ("length",)
     task: BabiLongSettings = field(default_factory=BabiLongSettings)
     """The task; sizes go over what is set here."""
