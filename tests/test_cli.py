@@ -276,9 +276,10 @@ MISTAKES = {
         "got --config before what to do; expected the word for that first",
     ),
     "two separators": (
-        ["forecast", "predict", "x", "y", "--table.decimal", ";"],
-        "got decimal=';' with separator=','; expected . or , and not the separator",
+        ["forecast", "train", "x", "--out", "y", "--table.decimal", ","],
+        "got decimal=',' with separator=','; expected . or , and not the separator",
     ),
+    "no decimal point": (["forecast", "predict", "x", "y", "--table.decimal", ";"], "got decimal=';'; expected . or ,"),
     "no device": (["train", "{tmp}/short", "--device", "tpu9"], "got device='tpu9'"),
 }
 

@@ -4,11 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from model_cases import small_config
 from titans_lm.experiments.models import folder_name
-from titans_lm.experiments.settings import CompareSettings
-from titans_lm.experiments.text import language_settings
+from titans_lm.experiments.settings import CompareSettings, small_training
+from titans_lm.experiments.text import check_models, language_settings
 from titans_lm.report.models import remembers, title
 from titans_lm.train.baselines import fit_baseline
 from titans_lm.train.settings import LanguageSettings
@@ -75,3 +76,22 @@ def test_what_all_share_reaches_a_model_as_far_as_its_blocks_have_it(tmp_path: P
 def test_a_model_that_is_none_is_told_the_nearest_of_all(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"got the model 'lmmm'; did you mean 'lmm'\?"):
         language_settings(small(tmp_path), "lmmm", 9_000)
+
+
+def test_a_folder_that_comes_first_sets_the_size(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("to and fro and to " * 200)
+    sizes = {"vocab_size": 259, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1}
+    LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=True).save_pretrained(tmp_path / "mini")
+    settings = dataclasses.replace(
+        small(tmp_path), data=str(tmp_path / "text"), test=tmp_path / "text", models=(str(tmp_path / "mini"), "lmm")
+    )
+    told: list[str] = []
+    size = check_models(settings, told.append)
+    assert f"mini: {size:,} parameters, +0.00%" in told[0]
+    assert int(told[1].split()[1].replace(",", "")) == pytest.approx(size, rel=0.01)
+
+
+def test_models_that_are_compared_begin_anew(tmp_path: Path) -> None:
+    train = dataclasses.replace(small_training(), init=tmp_path)
+    with pytest.raises(ValueError, match=r"got init=.*, but models that are compared begin anew"):
+        CompareSettings(data="text", test=tmp_path, train=train)

@@ -162,6 +162,11 @@ def test_a_table_is_read_as_it_was_fitted(fitted, capsys, tmp_path):
         assert (code, err) == (0, "")
         found.append((tmp_path / name / "forecast.csv").read_text())
     assert found[0] == found[1] == found[2]
+    (tmp_path / "other.csv").write_text((tmp_path / "t.csv").read_text().replace(",", ".").replace(";", ","))
+    usual = ["--table.separator", ",", "--table.decimal", "."]  # what train takes by default is asked for here
+    args = [tmp_path / "run", tmp_path / "other.csv", "--out", tmp_path / "other", "--origin", 52, *usual]
+    assert titans(capsys, "forecast", "predict", *args)[::2] == (0, "")
+    assert (tmp_path / "other" / "forecast.csv").read_text() == found[0]
 
 
 def test_a_table_without_dates_counts_rows(fitted, capsys, tmp_path):

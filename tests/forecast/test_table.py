@@ -79,6 +79,9 @@ def test_dates_that_may_begin_with_the_day_are_read_as_fits_better(path, mark):
     assert (daily.season, daily.notes) == (7, ())
     american = table([f"01.{day:02}.2010" for day in range(1, 32)] + ["02.01.2010", "02.02.2010"])
     np.testing.assert_array_equal(american.dates, daily.dates)
+    short = table([f"{day:02}.01.10" for day in range(1, 32)] + ["01.02.10", "02.02.10"])
+    np.testing.assert_array_equal(short.dates, daily.dates)
+    assert str(table(f"{day}.2.71 0:30" for day in range(1, 29)).dates[-1]).startswith("1971-02-28T00:30")
 
 
 @pytest.mark.parametrize(("cell", "row"), [("True", 0), ("", 1)])
@@ -244,6 +247,11 @@ MISTAKES = {
     "a header alone": ("date,a\n", {}, "no row of numbers"),
     "ragged rows": ("a,b\n1,2\n1,2,3\n", {}, "which is no table"),
     "a word": ("a,b\n1,2\n3,four\n", {}, r"got 'four' in row 1 of .*, in column 'b'; expected a number"),
+    "a switch alone": (
+        "a\nTrue\nFalse\n",
+        {},
+        "got True in row 0 of .*, in column 'a'; expected a number",
+    ),
     "a name twice": ("a,b,a\n1,2,3\n", {}, "two columns named 'a'"),
     "dates alone": ("date,a\n2020-01-01,1\n", {"channels": ("date",)}, "the channel 'date'"),
     "an unknown channel": ("load,b\n1,2\n", {"channels": ("laod",)}, "did you mean 'load'"),

@@ -188,6 +188,17 @@ def test_folds_that_began_from_other_weights_at_one_path_are_not_mixed(tmp_path:
         run_evaluation(dataclasses.replace(told, seeds=(0, 1)), "", lambda _: None)
 
 
+def test_all_backbones_begin_from_weights_of_their_architecture(tmp_path: Path) -> None:
+    """Also where comparisons would give attention a convolution of its own."""
+    config = tiny_model(architecture="attention")
+    start = save_nucleotides(tmp_path / "pre", NucleotideModel(config, 1))
+    fit = tiny_fit(pretrained=start, model=small_model())
+    assert model_settings(fit, "attention", 1_000).model == config
+    assert model_settings(fit, "attention:num_persistent=2").model != config, "which training refuses"
+    with pytest.raises(ValueError, match=r"got the model 'lmm' with pretrained=.*; expected attention"):
+        model_settings(fit, "lmm")
+
+
 def test_stacks_are_of_equal_size(done) -> None:
     told, result = done
     size = result["backbone_parameters"]

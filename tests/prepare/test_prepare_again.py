@@ -197,6 +197,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 1000)[:40])
+    (tmp_path / "hollow.txt").write_text("")
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied" / "thesis.tex").write_text("do not touch")
     cases = [
@@ -204,6 +205,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         ([tmp_path / "empty"], "got no files in"),
         ([tmp_path / "bad.jsonl"], "line 2 of .*bad.jsonl is not JSON"),
         ([tmp_path / "one.jsonl"], "got no document to train on; expected more documents, or --valid"),
+        ([tmp_path / "hollow.txt"], "got no document to train on; .*; skipped 1, the first .*hollow.txt"),
         ([tmp_path / "deep.jsonl"], "line 1 of .*deep.jsonl is not JSON"),
         ([tmp_path / "torn.jsonl.gz"], "torn.jsonl.gz cannot be unpacked"),
         ([tmp_path / "texts", "--held-out", "1"], "got held_out=1 without valid, which leaves nothing to train on"),

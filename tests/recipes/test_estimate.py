@@ -99,3 +99,5 @@ def test_it_is_about_as_many_parameters_as_are_asked_for() -> None:
     assert estimate_training(settings)["flops_per_token"] != estimate_training(LanguageSettings())["flops_per_token"]
     with pytest.raises(ValueError, match="baseline='llama' with an estimate"):
         estimate_training(LanguageSettings(baseline="llama"))
+    with pytest.raises(ValueError, match="activation_checkpointing=True with an estimate"):
+        estimate_training(LanguageSettings(activation_checkpointing=True))

@@ -13,10 +13,12 @@ from retrofit.retrofit_cases import SINKS, WINDOW, base_of, some_ids, with_memor
 from titans_lm.cli import main
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer
 from titans_lm.distill.loss import Distillation, HeadLoss
-from titans_lm.distill.rows import ReturningRows, Text
+from titans_lm.distill.rows import ReturningRows, Text, open_texts
 from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.distill.start import BATCHES, RIDGE, start_memories
 from titans_lm.distill.train import Gap, checkpoint_blocks, retrofit
+from titans_lm.prepare.run import prepare
+from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.retrofit import FULL, AdapterSettings, Reach, adapter_of, load
 from titans_lm.retrofit.file import FILE, read_adapter
 from titans_lm.retrofit.memory import LayerMemory
@@ -40,6 +42,14 @@ def folder(tmp_path_factory):
     (path / "text.txt").write_text(" ".join(f"{n * n} ships sailed on day {n}." for n in range(60)))
     (path / "short.txt").write_text("too short\n")
     return path
+
+
+def test_a_prepared_folder_has_its_own_held_out_part(folder, tmp_path):
+    prepare(PrepareSettings(source=str(folder / "text.txt"), out=tmp_path / "tokens", held_out=0.3))
+    settings = dataclasses.replace(SETTINGS, data=str(tmp_path / "tokens"))
+    assert [text.tokens > 100 for text in open_texts(settings, byte_tokenizer())] == [True, True]
+    with pytest.raises(ValueError, match=r"got valid='other\.txt' with a prepared folder"):
+        open_texts(dataclasses.replace(settings, valid="other.txt"), byte_tokenizer())
 
 
 def test_passages_return_after_they_have_left_the_window():

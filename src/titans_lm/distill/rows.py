@@ -29,6 +29,11 @@ def open_texts(settings: RetrofitSettings, tokenizer: Any) -> tuple[Text, Text]:
     if settings.data is None:
         raise ValueError("got no data; expected a file, a folder of text, or a folder of titans prepare")
     if is_token_folder(settings.data):
+        if settings.valid is not None:
+            raise ValueError(
+                f"got valid={settings.valid!r} with a prepared folder, which has held its part out already; "
+                "give it to titans prepare"
+            )
         folder = TokenFolder(settings.data)
         if folder.tokenizer_fingerprint != tokenizer_fingerprint(tokenizer):
             raise ValueError(

@@ -90,6 +90,7 @@ class SharedTraining(LanguageSettings):
     lr: Hidden[float] = 3e-3
     seed: Hidden[int] = 0
     baseline: Hidden[str | None] = None
+    init: Hidden[Path | None] = None
 
 
 def small_training() -> LanguageSettings:
@@ -136,6 +137,11 @@ class CompareSettings(Experiment):
         for name in ("positions", "test_bytes"):
             check_at_least(name, getattr(self, name), 1)
         check_shared(self.train, data="DATA:", out="--out")
+        if self.train.init is not None:
+            raise ValueError(
+                f"got init={str(self.train.init)!r}, but models that are compared begin anew; expected none: titans "
+                "evaluate perplexity compares trained ones"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,11 @@ from titans_lm.experiments.settings import TaskFit
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import TaskLoss
-from titans_lm.train.match import MATCHED_BY, count_parameters
+from titans_lm.train.match import MATCHED_BY
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import Outlook, ProgressReport, TokenReport
 from titans_lm.train.run import RunFolder, begun_with
-from titans_lm.train.sized import Sized, sized_for
+from titans_lm.train.sized import Sized, own_size, sized_for
 from titans_lm.train.trainer import FitResult
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def check_models(settings: Any, longest: int, say: Say) -> tuple[int | None, dic
     if parameters is None:
         parameters = sizes.get(first)
     if parameters is None:
-        parameters = count_parameters(model_settings(settings.train, first, None).model, task.vocab_size)
+        parameters = own_size(model_settings(settings.train, first, None), task.vocab_size)
     for name in settings.models:
         if name not in sizes:
             sized = sized_for(model_settings(settings.train, name, parameters), task.vocab_size)

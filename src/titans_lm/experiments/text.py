@@ -24,14 +24,15 @@ from titans_lm.experiments.runner import CONTENTS, SPEC, Run, Say, run_experimen
 from titans_lm.experiments.settings import CompareSettings
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import JsonLines, write_json
+from titans_lm.train.fresh import special_ids
 from titans_lm.train.language import language_data, train_language_model
-from titans_lm.train.match import MATCHED_BY, count_parameters
+from titans_lm.train.match import MATCHED_BY
 from titans_lm.train.options import plain_settings, written_command
 from titans_lm.train.progress import Outlook, ProgressReport
 from titans_lm.train.run import CONTENTS as CONTENTS_FILE
 from titans_lm.train.run import METRICS, SETTINGS, begun_with, load_model, load_tokenizer
 from titans_lm.train.settings import LanguageSettings
-from titans_lm.train.sized import sized_model
+from titans_lm.train.sized import own_size, sized_model
 from titans_lm.train.trainer import Diverged
 
 FILE = "compare.json"
@@ -92,7 +93,7 @@ def check_models(settings: CompareSettings, say: Say) -> int:
     first = language_settings(settings, settings.models[0], 1)
     tokenizer, parameters = language_data(first).tokenizer, settings.train.parameters
     if parameters is None:
-        parameters = count_parameters(first.model, len(tokenizer))
+        parameters = own_size(first, len(tokenizer), **special_ids(tokenizer))
     assert settings.test is not None
     read_texts(settings.test, tokenizer, settings.test_bytes)  # fails now, and not after the first run
     for name in settings.models:

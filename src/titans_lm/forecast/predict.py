@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from titans_lm.config import check_choice
 from titans_lm.forecast.baselines import MODELS, make_model
 from titans_lm.forecast.fit import streamed
 from titans_lm.forecast.model import Shape
-from titans_lm.forecast.settings import Memory, NetSettings, PredictSettings, TableSettings
+from titans_lm.forecast.settings import Memory, NetSettings, PredictSettings, TableChanges, TableSettings
 from titans_lm.forecast.table import Table, read_table
 from titans_lm.forecast.windows import Prepared, Scaler
 from titans_lm.report.plots import INK, SOFT, Line, Panels, Plot, draw, save_png
@@ -156,11 +156,10 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     }
 
 
-def _reading(asked: TableSettings, fitted: FittedForecaster) -> TableSettings:
-    """How to read a table: as the one that the model was fitted to, but for what is asked for and no default."""
-    plain = TableSettings()
-    own = {f.name: getattr(asked, f.name) for f in fields(plain) if getattr(asked, f.name) != getattr(plain, f.name)}
-    return merge_settings(plain, {**fitted.told.get("reading", {}), **own})
+def _reading(asked: TableChanges, fitted: FittedForecaster) -> TableSettings:
+    """How to read a table: as the one that the model was fitted to, but for what is asked for."""
+    own = {name: value for name, value in vars(asked).items() if value is not None}
+    return merge_settings(TableSettings(), {**fitted.told.get("reading", {}), **own})
 
 
 def _with_channels(table: Table, channels: tuple[str, ...]) -> Table:

@@ -72,6 +72,30 @@ class TableSettings:
             check_at_least("period", self.period, 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableChanges:
+    """How a table is read where that is not as the one that a model was fitted to."""
+
+    separator: str | None = None
+    """What stands between two cells."""
+    decimal: str | None = None
+    """What stands before the fraction of a number."""
+    date: str | None = None
+    """Column of dates."""
+    channels: tuple[str, ...] | None = None
+    """Columns to read, those of the model among them."""
+    missing: Missing | None = None
+    """Empty and infinite cells: refuse them (error), or fill each with the last value before it."""
+    sentinels: tuple[float, ...] | None = None
+    """Numbers that mean that nothing was measured."""
+    sentinel: Sentinel | None = None
+    """Such numbers: refuse them (error), keep them as if measured, or fill them."""
+
+    def __post_init__(self) -> None:
+        if self.decimal not in (None, ".", ","):
+            raise ValueError(f"got decimal={self.decimal!r}; expected . or ,")
+
+
 def small_stack() -> BackboneConfig:
     """One block of width 32: some CPU minutes on ETTh1."""
     return BackboneConfig(
@@ -254,8 +278,8 @@ class PredictSettings:
     memory: Memory = "fresh"
     """What the memory has read: the window alone (fresh), all windows before it too (carried), or it learns nothing
     at all (still)."""
-    table: TableSettings = field(default_factory=TableSettings)
-    """How the table is read."""
+    table: TableChanges = field(default_factory=TableChanges)
+    """How the table is read; by default as the one that the model was fitted to."""
     plot_channels: int = 4
     """Most channels that the plot shows, the last ones of the table."""
     device: str = "auto"

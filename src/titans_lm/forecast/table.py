@@ -27,6 +27,8 @@ OFFSET = re.compile(r":\d\d(?:\.\d+)?\s*([+-]\d\d)(?::?(\d\d))?$")
 """What a time is ahead of UTC, at its end."""
 EITHER_FIRST = re.compile(r"\s*\d{1,2}([./-])\d{1,2}\1\d{4}(?!\d)")
 """A date that begins with its day or its month."""
+SHORT_YEAR = re.compile(r"(\s*\d{1,2}([./-])\d{1,2}\2)(\d\d)(?!\d)")
+"""The same with the last two digits of its year."""
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A", "-nan", "-NaN")
 """The usual ones of the cells that pandas reads as missing."""
 
@@ -253,6 +255,9 @@ def _parsed(column: "pandas.Series") -> "pandas.Series":
     """
     import pandas as pd
 
+    short = column.astype(str).str.match(SHORT_YEAR)
+    if short.all():  # of which pandas guesses one by one; 69 to 99 are of the last century, as everywhere
+        column = column.str.replace(SHORT_YEAR, lambda date: f"{date[1]}{19 + (date[3] < '69')}{date[3]}", regex=True)
     # offsets may differ, as on either side of a change to summer time; dates without one are left as they are
     if not column.astype(str).str.match(EITHER_FIRST).all():
         return pd.to_datetime(column, errors="coerce", utc=True)
@@ -283,7 +288,7 @@ def _numbers(path: Path, frame: "pandas.DataFrame") -> np.ndarray:
     import pandas as pd
 
     found = frame.apply(pd.to_numeric, errors="coerce")
-    wrong = (found.isna() & frame.notna()).to_numpy()
+    wrong = (found.isna() & frame.notna()).to_numpy(copy=True)  # a view of one channel may not be written to
     for place, kind in enumerate(frame.dtypes):
         if kind in (bool, object):  # pandas takes True and False for numbers
             wrong[:, place] |= frame.iloc[:, place].map(lambda cell: isinstance(cell, bool)).to_numpy()

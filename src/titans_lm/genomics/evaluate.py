@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from titans_lm.config import check_choice
+from titans_lm.config import BackboneConfig, check_choice
 from titans_lm.data.batches import fingerprint
 from titans_lm.experiments.models import ARCHITECTURES, STACK, parse_model, split_changes, stack_of, weights_sum
 from titans_lm.experiments.result import Result, kept, runs_of, write_record
@@ -24,7 +24,7 @@ from titans_lm.genomics.fit import check_network, describe_data, train_classifie
 from titans_lm.genomics.metrics import corrected_t, mcnemar, resampling_ratio, scores, write_confusion
 from titans_lm.genomics.predict import NUCLEOTIDES, find_model
 from titans_lm.genomics.records import VOCAB_SIZE, Sequences, read_sequences
-from titans_lm.genomics.settings import COUNTED, Baseline, EvaluateSettings, GenomicsFit, extra
+from titans_lm.genomics.settings import COUNTED, Baseline, EvaluateSettings, GenomicsFit, extra, small_model
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_atomically
 from titans_lm.train.match import count_parameters, match_parameters
@@ -59,7 +59,8 @@ def model_settings(shared: GenomicsFit, name: str, parameters: int | None = None
     """Give the settings of a model by its name, from those that all share.
 
     A backbone gets the width and the MLP that give its stack as many parameters as asked for; all else of it goes by
-    `stack_of`. ValueError for a name that is not known, and for what cannot be varied.
+    `stack_of`, or by the weights that it starts from. ValueError for a name that is not known, and for what cannot be
+    varied.
     """
     model = parse_model(name, BASES)
     check_choice("models", model.base, BASES)
@@ -69,7 +70,14 @@ def model_settings(shared: GenomicsFit, name: str, parameters: int | None = None
         return dataclasses.replace(fit, baseline=model.base, pretrain_steps=0, pretrained=None)  # pyrefly: ignore
     own, stack = split_changes(model, BACKBONE, STACK)
     config = stack_of(shared.model, model.base, stack)
-    if parameters is not None:
+    if shared.pretrained is not None and not stack and shared.model == small_model():
+        config = merge_settings(BackboneConfig(), find_model(shared.pretrained, NUCLEOTIDES)[1]["model"])
+        if config.architecture != model.base:
+            raise ValueError(
+                f"got the model {name!r} with pretrained={str(shared.pretrained)!r}; expected {config.architecture}, "
+                "which that is"
+            )
+    elif parameters is not None:
         config = match_parameters(config, VOCAB_SIZE, parameters)
     return merge_settings(dataclasses.replace(shared, model=config, baseline=None, parameters=None), own)
 

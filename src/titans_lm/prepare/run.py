@@ -175,6 +175,7 @@ class _Folder:
                 raise Refused(
                     f"got no document {'to train on' if name == TRAIN else 'to test on'}; expected "
                     "more documents, or --valid SOURCE"
+                    + (f"; skipped {len(skipped):,}, the first {skipped[0]}" if skipped else "")
                 )
         index = {
             **{name: self.begun[name] for name in ("format", "asked", "tokenizer")},

@@ -44,6 +44,11 @@ def estimate_training(
         raise ValueError(
             f"got baseline={settings.baseline!r} with an estimate, which knows our architectures; expected no baseline"
         )
+    if settings.activation_checkpointing:
+        raise ValueError(
+            "got activation_checkpointing=True with an estimate, which counts what blocks keep and no second forward "
+            "pass; expected none: less memory than it says, and a third more time"
+        )
     vocab_size = VOCAB_SIZE if settings.vocab_size is None else settings.vocab_size
     if settings.parameters is not None:
         matched = match_parameters(settings.model, vocab_size, settings.parameters)

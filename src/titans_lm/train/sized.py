@@ -97,6 +97,13 @@ def sized_for(settings: ModelSettings, vocab_size: int, **special: int | None) -
     return Sized.given(language_model(config, vocab_size, **special), asked)
 
 
+def own_size(settings: ModelSettings, vocab_size: int, **special: int | None) -> int:
+    """Count the parameters of the model that others are matched by: a folder's as it is, else those of our stack."""
+    if settings.baseline is not None and Path(settings.baseline).exists():
+        return sized_for(dataclasses.replace(settings, parameters=None), vocab_size, **special).parameters
+    return count_parameters(settings.model, vocab_size)
+
+
 def saved_settings(path: Path) -> dict[str, Any]:
     """Read what a saved model of ours is, for a command line to begin with: its stack, and its vocabulary."""
     from titans_lm.hf import TitansConfig
