@@ -27,7 +27,7 @@ from titans_lm.genomics.records import Sequences, Tokens, read_sequences, revers
 from titans_lm.genomics.settings import GenomicsFit, PredictSettings, extra
 from titans_lm.train.checkpoint import WEIGHTS
 from titans_lm.train.device import choose_device, to_device
-from titans_lm.train.files import new_folder, write_atomically, write_json
+from titans_lm.train.files import check_writable, new_folder, write_atomically, write_json
 from titans_lm.train.fresh import size_of
 from titans_lm.train.options import merge_settings, plain_settings
 from titans_lm.train.run import MODEL, SETTINGS
@@ -157,6 +157,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     """
     if settings.model is None or settings.data is None:
         raise ValueError("got no model or no data; expected titans genomics predict MODEL DATA")
+    check_writable("--out", settings.out)
     classifier = load_classifier(settings.model, settings.device)
     data = read_sequences(settings.data, settings.read)
     if settings.plot is not None and data.labels is None:
