@@ -209,3 +209,9 @@ def test_a_map_without_weights_draws_none(monkeypatch: pytest.MonkeyPatch) -> No
     assert drawn == []
     init_linear(torch.nn.Linear(3, 4))
     assert drawn == [(4, 3)]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (6, 1), (2, 5)])
+def test_a_linear_map_of_another_width_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        Linear(6, 4, bias=False)(torch.randn(shape))

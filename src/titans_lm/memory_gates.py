@@ -104,7 +104,8 @@ def join_gates(*gates: GateProjection | None) -> JoinedGates | None:
     for gate in gates:
         if gate is None or gate.kind != "layer" or gate.key_proj is not None or len(set(gate.limits)) > 1:
             return None
-        if gate._forward_hooks or gate._forward_pre_hooks or not is_plain(gate.proj):
+        hooked = gate._forward_hooks or gate._forward_pre_hooks or gate._backward_hooks or gate._backward_pre_hooks
+        if hooked or not is_plain(gate.proj):
             return None
         forms.append((gate.stretch, gate.limits[0]))
         projs.append(gate.proj)

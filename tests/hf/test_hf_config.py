@@ -130,8 +130,11 @@ def test_what_others_added_to_a_saved_config_is_kept_with_a_warning(
     assert AutoConfig.from_pretrained(tmp_path / "again").reward_scale == 3.0
 
 
-def test_a_setting_misspelt_in_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_misspelt_setting_is_refused_of_a_file_and_beside_it(tmp_path: Path) -> None:
     TitansConfig(**SIZES).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="unknown setting 'memory_dept' for TitansConfig; did you mean 'memory_depth'"):
+        AutoConfig.from_pretrained(tmp_path, memory_dept=1)
+    assert AutoConfig.from_pretrained(tmp_path, memory_depth=1).memory_depth == 1
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"memory_deth": 2}))
     with pytest.raises(ValueError, match="unknown setting 'memory_deth' for TitansConfig; did you mean 'memory_depth'"):

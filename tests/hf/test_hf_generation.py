@@ -204,6 +204,24 @@ def test_embeddings_may_be_the_prompt() -> None:
     assert torch.equal(embedded, whole[:, 11:])
 
 
+def test_embeddings_beside_a_cache_are_those_of_the_whole_text() -> None:
+    """transformers leaves out as many of them as the cache has read, whatever they are of."""
+    model, ids = small_model("mac"), prompt(11, 2)
+    embeds, expected = model.get_input_embeddings()(ids), model.generate(ids, max_new_tokens=8, **GREEDY)
+
+    def go_on(start: int, columns: int) -> Tensor:
+        cache = model(ids[:, :5], use_cache=True).past_key_values
+        mask = torch.ones(2, columns, dtype=torch.long)
+        return model.generate(
+            inputs_embeds=embeds[:, start:], attention_mask=mask, past_key_values=cache, max_new_tokens=8, **GREEDY
+        )
+
+    assert torch.equal(go_on(0, 11), expected[:, 11:])
+    for columns in (6, 11):
+        with pytest.raises(ValueError, match=r"got inputs_embeds of \d tokens and a cache that has read 5; expected"):
+            go_on(5 if columns == 11 else 6, columns)
+
+
 def test_generation_works_in_inference_mode_and_changes_no_weight() -> None:
     model, ids = small_model("mac"), prompt(11, 2)
     before = {name: p.clone() for name, p in model.named_parameters()}

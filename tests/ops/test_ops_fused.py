@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from titans_lm import NeuralMemory
 from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
 from titans_lm.layers import Linear, RMSNorm, ShortConvolution, project_and_convolve
@@ -30,7 +32,8 @@ class Map:
     is_plain = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight, self.bias, self._forward_hooks, self._forward_pre_hooks = weight, bias, {}, {}
+        self.weight, self.bias = weight, bias
+        self._forward_hooks = self._forward_pre_hooks = self._backward_hooks = self._backward_pre_hooks = {}
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -259,3 +262,34 @@ def test_streams_side_by_side_are_streams(tokens: int, lengths: Tensor | None) -
         torch.testing.assert_close(together[i], y, rtol=0.0, atol=1e-12)
         torch.testing.assert_close(after[i], tail, rtol=0.0, atol=1e-12)
         assert after[i].is_contiguous()
+
+
+@pytest.mark.parametrize("architecture", ["lmm", "mac"])
+def test_backward_hooks_are_called(architecture: str) -> None:
+    stack = Backbone(
+        BackboneConfig(architecture=architecture, hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    )
+    called: list[str] = []
+    hooked = {name: m for name, m in stack.named_modules() if type(m) in (Linear, RMSNorm, ShortConvolution)}
+    assert len(hooked) > 8
+    for name, module in hooked.items():
+        module.register_full_backward_hook(lambda *_, name=name: called.append(name))
+    stack(drawn(1, 9, 8).float().requires_grad_())[0].square().sum().backward()
+    assert set(called) == set(hooked)
+
+
+def test_second_derivatives_of_layers_are_refused() -> None:
+    """torch's own check misses them where the gradient that comes in needs none, as behind a sum."""
+    memory, x = NeuralMemory(hidden_size=8, num_attention_heads=2).double(), drawn(1, 6, 8)
+
+    def loss(a: Tensor) -> Tensor:
+        return (a + memory(a)[0]).pow(3).sum()
+
+    for function in (torch.autograd.functional.hvp, torch.autograd.functional.vhp):
+        with pytest.raises(RuntimeError, match="got create_graph=True through a layer of titans-lm"):
+            function(loss, x, x)
+    with pytest.raises(RuntimeError, match="expected first derivatives alone"):
+        torch.autograd.functional.jvp(lambda a: a + memory(a)[0], x, x)
+    (grad,) = torch.autograd.grad(loss(x.requires_grad_()), x)
+    assert checkpoint(loss, x, use_reentrant=True).backward() is None
+    torch.testing.assert_close(x.grad, grad)

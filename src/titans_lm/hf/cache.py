@@ -211,11 +211,19 @@ class TitansCache(CroppableCache):
         self.store(model(x, self.state, valid)[1], count)
 
 
-def check_prompt(prompt: Any, mask: Tensor | None, cache: Any) -> None:
+def check_prompt(prompt: Any, mask: Tensor | None, cache: Any, embeds: Tensor | None = None) -> None:
     """Refuse a prompt of which a cache has read everything: without a token to predict from, all would be read again.
 
-    A mask that is longer than the prompt says that this is what comes after the cache.
+    A mask that is longer than the prompt says that this is what comes after the cache. Embeddings are, to
+    transformers, those of the whole text: it leaves out as many of them as the cache has read.
     """
+    if embeds is not None and isinstance(cache, CroppableCache):
+        seen, there = cache.get_seq_length(), embeds.shape[1]
+        if seen and (there <= seen or (mask is not None and mask.shape[1] > there)):
+            raise ValueError(
+                f"got inputs_embeds of {there} tokens and a cache that has read {seen}; expected embeddings of the "
+                "whole text, with what the cache has read, or new tokens as ids"
+            )
     if not isinstance(prompt, Tensor) or prompt.dim() != 2 or not isinstance(cache, CroppableCache):
         return  # a cache of another kind is refused where it is read
     whole, seen = mask is None or mask.shape[1] == prompt.shape[1], cache.get_seq_length()

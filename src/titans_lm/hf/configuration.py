@@ -97,6 +97,10 @@ class TitansConfig(PreTrainedConfig):
         another = ours.get("architecture", config_dict.get("architecture")) != config_dict.get("architecture")
         if another and "layer_types" not in ours:  # which the file has for the architecture it names
             ours["layer_types"] = None
+        if not kwargs.get("return_unused_kwargs"):  # which somebody else takes; else transformers would drop them
+            for name in _unknown(kwargs):
+                if difflib.get_close_matches(name, _OWN, n=1, cutoff=MISSPELT):
+                    raise ValueError(f"unknown setting {name!r} for TitansConfig; {nearest(name, _OWN)}")
         config_dict = config_dict | ours
         added = _unknown(drop_former(config_dict))
         if misspelt := [name for name in added if difflib.get_close_matches(name, _OWN, n=1, cutoff=MISSPELT)]:

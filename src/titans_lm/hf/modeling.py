@@ -336,7 +336,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
             )
         prompt, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
         check_begins(prompt, kwargs)
-        check_prompt(prompt, mask, kwargs.get("past_key_values"))
+        check_prompt(prompt, mask, kwargs.get("past_key_values"), kwargs.get("inputs_embeds"))
         check_drafts(prompt, kwargs, settings)
         return super().generate(inputs, generation_config, *args, **kwargs)
 

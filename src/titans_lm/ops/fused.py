@@ -28,8 +28,8 @@ def is_plain(*modules: Any) -> bool:
     elsewhere until it is called.
     """
     for m in modules:
-        changed = m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)
-        if changed or "is_plain" not in vars(type(m)) or type(m.weight) not in PLAIN:
+        hooked = m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+        if hooked or "forward" in vars(m) or "is_plain" not in vars(type(m)) or type(m.weight) not in PLAIN:
             return False
     return True
 

@@ -28,10 +28,27 @@ LEAST_HALF = 2**16
 MOST = 2**19
 """Numbers of a matrix up to which a product with one vector is a plain reduction."""
 
-once_differentiable: Any = torch.autograd.function.once_differentiable
-"""torch's own, whose annotation would lose the name of ctx."""
 PLAIN = (Tensor, torch.nn.Parameter)
 """Types of tensors that are what they look like: a quantised weight, or one spread over processes, is of another."""
+
+
+def once_differentiable(backward: Any) -> Any:
+    """Refuse to keep a graph of gradients that are written by hand: RuntimeError.
+
+    torch's decorator of this name does so where the second derivative is taken, and not at all where the incoming
+    gradient needs none: the memory's part of it was then missing without a word.
+    """
+
+    @functools.wraps(backward)
+    def called(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "got create_graph=True through a layer of titans-lm, whose gradients are written by hand; expected "
+                'first derivatives alone (neural_memory with backend="reference" has second ones)'
+            )
+        return backward(ctx, *grads)
+
+    return called
 
 
 @functools.cache
@@ -82,8 +99,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     for a moment, so large matrices stay where they were.
     """
     if x.is_cpu and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")):
-        return (_rounded if _is_slow_bfloat16(x, weight) else F.linear)(x, weight, bias)
-    alone = x.numel() == weight.shape[1] and weight.numel() <= MOST
+        if not _is_slow_bfloat16(x, weight):
+            return F.linear(x, weight, bias)
+        return (_Rounded.apply if needs_grad(x, weight, bias) else _rounded)(x, weight, bias)
+    alone = x.numel() == x.shape[-1] == weight.shape[1] and weight.numel() <= MOST
     if alone and type(weight) in PLAIN and x.is_cpu and x.dtype == weight.dtype and x.dtype.itemsize >= 4:
         y = torch.linalg.vecdot(weight, x.reshape(-1))
         return (y if bias is None else y + bias).view(*x.shape[:-1], -1)
@@ -114,10 +133,35 @@ def _is_slow_bfloat16(x: Tensor, weight: Tensor) -> bool:
 
 
 def _rounded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The map of numbers rounded to bfloat16, in float32, and its result rounded; so are gradients."""
+    """The map of numbers rounded to bfloat16, in float32, and its result rounded."""
     rounded = [None if y is None else y.bfloat16().float() for y in (x, weight, bias)]
     with torch.autocast("cpu", enabled=False):
         return F.linear(*rounded).bfloat16()
+
+
+class _Rounded(torch.autograd.Function):
+    """The same with gradients, which are rounded too; it keeps what torch would, the numbers in bfloat16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.dtypes = [None if y is None else y.dtype for y in (x, weight, bias)]
+        x, weight = x.bfloat16(), weight.bfloat16()
+        ctx.save_for_backward(x, weight)
+        return _rounded(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        (x, weight), (by_x, by_weight, by_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        rows, grad = x.reshape(-1, x.shape[-1]), grads[0].float()
+        flat = grad.reshape(-1, grad.shape[-1])
+        with torch.autocast("cpu", enabled=False):
+            found = (
+                grad @ weight.float() if by_x else None,
+                flat.t() @ rows.float() if by_weight else None,
+                flat.sum(0) if by_bias else None,
+            )
+        return tuple(y if y is None else y.bfloat16().to(dtype) for y, dtype in zip(found, ctx.dtypes, strict=True))
 
 
 class _Linear(torch.autograd.Function):
