@@ -145,6 +145,15 @@ class Split(Sequence[TokenIds]):
         return blake2b(sums.encode(), digest_size=16).hexdigest()
 
 
+def check_no_valid(valid: Any) -> None:
+    """Refuse a text to test on beside a prepared folder, whose split was decided when it was made."""
+    if valid is not None:
+        raise ValueError(
+            f"got valid={valid!r} with a prepared folder, which has held its part out already; "
+            "give it to titans prepare"
+        )
+
+
 class TokenFolder:
     """A folder that `titans prepare` has made; ValueError, naming the file, where something is amiss.
 

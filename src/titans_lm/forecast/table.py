@@ -255,11 +255,15 @@ def _parsed(column: "pandas.Series") -> "pandas.Series":
     """
     import pandas as pd
 
-    short = column.astype(str).str.match(SHORT_YEAR)
-    if short.all():  # of which pandas guesses one by one; 69 to 99 are of the last century, as everywhere
-        column = column.str.replace(SHORT_YEAR, lambda date: f"{date[1]}{19 + (date[3] < '69')}{date[3]}", regex=True)
+    text = column.astype(str)
+    if text.str.match(
+        SHORT_YEAR
+    ).all():  # of which pandas guesses one by one; 69 to 99 are of the last century, as everywhere
+        column = text = text.str.replace(
+            SHORT_YEAR, lambda date: f"{date[1]}{19 + (date[3] < '69')}{date[3]}", regex=True
+        )
     # offsets may differ, as on either side of a change to summer time; dates without one are left as they are
-    if not column.astype(str).str.match(EITHER_FIRST).all():
+    if not text.str.match(EITHER_FIRST).all():
         return pd.to_datetime(column, errors="coerce", utc=True)
     with warnings.catch_warnings():  # pandas', of dates that tell which comes first
         warnings.simplefilter("ignore", UserWarning)

@@ -98,13 +98,10 @@ class TitansConfig(PreTrainedConfig):
         if another and "layer_types" not in ours:  # which the file has for the architecture it names
             ours["layer_types"] = None
         if not kwargs.get("return_unused_kwargs"):  # which somebody else takes; else transformers would drop them
-            for name in _unknown(kwargs):
-                if difflib.get_close_matches(name, _OWN, n=1, cutoff=MISSPELT):
-                    raise ValueError(f"unknown setting {name!r} for TitansConfig; {nearest(name, _OWN)}")
+            _refuse_misspelt(_unknown(kwargs))
         config_dict = config_dict | ours
         added = _unknown(drop_former(config_dict))
-        if misspelt := [name for name in added if difflib.get_close_matches(name, _OWN, n=1, cutoff=MISSPELT)]:
-            raise ValueError(f"unknown setting {misspelt[0]!r} for TitansConfig; {nearest(misspelt[0], _OWN)}")
+        _refuse_misspelt(added)
         made = super().from_dict({k: v for k, v in config_dict.items() if k not in added}, **kwargs)
         if added:
             log.warning(f"kept what is no setting of TitansConfig: {', '.join(sorted(added))}")
@@ -135,6 +132,13 @@ class TitansConfig(PreTrainedConfig):
     def backbone_config(self) -> BackboneConfig:
         """The settings of the stack, checked."""
         return BackboneConfig(**{name: getattr(self, name) for name in _BACKBONE})
+
+
+def _refuse_misspelt(names: list[str]) -> None:
+    """Refuse, of names that are unknown, the first that is close to one of ours."""
+    for name in names:
+        if difflib.get_close_matches(name, _OWN, n=1, cutoff=MISSPELT):
+            raise ValueError(f"unknown setting {name!r} for TitansConfig; {nearest(name, _OWN)}")
 
 
 def _unknown(settings: dict[str, Any]) -> list[str]:

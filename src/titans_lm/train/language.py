@@ -11,7 +11,7 @@ import torch
 
 from titans_lm.data.batches import Batch, DocumentLanes, RandomCrops
 from titans_lm.data.packing import DocumentRows, PackedRows
-from titans_lm.data.prepared import TokenFolder, is_token_folder, tokenizer_fingerprint
+from titans_lm.data.prepared import TokenFolder, check_no_valid, is_token_folder, tokenizer_fingerprint
 from titans_lm.data.reread import RereadRows
 from titans_lm.data.text import load_corpus, looks_binary
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer, encode_document
@@ -94,11 +94,7 @@ def _text(settings: LanguageSettings) -> LanguageData:
 
 def _prepared(settings: LanguageSettings) -> LanguageData:
     """A token folder, read as it is needed; its split was decided when it was made."""
-    if settings.valid is not None:
-        raise ValueError(
-            f"got valid={settings.valid!r} with a prepared folder, which has held its part out already; "
-            "give it to titans prepare"
-        )
+    check_no_valid(settings.valid)
     folder = TokenFolder(settings.data or "", verify=settings.verify_data)
     check_vocabulary(settings, folder.vocab_size)
     tokenizer = folder.tokenizer()
