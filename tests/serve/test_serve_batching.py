@@ -234,7 +234,7 @@ def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
         'titans_request_seconds_bucket{path="/v1/completions",le="10.0"} 3',
         'titans_request_seconds_bucket{path="/v1/completions",le="+Inf"} 3',
         'titans_tokens_total{kind="completion"} 8',
-        'titans_tokens_total{kind="prompt"} 12',
+        'titans_tokens_total{kind="prompt"} 19',  # two prompts and a book, each after <bos>
         "titans_active_requests 0",
         "titans_batch_rows 0",
         'titans_memories{kind="conversation",where="disk"} 2',

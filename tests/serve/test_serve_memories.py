@@ -80,9 +80,28 @@ def test_a_look_at_surprise_changes_nothing(tmp_path: Path) -> None:
         before = client.get("/v1/conversations/c").json()
         client.post("/v1/surprise", json={"text": "hello", "conversation": "c"})
         assert client.get("/v1/conversations/c").json() == before
-        assert client.post("/v1/surprise", json={"text": "x"}).status_code == 400
+        other = client.post("/v1/surprise", json={"text": "hello", "conversation": "c", "memory": "nope"})
+        assert (other.status_code, "begun from nothing" in other.json()["error"]["message"]) == (400, True)
         alone = client.post("/v1/surprise", json={"text": "xy"}).json()["pieces"]
-        assert [piece["bits"] is None for piece in alone] == [True, False], "nothing predicts a first token"
+        marked = measure_surprise(engine.model, [byte_tokenizer().bos_token_id, *b"xy"])
+        assert [piece["bits"] for piece in alone] == pytest.approx(marked.bits[1:], abs=1e-3), (
+            "as a completion reads it"
+        )
+        complete(client, "so", 2, conversation="open")
+        going_on = client.post("/v1/surprise", json={"text": "xy", "conversation": "open"}).json()["pieces"]
+        entry = engine.store.get("conversation", "open")
+        assert entry is not None
+        unmarked = measure_surprise(engine.model, list(b"xy"), memory=entry.memory)
+        assert [piece["bits"] for piece in going_on] == pytest.approx(unmarked.bits, abs=1e-3), "it is in a document"
+        assert client.post("/v1/surprise", json={"text": "x", "conversation": "open"}).status_code == 400
+
+
+def test_all_tokens_that_are_read_are_counted(tmp_path: Path) -> None:
+    with serving(small_engine(tmp_path)) as client:
+        client.post("/v1/memories", json={"text": "12345", "name": "book"})
+        client.post("/v1/surprise", json={"text": "6789"})
+        complete(client, "0", 2, memory="book")
+        assert 'titans_tokens_total{kind="prompt"} 12' in client.get("/metrics").text  # two of them <bos>
 
 
 def test_everything_is_there_after_a_restart_and_little_of_it_in_memory(tmp_path: Path) -> None:

@@ -68,6 +68,10 @@ MALFORMED: list[tuple[str, Any, str]] = [
     (TEXT, {"prompt": "x", "conversation": "."}, "addresses leave out"),
     (TEXT, {"prompt": "x", "memory": "x\u2028"}, "line breaks"),
     (TEXT, {"prompt": "x" * 5_001}, "5,000 tokens"),
+    (TEXT, {"prompt": "x", "stream": True, "stream_options": {"usage": True}}, "got the field 'usage'"),
+    (TEXT, {"prompt": "x", "stream_options": {"include_usage": "false"}}, "stream_options.include_usage"),
+    (CHAT, {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]},
+     "messages.0.function_call"),
     (CHAT, {}, "messages"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": "hello"}, "messages"),
@@ -93,6 +97,13 @@ def test_what_is_wrong_is_named(client: httpx.Client, path: str, body: Any, says
     error = response.json()["error"]
     assert says in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+def test_a_header_and_a_body_name_one_conversation(client: httpx.Client) -> None:
+    body, header = {"prompt": "x", "max_tokens": 1, "conversation": "body"}, {"x-conversation": "header"}
+    assert "another conversation" in client.post(TEXT, json=body, headers=header).json()["error"]["message"]
+    assert client.post(TEXT, json=body, headers={"x-conversation": "body"}).status_code == 200
+    assert client.delete("/v1/conversations/body").status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -90,6 +90,7 @@ def test_a_stop_text_that_begins_inside_of_a_token_is_forgotten_whole() -> None:
         writing.put(token, memory)
     assert (writing.stopped, "".join(shown)) == (True, "hi ")
     assert writing.memory == After(2), "the next token has half of the stop text"
+    assert writing.unread == " ", "which was shown, and is to be read"
 
 
 def test_the_longest_known_part_of_a_history_is_not_read_again() -> None:

@@ -58,7 +58,7 @@ def create_app(engine: Engine, name: str, api_key: str | None) -> FastAPI:
     _pages(app, engine, runner, metrics)
     _models(app, name, engine)
     _answers(app, engine, runner, metrics, name)
-    _memories(app, engine, runner)
+    _memories(app, engine, runner, metrics)
     return app
 
 
@@ -190,30 +190,44 @@ def _check(asked: Asked, request: Request, name: str, most: int) -> None:
     """What can be said of a request before anything is computed; a conversation may be named by a header too."""
     if asked.model not in ("", name):
         raise not_found("model", asked.model)
-    if asked.conversation is None:
-        try:
-            given = plain_name(request.headers.get("x-conversation", "").encode("latin-1").decode())
-        except ValueError as error:
-            raise bad_request(f"x-conversation: {error}") from error
-        if len(given) > NAME_LENGTH:
-            raise bad_request(f"x-conversation: expected at most {NAME_LENGTH} characters")
-        asked.conversation = given or None
+    try:
+        given = plain_name(request.headers.get("x-conversation", "").encode("latin-1").decode())
+    except ValueError as error:
+        raise bad_request(f"x-conversation: {error}") from error
+    if len(given) > NAME_LENGTH:
+        raise bad_request(f"x-conversation: expected at most {NAME_LENGTH} characters")
+    if given and asked.conversation not in (None, given):
+        raise bad_request("x-conversation names another conversation than the body; send one of them", "conversation")
+    asked.conversation = given or asked.conversation
     if max(asked.max_tokens or 0, asked.max_completion_tokens or 0) > most:
         raise bad_request(f"this server writes at most {most:,} tokens at once", "max_tokens")
 
 
-def _memories(app: FastAPI, engine: Engine, runner: Runner) -> None:
+def _counting(
+    metrics: Metrics, read: Callable[[threading.Event], tuple[dict[str, Any], int]]
+) -> Callable[[Emit, threading.Event], dict[str, Any]]:
+    """Work for the runner which gives what it has found and the tokens that it has read, and these are counted."""
+
+    def work(_: Emit, cancel: threading.Event) -> dict[str, Any]:
+        found, tokens = read(cancel)
+        metrics.count_tokens(prompt=tokens)
+        return found
+
+    return work
+
+
+def _memories(app: FastAPI, engine: Engine, runner: Runner, metrics: Metrics) -> None:
     @app.post("/v1/memories")
     async def ingest(request: Request) -> dict[str, Any]:
         asked = await _parsed(NewMemory, request)
         if asked.name is None:
             asked.name = f"mem-{uuid.uuid4().hex}"
-        return await runner.run(f"memory {asked.name}", lambda _, cancel: engine.ingest(asked, cancel), request)
+        return await runner.run(f"memory {asked.name}", _counting(metrics, partial(engine.ingest, asked)), request)
 
     @app.post("/v1/surprise")
     async def surprise(request: Request) -> dict[str, Any]:
         asked = await _parsed(Look, request)
-        return await runner.run(None, lambda _, cancel: engine.look(asked, cancel), request)
+        return await runner.run(None, _counting(metrics, partial(engine.look, asked)), request)
 
     def serve(kind: Kind, path: str) -> None:
         async def every() -> dict[str, Any]:

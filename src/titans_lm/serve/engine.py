@@ -26,7 +26,7 @@ from titans_lm.serve.settings import ServeSettings
 from titans_lm.serve.store import Entry, Store
 from titans_lm.serve.writing import Writing
 from titans_lm.streaming import Memory, Reader, TokenStream
-from titans_lm.streaming.reader import ending_tokens
+from titans_lm.streaming.reader import document_marks, ending_tokens, opening_marks
 from titans_lm.surprise import check_surprised, measure_surprise
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Engine:
         """Read what is new, write the answer, and keep the memory of both where it belongs to a conversation."""
         watch = self._watch(cancel)
         chooser = self._chooser(asked)
-        start, notes = self._start(asked)
+        start, notes = self._begin(asked.conversation, asked.memory, grows=True)
         reader = Reader(self.model, self.tokenizer, memory=start, piece_len=PIECE)
         before = reader.tokens
         text, turn = self._chat(asked, notes, before > 0) if isinstance(asked, Chat) else (self._prompt(asked), None)
@@ -153,38 +153,50 @@ class Engine:
         with self.batcher.write(start, chooser, take, most):
             writing.finish()
             memory = writing.memory()
-        return writing, memory, new, ended
+        if not writing.stopped:
+            return writing, memory, new, ended
+        if writing.unread:  # shown, and in a token of which the rest belongs to the stop text
+            last = Reader(self.model, self.tokenizer, memory=memory, piece_len=PIECE)
+            self._read(last, writing.unread, "answer", watch, document=False)
+            memory = last.memory
+        return writing, memory, new, None  # the token that would have ended it may be in the stop text
 
     def _chooser(self, asked: Asked) -> Chooser:
         temperature = 1.0 if asked.temperature is None else asked.temperature
         return Chooser(temperature, asked.top_k or 0, asked.top_p or 1.0, asked.seed, self.model.device)
 
-    def ingest(self, asked: NewMemory, cancel: threading.Event) -> dict[str, Any]:
-        """Read a document into a memory of its own, from nothing or onto another one."""
+    def ingest(self, asked: NewMemory, cancel: threading.Event) -> tuple[dict[str, Any], int]:
+        """Read a document into a memory of its own, from nothing or onto another one; and the tokens that were read."""
         assert asked.name is not None, "the application names it"
         if self.store.describe("memory", asked.name) is not None:
             raise ClientError(409, f"there is a memory {asked.name[:100]!r} already; delete it, or take another name")
         self.store.check_room("memory", asked.name)
         reader = Reader(self.model, self.tokenizer, memory=self._given(asked.onto), piece_len=PIECE)
+        before = reader.tokens
         self._read(reader, asked.text, asked.source or asked.name, self._watch(cancel), document=True)
-        return self.store.put(Entry("memory", asked.name, reader.memory, {"memory": asked.onto}))
+        made = self.store.put(Entry("memory", asked.name, reader.memory, {"memory": asked.onto}))
+        return made, reader.tokens - before
 
-    def look(self, asked: Look, cancel: threading.Event) -> dict[str, Any]:
-        """How surprising a text would be to a memory, token by token; nothing is changed by looking."""
+    def look(self, asked: Look, cancel: threading.Event) -> tuple[dict[str, Any], int]:
+        """How surprising a text would be to a memory, and the tokens that were read; nothing is changed by looking.
+
+        The text is read as a completion would read it: after <bos> where it begins a document.
+        """
         try:
             check_surprised(self.model)
         except ValueError as error:
             raise bad_request(str(error)) from error
         watch = self._watch(cancel)
-        entry = None if asked.conversation is None else self.store.get("conversation", asked.conversation)
-        base = self._given(asked.memory) if entry is None else entry.memory
+        base, _ = self._begin(asked.conversation, asked.memory)
+        begins = base is None or not base.open[0]
+        marks = opening_marks(document_marks(self.tokenizer), after_open=False) if begins else []
         data = asked.text.encode()
-        count = self._count(data, LOOKED_AT)
-        if not 2 <= count <= LOOKED_AT:
-            got = count if count < 2 else f"more than {LOOKED_AT:,}"
-            raise bad_request(f"got {got} tokens to look at; expected 2 to {LOOKED_AT:,}", "text")
-        text = token_text("text", data, self.tokenizer)
         with self._reads(watch):
+            count = len(marks) + self._count(data, LOOKED_AT, watch)
+            if not 2 <= count <= LOOKED_AT:
+                got = count if count < 2 else f"more than {LOOKED_AT:,}"
+                raise bad_request(f"got {got} tokens to look at; expected 2 to {LOOKED_AT:,}", "text")
+            text = token_text("text", data, self.tokenizer, marks)
             found = measure_surprise(self.model, text.ids, memory=base, on_piece=watch)
         bits = by_piece(np.nan_to_num(found.bits), text.starts, total=True)
         known = np.logical_or.reduceat(np.isfinite(found.bits), text.starts[:-1])  # the first token has none
@@ -193,7 +205,7 @@ class Engine:
             {"text": piece, "bits": round(b, 4) if there else None, "surprise": round(size, 4)}
             for piece, b, there, size in zip(text.pieces, bits.tolist(), known, sizes.tolist(), strict=True)
         ]
-        return {"object": "surprise", "pieces": pieces}
+        return {"object": "surprise", "pieces": pieces[text.marks :]}, len(text.ids)
 
     def _watch(self, cancel: threading.Event) -> Watch:
         if cancel.is_set():
@@ -210,18 +222,20 @@ class Engine:
         finally:
             self._reading.release()
 
-    def _start(self, asked: Asked) -> tuple[Memory | None, dict[str, Any]]:
-        """The memory that a request begins with, and the conversation's notes."""
-        entry = None if asked.conversation is None else self.store.get("conversation", asked.conversation)
+    def _begin(
+        self, conversation: str | None, memory: str | None, grows: bool = False
+    ) -> tuple[Memory | None, dict[str, Any]]:
+        """The memory that a request begins with, and the conversation's notes; `grows` asks for room in the store."""
+        entry = None if conversation is None else self.store.get("conversation", conversation)
         if entry is not None:
-            if asked.memory not in (None, entry.notes.get("memory")):
+            if memory not in (None, entry.notes.get("memory")):
                 begun = entry.notes.get("memory")
                 raise bad_request(f"this conversation has begun {f'from {begun!r}' if begun else 'from nothing'}; "
                                   "a memory can be given at its start only", "memory")  # fmt: skip
             return entry.memory, dict(entry.notes)
-        if asked.conversation is not None:
-            self.store.check_room("conversation", asked.conversation)
-        return self._given(asked.memory), {"memory": asked.memory}
+        if conversation is not None and grows:
+            self.store.check_room("conversation", conversation)
+        return self._given(memory), {"memory": memory}
 
     def _given(self, name: str | None) -> Memory | None:
         """The memory of a name that a request gives; None where it gives none."""
@@ -237,7 +251,7 @@ class Engine:
         new = asked.messages[divide(asked.messages, notes.get("messages", []), notes.get("instructions", [])) :]
         text, ended = render(self.tokenizer, new, notes.get("turns", 0), begun), notes.get("ended")
         if has_template(self.tokenizer) and ended is not None:  # the model has closed its answer itself
-            text = text.removeprefix(str(self.tokenizer.convert_ids_to_tokens(ended)))
+            text = text.removeprefix(str(self.tokenizer.decode([ended], skip_special_tokens=False)))
         return text, new
 
     def _prompt(self, asked: Completion) -> str | list[int]:
@@ -262,22 +276,23 @@ class Engine:
         """
         most = self.settings.max_prompt_tokens
         data = text.encode() if isinstance(text, str) else text
-        count = len(data)
-        if count > most and isinstance(data, bytes):  # a token is at least a byte
-            count = self._count(data, most)
-        if count > most:
-            raise ClientError(413, f"got more than {most:,} tokens to read, which is the most", code="too_long")
         begins = not isinstance(data, list) and (not reader.memory.open[0] if document is None else document)
-        if data or begins:
+        if not data and not begins:
+            return
+        with self._reads(watch):
+            count = len(data)
+            if count > most and isinstance(data, bytes):  # a token is at least a byte
+                count = self._count(data, most, watch)
+            if count > most:
+                raise ClientError(413, f"got more than {most:,} tokens to read, which is the most", code="too_long")
             source = iter(data) if isinstance(data, list) else data
-            with self._reads(watch):
-                reader.read(source, name=name, new_document=begins, on_piece=watch)
+            reader.read(source, name=name, new_document=begins, on_piece=watch)
 
-    def _count(self, data: bytes, most: int) -> int:
+    def _count(self, data: bytes, most: int, watch: Watch) -> int:
         """How many tokens a text has; one more than `most`, or some more, where it has too many."""
         if is_byte_tokenizer(self.tokenizer):
             return len(data)
         stream = TokenStream(data, self.tokenizer, "text")
         while stream.tokens <= most and len(stream.take(PIECE)):
-            pass
+            watch()
         return stream.tokens

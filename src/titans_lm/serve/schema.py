@@ -7,7 +7,7 @@ error, since a client would take the answer for something it is not.
 import unicodedata
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
 from titans_lm.config import nearest
 
@@ -62,6 +62,13 @@ class Strict(BaseModel):
         return given
 
 
+class StreamOptions(Strict):
+    """What a stream says beside its text; padding against listeners (`include_obfuscation`) is never sent."""
+
+    include_usage: StrictBool | None = None
+    include_obfuscation: StrictBool | None = None
+
+
 class Asked(Strict):
     """What completions and chat have in common."""
 
@@ -74,7 +81,7 @@ class Asked(Strict):
     seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
     stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
     stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
+    stream_options: StreamOptions | None = None
     n: Literal[1] | None = None
     conversation: Name | None = None
     """Conversation whose memory reads and writes this; made where there is none of that name."""
@@ -94,7 +101,7 @@ class Asked(Strict):
 
     @property
     def with_usage(self) -> bool:
-        return bool((self.stream_options or {}).get("include_usage"))
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class Completion(Asked):
@@ -116,6 +123,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: None = None
 
     @property
     def text(self) -> str:

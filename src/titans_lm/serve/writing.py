@@ -17,7 +17,7 @@ class Writing:
 
     A stop text has been read like all that is written, so for every place that may turn out to be the start of one the
     memory before it is held: a conversation goes on as if the stop text had never been there. No more memories are held
-    than a stop text has bytes.
+    than a stop text has bytes. Where it begins inside a token, `unread` is what was shown and that memory has not.
     """
 
     def __init__(
@@ -35,8 +35,13 @@ class Writing:
 
     @property
     def memory(self) -> Held:
-        """What is known after the text."""
+        """What is known after the text, but for what is unread."""
         return self._memories[-1][1]
+
+    @property
+    def unread(self) -> str:
+        """The end of the text that was part of the stop text's first token."""
+        return self.text[self._memories[-1][0] :]
 
     def put(self, token: int, memory: Held) -> None:
         """Take the next token, and the memory that has it; `stopped` says whether the text has come to its end."""

@@ -1,10 +1,13 @@
 """The tokenizer of the tasks' words: any text comes back, and what the tasks say is short."""
 
+import json
 import re
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from data.tasks.task_cases import decode_words
 from titans_lm.data.tasks.babilong import BabiLongSettings
@@ -22,6 +25,7 @@ from titans_lm.data.tasks.vocabulary import (
     word_tokenizer,
 )
 from titans_lm.data.tokenizer import byte_tokenizer
+from titans_lm.train.run import load_tokenizer
 
 TEXTS = [
     "",
@@ -53,6 +57,26 @@ def test_words_of_the_tasks_are_one_token() -> None:
 def test_a_sentence_is_the_same_alone_and_in_a_text() -> None:
     told = ["It was late. ", "Mary went to the hallway. ", "“No.” ", "The number is 4821937. "]
     assert encode_words("".join(told)).tolist() == [token for one in told for token in encode_words(one)]
+
+
+@settings(max_examples=500)
+@given(st.text(alphabet=" \n\t\r\u00a0\u2028aB.”é", max_size=14))
+def test_white_space_is_made_one_space_or_a_break_between_sentences(text: str) -> None:
+    """As patterns that try every cut of a run of white space would have it, whose time is quadratic in the run."""
+    broken = re.sub(r"""(?<=[^\s.!?"'’”)])\s*\n\s*(?=[A-Z])""", "  ", text)
+    expected = re.sub(r"(?<=\S)(?!  [A-Z])\s+(?=\S)", " ", broken)
+    found = word_tokenizer().backend_tokenizer.normalizer
+    assert found is not None
+    assert found.normalize_str(text) == expected
+
+
+@pytest.mark.parametrize("name", ["facts", "needles"])
+def test_shipped_models_have_this_tokenizer(name: str) -> None:
+    shipped = load_tokenizer(f"pretrained:{name}")
+    assert isinstance(shipped, PreTrainedTokenizerFast)
+    ours, theirs = (json.loads(one.backend_tokenizer.to_str()) for one in (word_tokenizer(), shipped))
+    assert theirs["normalizer"] == ours["normalizer"]
+    assert theirs["pre_tokenizer"] == ours["pre_tokenizer"]
 
 
 @pytest.fixture(scope="module")

@@ -96,8 +96,8 @@ def word_tokenizer() -> "PreTrainedTokenizerFast":
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.normalizer = normalizers.Sequence(
         [
-            normalizers.Replace(Regex(r"""(?<=[^\s.!?"'’”)])\s*\n\s*(?=[A-Z])"""), "  "),
-            normalizers.Replace(Regex(r"(?<=\S)(?!  [A-Z])\s+(?=\S)"), " "),
+            normalizers.Replace(Regex(r"""(?<=[^\s.!?"'’”)])[^\S\n]*+\n\s*+(?=[A-Z])"""), "  "),
+            normalizers.Replace(Regex(r"(?<=\S)(?!  [A-Z])\s++(?=\S)"), " "),
         ]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
