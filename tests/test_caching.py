@@ -48,8 +48,11 @@ def cached_segments(done: int, config: MemoryConfig) -> list[tuple[int, int]]:
     return found
 
 
-def by_tokens(memory: NeuralMemory, x: Tensor) -> Tensor:
-    """The layer's output token by token: one call of the op for each, all snapshots kept, sums written out."""
+def by_tokens(memory: NeuralMemory, x: Tensor, prefer: float = 0.0) -> Tensor:
+    """The layer's output token by token: one call of the op for each, all snapshots kept, sums written out.
+
+    Of segments with equal scores it takes the last for `prefer` above 0 and the first below.
+    """
     c = memory.config
     state = memory.init_state(x.shape[0])
     q, k, v = (memory.normed(i, y) for i, y in enumerate(memory.streams(x, state.conv, None)[:3]))
@@ -74,8 +77,8 @@ def by_tokens(memory: NeuralMemory, x: Tensor) -> Tensor:
             scores[0] = scores[0] + memory.open_logit
             if c.memory_caching == "ssc":
                 for row, head in itertools.product(range(x.shape[0]), range(scores.shape[2])):
-                    order = scores[1:, row, head].argsort(descending=True)[c.caching_top :] + 1
-                    scores[order, row, head] = -torch.inf
+                    ranked = scores[1:, row, head] + prefer * torch.arange(len(answers))
+                    scores[ranked.argsort(descending=True)[c.caching_top :] + 1, row, head] = -torch.inf
             gamma = scores.softmax(0)[..., None]
             outputs.append(sum(g[:, None] * a for g, a in zip(gamma, [o, *answers], strict=True)))
         if (t + 1) % SEGMENT == 0:
@@ -144,12 +147,27 @@ def test_what_is_read_frozen_is_in_no_segment() -> None:
     assert_same_state(after.cached, state.cached, 1e-10)
 
 
-def test_segments_begin_with_the_document() -> None:
-    """Persistent tokens have been written then, and are no part of the first."""
-    backbone = small_backbone("lmm", **LINEAR, memory_caching="grm", caching_segment=SEGMENT)
-    for block, start in zip(backbone.layers, backbone.init_state(2).layers, strict=True):
-        assert not torch.equal(start.memory.M[0], block.memory.init_state(2).memory.M[0])
-        assert_same_state(start.cached, block.memory.init_state(2).cached, 1e-10)
+@pytest.mark.parametrize("start", ["checkpoint", "independent"])
+def test_segments_begin_with_the_document(start: str) -> None:
+    """Persistent tokens have been written then, also more than a segment has, and are no part of the first."""
+    settings = {**LINEAR, "num_persistent": SEGMENT + 1}
+    caching = {"memory_caching": "grm", "caching_segment": SEGMENT, "caching_start": start}
+    backbone, plain = small_backbone("lmm", **settings, **caching), small_backbone("lmm", **settings)
+    plain.load_state_dict(backbone.state_dict(), strict=False)
+    starts = zip(backbone.layers, backbone.init_state(2).layers, plain.init_state(2).layers, strict=True)
+    for block, found, expected in starts:
+        assert not torch.equal(found.memory.M[0], block.memory.init_state(2).memory.M[0])
+        assert_same_state(found.memory, expected.memory, 1e-10)
+        assert_same_state(found.cached, block.memory.init_state(2).cached, 1e-10)
+
+
+def test_of_equal_segments_no_more_are_read_than_the_largest() -> None:
+    """A text of one token over and over has segments of equal keys and other memories."""
+    memory = layer(memory_caching="ssc", caching_top=1, num_attention_heads=1, conv_size=1)
+    x = torch.randn(1, 1, 8, dtype=torch.float64).expand(1, 2 * SEGMENT + 1, 8)
+    y, choices = memory(x)[0], [by_tokens(memory, x, prefer) for prefer in (1e-6, -1e-6)]
+    assert (choices[0] - choices[1]).abs().max() > 1e-6
+    assert min((y - choice).abs().max() for choice in choices) < 1e-10
 
 
 def test_padding_alone_or_no_token_at_all_changes_nothing() -> None:

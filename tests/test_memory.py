@@ -352,20 +352,24 @@ def test_with_lookahead_a_key_never_sees_its_own_token() -> None:
 
 
 def test_the_decay_of_hope_is_a_memory_of_half_the_values() -> None:
-    """M ← M (1 − α − θ kᵀk) − θ kᵀ (k M − v), token by token, is what this memory does with v / 2 at chunk 1 (D53)."""
+    """M ← M (1 − α − θ kᵀk) − θ kᵀ (k M − v), token by token, is what this memory does with v / 2 at chunk 1 (D53).
+
+    With the whole gradient, 2 θ kᵀ (k M − v), it is what it does with 2 v / 3 and 3 θ / 2.
+    """
     torch.manual_seed(5)
     k = F.normalize(torch.randn(T, 4, dtype=torch.float64), dim=-1)
     v, theta, alpha = torch.randn_like(k), torch.rand(T).double() / 2, torch.rand(T).double() / 4
-    M, identity = torch.zeros(4, 4, dtype=torch.float64), torch.eye(4, dtype=torch.float64)
-    for t in range(T):
-        outer = torch.outer(k[t], k[t])
-        M = ((1 - alpha[t]) * identity - theta[t] * outer) @ M - theta[t] * torch.outer(k[t], k[t] @ M - v[t])
-    state = MemoryState.initial((torch.zeros(1, 4, 4, dtype=torch.float64),), 1)
-    tokenwise = k[None, :, None], k[None, :, None], v[None, :, None] / 2
-    gates = [gate[None, :, None, None] for gate in (theta, 0 * theta, alpha)]
-    network = MemoryNetwork(residual=False, forget_to="zero")
-    _, after = neural_memory(*tokenwise, *gates, state, network=network, chunk_size=1)
-    assert_close(after.M[0][0, 0], M)
+    network, identity = MemoryNetwork(residual=False, forget_to="zero"), torch.eye(4, dtype=torch.float64)
+    for factor, values, steps in ((1.0, 1 / 2, 1.0), (2.0, 2 / 3, 3 / 2)):
+        M = torch.zeros(4, 4, dtype=torch.float64)
+        for t in range(T):
+            pull = factor * theta[t] * torch.outer(k[t], k[t] @ M - v[t])
+            M = ((1 - alpha[t]) * identity - theta[t] * torch.outer(k[t], k[t])) @ M - pull
+        state = MemoryState.initial((torch.zeros(1, 4, 4, dtype=torch.float64),), 1)
+        tokenwise = k[None, :, None], k[None, :, None], v[None, :, None] * values
+        gates = [gate[None, :, None, None] for gate in (theta * steps, 0 * theta, alpha)]
+        _, after = neural_memory(*tokenwise, *gates, state, network=network, chunk_size=1)
+        assert_close(after.M[0][0, 0], M)
 
 
 def test_the_memory_starts_at_its_scale() -> None:

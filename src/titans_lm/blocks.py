@@ -119,8 +119,9 @@ class Block(nn.Module, ABC):
         if self.persistent is None or not self.config.memory_begins_persistent:
             return memory.init_state(batch_size)
         start = memory.init_state(1)
-        _, state = memory(self.persistent[None], start, frozen=frozen)
-        return repeat_rows(state._replace(cached=start.cached), batch_size)  # segments are of the document
+        # without cached memories: segments are of the document, and these tokens end none
+        _, state, _ = memory.write(self.persistent[None], start._replace(cached=None), frozen=frozen)
+        return repeat_rows(state._replace(cached=start.cached), batch_size)
 
 
 class LMMBlock(Block):

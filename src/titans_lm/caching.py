@@ -141,8 +141,8 @@ def mixed(
     scores = torch.einsum("bthd,bnhd->bthn", u, means)
     scores = scores.masked_fill(~filled[:, None, None], -torch.inf)
     if config.memory_caching == "ssc" and config.caching_top < N:
-        least = scores.topk(config.caching_top, dim=-1).values[..., -1:]
-        scores = scores.masked_fill(scores < least, -torch.inf)
+        best = scores.topk(config.caching_top, dim=-1)  # of equal ones no more than so many
+        scores = torch.full_like(scores, -torch.inf).scatter(-1, best.indices, best.values)
     open_score = (u * open_mean).sum(-1) + recall.open_logit
     gamma = torch.cat([open_score.unsqueeze(-1), scores], dim=-1).softmax(-1)
     return gamma[..., :1] * o + torch.einsum("bthn,bnthd->bthd", gamma[..., 1:], answers), after

@@ -122,7 +122,7 @@ class MemoryConfig(CachingConfig, TNTConfig):
     alpha_stretch: float = 0.003
     """How far α's gate reaches beyond zero and its bound before it is cut: above 0 a token can forget nothing (D33)."""
     conv_size: int = 4
-    """Kernel of the causal depthwise convolution on the memory's q, k, v; 1 switches it off."""
+    """Kernel of the causal depthwise convolution and SiLU on the memory's q, k, v; 1 switches both off."""
     induction_init: bool = True
     """Whether a key starts as the query of the token before it, so that a token recalls what followed it (D32)."""
     lookahead_values: bool = False
@@ -321,8 +321,8 @@ class BackboneConfig(MemoryConfig):
     rotary_fraction: float = 0.5
     """Share of a head's channels that the rotary embedding turns; the rest is free of position (D18)."""
     attention_conv_size: int = 1
-    """Kernel of a causal depthwise convolution on attention's q, k, v; 1 is none (for fair baselines, 4; D42). With
-    shared_qkv it is conv_size."""
+    """Kernel of a causal depthwise convolution and SiLU on attention's q, k, v; 1 is neither (for fair baselines, 4;
+    D42). With shared_qkv it is conv_size."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

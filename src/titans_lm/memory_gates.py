@@ -25,7 +25,8 @@ class GateProjection(nn.Module):
 
     With `stretch` ε it is limit_l · clip((1 + 2ε) σ(x W + b) − ε, 0, 1), which can be exactly zero (D33); its gradient
     is that of the middle everywhere, so that no gate is closed for good. With `gates_see_keys` the logits are
-    x W + √D k U + b: a key has gone through the convolution and knows the tokens before its own (D35).
+    x W + √D k U + b, channel-wise (x W₁ + √D k U) W₂ + b: a key has gone through the convolution and knows the tokens
+    before its own (D35).
     """
 
     def __init__(self, config: MemoryConfig, limits: list[float], starts: list[Start], stretch: float = 0.0) -> None:
