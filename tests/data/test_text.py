@@ -121,6 +121,14 @@ def test_the_shortest_documents_split_too(data):
     assert held.data
 
 
+@pytest.mark.parametrize("held_out", [0.05, 0.0501, 0.0502, 0.0503])
+def test_one_document_is_cut_between_characters(tmp_path, held_out):
+    path, text = tmp_path / "one.txt", "語é" * 4003
+    path.write_text(text)
+    corpus = load_corpus(path, held_out=held_out)
+    assert corpus.train[0].data.decode() + corpus.held_out[0].data.decode() == text
+
+
 def test_a_single_byte_cannot_be_split():
     with pytest.raises(ValueError, match="got 1 byte in 'x'"):
         split_documents([Document("x", b"a")])

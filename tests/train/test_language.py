@@ -5,12 +5,15 @@ import sys
 
 import numpy as np
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from titans_lm.config import BackboneConfig
 from titans_lm.data.text import load_corpus
-from titans_lm.data.tokenizer import encode_document
+from titans_lm.data.tokenizer import byte_tokenizer, encode_document
 from titans_lm.evaluate.bits_per_byte import token_bits
+from titans_lm.hf import TitansConfig, TitansForCausalLM
+from titans_lm.prepare.run import prepare
+from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.train.language import train_language_model
 from titans_lm.train.options import merge_settings, read_settings_file
 from titans_lm.train.settings import LanguageSettings
@@ -167,6 +170,48 @@ def test_settings_that_a_run_goes_on_with_are_written_down(settings):
     with pytest.raises(ValueError, match="other data"):
         train_language_model(dataclasses.replace(settings, seq_len=16), resume=True)
     assert merge_settings(LanguageSettings(), read_settings_file(settings.out / "settings.json")) == longer
+
+
+def test_a_model_without_the_marks_of_the_data_is_given_them_and_goes_on(settings, tmp_path):
+    plain = TitansConfig(vocab_size=259, **dataclasses.asdict(SMALL))
+    TitansForCausalLM(plain).save_pretrained(tmp_path / "plain")
+    settings = dataclasses.replace(settings, init=tmp_path / "plain")
+    train_language_model(settings)
+    train_language_model(dataclasses.replace(settings, steps=7), resume=True)
+    saved = TitansForCausalLM.from_pretrained(settings.out / "model")
+    tokenizer = byte_tokenizer()
+    for config in (saved.config, saved.generation_config):
+        assert (config.bos_token_id, config.eos_token_id) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+
+
+def test_another_held_out_text_than_the_runs_is_an_error(settings, tmp_path):
+    valid = tmp_path / "valid.txt"
+    valid.write_text("what it is measured on. " * 30)
+    settings = dataclasses.replace(settings, valid=str(valid))
+    train_language_model(settings)
+    valid.write_text("q" * 400)
+    with pytest.raises(
+        ValueError, match="was evaluated on another held-out text than is there now; bring that one back"
+    ):
+        train_language_model(dataclasses.replace(settings, steps=7), resume=True)
+
+
+def test_a_split_that_was_prepared_is_not_asked_for_otherwise(settings, tmp_path):
+    prepare(PrepareSettings(source=settings.data, out=tmp_path / "tokens", held_out=0.3))
+    settings = dataclasses.replace(settings, data=str(tmp_path / "tokens"), steps=1)
+    with pytest.raises(ValueError, match=r"got held_out=0\.2 with a prepared folder, .* give it to titans prepare"):
+        train_language_model(settings)
+    assert not settings.out.exists()
+    train_language_model(dataclasses.replace(settings, held_out=0.3))
+
+
+def test_rows_longer_than_learned_positions_are_an_error_before_anything_is_written(settings, tmp_path):
+    GPT2Config(vocab_size=259, n_positions=24, n_embd=16, n_layer=1, n_head=2).save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(
+        ValueError, match=r"learned 24 positions, and rows of 32 tokens; expected --seq-len 24 or fewer"
+    ):
+        train_language_model(dataclasses.replace(settings, baseline=str(tmp_path / "gpt2")))
+    assert not settings.out.exists()
 
 
 def test_a_run_beside_its_text_is_no_text(settings, tmp_path):

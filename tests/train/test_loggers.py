@@ -110,13 +110,14 @@ def test_only_numbers_are_numbers() -> None:
     assert flat_numbers(record) == {"a": 1.0, "b/c/0": 1.5, "b/c/1/d": 2.0}
 
 
-def test_a_run_that_goes_on_tells_each_step_once(llama, tmp_path) -> None:
-    """Stopped after step 3, with a checkpoint of step 2: TensorBoard shows what metrics.jsonl holds."""
+@pytest.mark.parametrize("save_every", [2, 0])
+def test_a_run_that_goes_on_tells_each_step_once(llama, tmp_path, save_every: int) -> None:
+    """Stopped after step 3, with a checkpoint of step 2 or none: TensorBoard shows what metrics.jsonl holds."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = RunFolder.create(tmp_path / "run", {})
-    settings = dataclasses.replace(SETTINGS, sinks=("tensorboard",), eval_every=0)
+    settings = dataclasses.replace(SETTINGS, sinks=("tensorboard",), eval_every=0, save_every=save_every)
 
     def fail(record: dict) -> None:
         if record["step"] == 3:

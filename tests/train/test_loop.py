@@ -249,6 +249,8 @@ def test_a_finished_run_has_nothing_left_to_do(llama, tmp_path):
     result = fit(llama(), crops(), next_token_loss, SETTINGS, run=run, on_step=recorder, eval_fn=lambda _: score)
     assert recorder == []
     assert (result.step, result.evaluation) == (8, score)
+    fit(llama(), crops(), next_token_loss, SETTINGS, run=run, eval_fn=lambda _: score)
+    assert [line["step"] for line in run.metrics.read() if "score" in line] == [8], "said once"
 
 
 class Brittle(nn.Module):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from titans_lm.data.text import HELD_OUT
 from titans_lm.data.tokenizer import TokenIds
 
 if TYPE_CHECKING:
@@ -145,13 +146,22 @@ class Split(Sequence[TokenIds]):
         return blake2b(sums.encode(), digest_size=16).hexdigest()
 
 
-def check_no_valid(valid: Any) -> None:
-    """Refuse a text to test on beside a prepared folder, whose split was decided when it was made."""
-    if valid is not None:
+def check_split(folder: "TokenFolder", valid: Any, held_out: float) -> None:
+    """Refuse another split of a prepared folder than was decided when it was made."""
+    own = folder.index.get("asked", {}).get("held_out")
+    if valid is not None or held_out not in (HELD_OUT, own):
+        told = f"held_out={held_out:g}" if valid is None else f"valid={valid!r}"
         raise ValueError(
-            f"got valid={valid!r} with a prepared folder, which has held its part out already; "
-            "give it to titans prepare"
+            f"got {told} with a prepared folder, which has held its part out already; give it to titans prepare"
         )
+
+
+def prepared_from(path: str | Path) -> list[str]:
+    """The texts that a prepared folder was made from, as they were named then; none for what is no such folder."""
+    if not is_token_folder(path):
+        return []
+    asked = read_index(Path(path) / INDEX).get("asked", {})
+    return [asked[name] for name in ("source", "valid") if asked.get(name) is not None]
 
 
 class TokenFolder:

@@ -14,6 +14,8 @@ SNIFFED = 8192
 """Bytes at the start of a file in which a zero byte says: not text."""
 BLOCK = 1 << 22
 """Bytes that are read at a time."""
+HELD_OUT = 0.05
+"""Share of the documents that is held out, where nothing else is asked for."""
 OF_RUNS = "settings.json", "environment.json"
 """Files that runs have from the start."""
 
@@ -66,7 +68,7 @@ def blocks(path: Path) -> Iterator[bytes]:
             yield block
 
 
-def load_corpus(source: str | Path, *, held_out: float = 0.05, valid: str | Path | None = None) -> Corpus:
+def load_corpus(source: str | Path, *, held_out: float = HELD_OUT, valid: str | Path | None = None) -> Corpus:
     """Read documents and hold a part of them out, or read the held-out part from a place of its own.
 
     `source` is a file, a folder, or the word "stdlib": the source of the Python library of the running interpreter.
@@ -108,7 +110,7 @@ def read_documents(source: str | Path) -> tuple[list[Document], list[str]]:
 
 
 def split_documents(
-    documents: Sequence[Document], held_out: float = 0.05
+    documents: Sequence[Document], held_out: float = HELD_OUT
 ) -> tuple[list[Document], list[Document], str]:
     """Hold out whole documents, chosen by a hash of their names; of a single document, hold out the end.
 
@@ -137,6 +139,8 @@ def split_position(document: Document, held_out: float) -> tuple[list[Document],
     cut = min(max(round(len(data) * (1.0 - held_out)), 1), len(data) - 1)
     line = data.find(b"\n", cut, cut + 1024) + 1
     cut = line if 0 < line < len(data) else cut
+    for _ in range(3):  # at the start of a character
+        cut -= cut > 1 and data[cut] & 0xC0 == 0x80
     parts = Document(document.name, data[:cut]), Document(f"{document.name}[{cut}:]", data[cut:])
     return [parts[0]], [parts[1]], f"one document: bytes 0 to {cut} to train on, the rest held out"
 

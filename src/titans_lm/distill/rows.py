@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from titans_lm.data.batches import Batch, fingerprint
-from titans_lm.data.prepared import TokenFolder, check_no_valid, is_token_folder, tokenizer_fingerprint
+from titans_lm.data.prepared import TokenFolder, check_split, is_token_folder, tokenizer_fingerprint
 from titans_lm.data.text import Document, load_corpus
 from titans_lm.distill.settings import RetrofitSettings
 
@@ -29,8 +29,8 @@ def open_texts(settings: RetrofitSettings, tokenizer: Any) -> tuple[Text, Text]:
     if settings.data is None:
         raise ValueError("got no data; expected a file, a folder of text, or a folder of titans prepare")
     if is_token_folder(settings.data):
-        check_no_valid(settings.valid)
         folder = TokenFolder(settings.data)
+        check_split(folder, settings.valid, settings.held_out)
         if folder.tokenizer_fingerprint != tokenizer_fingerprint(tokenizer):
             raise ValueError(
                 f"got {settings.data!r}, prepared with another tokenizer than the base's; expected titans prepare "

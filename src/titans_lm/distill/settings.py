@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from titans_lm.config import check_at_least, check_between, check_not_negative
+from titans_lm.data.text import HELD_OUT
 from titans_lm.retrofit.settings import AdapterSettings
 from titans_lm.train.settings import FitSettings
 
@@ -48,7 +49,7 @@ class RetrofitSettings(FitSettings):
     """Shortest and longest passage of these rows, in tokens."""
     grow_steps: int = 50
     """Steps over which the distance of a return grows, from twice the window to the row."""
-    held_out: float = 0.05
+    held_out: float = HELD_OUT
     """Share of the documents to test on, never trained on; of a single file, its end."""
     valid: str | None = None
     """A file or folder to test on instead."""

@@ -204,6 +204,16 @@ def learned_positions(model: nn.Module) -> int | None:
     return getattr(owner.config, "max_position_embeddings", None)
 
 
+def check_positions(model: nn.Module, tokens: int, option: str) -> None:
+    """Refuse rows of more tokens than a model has learned positions; `option` is what says how many they are."""
+    most = learned_positions(model)
+    if most is not None and most < tokens:
+        raise ValueError(
+            f"got a model that has learned {most:,} positions, and rows of {tokens:,} tokens; expected {option} {most} "
+            "or fewer"
+        )
+
+
 @torch.no_grad()
 def _cache(model: nn.Module) -> tuple[str | None, bool]:
     """Name the cache of a Hugging Face model, and tell whether it keeps windows or recurrent states alone."""

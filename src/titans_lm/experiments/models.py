@@ -131,7 +131,7 @@ def model_settings(shared: Shared, name: str, parameters: int | None) -> Shared:
     if not model.is_ours:
         from titans_lm.train.baselines import baseline_names
 
-        known = *OURS, *baseline_names()
+        known = dict.fromkeys((*OURS, *baseline_names()))  # rules of others in our block are both
         if name not in known and not Path(name).exists():
             raise ValueError(f"got the model {name!r}; {nearest(name, known)}, or a folder with a model's config.json")
         return dataclasses.replace(given, baseline=name)

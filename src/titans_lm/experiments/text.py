@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from titans_lm.data.contents import files_sum, text_sum
+from titans_lm.data.prepared import prepared_from
 from titans_lm.data.text import Document, overlap, read_documents
 from titans_lm.evaluate.bits_per_byte import Text, buckets, encode_text, token_bits
-from titans_lm.evaluate.stream import has_state
+from titans_lm.evaluate.stream import check_positions, has_state
 from titans_lm.experiments.models import model_settings
 from titans_lm.experiments.result import Result, kept, runs_of, write_record
 from titans_lm.experiments.runner import CONTENTS, SPEC, Run, Say, run_experiment
@@ -58,7 +59,9 @@ def run_compare(settings: CompareSettings, say: Say) -> Result:
     if not settings.test.exists():
         raise ValueError(f"got the test text {str(settings.test)!r}, which does not exist; expected a file or folder")
     valid = settings.train.valid
-    for what, other in (("data", settings.data), ("validation text", valid)):
+    sources = [("data", settings.data), ("validation text", valid)]
+    sources += [("text of the prepared data", source) for source in prepared_from(settings.data)]
+    for what, other in sources:
         if other is not None and overlap(other, settings.test):
             told = f"got the {what} {str(other)!r} and the test text {str(settings.test)!r}, one in the other"
             raise ValueError(f"{told}; expected a text that nobody is trained or tuned on")
@@ -97,7 +100,10 @@ def check_models(settings: CompareSettings, say: Say) -> int:
     assert settings.test is not None
     read_texts(settings.test, tokenizer, settings.test_bytes)  # fails now, and not after the first run
     for name in settings.models:
-        say(f"{name}: {sized_model(language_settings(settings, name, parameters), tokenizer).describe()}")
+        sized = sized_model(language_settings(settings, name, parameters), tokenizer)
+        check_positions(sized.model, settings.train.seq_len, "--seq-len")
+        check_positions(sized.model, settings.positions, "--positions")
+        say(f"{name}: {sized.describe()}")
     return parameters
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from titans_lm.config import check_at_least, check_between
+from titans_lm.data.text import HELD_OUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class PrepareSettings:
     """Subset (configuration) of a data set on the hub."""
     split: str = "train"
     """Split of a Hugging Face data set."""
-    held_out: float = 0.05
+    held_out: float = HELD_OUT
     """Share of the documents to test on, chosen by a hash of their names; of a single document, its end."""
     valid: str | None = None
     """A source to test on instead."""

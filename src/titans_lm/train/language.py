@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from titans_lm.data.batches import Batch, DocumentLanes, RandomCrops
+from titans_lm.data.batches import Batch, DocumentLanes, RandomCrops, fingerprint
 from titans_lm.data.packing import DocumentRows, PackedRows
-from titans_lm.data.prepared import TokenFolder, check_no_valid, is_token_folder, tokenizer_fingerprint
+from titans_lm.data.prepared import TokenFolder, check_split, is_token_folder, tokenizer_fingerprint
 from titans_lm.data.reread import RereadRows
 from titans_lm.data.text import load_corpus, looks_binary
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer, encode_document
 from titans_lm.evaluate.bits_per_byte import HeldOut
 from titans_lm.evaluate.documents import held_out_bytes, held_out_tokens
+from titans_lm.evaluate.stream import check_positions
 from titans_lm.train.device import environment
 from titans_lm.train.diagnostics import memory_numbers
+from titans_lm.train.fresh import special_ids
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss
 from titans_lm.train.options import plain_settings
@@ -94,8 +96,8 @@ def _text(settings: LanguageSettings) -> LanguageData:
 
 def _prepared(settings: LanguageSettings) -> LanguageData:
     """A token folder, read as it is needed; its split was decided when it was made."""
-    check_no_valid(settings.valid)
     folder = TokenFolder(settings.data or "", verify=settings.verify_data)
+    check_split(folder, settings.valid, settings.held_out)
     check_vocabulary(settings, folder.vocab_size)
     tokenizer = folder.tokenizer()
     if settings.stateful:
@@ -181,6 +183,7 @@ def _train(
     world.share(settings.batch_size)  # before a run folder is made
     torch.manual_seed(settings.seed)
     sized = Sized.given(model) if model is not None else _first_model(settings, data, resume)
+    check_positions(sized.model, settings.seq_len, "--seq-len")
     check_sinks(settings.sinks)
     path = world.first(lambda: _run_folder(settings, data.tokenizer, resume=resume).path)
     run = RunFolder.open(path, data.tokenizer, plain_settings(settings))
@@ -192,7 +195,7 @@ def _train(
         data.batches,
         CarriedLoss() if settings.stateful else next_token_loss,
         settings,
-        eval_fn=lambda model: {**data.held_out(model), **_diagnostics(model, data.held_out)},
+        eval_fn=Evaluation(data.held_out),
         run=run,
         progress=progress,
     )
@@ -232,13 +235,22 @@ def _first_model(settings: LanguageSettings, data: LanguageData, resume: bool) -
             f"got init={str(settings.init)!r} and data in another tokenizer's ids; expected data that was prepared "
             f"with its own: titans prepare TEXT --out FOLDER --tokenizer {resolve_model(settings.init)}"
         )
+    for name, token in special_ids(data.tokenizer).items():  # as the model has them that the run goes on with
+        setattr(model.config, name, token)
+        setattr(model.generation_config, name, token)
     return Sized.given(model)
 
 
-def _diagnostics(model: Any, held_out: HeldOut) -> dict[str, Any]:
-    """What the memories do on the start of the first held-out text."""
-    start = torch.from_numpy(held_out.documents[0][: held_out.seq_len].astype(np.int64))
-    return memory_numbers(model, start[None].to(next(model.parameters()).device))
+class Evaluation:
+    """Bits per byte of the held-out text, and what the memories do on the start of its first document."""
+
+    def __init__(self, held_out: HeldOut) -> None:
+        self.held_out, self.fingerprint = held_out, fingerprint(held_out.documents)
+
+    def __call__(self, model: Any) -> dict[str, Any]:
+        start = torch.from_numpy(self.held_out.documents[0][: self.held_out.seq_len].astype(np.int64))
+        numbers = memory_numbers(model, start[None].to(next(model.parameters()).device))
+        return {**self.held_out(model), **numbers}
 
 
 def _run_folder(settings: LanguageSettings, tokenizer: "PreTrainedTokenizerBase", *, resume: bool) -> RunFolder:

@@ -96,10 +96,10 @@ def fit(
 ) -> FitResult:
     """Train a model in place, from the newest checkpoint of its run where there is one.
 
-    `batches(step)` gives a batch, `eval_fn(model)` numbers to log beside the loss; `on_step(record)` sees every step,
-    and training ends early, and well, where it returns true. With a run folder there are checkpoints, a metrics.jsonl
-    and in the end a saved model. A run that is taken up again repeats nothing: its losses are bit for bit those of a
-    run that was never stopped.
+    `batches(step)` gives a batch, `eval_fn(model)` numbers to log beside the loss; either may have a `fingerprint`, by
+    which a run that is taken up again knows its own. `on_step(record)` sees every step, and training ends early, and
+    well, where it returns true. With a run folder there are checkpoints, a metrics.jsonl and in the end a saved model.
+    A run that is taken up again repeats nothing: its losses are bit for bit those of a run that was never stopped.
 
     Under torchrun all processes call it with the same model and batches; `settings.parallel` says how the model is laid
     out. A run may be taken up by another number of processes: the same steps on the same batches, to rounding.
@@ -112,7 +112,7 @@ def fit(
     world = open_distributed(settings.device)
     if world.device.type == "cpu":
         keep_freed_memory()
-    trainer = Trainer(model, batches, loss_fn, settings, world)
+    trainer = Trainer(model, batches, loss_fn, settings, world, getattr(eval_fn, "fingerprint", ""))
     result = trainer.result
     shown = progress if progress is not None and world.main else ProgressReport(quiet=True)
     with closing(RunWriter(trainer, run, shown)) as writer:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_not_negative, check_seed
 from titans_lm.data.curriculum import RereadCurriculum
+from titans_lm.data.text import HELD_OUT
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Boundaries = Literal["carry", "reset"]
@@ -168,7 +169,7 @@ class LanguageSettings(ModelSettings):
     """Of a prepared folder: carry fills rows with one document after another, reset gives every row one document."""
     verify_data: bool = True
     """Read a prepared folder once and compare it with its sums before training."""
-    held_out: float = 0.05
+    held_out: float = HELD_OUT
     """Share of the documents to test on, never trained on; of a single file, its end."""
     valid: str | None = None
     """A file or folder to test on instead."""

@@ -147,8 +147,9 @@ class Trainer:
         loss_fn: LossFunction,
         settings: FitSettings,
         world: Distributed,
+        held_out: str = "",
     ) -> None:
-        self.world, self.device, self.settings = world, world.device, settings
+        self.world, self.device, self.settings, self.held_out = world, world.device, settings, held_out
         self.loss_fn: Any = loss_fn
         if world.size > 1 and settings.parallel == "fsdp" and hasattr(loss_fn, "forget"):
             raise ValueError(
@@ -271,6 +272,7 @@ class Trainer:
             "carried": losses if any(losses) else [],
             "spikes": [list(self.spikes.losses), list(self.spikes.norms)],
             "batches": getattr(self.batches, "fingerprint", ""),
+            "held_out": self.held_out,
             "accumulate": self.settings.accumulate,
             "random": self.world.all_gather(random_state()),
         }
@@ -282,6 +284,11 @@ class Trainer:
             raise ValueError(
                 f"{folder} was trained on other data, or with another batch_size, seq_len or seed, than it is to go on "
                 "with; give those of the run, or begin a new run"
+            )
+        if saved.get("held_out", self.held_out) != self.held_out:
+            raise ValueError(
+                f"{folder} was evaluated on another held-out text than is there now; bring that one back, with the "
+                "run's --valid, --held-out and --eval-bytes, or begin a new run"
             )
         before, now = saved.get("accumulate", self.settings.accumulate), self.settings.accumulate
         if before != now:

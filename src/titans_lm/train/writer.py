@@ -129,19 +129,24 @@ class RunWriter:
         step, settings = self.trainer.result.step, self.trainer.settings
         if self.run is None or eval_fn is None or not 0 < step < settings.steps or not due(step, settings.eval_every):
             return
-        metrics = self.run.metrics
-        there = self.trainer.world.first(lambda: any(r["step"] == step and "loss" not in r for r in metrics.read()))
-        if not there and (found := self.trainer.evaluate(eval_fn)):
-            self._evaluated(found)
+        if not self._is_evaluated():
+            self.evaluate(eval_fn)
+
+    def _is_evaluated(self) -> bool:
+        """Whether what was found after the last step has been logged."""
+        run, step = self.run, self.trainer.result.step
+        if run is None:
+            return False
+        return self.trainer.world.first(
+            lambda: any(one["step"] == step and "loss" not in one for one in run.metrics.read())
+        )
 
     def evaluate(self, eval_fn: Callable[[Any], dict[str, Any]]) -> None:
-        """Evaluate, and log what was found as a line of its own."""
-        self._evaluated(self.trainer.evaluate(eval_fn))
-
-    def _evaluated(self, found: dict[str, Any]) -> None:
-        result = self.trainer.result
+        """Evaluate, and log what was found as a line of its own, unless it was logged before."""
+        found, result = self.trainer.evaluate(eval_fn), self.trainer.result
         result.evaluation = found
-        self._append({"step": result.step, "seconds": result.seconds, **result.evaluation})
+        if found and not self._is_evaluated():
+            self._append({"step": result.step, "seconds": result.seconds, **result.evaluation})
         numbers = "  ".join(
             f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items() if isinstance(value, float)
         )
@@ -209,7 +214,7 @@ def _numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
 def _tensorboard(run: Path, step: int, stack: ExitStack) -> Logger:
     """Event files in the run's folder; what was told after the step that a run goes on from is hidden."""
     summary = _library("tensorboard").SummaryWriter
-    writer = stack.enter_context(summary(str(run / "tensorboard"), purge_step=step + 1 if step else None))
+    writer = stack.enter_context(summary(str(run / "tensorboard"), purge_step=step + 1))
 
     def log(step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
