@@ -154,6 +154,13 @@ def test_a_cache_and_a_mask_of_another_kind():
     for more in ({"use_cache": False}, {}, {"return_state": True}, {"attention_mask": torch.ones_like(ids)}):
         with torch.no_grad(), pytest.raises(ValueError, match="one text per row"):
             model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), **more)
+    for more in (
+        {"seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])},
+        {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "cu_seq_lens_k": torch.tensor([0, 3, 6])},
+        {"attention_mask": torch.tensor([[1, 1, 1, 2, 2, 2]])},
+    ):
+        with torch.no_grad(), pytest.raises(ValueError, match="one text per row"):
+            model(ids, **more)
     padded = torch.tensor([[0, 0, 1, 1, 1, 1]])
     model(ids, attention_mask=padded, position_ids=(padded.cumsum(1) - 1).masked_fill(padded == 0, 1))
     hole = torch.tensor([[1, 1, 0, 0, 1, 1]])
@@ -244,6 +251,7 @@ def test_a_lora_of_others_is_no_part_of_the_adapter(tmp_path):
             wrapped.add_adapter(lora)
         with pytest.raises(ValueError, match="with an adapter of PEFT; expected the base alone"):
             add_memory(wrapped, window=4)
+    fresh = copy.deepcopy(base)
     model = with_memory(base, lora_rank=2)
     path = save(model, tmp_path / "before")
     model.add_adapter(lora, "theirs")
@@ -251,6 +259,39 @@ def test_a_lora_of_others_is_no_part_of_the_adapter(tmp_path):
     other = save(model, tmp_path / "after")
     assert safetensors.torch.load_file(path).keys() == safetensors.torch.load_file(other).keys()
     load(other, base)
+    model, ids = with_memory(copy.deepcopy(fresh)), some_ids(1, 20)
+    expected = model(ids).logits
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj", "gate_proj"]))  # the memory has one too
+    assert torch.equal(load(save(model, tmp_path / "gates"), copy.deepcopy(fresh))(ids).logits, expected)
+    model = with_memory(fresh)
+    saving = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["memory"]))
+    with pytest.raises(ValueError, match="among PEFT's modules_to_save"):
+        save(saving.get_base_model(), tmp_path / "saved")
+
+
+@pytest.mark.parametrize("reach", [8, (8, 2), Reach(0, 0), Reach(8, -1)])
+def test_a_reach_that_cannot_be(reach):
+    model = with_memory(base_of())
+    with pytest.raises(ValueError, match=r"got reach=|a window of 1 or more, or None, and 0 sinks or more"):
+        model(some_ids(1, 6), reach=reach)
+
+
+def test_drafts_by_the_first_layers_leave_a_model_as_it_is():
+    model, ids = with_memory(base_of()), some_ids(1, 12)
+    before, layers = model(ids).logits, model.config.num_hidden_layers
+    with pytest.raises(ValueError, match="got assistant_early_exit; expected none"):
+        model.generate(ids, max_new_tokens=4, do_sample=False, assistant_early_exit=1)
+    assert model.config.num_hidden_layers == layers
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_a_base_that_is_offloaded(tmp_path):
+    model = with_memory(base_of())
+    save(model, tmp_path)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(model.config)
+    with pytest.raises(ValueError, match="got a base with offloaded weights"):
+        load(tmp_path, empty)
 
 
 def test_windows_longer_than_those_of_the_base(tmp_path):

@@ -110,8 +110,14 @@ def check_drafts(prompt: Any, kwargs: dict[str, Any], settings: Any) -> None:
     """ValueError where a call of `generate` drafts tokens beside a cache that has read some, or beside embeddings.
 
     transformers' first step of a drafted text gives the whole prompt, which would be read after what was read of it;
-    and it drafts from the ids of a prompt whose embeddings are read.
+    and it drafts from the ids of a prompt whose embeddings are read. Drafts by the model's own first layers are refused
+    too: transformers makes the model shorter for them, and leaves it so where a draft fails.
     """
+    if kwargs.get("assistant_early_exit", getattr(settings, "assistant_early_exit", None)):
+        raise ValueError(
+            "got assistant_early_exit; expected none: the first layers' state is not the model's. Draft with "
+            "assistant_model or prompt_lookup_num_tokens"
+        )
     looked_up = kwargs.get("prompt_lookup_num_tokens", getattr(settings, "prompt_lookup_num_tokens", None))
     cache, drafted = kwargs.get("past_key_values"), kwargs.get("assistant_model") is not None
     if kwargs.get("inputs_embeds") is not None and (drafted or (looked_up and isinstance(prompt, Tensor))):

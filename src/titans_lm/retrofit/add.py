@@ -14,7 +14,7 @@ from titans_lm.config import check_known
 from titans_lm.hf.cache import begin_cache, check_prompt, check_rows
 from titans_lm.hf.history import check_begins, check_drafts
 from titans_lm.ops.state import state_dtype
-from titans_lm.retrofit.attention import IMPLEMENTATION, PACKED, Call, Reach
+from titans_lm.retrofit.attention import IMPLEMENTATION, PACKED, Call, Reach, check_reach
 from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState, after, until
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.rotary import find_rotations
@@ -290,6 +290,7 @@ def _give_cache(
     """Begin a cache where one is wanted, and refuse any of another kind."""
     cache, wanted, count = kwargs.get("past_key_values"), kwargs.get("use_cache"), len(attentions)
     state = kwargs.pop("state", None)
+    check_reach(kwargs.get("reach"))
     asked = state is not None or kwargs.get("return_state")
     if asked and cache is not None:
         raise ValueError("got both past_key_values and a state; expected one of them: both say what came before")
@@ -345,7 +346,21 @@ def _check_past(
             f"got an attention_mask {tuple(mask.shape)} for {B} × {T} tokens after {seen}; expected (B, T) or "
             "(B, seen + T)"
         )
+    _check_packing(mask, kwargs)
     _check_places(kwargs.get("position_ids"), mask, B, T)
+
+
+def _check_packing(mask: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse packed rows by the other names that collators have for their texts."""
+    if torch.compiler.is_compiling():
+        return
+    lengths, texts = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
+    if (
+        (isinstance(lengths, Tensor) and lengths.numel() > 2)
+        or (isinstance(texts, Tensor) and texts.dim() == 2 and bool((texts != texts[:, :1]).any()))
+        or (isinstance(mask, Tensor) and mask.dim() == 2 and mask.dtype != torch.bool and bool((mask > 1).any()))
+    ):
+        raise ValueError(PACKED)
 
 
 def _check_places(places: Any, mask: Any, B: int, T: int) -> None:

@@ -43,6 +43,16 @@ class Reach(NamedTuple):
     memory: bool = True
 
 
+def check_reach(reach: Any) -> None:
+    """Refuse what a call cannot be told to see."""
+    if reach is None:
+        return
+    if not isinstance(reach, Reach):
+        raise ValueError(f"got reach={reach!r}; expected titans_lm.retrofit.Reach(window, sinks, memory)")
+    if (reach.window is not None and reach.window < 1) or reach.sinks < 0:
+        raise ValueError(f"got {reach}; expected a window of 1 or more, or None, and 0 sinks or more")
+
+
 FULL = Reach(None, 0, False)
 """The base as it was: the teacher of what is trained."""
 

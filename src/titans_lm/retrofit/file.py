@@ -58,7 +58,13 @@ def save(model: "PreTrainedModel", folder: str | Path) -> Path:
         raise ValueError(
             f"got the folder {str(folder)!r}, which holds a model of type {kind!r}; expected a folder of its own"
         )
-    tensors = {name: x.detach().to("cpu").contiguous().clone() for name, x in adapter_of(model).state_dict().items()}
+    tensors = {
+        name.replace(".base_layer.", "."): x.detach().to("cpu").contiguous().clone()
+        for name, x in adapter_of(model).state_dict().items()
+        if ".lora_" not in name  # of a LoRA that somebody has put on maps of the memory, which PEFT saves
+    }
+    if any("modules_to_save" in name for name in tensors):
+        raise ValueError("got a memory among PEFT's modules_to_save; expected it in no file but its adapter's own")
     name = owner.config._name_or_path
     header = {
         "base": str(Path(name).resolve()) if name and Path(name).is_dir() else name,
@@ -97,7 +103,10 @@ def load(
     model: Any = load_base(header["base"] if base is None else base, **settings)
     if fingerprint(model) != header["fingerprint"]:
         half = " in float32 or bfloat16: float16 rounds otherwise" if model.dtype == torch.float16 else ""
-        raise ValueError(f"got the adapter {str(path)!r} of other weights; expected its base, {header['base']!r}{half}")
+        raise ValueError(
+            f"got the adapter {str(path)!r} of other weights; expected its base, {header['base']!r}, as it was then: "
+            f"not resized, merged or trained since, of the same class{half}. Give it: load(adapter, base)"
+        )
     kept = AdapterSettings(**header["settings"])
     changed = {"window": kept.window if window is None else window, "sinks": kept.sinks if sinks is None else sinks}
 
@@ -159,6 +168,9 @@ def fingerprint(model: "PreTrainedModel") -> str:
         name = name.replace(".base_layer.", ".")
         if ".memory." in name or ".lora_" in name:
             continue
+        if x.is_meta:
+            raise ValueError("got a base with offloaded weights; expected it whole on its devices, without disk or cpu "
+                             "in device_map beside a GPU")  # fmt: skip
         digest.update(f"{name} {tuple(x.shape)}\n".encode())
         digest.update(x.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().data)
     return digest.hexdigest()
