@@ -204,13 +204,12 @@ def learned_positions(model: nn.Module) -> int | None:
     return getattr(owner.config, "max_position_embeddings", None)
 
 
-def check_positions(model: nn.Module, tokens: int, option: str) -> None:
-    """Refuse rows of more tokens than a model has learned positions; `option` is what says how many they are."""
+def check_positions(model: nn.Module, tokens: int, expected: str, told: str = "a model that has") -> None:
+    """Refuse rows of more tokens than a model has learned positions, whose number goes into `expected`."""
     most = learned_positions(model)
     if most is not None and most < tokens:
         raise ValueError(
-            f"got a model that has learned {most:,} positions, and rows of {tokens:,} tokens; expected {option} {most} "
-            "or fewer"
+            f"got {told} learned {most:,} positions, and rows of {tokens:,} tokens; expected {expected.format(most)}"
         )
 
 

@@ -277,7 +277,7 @@ class TrainedModel:
 
         Gives the number of its parameters. ValueError, saying what to do, and for weights that cannot be loaded.
         """
-        from titans_lm.evaluate.stream import learned_positions
+        from titans_lm.evaluate.stream import check_positions
 
         model: Any = self.model("cpu")
         ids = model.config.get_text_config().vocab_size
@@ -288,12 +288,8 @@ class TrainedModel:
                 f"got {self.name}={self.path}, a model of {ids:,} ids, and a task of {task.vocab_size:,}; expected a "
                 "model with as many, or a task with fewer"
             )
-        positions = learned_positions(model)
-        if positions is not None and positions < longest:
-            raise ValueError(
-                f"got {self.name}={self.path}, which has learned {positions:,} positions, and rows of {longest:,} "
-                f"tokens; expected --sizes and --test-sizes of {positions:,} tokens or fewer"
-            )
+        sizes = "--sizes and --test-sizes of {:,} tokens or fewer"
+        check_positions(model, longest, sizes, f"{self.name}={self.path}, which has")
         return sum(parameter.numel() for parameter in model.parameters())
 
     def _check_tokens(self, ids: int, task: "Task", chosen: str) -> None:

@@ -101,8 +101,8 @@ def check_models(settings: CompareSettings, say: Say) -> int:
     read_texts(settings.test, tokenizer, settings.test_bytes)  # fails now, and not after the first run
     for name in settings.models:
         sized = sized_model(language_settings(settings, name, parameters), tokenizer)
-        check_positions(sized.model, settings.train.seq_len, "--seq-len")
-        check_positions(sized.model, settings.positions, "--positions")
+        check_positions(sized.model, settings.train.seq_len, "--seq-len {} or fewer")
+        check_positions(sized.model, settings.positions, "--positions {} or fewer")
         say(f"{name}: {sized.describe()}")
     return parameters
 

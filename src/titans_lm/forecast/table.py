@@ -256,9 +256,8 @@ def _parsed(column: "pandas.Series") -> "pandas.Series":
     import pandas as pd
 
     text = column.astype(str)
-    if text.str.match(
-        SHORT_YEAR
-    ).all():  # of which pandas guesses one by one; 69 to 99 are of the last century, as everywhere
+    if text.str.match(SHORT_YEAR).all():
+        # pandas would guess one by one; 69 to 99 are of the last century, as everywhere
         column = text = text.str.replace(
             SHORT_YEAR, lambda date: f"{date[1]}{19 + (date[3] < '69')}{date[3]}", regex=True
         )

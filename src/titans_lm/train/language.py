@@ -183,7 +183,7 @@ def _train(
     world.share(settings.batch_size)  # before a run folder is made
     torch.manual_seed(settings.seed)
     sized = Sized.given(model) if model is not None else _first_model(settings, data, resume)
-    check_positions(sized.model, settings.seq_len, "--seq-len")
+    check_positions(sized.model, settings.seq_len, "--seq-len {} or fewer")
     check_sinks(settings.sinks)
     path = world.first(lambda: _run_folder(settings, data.tokenizer, resume=resume).path)
     run = RunFolder.open(path, data.tokenizer, plain_settings(settings))

@@ -44,6 +44,8 @@ class RunWriter:
         self.saved: tuple[int, Path | None] = (-1, None)
         self.async_save, self.stack = AsyncSave(trainer.world), ExitStack()
         self.loggers: list[Logger] = []
+        self.evaluated = -1
+        """The last step after which an evaluation was logged."""
 
     def close(self) -> None:
         """Let an asynchronous save come to its end, and loggers too."""
@@ -69,6 +71,9 @@ class RunWriter:
                 self.progress.say("the run was stopped before its first checkpoint: it begins again")
         world.first(run.note_settings)
         world.first(lambda: run.metrics.rewind(self.trainer.result.step))
+        self.evaluated = world.first(
+            lambda: max((one["step"] for one in run.metrics.read() if "loss" not in one), default=-1)
+        )
         if world.main:
             names = dict.fromkeys(self.trainer.settings.sinks)
             self.loggers = [LOGGERS[name](run.path, self.trainer.result.step, self.stack) for name in names]
@@ -129,23 +134,15 @@ class RunWriter:
         step, settings = self.trainer.result.step, self.trainer.settings
         if self.run is None or eval_fn is None or not 0 < step < settings.steps or not due(step, settings.eval_every):
             return
-        if not self._is_evaluated():
+        if self.evaluated != step:
             self.evaluate(eval_fn)
-
-    def _is_evaluated(self) -> bool:
-        """Whether what was found after the last step has been logged."""
-        run, step = self.run, self.trainer.result.step
-        if run is None:
-            return False
-        return self.trainer.world.first(
-            lambda: any(one["step"] == step and "loss" not in one for one in run.metrics.read())
-        )
 
     def evaluate(self, eval_fn: Callable[[Any], dict[str, Any]]) -> None:
         """Evaluate, and log what was found as a line of its own, unless it was logged before."""
         found, result = self.trainer.evaluate(eval_fn), self.trainer.result
         result.evaluation = found
-        if found and not self._is_evaluated():
+        if found and self.evaluated != result.step:
+            self.evaluated = result.step
             self._append({"step": result.step, "seconds": result.seconds, **result.evaluation})
         numbers = "  ".join(
             f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items() if isinstance(value, float)
