@@ -118,10 +118,8 @@ class Block(nn.Module, ABC):
         """The memory at the start of a document, after it has read the persistent tokens: M(x̃), x̃ = [P | x] (D16)."""
         if self.persistent is None or not self.config.memory_begins_persistent:
             return memory.init_state(batch_size)
-        start = memory.init_state(1)
-        # without cached memories: segments are of the document, and these tokens end none
-        _, state, _ = memory.write(self.persistent[None], start._replace(cached=None), frozen=frozen)
-        return repeat_rows(state._replace(cached=start.cached), batch_size)
+        _, state = memory(self.persistent[None], frozen=frozen, caching=False)  # segments are of the document
+        return repeat_rows(state, batch_size)
 
 
 class LMMBlock(Block):

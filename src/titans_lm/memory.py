@@ -186,13 +186,15 @@ class NeuralMemory(MemoryRule):
         frozen: bool = False,
         streams: Streams | None = None,
         valid: Bool[Tensor, "B T"] | None = None,
+        caching: bool = True,
     ) -> tuple[Hidden, LayerState]:
         """Read (B, T, E) into the memory and answer every token from the memory it has just changed.
 
         `valid` (B, T) marks real tokens, with padding anywhere, whose output is zero; `lengths` (B,) are the real
         tokens of right-padded rows. `diagnostics` receives the norms of surprise that it asks for. With `frozen`
         nothing is written and nothing forgotten. `streams` are those of x after the state's tails, where the caller has
-        made them already. Raises ValueError for an input, a mask or a state of another form.
+        made them already. Without `caching` these tokens are of no cached segment and see none, as those before a
+        document. Raises ValueError for an input, a mask or a state of another form.
         """
         self._check(x, state, lengths, valid)
         if valid is not None:
@@ -201,13 +203,16 @@ class NeuralMemory(MemoryRule):
             packing = Packing.of(valid)
             packed = packing.pack(x.masked_fill(~valid[..., None], 0.0))
             found = None if diagnostics is None else Diagnostics(diagnostics.surprise)
-            y, state = self.forward(packed, state, packing.lengths, found, frozen)  # hooks of the layer are called once
+            # not self(…): hooks of the layer are called once
+            y, state = self.forward(packed, state, packing.lengths, found, frozen, caching=caching)
             if diagnostics is not None and found is not None:
                 diagnostics.surprise_norms.extend(packing.unpack(norms, valid) for norms in found.surprise_norms)
             return packing.unpack(y, valid), state
         state = self.init_state(x.shape[0]) if state is None else state
         surprise = False if diagnostics is None else diagnostics.surprise
+        cached, state = state.cached, state if caching else state._replace(cached=None)
         o, state, norms = self.write(x, state, lengths, surprise, frozen, streams)
+        state = state if caching else state._replace(cached=cached)
         if diagnostics is not None and norms is not None:
             diagnostics.surprise_norms.append(norms)
         return self.project_output(o, self.gate_proj(x)), state

@@ -174,9 +174,17 @@ def test_prefix_tuning_is_refused_for_what_it_is(unchecked: None) -> None:
         tuned(input_ids=prompt(5))
 
 
-@pytest.mark.parametrize("architecture", [*MIXED, "tnt", "mac, shared", "mag, shared"])
-def test_weights_may_stay_on_disk_until_their_module_is_called(architecture: str, tmp_path: Path) -> None:
-    model, ids = small_model(architecture), prompt(13, 2)
+CACHING = {"memory_caching": "grm", "caching_segment": 4}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [(name, {}) for name in (*MIXED, "tnt", "mac, shared", "mag, shared")] + [("lmm", CACHING), ("mag", CACHING)],
+)
+def test_weights_may_stay_on_disk_until_their_module_is_called(
+    architecture: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model, ids = small_model(architecture, **settings), prompt(13, 2)
     logits, written = model(ids).logits, model.generate(ids, max_new_tokens=3, **GREEDY)
     disk_offload(model, tmp_path, execution_device=torch.device("cpu"))
     assert model.model.backbone.layers[0].mlp.up_proj.weight.is_meta
