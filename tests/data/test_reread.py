@@ -127,6 +127,29 @@ def test_no_gap_is_longer_than_the_longest() -> None:
             assert 0 <= before - (start - int(row[0])) - length <= 3
 
 
+def test_several_passages_of_a_row_return_whole_and_side_by_side() -> None:
+    chosen = replace(TWICE, share=1.0, repeats=3, passages=(8, 12))
+    batches, plain = counted(chosen, seq_len=144), counted(TWICE, seq_len=144).batches
+    found, gaps = [], set()
+    for step in range(STEPS):
+        for row, before in zip(rows_of(batches(step)), rows_of(plain(step)), strict=True):
+            places = np.flatnonzero(row != before)
+            sources = row[places] - before[0]  # a token of this text is its own place
+            assert not set(sources) & set(places), "a passage that returns has not been written over"
+            cuts = np.flatnonzero((np.diff(places) != 1) | (np.diff(sources) != 1)) + 1
+            lengths = np.diff([0, *cuts, len(places)])
+            assert (sources < places).all()
+            assert ((lengths >= 8) & (lengths <= 12)).all()
+            found.append(len(lengths))
+            gaps |= set((places - sources)[[0, *cuts]] - lengths)
+    assert set(found) == {2, 3}, "a row that has no room for one more goes without"
+    assert np.mean(found) > 2.7
+    assert min(gaps) < 8
+    assert max(gaps) > 50
+    once = counted(replace(TWICE, share=1.0, repeats=1)), counted(replace(TWICE, share=1.0))
+    assert all(np.array_equal(*(rows_of(batches(step)) for batches in once)) for step in range(5))
+
+
 def test_rows_are_a_function_of_seed_and_step() -> None:
     batches = counted(BOTH)
     again = pickle.loads(pickle.dumps(counted(BOTH)))  # as workers get them
@@ -180,6 +203,7 @@ def test_token_folders_keep_their_rows_their_padding_and_their_order(kind: Any, 
         ({"share": (0.5, 1.5)}, r"got reread.share=1.5; expected a number from 0.0 to 1.0"),
         ({"share": (0.5, 0.4, 0.3)}, r"got reread.share=\(0.5, 0.4, 0.3\); expected one number, or two"),
         ({"first_gaps": ()}, r"got reread.first_gaps=\(\); expected one or more"),
+        ({"repeats": 0}, r"got reread.repeats=0; expected an integer of at least 1"),
         ({"max_gap": -1}, r"got reread.max_gap=-1; expected an integer of at least 0"),
     ],
 )

@@ -13,7 +13,7 @@ class RereadCurriculum:
     """Rows of training text in which passages return, so that a memory is taught to keep what it has read (D40).
 
     A first phase has short rows in which short passages come again and again, at short gaps; in the second, a share of
-    the rows of usual length holds one longer passage twice. Off by default.
+    the rows of usual length holds longer passages twice. Off by default.
     """
 
     first_steps: int = 0
@@ -28,6 +28,8 @@ class RereadCurriculum:
     """Probability that the next passage of the first phase is a new one, and not the last one again."""
     share: Share = 0.0
     """Share of the rows after the first phase that hold a passage twice: one for all steps, or (from, to) over them."""
+    repeats: int = 1
+    """How many passages such a row holds twice, as far as they fit side by side; longer rows need more (D40)."""
     passages: tuple[int, int] = (64, 256)
     """Shortest and longest passage of these rows, in tokens."""
     max_gap: int | None = None
@@ -37,6 +39,7 @@ class RereadCurriculum:
         check_at_least("reread.first_steps", self.first_steps, 0)
         check_at_least("reread.first_len", self.first_len, 1)
         check_between("reread.first_new", self.first_new, 0.0, 1.0)
+        check_at_least("reread.repeats", self.repeats, 1)
         if isinstance(self.share, tuple) and len(self.share) != 2:
             raise ValueError(f"got reread.share={self.share}; expected one number, or two: (from, to) over the steps")
         for share in self._shares:

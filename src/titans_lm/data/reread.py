@@ -12,6 +12,8 @@ from titans_lm.data.curriculum import RereadCurriculum
 
 STREAM = 0x52455245
 """Set beside seed and step, so that what is drawn here is not what the batches of the second phase draw."""
+TRIES = 8
+"""How often a place is drawn for one more passage of a row, until it touches none of those before."""
 
 
 class RereadRows:
@@ -20,8 +22,8 @@ class RereadRows:
         passage gap passage gap new passage …    (B seq_len / T₁, T₁)   the first phase, T₁ = first_len
         … passage … passage …                    (B, seq_len)           a share of the rows of the second phase
 
-    Passages and gaps of the first phase come from random places of the text. In the second, a passage of the row is
-    written over what stands at its gap, so that the rest is the row as it was. `batches` begin at their own step 0
+    Passages and gaps of the first phase come from random places of the text. In the second, passages of the row are
+    written over what stands at their gaps, so that the rest is the row as it was. `batches` begin at their own step 0
     where the first phase ends: no row of theirs is left out.
     """
 
@@ -87,14 +89,25 @@ class RereadRows:
         return {**batch, "input_ids": inputs, "targets": targets}
 
     def _read_again(self, row: Tensor, rng: np.random.Generator) -> None:
-        """Write a passage of a row over a later part of it, unless the row is too short for one."""
+        """Write passages of a row over later parts of it, none over another, as far as the row has room for them."""
         shortest, longest = self.curriculum.passages
         longest = min(longest, len(row) // 2)
         if longest < shortest:
             return
+        taken = np.zeros(len(row), dtype=bool)
+        for _ in range(self.curriculum.repeats):
+            for _ in range(TRIES):
+                first, again = self._places(rng, len(row), shortest, longest)
+                if not (taken[first].any() or taken[again].any()):
+                    row[again] = row[first].clone()
+                    taken[first] = taken[again] = True
+                    break
+
+    def _places(self, rng: np.random.Generator, width: int, shortest: int, longest: int) -> tuple[slice, slice]:
+        """Where a passage stands in a row of so many tokens, and where it returns."""
         length = int(rng.integers(shortest, longest + 1))
-        room, most = len(row) - 2 * length, self.curriculum.max_gap
+        room, most = width - 2 * length, self.curriculum.max_gap
         gap = int(rng.integers(0, (room if most is None else min(most, room)) + 1))
         start = int(rng.integers(0, room - gap + 1))
         again = start + length + gap
-        row[again : again + length] = row[start : start + length].clone()
+        return slice(start, start + length), slice(again, again + length)
