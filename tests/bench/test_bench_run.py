@@ -260,6 +260,8 @@ def test_a_layer_of_tnt_stands_beside_plain_ones_of_its_chunk_and_of_long_chunks
     assert found.title == "4 heads of 8, 1 × 1,024"
     assert [case.label for case in found.cases] == ["LMM, chunk 8", "LMM, chunk 64", "TNT, local chunk 8, shard 512"]
     assert {case.allocator for case in found.cases} == {"tuned"}
+    with pytest.raises(ValueError, match="got hidden_size=66"):  # before the first width is measured
+        next(tnt(TNTSettings(widths=(64, 66)), Place("cpu", print)))
 
 
 def test_models_of_one_size_are_trained_in_turn_by_the_names_of_compare():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -251,6 +252,17 @@ def test_short_books_have_positions_and_no_goal(done: Any, tmp_path: Path) -> No
     late = run_perplexity(dataclasses.replace(short, skip_tokens=500), "late", lambda _: None)
     assert [one["tokens"] for one in late["models"][0]["documents"]] == [100, 130, 130]
     assert heading(late) == "Whole books by position: 3 held-out books, from token 500 on"
+
+
+def test_a_book_may_have_a_name_that_is_no_text(done: Any, tmp_path: Path) -> None:
+    """Names are bytes on Linux: one in Latin-1 is read like any other."""
+    settings, _ = done
+    book = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    book.write_text("some words " * 20)
+    one = dataclasses.replace(settings, models=settings.models[:1], text=(book,), stretch=None, out=tmp_path / "out")
+    result = run_perplexity(one, "odd", lambda _: None)
+    assert [(d["name"], d["tokens"]) for d in result["models"][0]["documents"]] == [(book.name, 220)]
+    assert json.loads((tmp_path / "out" / FILE).read_text())["models"][0]["documents"][0]["name"] == book.name
 
 
 def test_the_command(done: Any, tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:

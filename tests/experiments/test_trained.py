@@ -252,6 +252,7 @@ def test_what_is_trained_is_told_by_its_name() -> None:
     for other in ("lmm", "llama", "lmm:memory_depth=2", "lmm:memory_depth=2,chunk_size=8", "runs/a=b", "runs/x"):
         assert trained_model(other) is None
     assert folder_name("a b=runs/x").startswith("a-b-")
+    assert folder_name("x=runs/caf\udce9").startswith("x-"), "a path whose bytes are no text"
     assert folder_name("a=runs/x") != folder_name("a=runs/y")
 
 

@@ -222,13 +222,15 @@ def test_rendering_writes_the_page_and_the_plots(tmp_path):
     ("content", "message"),
     [
         ("{", "which is not JSON"),
+        ('{"what": "\xe9"}', "which is not JSON"),
         ("[]", "no result of a benchmark"),
         ('{"format": "titans-lm demo 1"}', "no result of a benchmark"),
+        ('{"format": "titans-lm bench 1", "what": ["ops"]}', "no result of a benchmark"),
         ('{"format": "titans-lm bench 1", "what": "heads"}', "of kind 'heads', which no page shows"),
     ],
 )
 def test_files_of_others_are_refused(tmp_path, content, message):
-    (tmp_path / "ops.json").write_text(content)
+    (tmp_path / "ops.json").write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match=message):
         read_results(tmp_path)
 

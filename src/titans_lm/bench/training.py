@@ -1,6 +1,7 @@
 """Training in turn: `titans bench tnt`, layers of TNT and plain memories; `titans bench training`, models of a size."""
 
 import dataclasses
+from itertools import product
 
 from titans_lm.bench.registry import Case, Cases, Comparison, Place, allocators, benchmark
 from titans_lm.bench.settings import TNTSettings, TrainingSettings
@@ -20,14 +21,11 @@ def tnt(settings: TNTSettings, at: Place) -> Cases:
     from titans_lm.bench.subjects_model import layer_config, tnt_settings
 
     s = dataclasses.replace(settings, widths=(16,), tokens=64, shards=(32,)) if settings.quick else settings
+    shared = {"heads": s.heads, "expansion": s.expansion, "forget_to": "init", "rows": s.rows, "tokens": s.tokens}
+    for width, shard in product(s.widths, s.shards):  # now, and not when its turn comes
+        layer_config({**shared, "width": width}, **tnt_settings(s.chunk, shard))
     for width in s.widths:
-        title = f"{s.heads} heads of {width // s.heads}, {s.rows} × {s.tokens:,}"
-        base = {
-            "width": width, "heads": s.heads, "expansion": s.expansion, "forget_to": "init",
-            "rows": s.rows, "tokens": s.tokens,
-        }  # fmt: skip
-        for shard in s.shards:  # now, and not when its turn comes
-            layer_config(base, **tnt_settings(s.chunk, shard))
+        title, base = f"{s.heads} heads of {width // s.heads}, {s.rows} × {s.tokens:,}", {**shared, "width": width}
         sides = [(f"LMM, chunk {chunk}", {"layer": "memory", "chunk": chunk}) for chunk in (s.chunk, LONG)]
         sides += [
             (f"TNT, local chunk {s.chunk}, shard {shard:,}", {"layer": "tnt", "chunk": s.chunk, "shard": shard})

@@ -1,6 +1,7 @@
 """`titans evaluate perplexity`: models that read books, each with its memory on, reset and frozen."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -64,7 +65,7 @@ class Perplexity:
         for book in self.books:
             tokens = size = 0
             for stretch in spans([book], encoder, **self.cut):
-                digest.update(f"{book.name} {stretch.start} {stretch.begin.tolist()}".encode())
+                digest.update(os.fsencode(f"{book.name} {stretch.start} {stretch.begin.tolist()}"))
                 while len((part := stretch.source.take(2**16)).ids):
                     digest.update(part.ids.tobytes() + part.sizes.tobytes())
                     tokens, size = tokens + len(part.ids), size + int(part.sizes.sum())

@@ -9,6 +9,7 @@ NAME=PATH                             a model that is trained already
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -193,7 +194,7 @@ def folder_name(name: str) -> str:
 
 
 def _path_sum(path: Path) -> str:
-    return hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
+    return hashlib.blake2b(os.fsencode(path), digest_size=4).hexdigest()
 
 
 def weights_sum(folder: Path) -> str:

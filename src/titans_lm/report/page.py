@@ -70,15 +70,15 @@ def read_results(folder: Path) -> Results:
     for path in sorted(folder.glob("*.json"), key=lambda path: (len(path.stem), path.stem)):
         try:
             result = json.loads(path.read_bytes())
-        except json.JSONDecodeError as error:
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"got {path}, which is not JSON: {error}") from error
         kind = result.get("what") if isinstance(result, dict) else None
-        if kind is not None and kind not in found and result.get("format") == FORMAT:
+        if isinstance(kind, str) and kind not in found and result.get("format") == FORMAT:
             raise ValueError(
                 f"got {path}, a result of kind {kind!r}, which no page shows; expected one of {', '.join(found)}: "
                 "give it a Section in report/page.py, or move the file elsewhere"
             )
-        if kind not in found or result.get("format") != SECTIONS[kind].format:
+        if not isinstance(kind, str) or kind not in found or result.get("format") != SECTIONS[kind].format:
             raise ValueError(f"got {path}, which is no result of a benchmark; expected format {FORMAT!r} in it")
         found[kind].append({**result, "file": path.name})
     return found
