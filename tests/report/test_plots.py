@@ -167,3 +167,17 @@ def test_signs_of_formulas_in_names_are_shown_as_they_are() -> None:
         assert shown
         for text in shown:
             assert text._preprocess_math(text.get_text())[1] is not True, text.get_text()
+
+
+def test_every_line_has_its_name_in_the_legend_whatever_that_is() -> None:
+    """Legends leave out what begins with an underscore; of letters that the font has not matplotlib warns."""
+    names = ["_mine", "_yours", "模型", "é"]
+    lines = [Line(label=name, x=[0, 1], y=[0.0, 1.0], colour="#000000") for name in names]
+    plot = Plot(title="模型", x_label="模", y_label="模", lines=lines, x_labels=["模", "型"])
+    for drawn in (plot, replace(plot, lines=[*lines, LINES[1]]), Panels(title="模型", panels=[plot], across=True)):
+        figure = draw(drawn)
+        FigureCanvasAgg(figure).draw()
+        (legend,) = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+        assert [text.get_text().strip() for text in legend.get_texts()][:4] == ["_mine", "_yours", "??", "é"]
+    maps = HeatMaps(title="模", x_label="模", y_label="模", x_labels=["模"], y_labels=["模"], panels={"模": [[1.0]]})
+    FigureCanvasAgg(draw(maps)).draw()

@@ -4,6 +4,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import cache
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
@@ -23,8 +25,10 @@ DOTS = 180
 """Dots per inch of a PNG."""
 CROWD = 4
 """Most lines whose names still find room between them; those of more stand beside the plot."""
+FONT = "DejaVu Sans"
+"""It comes with matplotlib, so a plot looks the same everywhere."""
 STYLE = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so a plot looks the same everywhere
+    "font.family": FONT,
     "font.size": 9.5,
     "axes.edgecolor": LINE,
     "axes.labelcolor": SOFT,
@@ -72,13 +76,14 @@ def draw_panels(panels: Panels) -> Figure:
     with matplotlib.rc_context(STYLE | (across if panels.across else {})):
         if not panels.across:
             figure = Figure(figsize=(8.2, 0.6 + 1.7 * count), layout="constrained")
-            figure.suptitle(panels.title, color=SOFT, fontsize=STYLE["font.size"], parse_math=False)
+            figure.suptitle(in_font(panels.title), color=SOFT, fontsize=STYLE["font.size"], parse_math=False)
             for axes, plot in zip(figure.subplots(count, sharex=True, squeeze=False)[:, 0], panels.panels, strict=True):
                 _fill(axes, plot)
             return figure
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
         figure = Figure(figsize=(1.0 + 4.4 * max(count, 1.6), 4.2), layout=layout)
-        figure.suptitle(panels.title, color=INK, fontsize=14, fontweight="bold", x=0.01, ha="left", parse_math=False)
+        heading = {"color": INK, "fontsize": 14, "fontweight": "bold", "x": 0.01, "ha": "left"}
+        figure.suptitle(in_font(panels.title), parse_math=False, **heading)
         every = figure.subplots(1, count, sharey=True, squeeze=False)[0]
         for axes, plot in zip(every, panels.panels, strict=True):
             axes.axhline(0.0, color=SOFT, linewidth=0.8)
@@ -101,7 +106,7 @@ def draw_heat(maps: HeatMaps) -> Figure:
     lines = 1 + max(title.count("\n") for title in titles)
     with matplotlib.rc_context({**STYLE, "axes.grid": False, "axes.titlesize": 9.5}):
         across_all = 0.7 + across * wide
-        heading = textwrap.fill(maps.title, max(int(across_all / 0.105), 12))
+        heading = textwrap.fill(in_font(maps.title), max(int(across_all / 0.105), 12))
         high = 0.9 + 0.17 * heading.count("\n") + down * (0.6 + 0.15 * lines + 0.3 * len(maps.y_labels))
         figure = Figure(figsize=(across_all, high), layout="constrained")
         figure.suptitle(heading, color=INK, fontsize=11, fontweight="bold", parse_math=False)
@@ -133,9 +138,20 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
     return means
 
 
+@cache
+def _letters() -> frozenset[int]:
+    files = (findfont(FontProperties(family=FONT, weight=weight)) for weight in ("normal", "bold"))
+    return frozenset.intersection(*(frozenset(get_font(file).get_charmap()) for file in files))
+
+
+def in_font(text: str) -> str:
+    """A text in the letters that the font has: for what it has not matplotlib would warn and draw an empty box."""
+    return "".join(letter if letter == "\n" or ord(letter) in _letters() else "?" for letter in str(text))
+
+
 def _as_it_is(text: str) -> str:
-    """A text that matplotlib takes for no formula, whatever stands in a user's names."""
-    return str(text).replace("$", r"\$")
+    """A text that matplotlib can write and takes for no formula, whatever stands in a user's names."""
+    return in_font(text).replace("$", r"\$")
 
 
 def _fill(axes: Axes, plot: Plot, *, legend: bool = True) -> None:
@@ -199,6 +215,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
         axes.fill_between(line.x, middle - spread, middle + spread, color=line.colour, alpha=0.14, linewidth=0.0)
     if line.band is not None:
         axes.fill_between(line.x, *line.band, color=line.colour, alpha=0.14, linewidth=0.0)
+    label = _as_it_is(line.label)
     axes.plot(
         np.asarray(line.x),
         np.asarray(line.y, float),
@@ -207,6 +224,6 @@ def _draw_line(axes: Axes, line: Line) -> None:
         linestyle=(0, (4, 3)) if line.dashed else (0, (1, 2)) if line.dotted else "solid",
         marker="o" if line.marker else None,
         markersize=5,
-        label=_as_it_is(line.label),
+        label=f" {label}" if label.startswith("_") else label,  # legends leave out what begins with an underscore
         solid_capstyle="round",
     )

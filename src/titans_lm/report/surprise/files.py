@@ -119,9 +119,7 @@ def surprise_figure(surprise: Surprise, name: str) -> Figure:
         )  # fmt: skip
         unit, below = ("bits", "token") if what == "bits" else ("× median", "")
         plots.append(Plot(title=NAMES[what], x_label=below, y_label=unit, lines=[line]))
-    # The font has letters of Europe; what it has not would be a warning and an empty box.
-    plain = "".join(c if c.isprintable() and ord(c) < 0x500 else "?" for c in name)
-    return draw(Panels(title=plain, panels=plots))
+    return draw(Panels(title=name, panels=plots))
 
 
 def most_surprising(surprise: Surprise, text: TokenText, count: int = 8) -> list[dict[str, Any]]:
