@@ -252,6 +252,14 @@ def test_short_books_have_positions_and_no_goal(done: Any, tmp_path: Path) -> No
     late = run_perplexity(dataclasses.replace(short, skip_tokens=500), "late", lambda _: None)
     assert [one["tokens"] for one in late["models"][0]["documents"]] == [100, 130, 130]
     assert heading(late) == "Whole books by position: 3 held-out books, from token 500 on"
+    last = run_perplexity(dataclasses.replace(short, skip_tokens=660), "last", lambda _: None)
+    assert [one["tokens"] for one in last["models"][0]["documents"]] == [0, 0, 40]
+    assert heading(last) == "Whole books by position: 1 held-out book, from token 660 on"
+    assert tables(last)[0].said.startswith("1 book, 130 tokens of each after its first 660, read whole: 1 span")
+    both = run_perplexity(dataclasses.replace(short, skip_tokens=610), "both", lambda _: None)
+    overall = both["models"][0]["differences"][0]["overall"]
+    assert (overall["books"], overall["stretches"]) == (2, 2), "a book of which nothing was read counts for none"
+    assert overall["low"] <= overall["value"] <= overall["high"]
 
 
 def test_a_book_may_have_a_name_that_is_no_text(done: Any, tmp_path: Path) -> None:

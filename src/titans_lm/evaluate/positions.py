@@ -90,6 +90,7 @@ def score_spans(
 ) -> list[SpanScore]:
     """Predict every token of spans, each from what the model knows of its span before; in their order.
 
+    Spans in which there is nothing to predict have no score: as books of no bytes they would make intervals too wide.
     With `reset_every` it knows nothing older than so many tokens: there it starts anew, from the last token before.
     `batch_size` spans are read side by side; `on_piece` is told how many tokens were predicted after every piece.
     The memory that this takes does not grow with the length of a text, where `reader.constant` says so.
@@ -109,7 +110,7 @@ def score_spans(
                         total += np.bincount(ranges, weights=values, minlength=len(total))
                     read[row] += count
                 on_piece(sum(len(bits) for _, _, bits in piece))
-            scores += [_score(span, totals) for span, totals in zip(group, sums, strict=True)]
+            scores += [_score(span, totals) for span, totals in zip(group, sums, strict=True) if totals[0].any()]
     return scores
 
 

@@ -17,7 +17,13 @@ Reading = tuple[Result, Result]
 def heading(result: Result) -> str:
     skipped = result["settings"]["skip_tokens"]
     inside = f", from token {skipped:,} on" if skipped else ""
-    return f"Whole books by position: {len(result['models'][0]['documents'])} held-out books{inside}"
+    return f"Whole books by position: {books_told(result['models'][0], 'held-out book')}{inside}"
+
+
+def books_told(model: Result, name: str) -> str:
+    """Count the books of which something was read: short ones may have been left out as a whole."""
+    count = sum(one["tokens"] > 0 for one in model["documents"])
+    return f"{count} {name}{'s' * (count != 1)}"
 
 
 def tables(result: Result) -> list[Table]:
@@ -48,19 +54,20 @@ def tables(result: Result) -> list[Table]:
 
 def said(result: Result) -> str:
     settings, first = result["settings"], result["models"][0]
-    books, reading = first["documents"], first["readings"][0]
+    reading = first["readings"][0]
     cut = "whole" if settings["stretch"] is None else f"in spans of {settings['stretch']:,} tokens"
     most, skipped = settings["max_tokens"], settings["skip_tokens"]
     most = "" if most is None else f", {'' if skipped else 'the first '}{most:,} tokens of each"
     most += f" after its first {skipped:,}" if skipped else ""
     minutes = sum(reading["seconds"] for _, reading in readings(result)) / 60.0
     sizes = ", ".join(f"{title(model['name'])} {model['parameters']:,}" for model in result["models"])
+    spans = f"{reading['stretches']:,} span{'s' * (reading['stretches'] > 1)}"
     return (
-        f"{len(books)} books{most}, read {cut}: {reading['stretches']} spans, {reading['bytes']:,} bytes with the "
-        f"tokenizer of {title(first['name'])}. Parameters: {sizes}. **on** carries the state through a span; **reset** "
-        "begins anew after so many tokens; **off** is the memory frozen (D31), while convolutions and attention go on; "
-        "**windows** are what models without a state of constant size read. Columns of positions say how many tokens "
-        f"of the span came before. Reading took {minutes:.0f} minutes in all."
+        f"{books_told(first, 'book')}{most}, read {cut}: {spans}, {reading['bytes']:,} bytes with the tokenizer of "
+        f"{title(first['name'])}. Parameters: {sizes}. **on** carries the state through a span; **reset** begins anew "
+        "after so many tokens; **off** is the memory frozen (D31), while convolutions and attention go on; **windows** "
+        "are what models without a state of constant size read. Columns of positions say how many tokens of the span "
+        f"came before. Reading took {minutes:.0f} minutes in all."
     )
 
 
