@@ -176,8 +176,9 @@ class MemoryByHand:
             return self.finish(o, x), state
         extra = self.extra(x, k)
         q, k = (self.powers(y) for y in (q, k))
+        network = dataclasses.replace(self.layer.network, coefficients=None)  # keys are made by hand
         o, state = neural_memory(
-            q, k, v, theta, eta, alpha, self.start(), network=self.layer.network, chunk_size=c.chunk_size,
+            q, k, v, theta, eta, alpha, self.start(), network=network, chunk_size=c.chunk_size,
             backend="reference", extra=extra,
         )  # fmt: skip
         return self.finish(o[0], x), state

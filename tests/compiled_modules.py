@@ -18,6 +18,7 @@ from titans_lm import MemoryConfig, NeuralMemory
 from titans_lm.backbone import frozen_memory
 from titans_lm.memory_gates import PolynomialKeys
 from titans_lm.ops.opaque import memory_operator
+from titans_lm.ops.polynomial import polynomial
 
 # torch looks at the gradients of what is no leaf while it traces
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor")
@@ -61,8 +62,12 @@ def test_a_layer_is_one_graph_in_a_first_call_in_later_ones_and_token_by_token()
 def test_polynomial_keys_are_one_graph() -> None:
     keys, found = PolynomialKeys(MemoryConfig(hidden_size=6, num_attention_heads=2, memory_depth=1, key_degree=2)), []
     x = torch.randn(2, 5, 2, 3, requires_grad=True)
-    for module in (keys, torch.compile(keys, backend="aot_eager", fullgraph=True)):
-        y = module(x)
+
+    def make(x: Tensor) -> Tensor:
+        return polynomial(x, keys())
+
+    for function in (make, torch.compile(make, backend="aot_eager", fullgraph=True)):
+        y = function(x)
         found.append((y, torch.autograd.grad(y.sin().sum(), (x, keys.log_shares))))
     torch.testing.assert_close(*found)
 

@@ -133,7 +133,14 @@ class NeuralMemory(MemoryRule):
     @property
     def reader(self) -> MemoryNetwork:
         """The same network for `read`, which writes nothing and so needs no M_init to forget to."""
-        return MemoryNetwork(self.config.memory_activation, self.config.use_residual, self.norm_weight, self.norm_bias)
+        return MemoryNetwork(
+            self.config.memory_activation, self.config.use_residual, self.norm_weight, self.norm_bias,
+            coefficients=self.coefficients,
+        )  # fmt: skip
+
+    @property
+    def coefficients(self) -> Tensor | None:
+        return None if self.key_map is None else self.key_map(None)
 
     def init_state(self, batch_size: int) -> LayerState:
         """The state before the first token: M_init in every row, no surprise."""
@@ -282,8 +289,6 @@ class NeuralMemory(MemoryRule):
         theta, eta, alpha = self.gates(x, k, frozen, prepared.gates)
         extra = self.per_token(x, k)
         by_key = k, q if self.recall_proj is None else self.recall_proj(x).unflatten(-1, q.shape[2:]).to(q.dtype)
-        if self.key_map is not None:  # gates see the key itself
-            q, k = self.key_map(q), self.key_map(k)
         kept = None
         if self.config.decay_first and not frozen:
             # ∇ at (1 − α) M: (1 − α) M + 2 θ kᵀ (v − k (1 − α) M) is the write of θ (1 − α) and v / (1 − α) at M.
@@ -325,7 +330,7 @@ class NeuralMemory(MemoryRule):
         else:
             q, tails = streams.q, streams.tails
         q = self.normed(0, q)
-        return q if self.key_map is None else self.key_map(q), gate, tails
+        return q, gate, tails
 
     def retrieve(
         self,

@@ -11,7 +11,6 @@ from titans_lm.config import MemoryConfig, Start, log_spaced
 from titans_lm.layers import Linear, init_from, init_linear
 from titans_lm.ops.fused import GateForm, clipped_sigmoid, clipped_sigmoids, is_plain
 from titans_lm.ops.matmul import linear
-from titans_lm.ops.polynomial import polynomial
 from titans_lm.ops.state import state_dtype
 
 Hidden = Float[Tensor, "B T E"]
@@ -149,5 +148,6 @@ class PolynomialKeys(nn.Module):
         start = torch.arange(self.degree + 1) * math.log(HIGHER)
         init_from(self.log_shares, start.expand_as(self.log_shares))
 
-    def forward(self, x: Float[Tensor, "B T H D"]) -> Float[Tensor, "B T H K"]:
-        return polynomial(x, self.log_shares.to(x.dtype).softmax(-1))
+    def forward(self, _: None = None) -> Float[Tensor, "H P"]:
+        """The a_i; called and not read, as M_init is (memory_rule.py)."""
+        return self.log_shares.to(state_dtype(self.log_shares.dtype)).softmax(-1)

@@ -91,6 +91,11 @@ class MemoryRule(nn.Module):
                 gate.spread(place, of)
 
     @property
+    def coefficients(self) -> Tensor | None:
+        """Those of polynomial keys; a rule alone is given keys as they are."""
+        return None
+
+    @property
     def starts_empty(self) -> bool:
         """Whether the memory is linear, M(x) = x W, and so starts at W = 0."""
         return self.config.memory_depth == 1 and not self.config.use_norm
@@ -112,7 +117,7 @@ class MemoryRule(nn.Module):
         initial = self.initial_weights if c.forget_to == "init" else None
         return MemoryNetwork(
             c.memory_activation, c.use_residual, self.norm_weight, self.norm_bias, c.memory_objective, c.forget_to,
-            initial, self.read_at,
+            initial, self.read_at, self.coefficients,
         )  # fmt: skip
 
     def initial_memory(self, batch_size: int) -> MemoryState:

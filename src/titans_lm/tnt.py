@@ -23,6 +23,7 @@ from titans_lm.config import MemoryConfig, SurpriseSizes
 from titans_lm.memory import LayerState, NeuralMemory, Prepared
 from titans_lm.memory_rule import Hidden, MemoryRule
 from titans_lm.ops import MemoryState
+from titans_lm.ops.polynomial import polynomial
 from titans_lm.ops.state import map_state
 from titans_lm.shards import LocalMemories, Shards, project
 
@@ -121,8 +122,8 @@ class TNTMemory(NeuralMemory):
             begun = shards.start(keys, self._no_keys)
             q, keys = project(q, k, begun, shards.valid, self.config.memory_backend)
             keys = shards.end(keys, self._no_keys)
-        if self.key_map is not None:
-            q, k = self.key_map(q), self.key_map(k)
+        if (shares := self.coefficients) is not None:
+            q, k = polynomial(q, shares), polynomial(k, shares)
         memories, sizes = [], [] if norms is None else [norms]
         for rule, memory in zip(self.local, local.memories, strict=True):
             answer, memory, found = rule(x, key, (q, k, v), memory, shards, surprise, frozen)

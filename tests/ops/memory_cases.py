@@ -1,5 +1,6 @@
 """Calls of `neural_memory` to compare backends on, each made from one line that a test can print."""
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,7 +26,7 @@ class Case:
     `gates` names the kind of θ, η and α in this order. `offsets` says where in its chunk each row starts, with S and
     an anchor unlike M; empty is a fresh chunk. `edges` names the gates of which the share `edge_share` is exactly at
     its edge (θ = 0, η = 0, α = 1). `window` is how many tokens one writes, 0 for a call that has no window.
-    `keys` is the width of q and k where it is not that of v.
+    `keys` is the width of q and k where it is not that of v, and `degree` that of the polynomials they stand for.
     """
 
     tokens: int = 9
@@ -47,6 +48,7 @@ class Case:
     edge_share: float = 0.3
     window: int = 0
     keys: int = 0
+    degree: int = 0
     read_at: str = "token"
     seed: int = 0
 
@@ -57,7 +59,9 @@ class Case:
 
     @property
     def widths(self) -> list[int]:
-        return [self.keys or self.width, *[self.expansion * self.width] * (self.depth - 1), self.width]
+        keys = self.keys or self.width
+        inputs = math.comb(keys + self.degree, self.degree) if self.degree else keys
+        return [inputs, *[self.expansion * self.width] * (self.depth - 1), self.width]
 
 
 def padding_mask(kind: str, rows: int, tokens: int, generator: torch.Generator) -> Tensor | None:
@@ -138,7 +142,7 @@ class Draw:
 
     def unit(self, name: str) -> Tensor:
         case = self.case
-        width = case.width if name == "v" else case.widths[0]
+        width = case.width if name == "v" else case.keys or case.width
         return self.leaf(name, F.normalize(self.normal(case.rows, case.tokens, case.heads, width), dim=-1))
 
     def gate(self, name: str, kind: str, largest: float) -> Tensor | tuple[Tensor, ...]:
@@ -195,6 +199,9 @@ def make_call(case: Case) -> Call:
         norm["norm_weight"] = draw.leaf("norm_weight", 1.0 + 0.1 * draw.normal(case.heads, case.width))
     if case.norm == "weight and bias":
         norm["norm_bias"] = draw.leaf("norm_bias", 0.1 * draw.normal(case.heads, case.width))
+    coefficients = None
+    if case.degree:
+        coefficients = draw.leaf("coefficients", 0.2 + draw.uniform(case.heads, case.degree + 1) / case.degree)
     network = MemoryNetwork(
         case.activation,
         case.residual,
@@ -203,6 +210,7 @@ def make_call(case: Case) -> Call:
         forget_to=case.forget_to,
         initial=initial,
         read_at=case.read_at,
+        coefficients=coefficients,
     )
     valid = padding_mask(case.padding, case.rows, case.tokens, draw.generator)
     threshold = None

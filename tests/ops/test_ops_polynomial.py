@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from ops.memory_cases import Case, assert_agree, make_call
+from ops.memory_cases import Call, Case, assert_agree, disagreement, make_call
 from ops.test_ops_exact import described
 from titans_lm.config import LARGEST_POLYNOMIAL, MemoryConfig
 from titans_lm.memory import NeuralMemory
@@ -38,10 +39,11 @@ def test_degree_one_is_the_key_itself_up_to_its_scale() -> None:
     torch.testing.assert_close(found[:, 0], torch.full((4,), 0.3, dtype=torch.float64).sqrt())
 
 
-@pytest.mark.parametrize("block", [1, 3, 2000])
+@pytest.mark.parametrize("block", [1, 60, 10**6])
 def test_the_gradients_of_a_polynomial_are_right(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rows are worked on at a time, the last of which are fewer; and without any but the constant."""
-    monkeypatch.setattr(import_module("titans_lm.ops.polynomial"), "BLOCK", block)
+    module = import_module("titans_lm.ops.polynomial")
+    monkeypatch.setattr(module, "BLOCK", block)
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     a = torch.rand(4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(polynomial, (x, a))
@@ -54,25 +56,10 @@ def test_the_gradients_of_a_polynomial_are_right(block: int, monkeypatch: pytest
 
 def test_a_graph_has_no_block_of_its_own_for_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("titans_lm.ops.polynomial")
-    monkeypatch.setattr(module, "BLOCK", 2)
-    assert [len(x) for x, *_ in module._blocks(torch.Size(), torch.ones(7, 3))] == [2, 2, 2, 1]
-    assert [len(x) for x, *_ in module._blocks(torch.Size((3,)), torch.ones(7, 3, 4))] == [1] * 7
+    assert [len(x) for x, *_ in module._blocks(torch.Size(), 10**6, torch.ones(7, 3))] == [2, 2, 2, 1]
+    assert [len(x) for x, *_ in module._blocks(torch.Size((3,)), 10**6, torch.ones(7, 3, 4))] == [1] * 7
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert len(list(module._blocks(torch.Size(), torch.ones(7, 3)))) == 1
-
-
-@pytest.mark.parametrize(("channels", "degree"), [(5, 0), (5, 1), (1, 4), (5, 2), (4, 3), (3, 5)])
-def test_gathered_as_on_a_gpu_it_is_the_same(channels: int, degree: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(3, 2, channels, dtype=torch.float64, requires_grad=True)
-    a = torch.rand(2, degree + 1, dtype=torch.float64, requires_grad=True)
-    towards = torch.randn(3, 2, math.comb(channels + degree, degree), dtype=torch.float64)
-    found = []
-    for gathers in (False, True):
-        monkeypatch.setattr(import_module("titans_lm.ops.polynomial"), "gathers", lambda x, it=gathers: it)
-        y = polynomial(x, a)
-        found.append([y, *torch.autograd.grad(y, (x, a), towards)])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
+    assert len(list(module._blocks(torch.Size(), 10**6, torch.ones(7, 3)))) == 1
 
 
 def cases() -> list[Case]:
@@ -143,6 +130,72 @@ def test_a_wide_memory_is_the_definition_in_groups_and_kept_whole(
     wide = [call for call in calls if call.wide]
     assert all(call.is_kept == bool(kept) for call in wide)
     assert all(len(call.groups) == 1 for call in wide) or least == 1
+
+
+def polynomial_cases() -> list[Case]:
+    """Memories of polynomial keys: wide ones, whose groups make them, and those for which they are made before."""
+    plain = {"depth": 1, "residual": False, "norm": "none", "gates": ("head",) * 3, "keys": 7, "degree": 2, "chunk": 4}
+    several: list[dict[str, Any]] = [
+        {},
+        {"tokens": 40, "offsets": (3, 0), "forget_to": "init"},
+        {"padding": "scattered", "rows": 3, "offsets": (1, 2, 0), "forget_to": "init"},
+        {"padding": "empty row", "rows": 3, "norm": "weight and bias", "gates": ("layer",) * 3},
+        {"objective": "huber", "norm": "weight", "edges": ("theta", "eta", "alpha")},
+        {"objective": "dot", "forget_to": "init", "edges": ("alpha",)},
+        {"keys": 4, "degree": 3, "tokens": 21, "chunk": 16},
+        {"keys": 20, "degree": 1, "tokens": 17},
+        {"tokens": 1, "offsets": (2,)},
+        {"keys": 2},  # narrow
+        {"gates": ("channel", "head", "head")},
+        {"window": 3, "offsets": (1,)},
+        {"chunk": 1, "tokens": 40, "keys": 3},  # by tiles
+        {"read_at": "anchor"},
+        {"depth": 2, "norm": "weight and bias"},
+    ]
+    return [Case(**(plain | own), seed=i) for i, own in enumerate(several)]
+
+
+@pytest.mark.parametrize("case", described(polynomial_cases()))
+def test_polynomial_keys_of_a_call_are_those_made_before(case: Case) -> None:
+    """The definition is given keys that are there; values and gradients, those by the coefficients too."""
+    assert_agree(case, "reference", "chunked")
+    call = make_call(case)
+    network, (q, k) = call.settings["network"].make_keys(*call.arguments[:2])
+    assert network.coefficients is None
+    assert q.shape[-1] == case.widths[0]
+    made = Call(call.leaves, (q, k, *call.arguments[2:]), call.settings | {"network": network})
+    for x, y in zip(call.results("reference"), made.results("reference"), strict=True):
+        assert all(error <= 1e-12 for error in disagreement(x, y).values())
+
+
+@pytest.mark.parametrize("case", described(polynomial_cases()[:8]))
+@pytest.mark.parametrize(("kept", "least"), [(0, 1), (0, 10**6), (2**40, 10**6)])
+def test_groups_make_polynomial_keys(case: Case, kept: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, calls = import_module("titans_lm.ops.groups"), []
+    monkeypatch.setattr(groups, "KEPT", kept)
+    monkeypatch.setattr(groups, "LEAST_CHUNKS", least)
+    monkeypatch.setattr(groups.ChunkedCall, "forward", noted(groups.ChunkedCall.forward, calls))
+    assert_agree(replace(case, chunk=16, tokens=83), "reference", "chunked")  # small chunks go by tiles
+    assert calls
+    assert all(call.wide and call.inputs.q.shape[-1] == case.keys and call.roots is not None for call in calls)
+
+
+def test_coefficients_of_another_form_are_refused() -> None:
+    q, gate = torch.randn(1, 2, 1, 3), torch.zeros(1, 2, 1)
+    state = MemoryState.initial((torch.zeros(1, 10, 3),), 1)
+
+    def call(*shape: int) -> Tensor:
+        network = MemoryNetwork(residual=False, coefficients=torch.ones(shape))
+        return neural_memory(q, q, q, gate, gate, gate, state, network=network, chunk_size=2)[0]
+
+    assert call(1, 3).shape == q.shape
+    for shape in ((3,), (2, 3), (1, 0)):
+        with pytest.raises(
+            ValueError, match=r"got network\.coefficients of shape .*; expected \(H, p \+ 1\) with H = 1"
+        ):
+            call(*shape)
+    with pytest.raises(ValueError, match=r"got state\.M\[0\] of shape \(1, 1, 10, 3\); expected"):
+        call(1, 2)
 
 
 def noted(forward: Callable[..., Any], calls: list[ChunkedCall]) -> Callable[..., Any]:

@@ -16,7 +16,14 @@ from titans_lm.ops.opaque import run_opaque
 from titans_lm.ops.recurrent import can_step, recall_one
 from titans_lm.ops.run import BACKENDS, full_precision, run
 from titans_lm.ops.state import PLAIN, MemoryState, PerToken, state_dtype
-from titans_lm.ops.validate import check_call, check_extra, check_read, check_surprise, layer_gates
+from titans_lm.ops.validate import (
+    check_call,
+    check_coefficients,
+    check_extra,
+    check_read,
+    check_surprise,
+    layer_gates,
+)
 
 __all__ = ["MemoryNetwork", "MemoryState", "PerToken", "neural_memory", "read"]
 
@@ -63,16 +70,22 @@ def neural_memory(
     if backend not in BACKENDS:
         check_choice("backend", backend, BACKENDS)
     check_surprise("return_surprise", return_surprise)
-    check_call(q, k, v, state, network, chunk_size, valid)
-    gates = [layer_gates(name, gate, q, state) for name, gate in (("theta", theta), ("eta", eta), ("alpha", alpha))]
+    wide_q, wide_k = check_coefficients(q, k, network)
+    check_call(wide_q, wide_k, v, state, network, chunk_size, valid)
+    gates = [
+        layer_gates(name, gate, wide_q, state) for name, gate in (("theta", theta), ("eta", eta), ("alpha", alpha))
+    ]
     if extra is not PLAIN or state.tail or network.objective in THRESHOLDS:
-        check_extra(extra, q, v, gates, state, network, valid)
+        check_extra(extra, wide_q, v, gates, state, network, valid)
     if 0 in q.shape[:2]:  # no token to read, or no row to read it
         parts = (3,) if return_surprise == "parts" else ()
         surprise = q.new_zeros(*q.shape[:3], len(state.M), *parts, dtype=state.M[0].dtype)
         return (torch.zeros_like(v), state, surprise) if return_surprise else (torch.zeros_like(v), state)
     tokens = q, k, v
     traced = not torch.compiler.is_compiling() or _is_traced(tokens, gates, state, valid, backend, extra)
+    if not traced:
+        network, keys = network.make_keys(q, k)
+        tokens = *keys, v
     way = run if traced else run_opaque
     o, state, surprise = way(tokens, gates, state, network, chunk_size, valid, return_surprise, backend, extra)
     return (o, state, surprise) if return_surprise else (o, state)
@@ -98,7 +111,8 @@ def read(
 
     Raises ValueError when the weights are not those of a memory for these queries.
     """
-    check_read(M, q, network)
+    check_read(M, check_coefficients(q, q, network)[0], network)
+    network, (q,) = network.make_keys(q)
     dtype = state_dtype(q.dtype if q.dtype == M[0].dtype else torch.promote_types(q.dtype, M[0].dtype))
     with full_precision(q.device.type):
         weights = tuple([w.to(dtype) for w in M])

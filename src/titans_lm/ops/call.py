@@ -61,7 +61,7 @@ class Inputs(NamedTuple):
 
     Tokens are laid out in chunks, (N, B, C, H, D), k and v of windows with those before each chunk; so are the gates
     (ops/gates.py) and thresholds (N, B, C, H, 1). Weights are (B, H, D_{l−1}, D_l), `initial` is (H, D_{l−1}, D_l) or
-    empty.
+    empty. With `roots`, √a (H, P), queries and keys are those that every group makes polynomials of.
     """
 
     q: Tensor
@@ -74,6 +74,7 @@ class Inputs(NamedTuple):
     threshold: Tensor | None
     norm_weight: Tensor | None
     norm_bias: Tensor | None
+    roots: Tensor | None
     initial: Weights
 
     def flat(self) -> list[Tensor | None]:
@@ -85,8 +86,8 @@ class Inputs(NamedTuple):
         """Undo `flat` for a memory of L layers and so many tensors of gates."""
         start = 3 + gates
         M, S, anchor = [tuple(flat[i : i + L]) for i in range(start, start + 3 * L, L)]
-        threshold, norm_weight, norm_bias, *initial = flat[start + 3 * L :]
-        return cls(*flat[:3], tuple(flat[3:start]), M, S, anchor, threshold, norm_weight, norm_bias, tuple(initial))
+        *parts, initial = *flat[start + 3 * L : start + 3 * L + 4], tuple(flat[start + 3 * L + 4 :])
+        return cls(*flat[:3], tuple(flat[3:start]), M, S, anchor, *parts, initial)
 
 
 @dataclass(frozen=True)

@@ -54,14 +54,15 @@ class StateGrads:
 
 @dataclass
 class Parameters:
-    """Gradients by what all chunks share, added up: LayerNorm (H, D) and M_init (H, D_in, D_out).
+    """Gradients by what all chunks share, added up: LayerNorm (H, D), M_init (H, D_in, D_out) and √a (H, 1, P).
 
-    What the network lacks is empty and stays so.
+    What the call lacks is empty and stays so.
     """
 
     weight: Tensor
     bias: Tensor
     initial: list[Tensor]
+    roots: Tensor
 
 
 class ChunkBackward:
@@ -150,8 +151,13 @@ class ChunkBackward:
         minus = -dz
         d_weighted = bmm(minus, delta.mT)
         self.d_deltas.insert(0, bmm(weighted.mT, minus))
-        dh, self.gate_grads[layer]["G"] = similarity_backward(d_weighted, found.raw[layer], x, h, g.G, dx)
+        dh, self.gate_grads[layer]["G"] = self._similar(d_weighted, found.raw[layer], x, h, g.G, dx)
         self.d_inputs.insert(0, dh)
+
+    def _similar(
+        self, d_weighted: Tensor, raw: Tensor | None, x: Tensor, h: Tensor, G: Tensor, dx: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return similarity_backward(d_weighted, raw, x, h, G, dx)
 
     # Writes: last chunk first.
 

@@ -24,6 +24,7 @@ from titans_lm.ops.network import (
     activation_grad,
     layer_norm_backward,
 )
+from titans_lm.ops.polynomial import Narrow
 
 Weights = tuple[Tensor, ...]
 NOTHING = torch.empty(0, device="cpu")
@@ -31,12 +32,16 @@ NOTHING = torch.empty(0, device="cpu")
 
 
 class Tokens(NamedTuple):
-    """Queries, keys and values of a group, (n R, C, D), contiguous; and thresholds (n R, C, 1) if there are any."""
+    """Queries, keys and values of a group, (n R, C, D), contiguous; and thresholds (n R, C, 1) if there are any.
+
+    `narrow` is what polynomial queries and keys were made of, where the group has made them.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     threshold: Tensor | None = None
+    narrow: Narrow | None = None
 
 
 @dataclass(frozen=True)

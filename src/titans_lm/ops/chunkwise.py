@@ -26,6 +26,7 @@ from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.recurrent import can_step, step
 from titans_lm.ops.state import PLAIN, MemoryState, PerToken, select_rows
 from titans_lm.ops.tiles import Piece, pieces, tile_size
+from titans_lm.ops.wide import is_wide
 
 
 class _Chunked(torch.autograd.Function):
@@ -99,6 +100,7 @@ def _run_call(
         state.anchor,
         None if extra.threshold is None else layout.place(extra.threshold.unsqueeze(-1)),
         *[None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)],
+        None if network.coefficients is None else network.coefficients.to(dtype).sqrt(),
         tuple([w.to(dtype).contiguous() for w in network.initial or ()]) if used else (),
     )
     aliased = all(map(is_, state.anchor, state.M))
@@ -145,6 +147,25 @@ def _run_piece(
     return _run_call(here, state._replace(anchor=state.M), layout, network, surprise, inside)
 
 
+def _makes_keys(
+    q: Tensor,
+    theta: tuple[Tensor, ...],
+    eta: tuple[Tensor, ...],
+    alpha: tuple[Tensor, ...],
+    state: MemoryState,
+    network: MemoryNetwork,
+    chunk_size: int,
+    extra: PerToken,
+) -> bool:
+    """Whether the groups of a call make polynomial keys: of a wide memory, not by tiles, whose keys are weighted."""
+    gates = theta, eta, alpha
+    by_channel = any(x.dim() > 3 for gate in gates for x in gate)
+    plain = extra.window is None and network.read_at == "token" and q.shape[1] > 1
+    if not plain or len(state.M) > 1 or not is_wide(state.M[0], by_channel):
+        return False
+    return tile_size(network, state, gates, chunk_size, q.shape[1]) == chunk_size
+
+
 def _joined(parts: tuple[Tensor, ...], apart: bool) -> Tensor:
     """The outputs of pieces, one after another; or each among all tokens of the call, with zeros for the others."""
     return torch.cat(parts, dim=1) if apart and len(parts) > 1 else sum(parts[1:], parts[0])
@@ -169,8 +190,11 @@ def chunked(
 
     All gradients of a chunk are taken at the anchor, so they come from one batched forward and backward pass as outer
     products h ⊗ δ, and a read at every token is a masked attention per memory layer (docs/derivation.md, section 4).
-    Chunks follow one another; batch, heads and the positions of a chunk run side by side.
+    Chunks follow one another; batch, heads and the positions of a chunk run side by side. Polynomial keys are made in
+    each group, where the memory is wide (wide.py), elsewhere before.
     """
+    if network.coefficients is not None and not _makes_keys(q, theta, eta, alpha, state, network, chunk_size, extra):
+        network, (q, k) = network.make_keys(q, k)
     given = (q, k, v, *theta, *eta, *alpha, *state.M, *state.S, *state.anchor)
     if extra is not PLAIN:
         given += tuple(extra.given())

@@ -30,6 +30,7 @@ from titans_lm.ops.chunk_forward import (
 )
 from titans_lm.ops.gates import Adjoint, ChunkGates, by_gate, chunk_gates
 from titans_lm.ops.layout import merge_heads, split_heads
+from titans_lm.ops.polynomial import Narrow
 from titans_lm.ops.surprise import momentary_norms, surprise_norms
 from titans_lm.ops.tiles import System, make_system, write_tiles
 from titans_lm.ops.tiles_adjoint import TileBackward
@@ -76,6 +77,7 @@ class ChunkedCall:
         norm = []
         for x in (inputs.norm_weight, inputs.norm_bias):
             norm.append(None if x is None else x.repeat(size * B, 1).unsqueeze(1))
+        self.roots = None if inputs.roots is None else inputs.roots.unsqueeze(1)
         initial = transposed(inputs.initial) if self.wide else inputs.initial
         self.rows = BatchedNetwork(spec.network, B, H, B * H, *norm, initial or None, self.wide)
         self.inside: Inside | None = None
@@ -85,13 +87,13 @@ class ChunkedCall:
 
         On a CPU that is a call of one group, not by tiles; on a GPU any that fits.
         """
-        x, (N, _, C, _, D) = self.inputs, self.inputs.q.shape
+        x, (N, _, C, _, _), D = self.inputs, self.inputs.q.shape, self.inputs.M[0].shape[2]
         if self.lags or (not x.q.is_cuda and (self.spec.inside is not None or group < N)):
             return False
         pairs = 3 * self.L * C * (D if len(x.gates) > 2 else 1)  # x hᵀ, G and their product; G by channel if gates are
         by_token = 12 * sum([w.shape[-1] for w in x.M]) + pairs
         by_token += (2 if self.wide else 8) * max(0, D - x.v.shape[-1])  # keys that are wider, and weighted copies
-        numbers = 2 * (N + 1) * sum([w.numel() for w in x.M]) + x.q.numel() // D * by_token
+        numbers = 2 * (N + 1) * sum([w.numel() for w in x.M]) + x.q.numel() // x.q.shape[-1] * by_token
         if x.q.is_cuda:
             return KEPT_SHARE * numbers * x.q.element_size() <= _memory(x.q.device)
         return numbers <= KEPT
@@ -130,7 +132,12 @@ class ChunkedCall:
         weigh = end_gates if self.lags else chunk_gates
         layers, back = weigh(tuple([self._part(x, where) for x in self.inputs.gates]), present, adjoint)
         given = (*self.inputs[:3], *(() if self.inputs.threshold is None else (self.inputs.threshold,)))
-        return Tokens(*[merge_heads(self._part(x, where)) for x in given]), layers, back
+        tokens = Tokens(*[merge_heads(self._part(x, where)) for x in given])
+        if self.roots is not None:  # a group at a time, polynomials are never all there, nor in another order
+            narrow = Narrow(tokens.q, tokens.k, self.roots)
+            q, k = narrow.monomials()
+            tokens = tokens._replace(q=q, k=k, narrow=narrow)
+        return tokens, layers, back
 
     def _complete(self, where: slice) -> tuple[bool | Tensor, ...]:
         """Which chunks of a group are complete, tensors by row as (R, 1, 1)."""
@@ -161,7 +168,7 @@ class ChunkedCall:
         if self.lags:
             return read_anchors(self.rows, tokens.q, self.states, kept)
         if self.wide:
-            return read_wide(self.rows, tokens.q, gates[0], written, self.states, kept, parts)
+            return read_wide(self.rows, tokens.q, gates[0], written, self.states, kept, parts, tokens.narrow)
         return read(self.rows, tokens.q, gates, written, self.states, kept)
 
     def forward(self, saved: Saved | None, keep: bool = False) -> tuple[Tensor, Tensor | None, State]:
@@ -239,7 +246,8 @@ class ChunkedCall:
         both = [torch.cat(pair, dim=1) for pair in zip(after[:L], after[L : 2 * L], strict=True)]
         carried = StateGrads(both, after[2 * L :] or None, self.rows.heads, self.wide)
         norm = [x.q.new_empty(0) if w is None else torch.zeros_like(w) for w in (x.norm_weight, x.norm_bias)]
-        shared = Parameters(*norm, [torch.zeros_like(w) for w in self.rows.decay_target or ()])
+        roots = x.q.new_empty(0) if self.roots is None else torch.zeros_like(self.roots)
+        shared = Parameters(*norm, [torch.zeros_like(w) for w in self.rows.decay_target or ()], roots)
         tokens_grad = [torch.empty_like(y) for y in (*x[:3], *(() if x.threshold is None else (x.threshold,)))]
         gates_grad = tuple([torch.empty_like(y) for y in x.gates])
         for g in range(len(self.groups) - 1, -1, -1):
@@ -252,8 +260,9 @@ class ChunkedCall:
         weight, bias = (w if w.numel() else None for w in norm)
         dq, dk, dv, *d_threshold = tokens_grad
         by_extra = d_threshold[0] if d_threshold else None
+        by_roots = None if self.roots is None else roots.squeeze(1)
         M, S = tuple(carried.W), tuple(carried.S)
-        return Inputs(dq, dk, dv, gates_grad, M, S, anchor, by_extra, weight, bias, tuple(shared.initial))
+        return Inputs(dq, dk, dv, gates_grad, M, S, anchor, by_extra, weight, bias, by_roots, tuple(shared.initial))
 
     def _inside(self, where: slice, start: State, z: Tensor | None = None, *read: Tensor) -> Inside:
         """Write and read a group again, with what was kept of it."""

@@ -11,7 +11,7 @@ Tensors are head-first in here: x is (…, H, C, D) or a single (D,), a weight i
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from titans_lm.config import Activation, ForgetTo, Objective, check_choice
 from titans_lm.ops.matmul import bmm, once_differentiable
+from titans_lm.ops.polynomial import polynomial
 
 ReadAt = Literal["token", "anchor"]
 
@@ -35,7 +36,9 @@ class MemoryNetwork:
     The depth follows from the weights. `norm_weight` and `norm_bias` (H, D) are the LayerNorm's; they belong to the
     outer model and the inner loop never changes them; without a norm_weight there is no LayerNorm. `initial` holds
     M_init (H, D_{l-1}, D_l), needed when forgetting leads there (D13). A token reads what it has just written, or with
-    read_at="anchor" the memory at the end of the previous chunk (D54).
+    read_at="anchor" the memory at the end of the previous chunk (D54). With `coefficients` a_0 … a_p above 0,
+    (H, p + 1), queries and keys stand for φ(q) and φ(k), all their monomials up to degree p (polynomial.py), and the
+    memory has as many inputs.
     """
 
     activation: Activation = "gelu"
@@ -46,6 +49,7 @@ class MemoryNetwork:
     forget_to: ForgetTo = "zero"
     initial: tuple[Tensor, ...] | None = None
     read_at: ReadAt = "token"
+    coefficients: Tensor | None = None
 
     def __post_init__(self) -> None:
         form = self.activation, self.objective, self.forget_to, self.read_at
@@ -58,6 +62,13 @@ class MemoryNetwork:
             raise ValueError("got norm_bias without norm_weight; expected both, norm_weight alone, or neither")
         if self.forget_to == "init" and self.initial is None:
             raise ValueError('got forget_to="init" without initial; expected the tuple of weights it forgets to')
+
+    def make_keys(self, *x: Tensor) -> tuple["MemoryNetwork", tuple[Tensor, ...]]:
+        """The polynomials of queries or keys (B, T, H, D), and the network that takes them; as given if it has none."""
+        if self.coefficients is None:
+            return self, x
+        a = self.coefficients.to(x[0].dtype)
+        return replace(self, coefficients=None), tuple([polynomial(y, a) for y in x])
 
 
 def activate(z: Float[Tensor, "*s D"], activation: Activation) -> Float[Tensor, "*s D"]:

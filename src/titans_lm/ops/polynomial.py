@@ -2,13 +2,12 @@
 
     φ(x) · φ(y) = Σ_i a_i (x · y)^i,   i = 0 … p        C(D + p, p) channels for D
 
-A monomial x_1^m_1 … x_D^m_D of degree i stands there once, times √(a_i i! / (m_1! … m_D!)).
+A monomial x_1^m_1 … x_D^m_D of degree i stands there once, times √(a_i i! / (m_1! … m_D!)). It is its first channel
+times one of a degree less. The gradient by a channel is that by every monomial with it, times one of a degree less:
 
-Monomials that begin with channel c are x_c times those of one degree less of channels c and later, which stand together
-at the end of the degree before. So on a CPU all is slices, forward and backward: gathering channels costs several times
-as much, and torch's own gradients of slices fill one tensor with zeros for each of them. A block of tokens at a time
-they are slices of rows, (n, tokens), which are long where those of channels are not. On a GPU an operation for each
-channel costs more than what it does, so there a degree is gathered at once.
+    x̄_c = Σ_μ m_c(x_c μ) d_{x_c μ} μ        over the monomials μ of degree i − 1
+
+so both are gathered, and nothing is scattered. By Euler Σ d ∘ φ over a degree i is x · x̄ / i.
 """
 
 import functools
@@ -16,47 +15,29 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from titans_lm.ops.matmul import once_differentiable
+from titans_lm.ops.matmul import bmm, once_differentiable
 
 
 def polynomial(x: Float[Tensor, "*s D"], a: Float[Tensor, "*s2 P"]) -> Float[Tensor, "*s K"]:
     """φ(x) for coefficients a_0 … a_p above 0, which broadcast over all but the last dimension of x."""
-    return _Polynomial.apply(x, a.sqrt(), _multiplicity(x.shape[-1], a.shape[-1] - 1).to(x))
+    return _Polynomial.apply(x, a.sqrt())
 
 
-def _slices(channels: int, degree: int) -> Iterator[tuple[int, slice, slice]]:
-    """Of every channel c: c, where the monomials of a degree that begin with it are, and what it multiplies there."""
-    start = end = _count(channels, degree - 1)
-    for c in range(channels):
-        count = math.comb(channels - c + degree - 2, degree - 1)
-        yield c, slice(start, start + count), slice(end - count, end)
-        start += count
-
-
-def _count(channels: int, degree: int) -> int:
+def count_monomials(channels: int, degree: int) -> int:
     """Monomials up to a degree."""
     return math.comb(channels + degree, degree) if degree >= 0 else 0
 
 
-def _degree(channels: int, degree: int) -> slice:
-    """Where the monomials of a degree are."""
-    return slice(_count(channels, degree - 1), _count(channels, degree))
-
-
 def _degrees(channels: int, degree: int) -> list[slice]:
     """Where the monomials of each degree are."""
-    return [_degree(channels, i) for i in range(degree + 1)]
-
-
-def gathers(x: Tensor) -> bool:
-    """Whether a degree is gathered at once."""
-    return x.is_cuda
+    ends = [count_monomials(channels, i) for i in range(-1, degree + 1)]
+    return list(itertools.starmap(slice, itertools.pairwise(ends)))
 
 
 def _constant(function: Any) -> Any:
@@ -66,144 +47,161 @@ def _constant(function: Any) -> Any:
 
 
 @_constant
-def _factors(channels: int, degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of every monomial of a degree: its first channel, and the place of what is multiplied by it; both (n,)."""
-    return _find_factors(channels, degree, device)
+def _places(channels: int, degree: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Of the monomials of a degree: their first channels, and where the rest is among those of one degree less; (n,).
+
+    And for every channel c and every μ of one degree less, (D · n',), where x_c μ is among all monomials, and how often
+    it has c times the root of how often it is in the power of a sum.
+    """
+    return _find_places(channels, degree, device)
 
 
 @functools.cache
-def _find_factors(channels: int, degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    found = [(c, place) for c, _, later in _slices(channels, degree) for place in range(later.start, later.stop)]
-    first, rest = torch.tensor(found, device=device).unbind(-1)
-    return first.contiguous(), rest.contiguous()
+def _find_places(channels: int, degree: int, device: torch.device) -> tuple[Tensor, ...]:
+    below, here = (
+        {one: place for place, one in enumerate(itertools.combinations_with_replacement(range(channels), i))}
+        for i in (degree - 1, degree)
+    )
+    start, roots = count_monomials(channels, degree - 1), _find_multiplicity(channels, degree).tolist()
+    whole, times = [], []
+    for c in range(channels):
+        for mu in below:
+            one = tuple(sorted((c, *mu)))
+            whole.append(start + here[one])
+            times.append(one.count(c) * roots[whole[-1]])
+    first, rest = [one[0] for one in here], [below[one[1:]] for one in here]
+    places = [torch.tensor(several, device=device) for several in (first, rest, whole)]
+    return *places, torch.tensor(times, dtype=torch.float64, device=device)
 
 
-BLOCK = 1000
-"""Rows of tokens that a CPU works on at a time, as measured; no power of two, or rows share few lines of a cache."""
+BLOCK = 2_000_000
+"""Numbers of some tokens that a CPU gathers at a time."""
 
 
-def _blocks(lead: torch.Size, *tensors: Tensor) -> Iterator[list[Tensor]]:
-    """Some tokens of tensors (…, *lead, channels) at a time, the same of all."""
+def _blocks(lead: torch.Size, each: int, *tensors: Tensor) -> Iterator[list[Tensor]]:
+    """Some tokens of tensors (…, *lead, channels) at a time, the same of all; a row makes `each` numbers."""
     rows = [y.reshape(-1, *lead, y.shape[-1]) for y in tensors]
-    if torch.compiler.is_compiling():  # a graph would hold every block, and be another for another number of them
+    if rows[0].is_cuda or torch.compiler.is_compiling():  # a graph would be another for another number of them
         return iter([rows])
-    tokens = max(1, BLOCK // math.prod(lead))
-    return map(list, zip(*[y.split(tokens) for y in rows], strict=True))
+    return map(list, zip(*[y.split(max(1, BLOCK // (each * math.prod(lead)))) for y in rows], strict=True))
 
 
-def _across(x: Float[Tensor, "*s n"]) -> Float[Tensor, "n N"]:
-    """Its channels as rows of tokens."""
-    return x.flatten(0, -2).t().contiguous()
-
-
-def _make(x: Float[Tensor, "D N"], degree: int) -> Float[Tensor, "K N"]:
-    """All monomials up to a degree, without their factors."""
-    D = len(x)
-    found = x.new_empty(_count(D, degree), x.shape[1])
-    found[0] = 1.0
-    if degree > 0:
-        found[1 : D + 1] = x
+def _by_degree(x: Float[Tensor, "N D"], degree: int) -> list[Float[Tensor, "N _"]]:
+    """The monomials of each degree, without their factors."""
+    found = [x.new_ones(len(x), 1), x][: degree + 1]
     for i in range(2, degree + 1):
-        for c, where, later in _slices(D, i):
-            torch.mul(x[c], found[later], out=found[where])
+        first, rest, *_ = _places(x.shape[1], i, x.device)
+        found.append(x.index_select(1, first).mul_(found[-1].index_select(1, rest)))
     return found
 
 
-def _lead_back(d: Float[Tensor, "K N"], x: Float[Tensor, "D N"], degree: int) -> tuple[Tensor, list[Tensor]]:
-    """From gradients by the monomials, which are used up, to those by x, and what every degree adds to Σ d ∘ φ.
-
-    The constant leads nowhere. Of the highest degree the sum is that of x ∘ x̄: each monomial has one first channel.
-    """
-    D, dx = len(x), torch.zeros_like(x)
-    if degree == 0:
-        return dx, [d[0]]
-    lower = _make(x, degree - 1)
-    sums = [(d[here] * lower[here]).sum(0) for here in _degrees(D, degree)[:-1]]
-    for i in range(degree, 1, -1):
-        for c, where, later in _slices(D, i):
-            dx[c] += (d[where] * lower[later]).sum(0)
-            d[later].addcmul_(d[where], x[c])
-        if i == degree:
-            sums.append((dx * x).sum(0))
-    dx += d[1 : D + 1]
-    return dx, sums if degree > 1 else [*sums, (dx * x).sum(0)]
+def monomial_scales(roots: Float[Tensor, "*s P"], channels: int) -> Float[Tensor, "*s K"]:
+    """Factors of the monomials of so many channels, from √a."""
+    p = roots.shape[-1] - 1
+    multiplicity = _multiplicity(channels, p).to(roots)
+    parts = [multiplicity[here] * roots[..., i : i + 1] for i, here in enumerate(_degrees(channels, p))]
+    return torch.cat(parts, dim=-1)
 
 
-def _gather(x: Tensor, lower: Tensor, into: Tensor, degree: int) -> None:
-    """Write the monomials of a degree, without their factors; channels are last."""
-    first, rest = _factors(x.shape[-1], degree, x.device)
-    torch.mul(x[..., first], lower[..., rest], out=into[..., _degree(x.shape[-1], degree)])
+def monomials(x: Float[Tensor, "*s D"], scales: Float[Tensor, "*s2 K"], degree: int) -> Float[Tensor, "*s K"]:
+    """φ(x), without a graph."""
+    out, D = x.new_empty(*x.shape[:-1], scales.shape[-1]), x.shape[-1]
+    for rows, into in _blocks(x.shape[-scales.dim() : -1], out.shape[-1], x, out):
+        for here, part in zip(_degrees(D, degree), _by_degree(rows.reshape(-1, D), degree), strict=True):
+            into[..., here] = part.view(*rows.shape[:-1], -1) * scales[..., here]
+    return out
 
 
-def _scatter(d: Tensor, dx: Tensor, x: Tensor, lower: Tensor, degree: int) -> None:
-    """Add gradients by the monomials of a degree to those by x and by the degree before."""
-    D = x.shape[-1]
-    (first, rest), here, before = _factors(D, degree, x.device), _degree(D, degree), _degree(D, degree - 1)
-    dx += _sums(d[..., here] * lower[..., rest], first, D)
-    if degree > 1:
-        d[..., before] += _sums(d[..., here] * x[..., first], rest - before.start, before.stop - before.start)
+def lead_monomials_back(
+    g: Float[Tensor, "*s K"], x: Float[Tensor, "*s D"], roots: Float[Tensor, "*s2 P"]
+) -> tuple[Float[Tensor, "*s D"], Float[Tensor, "*s P"]]:
+    """From gradients by φ(x) to those by x, and by √a for every row."""
+    D, p = x.shape[-1], roots.shape[-1] - 1
+    dx, by_root = torch.zeros_like(x), [g[..., 0]]
+    for i in range(1, p + 1):
+        h = _lead_back(g.reshape(-1, g.shape[-1]), x.reshape(-1, D), i).view(x.shape)
+        by_root.append((x * h).sum(-1) / i)
+        dx.addcmul_(h, roots[..., i : i + 1])
+    return dx, torch.stack(by_root, dim=-1)
 
 
-def _sums(x: Tensor, places: Tensor, count: int) -> Tensor:
-    """Add up the channels of one place: (…, n) to (…, count). A product, which adds in one order on every run."""
-    chosen = (places[:, None] == torch.arange(count, device=x.device)).to(x)
-    with torch.autocast(x.device.type, enabled=False):
-        return x @ chosen
+def _lead_back(g: Float[Tensor, "N K"], x: Float[Tensor, "N D"], degree: int) -> Float[Tensor, "N D"]:
+    """From gradients by the monomials of a degree to those by x, without √a."""
+    D = x.shape[1]
+    if degree == 1:
+        return g[:, 1 : D + 1]
+    *_, whole, times = _places(D, degree, x.device)
+    found, times = x.new_empty(x.shape), times.to(x)
+    for rows, d, into in _blocks(torch.Size(), len(whole), x, g, found):
+        below = _by_degree(rows, degree - 1)[-1]
+        by_rest = d.index_select(1, whole).mul_(times).unflatten(1, (D, -1))
+        into.copy_(by_rest.mul_(below.unsqueeze(1)).sum(-1))
+    return found
+
+
+class Narrow(NamedTuple):
+    """What the queries and keys of a group were made of: (n R, C, D), and √a (H, 1, P)."""
+
+    q: Tensor
+    k: Tensor
+    roots: Tensor
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """(n R, …) as (n B, H, …)."""
+        return x.unflatten(0, (-1, len(self.roots)))
+
+    def monomials(self) -> list[Tensor]:
+        """φ(q) and φ(k)."""
+        scales = monomial_scales(self.roots, self.q.shape[-1])
+        return [monomials(self.by_head(x), scales, self.roots.shape[-1] - 1).flatten(0, 1) for x in (self.q, self.k)]
+
+    def similarity(self) -> tuple[Tensor, list[Tensor]]:
+        """φ(q) φ(k)ᵀ of every pair in a chunk, Σ_i a_i s^i with s = q kᵀ, and the powers of s from 0 to p."""
+        s = bmm(self.q, self.k.mT)
+        powers = [torch.ones_like(s)]
+        for _ in range(1, self.roots.shape[-1]):
+            powers.append(s * powers[-1])
+        a, found = self.roots.square().unsqueeze(-1), torch.zeros_like(s)
+        for i, power in enumerate(powers):
+            self.by_head(found).addcmul_(self.by_head(power), a[:, :, i])
+        return found, powers
+
+    def lead_similarity_back(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From gradients by φ(q) φ(k)ᵀ to those by q, k and √a."""
+        _, powers = self.similarity()
+        by_a = torch.stack([self.by_head(d * power).sum((0, 2, 3)) for power in powers], dim=-1)
+        slope = torch.zeros_like(d)
+        a = self.roots.square().unsqueeze(-1)
+        for i in range(1, len(powers)):
+            self.by_head(slope).addcmul_(self.by_head(powers[i - 1]), i * a[:, :, i])
+        d_s = slope.mul_(d)
+        return bmm(d_s, self.k), bmm(d_s.mT, self.q), 2.0 * self.roots * by_a.unsqueeze(1)
 
 
 class _Polynomial(torch.autograd.Function):
-    """φ(x) from √a. What is kept is x alone on a CPU, elsewhere φ and the monomials below the highest degree."""
+    """φ(x) from √a; all that is kept is x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, roots: Tensor, multiplicity: Tensor) -> Tensor:
-        (*lead, D), p = x.shape, roots.shape[-1] - 1
-        out = x.new_empty(*lead, _count(D, p))
-        parts = [multiplicity[here] * roots[..., i : i + 1] for i, here in enumerate(_degrees(D, p))]
-        scales = torch.cat(parts, dim=-1)
-        if gathers(x):
-            lower = x.new_ones(*lead, max(1, _count(D, p - 1)))
-            for i in range(1, p + 1):
-                _gather(x, lower, lower if i < p else out, i)
-            out[..., : lower.shape[-1]] = lower
-            out *= scales
-            kept = lower, out
-        else:
-            for rows, into in _blocks(x.shape[-scales.dim() : -1], x, out):
-                into.view(-1, into.shape[-1]).copy_(_make(_across(rows), p).t())
-                into *= scales  # which is still in the caches
-            kept = ()
-        ctx.save_for_backward(x, roots, scales, *kept)
-        return out
+    def forward(ctx: Any, x: Tensor, roots: Tensor) -> Tensor:
+        ctx.save_for_backward(x, roots)
+        return monomials(x, monomial_scales(roots, x.shape[-1]), roots.shape[-1] - 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        (x, roots, scales, *kept), g = ctx.saved_tensors, grads[0]
-        D, p = x.shape[-1], roots.shape[-1] - 1
-        if kept:
-            lower, out = kept
-            d, dx = g * out, torch.zeros_like(x)
-            by_degree = torch.stack([d[..., here].sum(-1) for here in _degrees(D, p)], dim=-1)
-            torch.mul(g, scales, out=d)
-            for i in range(p, 0, -1):
-                _scatter(d, dx, x, lower, i)
-        else:
-            dx, by_degree = x.new_empty(x.shape), x.new_empty(*x.shape[:-1], p + 1)
-            for rows, d, into, sums in _blocks(x.shape[-scales.dim() : -1], x, g, dx, by_degree):
-                found, of_degrees = _lead_back(_across(d * scales), _across(rows), p)
-                into.copy_(found.t().view_as(into))
-                sums.copy_(torch.stack(of_degrees, dim=-1).view_as(sums))
-        return dx, (by_degree / roots).sum_to_size(roots.shape), None
+        x, roots = ctx.saved_tensors
+        dx, by_root = lead_monomials_back(grads[0], x, roots)
+        return dx, by_root.sum_to_size(roots.shape)
 
 
 @_constant
 def _multiplicity(channels: int, degree: int) -> Float[Tensor, " n"]:
     """The root of how often every monomial up to a degree is in the power of a sum; a constant where it is compiled."""
-    return _count_monomials(channels, degree)
+    return _find_multiplicity(channels, degree)
 
 
 @functools.cache
-def _count_monomials(channels: int, degree: int) -> Float[Tensor, " n"]:
+def _find_multiplicity(channels: int, degree: int) -> Float[Tensor, " n"]:
     found = []
     for i in range(degree + 1):
         for one in itertools.combinations_with_replacement(range(channels), i):

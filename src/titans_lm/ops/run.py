@@ -15,6 +15,8 @@ from titans_lm.ops.state import PLAIN, MemoryState, PerToken
 from titans_lm.ops.triton import fused
 
 BACKENDS = {"reference": reference, "chunked": chunked, "auto": chunked, "triton": fused}
+MAKING_KEYS = "chunked", "auto"
+"""Backends that make polynomial keys themselves; for others they are made before."""
 
 
 def run(
@@ -34,6 +36,9 @@ def run(
     dtype = state.M[0].dtype
     tensors = [x.to(dtype) for x in tokens]
     gates = [tuple([g.to(dtype) for g in gate]) for gate in gates]
+    if backend not in MAKING_KEYS:
+        with full_precision(q.device.type):
+            network, tensors[:2] = network.make_keys(*tensors[:2])
     if valid is not None:  # whatever stands in the padding, a NaN too, must not reach a product
         tensors = [x.masked_fill(~valid[:, :, None, None], 0.0) for x in tensors]
         gates = [

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from titans_lm.config import THRESHOLDS
 from titans_lm.ops.network import MemoryNetwork
+from titans_lm.ops.polynomial import count_monomials
 from titans_lm.ops.state import MemoryState, PerToken, state_dtype
 
 Gates = list[tuple[Tensor, ...]]
@@ -33,6 +34,23 @@ def check_call(
     check_state(state, q, v.shape[-1])
     check_offset(state.offset, chunk_size)
     check_network(network, state.M, q)
+
+
+def check_coefficients(q: Tensor, k: Tensor, network: MemoryNetwork) -> tuple[Tensor, Tensor]:
+    """Refuse coefficients of polynomials that are none; views of q and k with as many channels as those have."""
+    a = network.coefficients
+    if a is None:
+        return q, k
+    if q.dim() != 4 or k.shape != q.shape:
+        raise ValueError(f"got q {_shape(q)} and k {_shape(k)}; expected both (B, T, H, D)")
+    if a.dim() != 2 or len(a) != q.shape[2] or not a.shape[1]:
+        raise ValueError(
+            f"got network.coefficients of shape {tuple(a.shape)}; expected (H, p + 1) with H = {q.shape[2]}: one for "
+            "each degree from 0 to p"
+        )
+    channels = count_monomials(q.shape[-1], a.shape[1] - 1)
+    wide_q, wide_k = (x[..., :1].expand(*x.shape[:-1], channels) for x in (q, k))
+    return wide_q, wide_k
 
 
 def check_surprise(name: str, got: object) -> None:

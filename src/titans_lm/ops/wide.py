@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from titans_lm.ops.chunk_backward import ChunkBackward
+from titans_lm.ops.chunk_backward import ChunkBackward, StateGrads
 from titans_lm.ops.chunk_forward import (
     BatchedNetwork,
     ChunkStates,
@@ -32,6 +32,7 @@ from titans_lm.ops.chunk_forward import (
 )
 from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
+from titans_lm.ops.polynomial import Narrow, lead_monomials_back
 
 LEAST_RATIO = 4
 """Channels of keys for each of values from which a memory is wide: outputs are then kept in two parts."""
@@ -83,12 +84,18 @@ def read_wide(
     states: ChunkStates,
     kept: Tensor | None = None,
     parts: Tensor | None = None,
+    narrow: Narrow | None = None,
 ) -> ReadCache:
     """`read`: z = W_init q + a ∘ (q (W − W_init)) + f ∘ (q S) − ((q kᵀ) ∘ G) Δ, with [q (W − W_init) | q S] for `both`.
 
-    A second time `kept` is z and `parts` those two, which then are not made again.
+    A second time `kept` is z and `parts` those two, which then are not made again. Products of polynomial keys are
+    powers of what they were made of, `narrow`, a D / 2-th of the work.
     """
-    raw, weighted = similarity(q, written.inputs[0], g.G)
+    if narrow is None:
+        raw, weighted = similarity(q, written.inputs[0], g.G)
+    else:
+        raw, _ = narrow.similarity()
+        weighted = raw * g.G
     if kept is not None and parts is not None:
         return ReadCache([q], [parts], [raw], [weighted], [kept])
     parts = bmm(q, states.both[0][: len(q)])
@@ -104,7 +111,30 @@ def read_wide(
 
 
 class WideBackward(ChunkBackward):
-    """The gradients of a group of a wide memory."""
+    """The gradients of a group of a wide memory; by what polynomial keys were made of, if the group has made them."""
+
+    def run(
+        self, d_out: Tensor, found: ReadCache, complete: tuple[bool | Tensor, ...], carried: StateGrads
+    ) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+        by_token, by_gates = super().run(d_out, found, complete, carried)
+        if (narrow := self.tokens.narrow) is not None:
+            for i, x in enumerate((narrow.q, narrow.k)):
+                d, by_root = lead_monomials_back(narrow.by_head(by_token[i]), narrow.by_head(x), narrow.roots)
+                self.shared.roots += by_root.sum_to_size(narrow.roots.shape)
+                by_token[i] = self.d_narrow[i] + d.flatten(0, 1)
+        return by_token, by_gates
+
+    def _similar(
+        self, d_weighted: Tensor, raw: Tensor | None, x: Tensor, h: Tensor, G: Tensor, dx: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Through the powers of what keys were made of; the gradient by the keys then begins in `_added`."""
+        narrow = self.tokens.narrow
+        if narrow is None or raw is None:
+            return super()._similar(d_weighted, raw, x, h, G, dx)
+        d_G = d_weighted * raw
+        *self.d_narrow, d_roots = narrow.lead_similarity_back(d_weighted.mul_(G))
+        self.shared.roots += d_roots
+        return torch.empty_like(h), d_G
 
     def _reads(self, d_out: Tensor, found: ReadCache) -> Tensor:
         rows, g, x, parts = self.rows, self.gates[0], found.inputs[0], found.both[0]
@@ -131,7 +161,10 @@ class WideBackward(ChunkBackward):
         d_memory, d_surprise = bmm_into(self.k_at[i], both.mT, self.d_scaled_at[0][i]).chunk(2, dim=-1)
         memory_end, surprise_end = self.weighs[0]
         self.d_delta[0][i].addcmul_(d_memory, memory_end[i], value=-1).addcmul_(d_surprise, surprise_end[i], value=-1)
-        add_bmm_(self.d_h[0][i], self.scaled[0][i], both, alpha=-1)
+        if self.tokens.narrow is None:
+            add_bmm_(self.d_h[0][i], self.scaled[0][i], both, alpha=-1)
+        else:
+            torch.baddbmm(self.d_h[0][i], self.scaled[0][i], both, beta=0, alpha=-1, out=self.d_h[0][i])
 
     def _errors(self, i: int, d_anchor: list[Tensor]) -> None:
         """Through the errors of chunk i, of one layer, to k̄ and to the gradient by the anchor."""

@@ -99,13 +99,11 @@ def _token_bytes(step: Step, kind: BackboneConfig) -> float:
 
 
 def key_numbers(config: BackboneConfig) -> int:
-    """Numbers per token that polynomial keys keep: all monomials of queries and of keys, and what is read in two parts.
+    """Numbers per token that polynomial keys keep: what is read in two parts.
 
-    So on a CPU; a GPU keeps monomials of lower degrees too (ops/polynomial.py).
+    So where groups of chunks make the keys; those of tiles are made before, and all monomials of queries and keys kept.
     """
-    if not config.has_memory or config.key_degree == 1:
-        return 0
-    return 2 * config.memories * (config.num_attention_heads * config.memory_widths[0] + config.hidden_size)
+    return 2 * config.memories * config.hidden_size if config.has_memory and config.key_degree > 1 else 0
 
 
 def local_widths(config: BackboneConfig) -> int:

@@ -142,8 +142,6 @@ class LayerMemory(nn.Module):
         dtype = state_dtype(q.dtype)
         q, k, v = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k, v))
         q, k = (F.normalize(x, dim=-1) for x in (q, k))
-        if self.key_map is not None:
-            q, k = self.key_map(q), self.key_map(k)
         if c.use_norm:  # what ends in a LayerNorm cannot reach other sizes
             v = _rms_norm(v)
         theta, alpha, *rest = (
@@ -155,6 +153,7 @@ class LayerMemory(nn.Module):
         network = MemoryNetwork(
             c.memory_activation, c.use_residual, self.norm_weight, self.norm_bias, "l2",
             "init" if len(self.initial) else "zero", self._initial if len(self.initial) else None,
+            coefficients=None if self.key_map is None else self.key_map(None),
         )  # fmt: skip
         o, state, *_ = neural_memory(
             q, k, v, thetas, rest[0] if rest else torch.zeros_like(theta), alpha, state,
