@@ -47,17 +47,17 @@ def _constant(function: Any) -> Any:
 
 
 @_constant
-def _places(channels: int, degree: int, device: torch.device) -> tuple[Tensor, ...]:
+def _places(channels: int, degree: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Of the monomials of a degree: their first channels, and where the rest is among those of one degree less; (n,).
 
     And for every channel c and every μ of one degree less, (D · n',), where x_c μ is among all monomials, and how often
     it has c times the root of how often it is in the power of a sum.
     """
-    return _find_places(channels, degree, device)
+    return _find_places(channels, degree, device, dtype)
 
 
 @functools.cache
-def _find_places(channels: int, degree: int, device: torch.device) -> tuple[Tensor, ...]:
+def _find_places(channels: int, degree: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
     below, here = (
         {one: place for place, one in enumerate(itertools.combinations_with_replacement(range(channels), i))}
         for i in (degree - 1, degree)
@@ -71,7 +71,7 @@ def _find_places(channels: int, degree: int, device: torch.device) -> tuple[Tens
             times.append(one.count(c) * roots[whole[-1]])
     first, rest = [one[0] for one in here], [below[one[1:]] for one in here]
     places = [torch.tensor(several, device=device) for several in (first, rest, whole)]
-    return *places, torch.tensor(times, dtype=torch.float64, device=device)
+    return *places, torch.tensor(times, dtype=dtype, device=device)
 
 
 BLOCK = 2_000_000
@@ -90,7 +90,7 @@ def _by_degree(x: Float[Tensor, "N D"], degree: int) -> list[Float[Tensor, "N _"
     """The monomials of each degree, without their factors."""
     found = [x.new_ones(len(x), 1), x][: degree + 1]
     for i in range(2, degree + 1):
-        first, rest, *_ = _places(x.shape[1], i, x.device)
+        first, rest, *_ = _places(x.shape[1], i, x.device, x.dtype)
         found.append(x.index_select(1, first).mul_(found[-1].index_select(1, rest)))
     return found
 
@@ -130,8 +130,8 @@ def _lead_back(g: Float[Tensor, "N K"], x: Float[Tensor, "N D"], degree: int) ->
     D = x.shape[1]
     if degree == 1:
         return g[:, 1 : D + 1]
-    *_, whole, times = _places(D, degree, x.device)
-    found, times = x.new_empty(x.shape), times.to(x)
+    *_, whole, times = _places(D, degree, x.device, x.dtype)
+    found = x.new_empty(x.shape)
     for rows, d, into in _blocks(torch.Size(), len(whole), x, g, found):
         below = _by_degree(rows, degree - 1)[-1]
         by_rest = d.index_select(1, whole).mul_(times).unflatten(1, (D, -1))
