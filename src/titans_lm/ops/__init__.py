@@ -54,7 +54,8 @@ def neural_memory(
 
     ℓ = ‖M(k) − v‖² (eq. 12) or the network's other objective; M_a is the memory at the end of the previous chunk of
     `chunk_size` tokens, which is part of the model: 1 is the exact recurrence, more is a cheaper, different model.
-    `extra` is what other than Titans' own memories ask of a token. Keys have K = D channels, or without a residual any.
+    `extra` is what other than Titans' own memories ask of a token. Keys have K = D channels, or without a residual any;
+    with `network.coefficients` the memory is one of their polynomials.
 
     Gates are per head (B, T, H), per head and memory layer (B, T, H, L), or channel-wise on the input rows of each
     weight: a tuple of L tensors (B, T, H, D_{l−1}). `valid` marks real tokens: the others change neither M, S, anchor
