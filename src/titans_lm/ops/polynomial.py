@@ -155,27 +155,31 @@ class Narrow(NamedTuple):
         scales = monomial_scales(self.roots, self.q.shape[-1])
         return [monomials(self.by_head(x), scales, self.roots.shape[-1] - 1).flatten(0, 1) for x in (self.q, self.k)]
 
-    def similarity(self) -> tuple[Tensor, list[Tensor]]:
-        """φ(q) φ(k)ᵀ of every pair in a chunk, Σ_i a_i s^i with s = q kᵀ, and the powers of s from 0 to p."""
+    def similarity(self) -> Tensor:
+        """φ(q) φ(k)ᵀ of every pair in a chunk: Σ_i a_i s^i."""
+        return self._series(self._powers(), list(self.roots.square().unbind(-1)))
+
+    def lead_similarity_back(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From gradients by φ(q) φ(k)ᵀ to those by q, k and √a; by s it is Σ_i i a_i s^(i − 1)."""
+        powers, (_, *a) = self._powers(), self.roots.square().unbind(-1)
+        by_a = torch.stack([self.by_head(d * power).sum((0, 2, 3)) for power in powers], dim=-1)
+        d_s = self._series(powers[:-1], [i * a_i for i, a_i in enumerate(a, 1)]).mul_(d)
+        return bmm(d_s, self.k), bmm(d_s.mT, self.q), 2.0 * self.roots * by_a.unsqueeze(1)
+
+    def _powers(self) -> list[Tensor]:
+        """s = q kᵀ to the powers from 0 to p."""
         s = bmm(self.q, self.k.mT)
         powers = [torch.ones_like(s)]
         for _ in range(1, self.roots.shape[-1]):
             powers.append(s * powers[-1])
-        a, found = self.roots.square().unsqueeze(-1), torch.zeros_like(s)
-        for i, power in enumerate(powers):
-            self.by_head(found).addcmul_(self.by_head(power), a[:, :, i])
-        return found, powers
+        return powers
 
-    def lead_similarity_back(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From gradients by φ(q) φ(k)ᵀ to those by q, k and √a."""
-        _, powers = self.similarity()
-        by_a = torch.stack([self.by_head(d * power).sum((0, 2, 3)) for power in powers], dim=-1)
-        slope = torch.zeros_like(d)
-        a = self.roots.square().unsqueeze(-1)
-        for i in range(1, len(powers)):
-            self.by_head(slope).addcmul_(self.by_head(powers[i - 1]), i * a[:, :, i])
-        d_s = slope.mul_(d)
-        return bmm(d_s, self.k), bmm(d_s.mT, self.q), 2.0 * self.roots * by_a.unsqueeze(1)
+    def _series(self, powers: list[Tensor], weights: list[Tensor]) -> Tensor:
+        """Σ of powers (n R, C, C) times weights (H, 1)."""
+        found = self.q.new_zeros(*self.q.shape[:2], self.q.shape[1])
+        for power, weight in zip(powers, weights, strict=True):
+            self.by_head(found).addcmul_(self.by_head(power), weight.unsqueeze(-1))
+        return found
 
 
 class _Polynomial(torch.autograd.Function):

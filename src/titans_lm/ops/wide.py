@@ -94,7 +94,7 @@ def read_wide(
     if narrow is None:
         raw, weighted = similarity(q, written.inputs[0], g.G)
     else:
-        raw, _ = narrow.similarity()
+        raw = narrow.similarity()
         weighted = raw * g.G
     if kept is not None and parts is not None:
         return ReadCache([q], [parts], [raw], [weighted], [kept])
