@@ -18,7 +18,7 @@ from torch import Tensor
 from titans_lm.config import SurpriseSizes
 from titans_lm.ops.call import CallSpec, Inputs, Saved
 from titans_lm.ops.chunk_forward import Weights
-from titans_lm.ops.gates import stack_gates
+from titans_lm.ops.gates import have_channels, stack_gates
 from titans_lm.ops.groups import ChunkedCall
 from titans_lm.ops.layout import TokenLayout, make_layout, ragged, uniform
 from titans_lm.ops.matmul import once_differentiable
@@ -147,25 +147,6 @@ def _run_piece(
     return _run_call(here, state._replace(anchor=state.M), layout, network, surprise, inside)
 
 
-def _makes_keys(
-    q: Tensor,
-    theta: tuple[Tensor, ...],
-    eta: tuple[Tensor, ...],
-    alpha: tuple[Tensor, ...],
-    state: MemoryState,
-    network: MemoryNetwork,
-    chunk_size: int,
-    extra: PerToken,
-) -> bool:
-    """Whether the groups of a call make polynomial keys: of a wide memory, not by tiles, whose keys are weighted."""
-    gates = theta, eta, alpha
-    by_channel = any(x.dim() > 3 for gate in gates for x in gate)
-    plain = extra.window is None and network.read_at == "token" and q.shape[1] > 1
-    if not plain or len(state.M) > 1 or not is_wide(state.M[0], by_channel):
-        return False
-    return tile_size(network, state, gates, chunk_size, q.shape[1]) == chunk_size
-
-
 def _joined(parts: tuple[Tensor, ...], apart: bool) -> Tensor:
     """The outputs of pieces, one after another; or each among all tokens of the call, with zeros for the others."""
     return torch.cat(parts, dim=1) if apart and len(parts) > 1 else sum(parts[1:], parts[0])
@@ -193,19 +174,21 @@ def chunked(
     Chunks follow one another; batch, heads and the positions of a chunk run side by side. Polynomial keys are made in
     each group, where the memory is wide (wide.py), elsewhere before.
     """
-    if network.coefficients is not None and not _makes_keys(q, theta, eta, alpha, state, network, chunk_size, extra):
-        network, (q, k) = network.make_keys(q, k)
     given = (q, k, v, *theta, *eta, *alpha, *state.M, *state.S, *state.anchor)
     if extra is not PLAIN:
         given += tuple(extra.given())
-    if can_step(q, valid, given):
+    polynomial = network.coefficients is not None
+    if can_step(q, valid, (*given, network.coefficients) if polynomial else given):
+        network, (q, k) = network.make_keys(q, k)
         return step(
             q, k, v, theta, eta, alpha, state,
             network=network, chunk_size=chunk_size, return_surprise=return_surprise, extra=extra,
         )  # fmt: skip
+    gates, windows = (theta, eta, alpha), extra.window is not None
+    tile = chunk_size if windows else tile_size(network, state, gates, chunk_size, q.shape[1])
+    if polynomial and (windows or tile != chunk_size or not is_wide(network, state.M, have_channels(gates))):
+        network, (q, k) = network.make_keys(q, k)
     tokens = q, k, v, theta, eta, alpha
-    windows = extra.window is not None
-    tile = chunk_size if windows else tile_size(network, state, (theta, eta, alpha), chunk_size, q.shape[1])
     if tile == chunk_size:
         layout = make_layout(state.offset, q.shape[1], tile, valid, windows)
         return _run_call(tokens, state, layout, network, return_surprise, extra=extra)

@@ -8,7 +8,7 @@ so that M_t = a_t M_0 + f_t S_0 − Σ_{j≤t} G(t, j) u_j with a_t = A(t, 0) an
 over intervals, never over ratios or differences of logarithms: α = 1, η = 0 and θ = 0 are legal gates.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -119,6 +119,11 @@ else 3 L tensors, (n, B, C, H) or channel-wise (n, B, C, H, D_in). Of windows a 
 layers, (n, B, C, H, c)."""
 Adjoint = Callable[[Grads], list[Tensor]]
 """From gradients by what tokens weigh to gradients by `Gates`."""
+
+
+def have_channels(gates: Iterable[Sequence[Tensor]]) -> bool:
+    """Whether a gate among θ, η, α of all layers has a value for each channel of the keys."""
+    return any(gate.dim() > 3 for layers in gates for gate in layers)
 
 
 def stack_gates(theta: Sequence[Tensor], eta: Sequence[Tensor], alpha: Sequence[Tensor]) -> Gates:

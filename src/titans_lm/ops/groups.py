@@ -68,8 +68,7 @@ class ChunkedCall:
         self.spec, self.inputs, self.L = spec, inputs, len(inputs.M)
         N, B, C, H, _ = inputs.q.shape
         self.lags = spec.network.read_at == "anchor"
-        one_layer = self.L == 1 and not self.lags and spec.inside is None
-        self.wide = one_layer and is_wide(inputs.M[0], by_channel=len(inputs.gates) > 2)
+        self.wide = spec.inside is None and is_wide(spec.network, inputs.M, by_channel=len(inputs.gates) > 2)
         size = lagging_group(N, C) if self.lags else group_size(N)
         self.is_kept = self._is_kept(size)
         size = N if self.is_kept else min(N, size)

@@ -30,7 +30,7 @@ from titans_lm.ops.chunk_forward import (
     scale_pair,
     similarity,
 )
-from titans_lm.ops.gates import ChunkGates
+from titans_lm.ops.gates import ChunkGates, have_channels
 from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.state import MemoryState
@@ -60,9 +60,9 @@ def tile_size(
     plain = network.objective in ("l2", "dot") and network.read_at == "token"
     if len(state.M) > 1 or network.norm_weight is not None or not plain:
         return chunk_size
-    M, by_channel = state.M[0], any(x.dim() > 3 for gate in gates for x in gate)
+    M, by_channel = state.M[0], have_channels(gates)
     most = largest_tile(min(M.shape[2:]), by_channel, M.is_cuda)  # with wider keys pairs and passes over M cost more
-    wide = is_wide(M, by_channel) and not M.is_cuda
+    wide = is_wide(network, state.M, by_channel) and not M.is_cuda
     if (FEWEST_WIDE if wide else FEWEST_CHUNKS) * chunk_size > most:
         return chunk_size
     return max(1, min(most, length) // chunk_size) * chunk_size

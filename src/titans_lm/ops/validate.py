@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from titans_lm.config import THRESHOLDS
+from titans_lm.ops.gates import have_channels
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.polynomial import count_monomials
 from titans_lm.ops.state import MemoryState, PerToken, state_dtype
@@ -182,7 +183,7 @@ def _check_window(
         )
     if any(x.dtype != state.M[0].dtype for x in state.tail):
         raise ValueError(f"got state.tail in {state.tail[0].dtype}; expected {state.M[0].dtype}, as the memory has")
-    if any(x.dim() > 3 for gate in gates for x in gate):
+    if have_channels(gates):
         raise ValueError("got a window with channel-wise gates; expected gates per head, or per head and layer")
     if network.read_at == "anchor":
         raise ValueError("got a window with read_at='anchor'; expected read_at='token': what lags has no windows")

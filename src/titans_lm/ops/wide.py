@@ -32,15 +32,18 @@ from titans_lm.ops.chunk_forward import (
 )
 from titans_lm.ops.gates import ChunkGates
 from titans_lm.ops.matmul import add_bmm_, bmm, bmm_into
+from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.polynomial import Narrow, lead_monomials_back
 
 LEAST_RATIO = 4
 """Channels of keys for each of values from which a memory is wide: outputs are then kept in two parts."""
 
 
-def is_wide(M: Tensor, by_channel: bool) -> bool:
-    """Whether a memory of one layer, (B, H, D_in, D_out), is wide: with gates that have a value per token."""
-    return not by_channel and M.shape[2] >= LEAST_RATIO * M.shape[3]
+def is_wide(network: MemoryNetwork, M: Sequence[Tensor], by_channel: bool) -> bool:
+    """Whether a memory is wide: one layer (B, H, D_in, D_out), read at tokens, gates of one value per token."""
+    if by_channel or len(M) > 1 or network.read_at != "token":
+        return False
+    return M[0].shape[2] >= LEAST_RATIO * M[0].shape[3]
 
 
 def transposed(weights: Sequence[Tensor]) -> tuple[Tensor, ...]:

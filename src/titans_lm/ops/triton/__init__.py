@@ -12,6 +12,7 @@ from torch import Tensor
 
 from titans_lm.checks import load_library
 from titans_lm.config import SurpriseSizes
+from titans_lm.ops.gates import have_channels
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.state import PLAIN, MemoryState, PerToken
 
@@ -44,7 +45,7 @@ def check_supported(
 ) -> None:
     """Refuse what no kernel does."""
     got = unsupported([tuple(w.shape[2:]) for w in state.M], chunk_size)
-    if got is None and any(gate.dim() > 3 for layers in gates for gate in layers):
+    if got is None and have_channels(gates):
         got = "channel-wise gates"
     if got is None and network.objective not in ("l2", "dot"):
         got = f"objective={network.objective!r}"
