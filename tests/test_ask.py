@@ -91,6 +91,27 @@ def test_a_question_is_written_as_the_model_was_taught() -> None:
     assert as_asked(byte_tokenizer(), QUESTION) == QUESTION
 
 
+@pytest.mark.parametrize(
+    ("model", "asked", "taught"),
+    [
+        ("facts", "where is mary", QUESTION),
+        ("facts", " WHERE  IS MARY ? ", QUESTION),
+        ("facts", "where is Zoë?", "Where is Zoë?"),
+        ("needles", "what is the SECRET number of Brave OTTER", "What is the secret number of brave otter?"),
+        ("facts", "Who is Mary?", None),
+        ("facts", "Where is the garden?", None),
+        ("needles", QUESTION, None),
+    ],
+)
+def test_a_question_may_be_typed_in_haste(model: str, asked: str, taught: str | None) -> None:
+    found, example = shipped.as_taught(Path(f"pretrained:{model}"), asked)
+    assert found == (taught or asked)
+    assert (example is None) == (taught is not None)
+    assert shipped.as_taught(Path(model), asked) == (asked, None), "a folder of one's own"
+    if taught is not None:
+        assert shipped.model_asked(asked) == Path(f"pretrained:{model}")
+
+
 def test_words_that_the_model_was_not_taught_are_named(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = titans(capsys, "ask", notes, "Where is Peter?")
     assert code == 0

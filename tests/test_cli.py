@@ -239,6 +239,7 @@ MISTAKES = {
     "missing file": (["train", "x", "--config", "/nowhere.json"], "'/nowhere.json', which does not exist"),
     "unknown key": (["train", "x", "--config", "{tmp}/bad.json"], "unknown setting 'step'"),
     "no run": (["train", "--resume", "{tmp}"], "holds no settings.json"),
+    "a run in another folder": (["train", "--resume", "{tmp}", "--out", "{tmp}/x"], "a run goes on in its own folder"),
     "no model": (["generate"], "got no model"),
     "no reader": (["read", "x"], "got no --model or no --out"),
     "nothing to look at": (["surprise", "--model", "{tmp}"], "got no FILE or no --model"),

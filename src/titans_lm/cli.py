@@ -164,7 +164,11 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
             )
         layers.append(read_recipe(str(recipe)))
     if resume is not None and not isinstance(getattr(default, "resume", False), bool):  # a run, and not a switch
-        path = Path(resume) / "settings.json"
+        out, path = _value("--out", args), Path(resume) / "settings.json"
+        if out is not None and Path(out).absolute() != path.parent.absolute():
+            raise ValueError(
+                f"got --out {out} and --resume {resume}; expected no --out: a run goes on in its own folder"
+            )
         if not path.is_file():
             raise ValueError(f"got the run folder {resume!r}, which holds no settings.json; expected a run to resume")
         layers.append(read_settings_file(path))

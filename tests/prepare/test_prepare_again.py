@@ -257,7 +257,7 @@ def test_a_source_that_will_not_do_leaves_nothing(tmp_path: Path, rows: list[str
     settings = PrepareSettings(source=str(source), out=tmp_path / "out", shard_tokens=64)
     with pytest.raises(ValueError, match=told):
         prepare(settings)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
     if mended is None:
         source.write_text("\n".join(f'{{"text": "one two three {number}"}}' for number in range(40)))
     prepare(dataclasses.replace(settings, **(mended or {})))
@@ -270,7 +270,7 @@ def test_a_file_that_cannot_be_split_or_unpacked_leaves_nothing(tmp_path: Path) 
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ValueError, match=r"expected at least 2|cannot be"):
             prepare(PrepareSettings(source=str(tmp_path / name), out=tmp_path / "out"))
-        assert list((tmp_path / "out").iterdir()) == []
+        assert not (tmp_path / "out").exists()
 
 
 def test_shards_outlive_a_tokenizer_that_is_lost_and_others_files_stay(

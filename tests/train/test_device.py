@@ -12,7 +12,7 @@ def test_auto_takes_a_gpu_where_there_is_one():
     assert choose_device("cpu") == torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", ["tpu9", "cuda:99", "xla", "", "CPU"])
+@pytest.mark.parametrize("name", ["tpu9", "cuda:99", "xla", "", "CPU", "meta"])
 def test_a_device_that_is_not_there_is_an_error(name):
     with pytest.raises(ValueError, match=rf"got device='{name}'; this machine has \d+ CUDA devices"):
         choose_device(name)

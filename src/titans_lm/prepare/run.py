@@ -31,7 +31,7 @@ from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.prepare.shards import ShardWriter
 from titans_lm.prepare.sources import Refused, Source, open_source
 from titans_lm.prepare.tokenise import Encoder, grouped, load_tokenizer, train_bpe, use_threads
-from titans_lm.train.files import IN_USE, claimed, new_folder, remove_folder, remove_unfinished, write_json
+from titans_lm.train.files import IN_USE, claimed, made, new_folder, remove_folder, remove_unfinished, write_json
 from titans_lm.train.progress import ByteReport
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
     begun = _begun(out, asked)
     progress.start()
     tokenizer = None if begun is not None else _tokenizer(settings, source, valid, progress)
-    out.mkdir(parents=True, exist_ok=True)
-    with claimed(out / IN_USE):
+    with made(out), claimed(out / IN_USE):
         begun = _begun(out, asked)  # once more: another process may have been here
         if begun is None:
             begun = _begin(out, asked, tokenizer or _tokenizer(settings, source, valid, progress))
@@ -271,7 +270,6 @@ def _begun(out: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _begin(out: Path, asked: dict[str, Any], tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    out.mkdir(parents=True, exist_ok=True)
     with new_folder(out / TOKENIZER) as folder:
         tokenizer.save_pretrained(folder)
     tokenizer = load_tokenizer(str(out / TOKENIZER))  # what training will load

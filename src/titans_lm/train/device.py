@@ -22,7 +22,7 @@ def choose_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device).item()  # "meta" holds no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # each kind of device fails in its own way
         raise ValueError(
             f"got device={name!r}; this machine has {torch.cuda.device_count()} CUDA devices; "

@@ -205,6 +205,19 @@ def claimed(path: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Make a folder for the block; where that fails and leaves a new one empty, it goes again."""
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if new and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+
+
 def sync(path: Path) -> None:
     """Make the disk hold a file's content, or a folder's names."""
     handle = os.open(path, os.O_RDONLY)

@@ -122,6 +122,13 @@ def split_words(text: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     return [word for word in found if len(word) > 1 and word not in word_ids()]
 
 
+def in_known_letters(word: str) -> str:
+    """Write a word in the capitals and small letters of one that is known; as it is where none is."""
+    if word in word_ids():
+        return word
+    return next((known for known in word_ids() if known.lower() == word.lower()), word)
+
+
 def encode_words(text: str) -> "np.ndarray":
     """Turn a text into tokens."""
     import numpy as np
