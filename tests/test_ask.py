@@ -13,8 +13,10 @@ from cli_cases import titans
 from shipped_cases import ship
 from titans_lm import ask
 from titans_lm.ask import answer, as_asked
-from titans_lm.data.tasks.vocabulary import word_tokenizer
+from titans_lm.data.tasks.vocabulary import as_taught, word_tokenizer
 from titans_lm.data.tokenizer import byte_tokenizer
+from titans_lm.serve.chat import render
+from titans_lm.serve.schema import Message
 from titans_lm.streaming import Reader, save_memory
 from titans_lm.streaming.read import StoppedReading
 from titans_lm.train import shipped
@@ -92,24 +94,28 @@ def test_a_question_is_written_as_the_model_was_taught() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "asked", "taught"),
+    ("asked", "taught"),
     [
-        ("facts", "where is mary", QUESTION),
-        ("facts", " WHERE  IS MARY ? ", QUESTION),
-        ("facts", "where is Zoë?", "Where is Zoë?"),
-        ("needles", "what is the SECRET number of Brave OTTER", "What is the secret number of brave otter?"),
-        ("facts", "Who is Mary?", None),
-        ("facts", "Where is the garden?", None),
-        ("needles", QUESTION, None),
+        ("where is mary", QUESTION),
+        (" WHERE  IS MARY ? ", QUESTION),
+        ("where is Zoë?", "Where is Zoë?"),
+        ("what is the SECRET number of Brave OTTER", "What is the secret number of brave otter?"),
+        ("Who is mary?", None),
+        ("where is the garden", None),
     ],
 )
-def test_a_question_may_be_typed_in_haste(model: str, asked: str, taught: str | None) -> None:
-    found, example = shipped.as_taught(Path(f"pretrained:{model}"), asked)
-    assert found == (taught or asked)
-    assert (example is None) == (taught is not None)
-    assert shipped.as_taught(Path(model), asked) == (asked, None), "a folder of one's own"
-    if taught is not None:
-        assert shipped.model_asked(asked) == Path(f"pretrained:{model}")
+def test_a_question_may_be_typed_in_haste(asked: str, taught: str | None) -> None:
+    assert as_taught(asked, word_tokenizer()) == (taught or asked)
+    assert as_taught(asked, byte_tokenizer()) == asked
+    assert as_asked(word_tokenizer(), asked) == as_asked(word_tokenizer(), taught or asked)
+    message = Message(role="user", content=asked)
+    assert render(word_tokenizer(), [message], 0, False) == as_asked(word_tokenizer(), asked)
+
+
+def test_a_hasty_question_is_answered_as_a_careful_one(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    careful = titans(capsys, "ask", notes, QUESTION, "--quiet")
+    assert careful[0] == 0
+    assert titans(capsys, "ask", notes, "where is mary", "--quiet") == careful
 
 
 def test_words_that_the_model_was_not_taught_are_named(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:

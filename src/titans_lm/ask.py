@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from titans_lm.checks import check_at_least
-from titans_lm.data.tasks.vocabulary import split_words
+from titans_lm.data.tasks.vocabulary import as_taught, split_words
 from titans_lm.data.text import SNIFFED, looks_binary
 from titans_lm.generate import Generated, generate_text
 from titans_lm.streaming import Memory, load_memory, save_memory
@@ -36,8 +36,9 @@ def answer(
 
 
 def as_asked(tokenizer: "PreTrainedTokenizerBase", question: str) -> str:
-    """Write a question as the model was taught to be asked: by its chat template, where it has one."""
+    """Write a question as the model was taught to be asked: in its words, and by its chat template, if it has one."""
     owner: Any = tokenizer
+    question = as_taught(question, tokenizer)
     if not owner.chat_template:
         return question
     turn = {"role": "user", "content": question}
@@ -82,7 +83,7 @@ def ask_files(
         "read_in_part": [source.name for source in known.sources[0] if not source.complete],
         "memory": None if out is None else str(out),
         "memory_bytes": None if out is None else out.stat().st_size,
-        "split_words": split_words(question, tokenizer),
+        "split_words": split_words(as_taught(question, tokenizer), tokenizer),
     }
 
 

@@ -38,16 +38,15 @@ def run_ask(command: Ask) -> None:
         raise ValueError('got no question; expected titans ask FILE "Where is Mary?"')
     from titans_lm.ask import ask_files, check_asked
     from titans_lm.train.run import load_model, load_tokenizer
-    from titans_lm.train.shipped import as_taught, model_asked
+    from titans_lm.train.shipped import model_asked, taught_instead
 
     *files, question = command.words
     check_asked(files, question, command.memory, command.out)
     asked = model_asked(question) if command.model is None else command.model
-    question, example = as_taught(asked, question)
     model, tokenizer = load_model(asked, command.device), load_tokenizer(asked)
     names = ("memory", "out", "max_new_tokens", "quiet")
     result = ask_files(model, tokenizer, files, question, **{name: getattr(command, name) for name in names})
-    if example is not None:
+    if (example := taught_instead(asked, question)) is not None:
         command.say(f'warning: {asked} was taught questions such as "{example}"; its answer to others means nothing')
     if result["read_in_part"]:
         command.say(f"warning: {', '.join(result['read_in_part'])} was read only in part: titans read --resume goes on")

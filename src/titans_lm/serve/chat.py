@@ -4,6 +4,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from titans_lm.data.tasks.vocabulary import as_taught
 from titans_lm.serve.errors import bad_request
 from titans_lm.serve.schema import Message
 
@@ -67,7 +68,7 @@ def render(tokenizer: "PreTrainedTokenizerBase", new: list[Message], turns: int,
     if not has_template(tokenizer):
         lines = "".join(f"{message.role}: {message.text}\n" for message in new)
         return ("\n" if begun else "") + lines + "assistant:"
-    messages = [{"role": message.role, "content": message.text} for message in new]
+    messages = [{"role": message.role, "content": as_taught(message.text, tokenizer)} for message in new]
     if not turns:
         return _templated(owner, messages).removeprefix(owner.bos_token or "")  # the reader writes it
     before = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]

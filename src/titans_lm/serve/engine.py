@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from titans_lm.data.tasks.vocabulary import split_words
+from titans_lm.data.tasks.vocabulary import as_taught, split_words
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.generate import Chooser
 from titans_lm.report.surprise.pack import by_piece
@@ -128,7 +128,7 @@ class Engine:
                 raise Cancelled
             self.store.put(Entry("conversation", asked.conversation, memory, notes))
         finish = "stop" if writing.stopped or ended is not None else "length"
-        split = split_words(" ".join(message.text for message in turn or ()), self.tokenizer)
+        split = split_words(" ".join(as_taught(message.text, self.tokenizer) for message in turn or ()), self.tokenizer)
         return Answer(writing.text, finish, prompt_tokens, new, memory.tokens[0], split)
 
     def _write(

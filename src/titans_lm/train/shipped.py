@@ -1,11 +1,10 @@
 """Trained models that come with the package, by name; each has a card, README.md, beside its weights."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titans_lm.config import nearest
-from titans_lm.data.tasks.vocabulary import in_known_letters
+from titans_lm.data.tasks.vocabulary import FORMS, in_form
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -15,8 +14,8 @@ PREFIX = "pretrained:"
 FOLDER = Path(__file__).parent.parent / "weights"
 
 QUESTIONS = {
-    "facts": ("Where is {}?", "Where is Mary?"),
-    "needles": ("What is the secret number of {} {}?", "What is the secret number of brave otter?"),
+    "facts": (FORMS[0], "Where is Mary?"),
+    "needles": (FORMS[1], "What is the secret number of brave otter?"),
 }
 """What each was taught to be asked: the form, and an example. To anything else their answers mean nothing."""
 
@@ -41,8 +40,8 @@ def shipped_model(name: str) -> Path:
 
 def model_asked(question: str) -> Path:
     """Name the model that was taught such a question, as pretrained:NAME; ValueError where none was."""
-    for name in QUESTIONS:
-        if _in_form(name, question) is not None:
+    for name, (form, _) in QUESTIONS.items():
+        if in_form(form, question) is not None:
             return Path(PREFIX + name)
     examples = " or ".join(f'"{example}"' for _, example in QUESTIONS.values())
     raise ValueError(
@@ -51,24 +50,12 @@ def model_asked(question: str) -> Path:
     )
 
 
-def as_taught(model: Path, question: str) -> tuple[str, str | None]:
-    """Write a question as one of these models was taught to be asked: capitals, spaces, a question mark.
-
-    A question of another form, or of another model, stays as it is; with it comes an example of what was taught.
-    """
-    name = str(model).removeprefix(PREFIX)
-    if str(model) == name or name not in QUESTIONS:
-        return question, None
-    taught = _in_form(name, question)
-    return (question, QUESTIONS[name][1]) if taught is None else (taught, None)
-
-
-def _in_form(name: str, question: str) -> str | None:
-    """The question of a model's form that somebody has asked in other letters; None for any other question."""
-    form = QUESTIONS[name][0]
-    pattern = r"\s+".join(form.removesuffix("?").split()).replace("{}", r"(\w+)") + r"\s*\??"
-    found = re.fullmatch(pattern, question.strip(), re.IGNORECASE)
-    return None if found is None else form.format(*map(in_known_letters, found.groups()))
+def taught_instead(model: Path, question: str) -> str | None:
+    """Give an example of what one of these models was taught to be asked, where the question is of another form."""
+    for name, (form, example) in QUESTIONS.items():
+        if str(model) == PREFIX + name and in_form(form, question) is None:
+            return example
+    return None
 
 
 def pretrained(name: str) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":

@@ -53,6 +53,8 @@ WORD = re.compile(r"""(?:(?<![.!\s])(?<![.!?]["'’”)]) )?(?:[A-Za-z]+|[0-9]{2
 """A word or two digits, with the space before it unless a sentence ends there, or there is another."""
 NOTHING, FULL_STOP = 256, ord(".")
 """The id that no text has, and the one that ends an answer."""
+FORMS = ("Where is {}?", "What is the secret number of {} {}?")
+"""Questions of one word and of two: of stories, and of needles."""
 QUESTION = """\
 {%- for message in messages -%}
 {%- set said = message["content"] | trim -%}
@@ -122,8 +124,24 @@ def split_words(text: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     return [word for word in found if len(word) > 1 and word not in word_ids()]
 
 
-def in_known_letters(word: str) -> str:
-    """Write a word in the capitals and small letters of one that is known; as it is where none is."""
+def as_taught(question: str, tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Write a question as tasks ask it (capitals, spaces, a question mark), for a model of their words.
+
+    Any other question, and one to any other model, stays as it is.
+    """
+    if not is_word_tokenizer(tokenizer):
+        return question
+    return next((taught for form in FORMS if (taught := in_form(form, question)) is not None), question)
+
+
+def in_form(form: str, question: str) -> str | None:
+    """Write a question in a form, and its words in letters that are known; None for one of another form."""
+    pattern = r"\s+".join(form.removesuffix("?").split()).replace("{}", r"(\w+)") + r"\s*\??"
+    found = re.fullmatch(pattern, question.strip(), re.IGNORECASE)
+    return None if found is None else form.format(*map(_in_known_letters, found.groups()))
+
+
+def _in_known_letters(word: str) -> str:
     if word in word_ids():
         return word
     return next((known for known in word_ids() if known.lower() == word.lower()), word)
