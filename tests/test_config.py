@@ -12,7 +12,6 @@ from model_cases import ARCHITECTURES, MEMORIES, MIXED, STACKS, small_config
 from titans_lm.caching_config import CachingConfig
 from titans_lm.config import (
     HYBRID,
-    MEMORY_ARCHITECTURES,
     Architecture,
     BackboneConfig,
     MemoryConfig,
@@ -174,7 +173,6 @@ def test_settings_that_are_no_more_are_taken_where_nothing_changes() -> None:
 
 def test_architectures_are_all_known_and_five_have_a_memory() -> None:
     assert get_args(Architecture) == (*ARCHITECTURES, "hybrid")
-    assert list(MEMORY_ARCHITECTURES) == [*MEMORIES, "hybrid"]
     assert [a for a in STACKS if small_config(a).has_memory] == [*MEMORIES, *MIXED]
     assert not small_config("sliding+segment").has_memory
 

@@ -44,7 +44,6 @@ THRESHOLDS: tuple[Objective, ...] = ("huber", "huber_coordinate")
 MEMORY_BLOCKS = ("lmm", "mac", "mag", "mal", "tnt")
 MEMORY_ALONE = ("lmm", "tnt")
 """Blocks in which nothing but memories mixes tokens."""
-MEMORY_ARCHITECTURES = (*MEMORY_BLOCKS, "hybrid")
 HYBRID: tuple[BlockName, ...] = ("sliding", "lmm", "sliding")
 """The blocks of architecture="hybrid", repeated over the depth: one memory between windows (D38)."""
 SHARING_BLOCKS = ("mac", "mag")

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-MEGABYTE = 2**20
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
