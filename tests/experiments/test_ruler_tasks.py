@@ -60,7 +60,7 @@ def test_a_command_makes_a_page(settings: Any, called: str, tmp_path: Path, caps
     assert "answers are right by chance in" in page
     assert without_folders(command_line(settings)) in page
     assert f"{size}" in out
-    assert scored.plot(result).lines[-1].label == "guessing"
+    assert scored.plot(result).lines[-1].label == "chance"
     assert titans(capsys, *shlex.split(command_line(settings))[1:])[0] == 0
     assert json.loads((tmp_path / "out" / FILE).read_text())["contenders"] == result["contenders"]
     other = dataclasses.replace(settings.task, **({"chains": 3} if called[0] == "V" else {"often": 7}))

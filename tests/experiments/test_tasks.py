@@ -294,7 +294,7 @@ def test_needles_are_tested_at_every_depth(tmp_path: Path, monkeypatch: pytest.M
     assert [line.label for line in scored.plot(result).lines] == [
         "LMM",
         "sliding window with short convolution",
-        "guessing",
+        "chance",
     ]
     found = scored.heat(result)
     assert found is not None

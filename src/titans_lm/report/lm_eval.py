@@ -36,7 +36,7 @@ def tables(result: Result) -> list[Table]:
                 Column("task", lambda row: row[0] if row[2] == next(iter(row[1]["metrics"])) else ""),
                 Column("metric", lambda row: row[2]),
                 Column("items", lambda row: NOTHING if row[1]["items"] is None else f"{row[1]['items']:,}"),
-                Column("guessing", guess("chance")),
+                Column("chance", guess("chance")),
                 Column("most frequent answer", guess("majority")),
                 *(Column(one["name"], scored(one)) for one in models),
             ],

@@ -165,11 +165,11 @@ def plot(result: Result) -> Plot:
     if "tokenizer" in result["settings"]["task"]:
         by_size = {test.split(AT)[0]: 100 * share for test, share in result["chance"].items()}
         guess = [by_size[size] for size in sizes]
-        drawn.append(Line(label="guessing", x=list(range(len(sizes))), y=guess, colour=SOFT, dashed=True))
-    of = "pairs" if result["task"] == "Recall" else "tokens"
+        drawn.append(Line(label="chance", x=list(range(len(sizes))), y=guess, colour=SOFT, dashed=True))
+    of = ":pairs" if result["task"] == "Recall" else ", tokens"
     return Plot(
-        title=KINDS[result["task"]].title, x_label=f"evaluation size ({'length:' * (of == 'pairs')}{of})",
-        y_label="right answers, %", lines=drawn, y_range=(0.0, 102.0), x_labels=[size or "as set" for size in sizes],
+        title=KINDS[result["task"]].title, x_label=f"sequence length{of}",
+        y_label="accuracy, %", lines=drawn, y_range=(0.0, 102.0), x_labels=[size or "as set" for size in sizes],
     )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def heat(result: Result) -> HeatMaps | None:
         for name, one in zip(names, result["contenders"], strict=True)
     }
     return HeatMaps(
-        title=f"{KINDS[result['task']].title}: right answers, %", x_label="tokens", y_label="depth of the needle",
+        title=f"{KINDS[result['task']].title}: accuracy, %", x_label="tokens", y_label="depth of the needle",
         x_labels=sizes, y_labels=[f"{100 * float(depth):g} %" for depth in depths], panels=panels,
     )  # fmt: skip
 
