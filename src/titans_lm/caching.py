@@ -132,7 +132,8 @@ def mixed(
         return o, after
     N, config = filled.shape[1], recall.config
     weights = tuple(m.flatten(0, 1) for m in cached.M)
-    answers = read(weights, q.repeat_interleave(N, dim=0), recall.network).view(B, N, *o.shape[1:])
+    network, (queries,) = recall.network.make_keys(q)  # once, and not for every slot
+    answers = read(weights, queries.repeat_interleave(N, dim=0), network).view(B, N, *o.shape[1:])
     if config.memory_caching == "residual":
         return o + (answers * filled[:, :, None, None, None]).sum(1), after
     count = before[:, None] % config.caching_segment + torch.arange(1, T + 1, device=q.device)

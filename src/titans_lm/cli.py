@@ -164,8 +164,8 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
             )
         layers.append(read_recipe(str(recipe)))
     if resume is not None and not isinstance(getattr(default, "resume", False), bool):  # a run, and not a switch
-        out, path = _value("--out", args), Path(resume) / "settings.json"
-        if out is not None and Path(out).absolute() != path.parent.absolute():
+        out, path = _value("--out", args) or values.get("out"), Path(resume) / "settings.json"
+        if out is not None and Path(out).resolve() != path.parent.resolve():
             raise ValueError(
                 f"got --out {out} and --resume {resume}; expected no --out: a run goes on in its own folder"
             )

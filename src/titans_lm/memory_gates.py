@@ -133,7 +133,7 @@ class WindowProjection(nn.Module):
 
 
 class PolynomialKeys(nn.Module):
-    """q and k as polynomials: φ(q) · φ(k) = Σ_i a_i (q · k)^i with a_i learned per head, which start as 20^i (D50).
+    """The a_i of φ(q) · φ(k) = Σ_i a_i (q · k)^i, learned per head, which start as 20^i (D50).
 
     The a_i are shares of one, so that φ of a key of norm 1 has norm 1; a factor of all is one of θ.
     """

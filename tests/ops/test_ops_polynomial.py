@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from itertools import product
 from typing import Any
@@ -54,8 +55,43 @@ def test_the_gradients_of_a_polynomial_are_right(block: int, monkeypatch: pytest
     assert torch.autograd.gradcheck(polynomial, (y, of_heads))  # coefficients that stand still over a dimension
 
 
+@pytest.mark.parametrize("backend", ["chunked", "reference"])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_what_stands_in_padding_reaches_no_gradient(backend: str, tokens: int) -> None:
+    """A NaN neither; and its surprise is none."""
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
+    q, k, v = draw(2, tokens, 2, 3), draw(2, tokens, 2, 3), draw(2, tokens, 2, 2)
+    valid = torch.arange(tokens) >= torch.tensor([[0], [tokens // 2 + 1]])
+    for x in (q, k, v):
+        x[~valid] = torch.nan
+        x.requires_grad_()
+    a = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.1, 0.8]], dtype=torch.float64, requires_grad=True)
+    gates = [torch.full((2, tokens, 2), one, dtype=torch.float64) for one in (0.1, 0.5, 0.1)]
+    network = MemoryNetwork(residual=False, coefficients=a)
+    state = MemoryState.initial((draw(2, 10, 2),), 2)
+    o, _, surprise = neural_memory(
+        q, k, v, *gates, state, network=network, chunk_size=4, valid=valid, return_surprise=True, backend=backend
+    )
+    assert not surprise[~valid].any()
+    o[valid].square().sum().backward()
+    for x in (q, k, v, a):
+        assert bool(x.grad.isfinite().all())
+    assert bool(a.grad.any())
+
+
+def test_polynomials_of_no_tokens_are_none() -> None:
+    x, a = torch.randn(2, 0, 2, 7, requires_grad=True), torch.rand(2, 3, requires_grad=True)
+    polynomial(x, a).sum().backward()
+    assert polynomial(x, a).shape == (2, 0, 2, 36)
+    assert not a.grad.any()
+    M = (torch.randn(2, 2, 36, 7),)
+    assert read(M, x, MemoryNetwork(residual=False, coefficients=a)).shape == (2, 0, 2, 7)
+
+
 def test_a_graph_has_no_block_of_its_own_for_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("titans_lm.ops.polynomial")
+    monkeypatch.setattr(module, "BLOCK", 2 * 10**6)
     assert [len(x) for x, *_ in module._blocks(torch.Size(), 10**6, torch.ones(7, 3))] == [2, 2, 2, 1]
     assert [len(x) for x, *_ in module._blocks(torch.Size((3,)), 10**6, torch.ones(7, 3, 4))] == [1] * 7
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)

@@ -20,6 +20,8 @@ from titans_lm.recipes.activation_memory import (
 from titans_lm.train.fresh import byte_model
 from titans_lm.train.losses import next_token_loss
 
+TNT = {"tnt_global_chunk": 32, "tnt_local_chunks": (16,), "tnt_shard": 32}
+
 
 def test_an_lmm_by_hand() -> None:
     """E = 8, H = 2, F = 12, a memory of 2 (4 · 8 + 8 · 4) = 128 numbers, 2 blocks, 5 rows of 16 tokens, in float32.
@@ -95,12 +97,18 @@ def test_it_is_what_autograd_keeps(architecture: str, kernel: int, tokens: int, 
         assert counted == pytest.approx(saved_bytes(model, ids), rel=0.15)
 
 
-@pytest.mark.parametrize(("tokens", "degree"), [(96, 2), (32, 3)])
-def test_polynomial_keys_are_what_autograd_keeps(tokens: int, degree: int) -> None:
-    config = small_config(
-        "lmm", hidden_size=64, intermediate_size=128, num_attention_heads=8, chunk_size=16, memory_depth=1,
-        key_degree=degree, num_persistent=0,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("architecture", "tokens", "own"),
+    [
+        ("lmm", 96, {"key_degree": 2}),
+        ("lmm", 32, {"key_degree": 3}),
+        ("lmm", 96, {"key_degree": 2, "omega_window": 3, "num_attention_heads": 2}),
+        ("tnt", 96, {"key_degree": 2, "num_attention_heads": 2, **TNT}),
+    ],
+)
+def test_polynomial_keys_are_what_autograd_keeps(architecture: str, tokens: int, own: dict[str, Any]) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "chunk_size": 16}
+    config = small_config(architecture, **sizes | {"memory_depth": 1, "num_persistent": 0} | own)
     ids = torch.randint(0, 256, (4, tokens))
     model, step = byte_model(config).train(), Step(config, 259, 4, tokens, "float32")
     counted = activation_bytes(step) + memory_state_bytes(step) + weight_copy_bytes(step) + 4 * 259 * ids.numel()

@@ -83,12 +83,15 @@ def neural_memory(
         surprise = q.new_zeros(*q.shape[:3], len(state.M), *parts, dtype=state.M[0].dtype)
         return (torch.zeros_like(v), state, surprise) if return_surprise else (torch.zeros_like(v), state)
     tokens = q, k, v
-    traced = not torch.compiler.is_compiling() or _is_traced(tokens, gates, state, valid, backend, extra)
-    if not traced:
-        network, keys = network.make_keys(q, k)
-        tokens = *keys, v
+    traced = not torch.compiler.is_compiling() or _is_traced(tokens, gates, state, network, valid, backend, extra)
+    if not traced and network.coefficients is not None:  # the operator is not told of them
+        tokens = tuple([x.to(state.M[0].dtype) for x in tokens])
+        real = tokens[:2] if valid is None else [x.masked_fill(~valid[..., None, None], 0.0) for x in tokens[:2]]
+        network, keys = network.make_keys(*real)
+        tokens = *keys, tokens[2]
     way = run if traced else run_opaque
     o, state, surprise = way(tokens, gates, state, network, chunk_size, valid, return_surprise, backend, extra)
+    o = o.to(q.dtype)
     return (o, state, surprise) if return_surprise else (o, state)
 
 
@@ -96,12 +99,14 @@ def _is_traced(
     tokens: tuple[Tensor, Tensor, Tensor],
     gates: list[tuple[Tensor, ...]],
     state: MemoryState,
+    network: MemoryNetwork,
     valid: Tensor | None,
     backend: Backend,
     extra: PerToken,
 ) -> bool:
     """Whether a compiler may look into the call: one token without gradients, or kernels, which are operators."""
     given = (*tokens, *[g for gate in gates for g in gate], *state.M, *state.S, *state.anchor, *extra.given())
+    given += () if network.coefficients is None else (network.coefficients,)
     return backend == "triton" or (backend != "reference" and can_step(tokens[0], valid, given))
 
 
@@ -113,13 +118,13 @@ def read(
     Raises ValueError when the weights are not those of a memory for these queries.
     """
     check_read(M, check_coefficients(q, q, network)[0], network)
-    network, (q,) = network.make_keys(q)
     dtype = state_dtype(q.dtype if q.dtype == M[0].dtype else torch.promote_types(q.dtype, M[0].dtype))
     with full_precision(q.device.type):
+        network, (keys,) = network.make_keys(q.to(dtype))
         weights = tuple([w.to(dtype) for w in M])
         parameters = norm_parameters(network, dtype)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            how = recall if needs_grad(q, *weights, *parameters) else forward
+            how = recall if needs_grad(keys, *weights, *parameters) else forward
         else:
             how = recall_one if q.shape[1] == 1 and not torch.is_grad_enabled() else forward
-        return how(weights, q.to(dtype).transpose(1, 2), network, *parameters).transpose(1, 2).to(q.dtype)
+        return how(weights, keys.transpose(1, 2), network, *parameters).transpose(1, 2).to(q.dtype)

@@ -83,7 +83,10 @@ class TokenLayout:
         """Take (N, B, C, …) back to (B, T, …); tokens that were not valid get zero."""
         x = x.movedim(0, 1).flatten(1, 2)
         if self.target is None:
-            return x if x.shape[1] == self.length else x[:, self.lead : self.lead + self.length]
+            x = x if x.shape[1] == self.length else x[:, self.lead : self.lead + self.length]
+            if self.present is None or self.size > 1:
+                return x
+            return x * self.present.view(*self.present.shape, *[1] * (x.dim() - 2))  # chunks of one token, some of none
         tail = [1] * (x.dim() - 2)
         known = self.target >= 0
         x = x.gather(1, self.target.clamp(min=0).view(*self.target.shape, *tail).expand(-1, -1, *x.shape[2:]))

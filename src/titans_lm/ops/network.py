@@ -186,10 +186,10 @@ class _Recall(torch.autograd.Function):
         *_, o = _layers(q, M, network)
         if weight is not None:
             unit = torch.native_layer_norm(o, (o.shape[-1],), None, None, LAYER_NORM_EPS)[0]
-            o = unit.view(*q.shape[:3], -1).mul_(weight)
+            o = unit.view(*q.shape[:3], unit.shape[-1]).mul_(weight)
             o = o if bias is None else o.add_(bias)
         else:
-            o = o.view(*q.shape[:3], -1)
+            o = o.view(*q.shape[:3], o.shape[-1])
         return o.add_(q) if network.residual else o
 
     @staticmethod

@@ -108,7 +108,7 @@ def monomials(x: Float[Tensor, "*s D"], scales: Float[Tensor, "*s2 K"], degree: 
     out, D = x.new_empty(*x.shape[:-1], scales.shape[-1]), x.shape[-1]
     for rows, into in _blocks(x.shape[-scales.dim() : -1], out.shape[-1], x, out):
         for here, part in zip(_degrees(D, degree), _by_degree(rows.reshape(-1, D), degree), strict=True):
-            into[..., here] = part.view(*rows.shape[:-1], -1) * scales[..., here]
+            into[..., here] = part.view(*rows.shape[:-1], part.shape[-1]) * scales[..., here]
     return out
 
 
@@ -134,7 +134,7 @@ def _lead_back(g: Float[Tensor, "N K"], x: Float[Tensor, "N D"], degree: int) ->
     found = x.new_empty(x.shape)
     for rows, d, into in _blocks(torch.Size(), len(whole), x, g, found):
         below = _by_degree(rows, degree - 1)[-1]
-        by_rest = d.index_select(1, whole).mul_(times).unflatten(1, (D, -1))
+        by_rest = d.index_select(1, whole).mul_(times).unflatten(1, (D, len(whole) // D))
         into.copy_(by_rest.mul_(below.unsqueeze(1)).sum(-1))
     return found
 

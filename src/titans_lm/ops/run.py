@@ -36,14 +36,15 @@ def run(
     dtype = state.M[0].dtype
     tensors = [x.to(dtype) for x in tokens]
     gates = [tuple([g.to(dtype) for g in gate]) for gate in gates]
-    if backend not in MAKING_KEYS:
-        with full_precision(q.device.type):
-            network, tensors[:2] = network.make_keys(*tensors[:2])
     if valid is not None:  # whatever stands in the padding, a NaN too, must not reach a product
-        tensors = [x.masked_fill(~valid[:, :, None, None], 0.0) for x in tensors]
+        tensors = [_filled(x, valid, 0.0) for x in tensors]
         gates = [
             tuple(g.masked_fill(~valid.view(*valid.shape, *[1] * (g.dim() - 2)), 0.0) for g in gate) for gate in gates
         ]
+    if network.coefficients is not None and backend not in MAKING_KEYS:
+        with full_precision(q.device.type):
+            network, keys = network.make_keys(*tensors[:2])
+        tensors[:2] = [_filled(x, valid, 0.0) for x in keys]
     if extra is not PLAIN:  # padding has no threshold: any above 0 will do
         filled = zip(extra, (1.0, 0.0), strict=True)
         extra = PerToken(*[None if x is None else _filled(x.to(dtype), valid, value) for x, value in filled])

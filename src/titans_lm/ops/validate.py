@@ -42,8 +42,13 @@ def check_coefficients(q: Tensor, k: Tensor, network: MemoryNetwork) -> tuple[Te
     a = network.coefficients
     if a is None:
         return q, k
-    if q.dim() != 4 or k.shape != q.shape:
+    if q.dim() != 4 or k.shape != q.shape or not q.shape[3]:
         raise ValueError(f"got q {_shape(q)} and k {_shape(k)}; expected both (B, T, H, D)")
+    if not isinstance(a, Tensor) or not a.dtype.is_floating_point:
+        got = a.dtype if isinstance(a, Tensor) else type(a).__name__
+        raise ValueError(f"got network.coefficients of {got}; expected a floating point tensor (H, p + 1)")
+    if a.is_cpu and not torch.compiler.is_compiling() and (wrong := a[~(a > 0)].tolist()):
+        raise ValueError(f"got {wrong[0]:g} among network.coefficients; expected all above 0")
     if a.dim() != 2 or len(a) != q.shape[2] or not a.shape[1]:
         raise ValueError(
             f"got network.coefficients of shape {tuple(a.shape)}; expected (H, p + 1) with H = {q.shape[2]}: one for "

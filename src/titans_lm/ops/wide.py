@@ -92,7 +92,7 @@ def read_wide(
     """`read`: z = W_init q + a ∘ (q (W − W_init)) + f ∘ (q S) − ((q kᵀ) ∘ G) Δ, with [q (W − W_init) | q S] for `both`.
 
     A second time `kept` is z and `parts` those two, which then are not made again. Products of polynomial keys are
-    powers of what they were made of, `narrow`, a D / 2-th of the work.
+    powers of what they were made of, `narrow`, D products in place of C(D + p, p).
     """
     if narrow is None:
         raw, weighted = similarity(q, written.inputs[0], g.G)

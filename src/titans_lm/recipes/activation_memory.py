@@ -101,9 +101,14 @@ def _token_bytes(step: Step, kind: BackboneConfig) -> float:
 def key_numbers(config: BackboneConfig) -> int:
     """Numbers per token that polynomial keys keep: what is read in two parts.
 
-    So where groups of chunks make the keys; those of tiles are made before, and all monomials of queries and keys kept.
+    And all monomials of queries and of keys where no groups of chunks make them: for windows and for TNT's memories. Of
+    small chunks, by tiles, more is kept than is counted here.
     """
-    return 2 * config.memories * config.hidden_size if config.has_memory and config.key_degree > 1 else 0
+    if not config.has_memory or config.key_degree == 1:
+        return 0
+    before = config.omega_window > 1 or "tnt" in config.blocks
+    monomials = config.num_attention_heads * config.memory_widths[0] if before else 0
+    return 2 * config.memories * (monomials + config.hidden_size)
 
 
 def local_widths(config: BackboneConfig) -> int:

@@ -68,7 +68,7 @@ def render(tokenizer: "PreTrainedTokenizerBase", new: list[Message], turns: int,
     if not has_template(tokenizer):
         lines = "".join(f"{message.role}: {message.text}\n" for message in new)
         return ("\n" if begun else "") + lines + "assistant:"
-    messages = [{"role": message.role, "content": as_taught(message.text, tokenizer)} for message in new]
+    messages = [{"role": message.role, "content": said(message, tokenizer)} for message in new]
     if not turns:
         return _templated(owner, messages).removeprefix(owner.bos_token or "")  # the reader writes it
     before = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
@@ -77,6 +77,11 @@ def render(tokenizer: "PreTrainedTokenizerBase", new: list[Message], turns: int,
     if place < 0:
         raise bad_request("the model's chat template leaves out earlier answers; send one message at a time without it")
     return text[place + len(ANSWER) :]
+
+
+def said(message: Message, tokenizer: "PreTrainedTokenizerBase") -> str:
+    """What a message says, a user's question as the model was taught to be asked."""
+    return as_taught(message.text, tokenizer) if message.role == "user" else message.text
 
 
 def _templated(tokenizer: Any, messages: list[dict[str, str]]) -> str:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from titans_lm.data.tasks.vocabulary import as_taught, split_words
+from titans_lm.data.tasks.vocabulary import split_words
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.generate import Chooser
 from titans_lm.report.surprise.pack import by_piece
 from titans_lm.report.surprise.text import token_text
 from titans_lm.serve.batching import Batcher
-from titans_lm.serve.chat import TURNS, divide, has_template, remembered, render
+from titans_lm.serve.chat import TURNS, divide, has_template, remembered, render, said
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, not_found
 from titans_lm.serve.schema import Asked, Chat, Completion, Look, Message, NewMemory
 from titans_lm.serve.settings import ServeSettings
@@ -128,7 +128,7 @@ class Engine:
                 raise Cancelled
             self.store.put(Entry("conversation", asked.conversation, memory, notes))
         finish = "stop" if writing.stopped or ended is not None else "length"
-        split = split_words(" ".join(as_taught(message.text, self.tokenizer) for message in turn or ()), self.tokenizer)
+        split = split_words(" ".join(said(message, self.tokenizer) for message in turn or ()), self.tokenizer)
         return Answer(writing.text, finish, prompt_tokens, new, memory.tokens[0], split)
 
     def _write(

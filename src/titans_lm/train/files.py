@@ -207,14 +207,16 @@ def claimed(path: Path) -> Iterator[None]:
 
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """Make a folder for the block; where that fails and leaves a new one empty, it goes again."""
-    new = not folder.exists()
+    """Make a folder for the block; where that fails, new ones that are empty go again."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
-        if new and not any(folder.iterdir()):
-            folder.rmdir()
+        for one in new:
+            if any(one.iterdir()):
+                break
+            one.rmdir()
         raise
 
 

@@ -136,7 +136,7 @@ def as_taught(question: str, tokenizer: "PreTrainedTokenizerBase") -> str:
 
 def in_form(form: str, question: str) -> str | None:
     """Write a question in a form, and its words in letters that are known; None for one of another form."""
-    pattern = r"\s+".join(form.removesuffix("?").split()).replace("{}", r"(\w+)") + r"\s*\??"
+    pattern = r"\s+".join(form.removesuffix("?").split()).replace("{}", r"(\w+)") + r"\s*[?.!]*"
     found = re.fullmatch(pattern, question.strip(), re.IGNORECASE)
     return None if found is None else form.format(*map(_in_known_letters, found.groups()))
 
