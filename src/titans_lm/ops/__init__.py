@@ -14,7 +14,7 @@ from titans_lm.ops.matmul import needs_grad
 from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters, recall
 from titans_lm.ops.opaque import run_opaque
 from titans_lm.ops.recurrent import can_step, recall_one
-from titans_lm.ops.run import BACKENDS, full_precision, run
+from titans_lm.ops.run import BACKENDS, filled, full_precision, run
 from titans_lm.ops.state import PLAIN, MemoryState, PerToken, state_dtype
 from titans_lm.ops.validate import (
     check_call,
@@ -86,8 +86,7 @@ def neural_memory(
     traced = not torch.compiler.is_compiling() or _is_traced(tokens, gates, state, network, valid, backend, extra)
     if not traced and network.coefficients is not None:  # the operator is not told of them
         tokens = tuple([x.to(state.M[0].dtype) for x in tokens])
-        real = tokens[:2] if valid is None else [x.masked_fill(~valid[..., None, None], 0.0) for x in tokens[:2]]
-        network, keys = network.make_keys(*real)
+        network, keys = network.make_keys(*[filled(x, valid, 0.0) for x in tokens[:2]])
         tokens = *keys, tokens[2]
     way = run if traced else run_opaque
     o, state, surprise = way(tokens, gates, state, network, chunk_size, valid, return_surprise, backend, extra)

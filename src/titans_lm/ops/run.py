@@ -37,17 +37,15 @@ def run(
     tensors = [x.to(dtype) for x in tokens]
     gates = [tuple([g.to(dtype) for g in gate]) for gate in gates]
     if valid is not None:  # whatever stands in the padding, a NaN too, must not reach a product
-        tensors = [_filled(x, valid, 0.0) for x in tensors]
-        gates = [
-            tuple(g.masked_fill(~valid.view(*valid.shape, *[1] * (g.dim() - 2)), 0.0) for g in gate) for gate in gates
-        ]
+        tensors = [filled(x, valid, 0.0) for x in tensors]
+        gates = [tuple([filled(g, valid, 0.0) for g in gate]) for gate in gates]
     if network.coefficients is not None and backend not in MAKING_KEYS:
         with full_precision(q.device.type):
             network, keys = network.make_keys(*tensors[:2])
-        tensors[:2] = [_filled(x, valid, 0.0) for x in keys]
+        tensors[:2] = [filled(x, valid, 0.0) for x in keys]
     if extra is not PLAIN:  # padding has no threshold: any above 0 will do
-        filled = zip(extra, (1.0, 0.0), strict=True)
-        extra = PerToken(*[None if x is None else _filled(x.to(dtype), valid, value) for x, value in filled])
+        both = zip(extra, (1.0, 0.0), strict=True)
+        extra = PerToken(*[None if x is None else filled(x.to(dtype), valid, value) for x, value in both])
     with full_precision(q.device.type):
         o, state, surprise = BACKENDS[backend](
             *tensors,
@@ -63,7 +61,8 @@ def run(
     return o.to(q.dtype), state, surprise
 
 
-def _filled(x: Tensor, valid: Tensor | None, value: float) -> Tensor:
+def filled(x: Tensor, valid: Tensor | None, value: float) -> Tensor:
+    """(B, T, …) with a value wherever no token is."""
     return x if valid is None else x.masked_fill(~valid.view(*valid.shape, *[1] * (x.dim() - 2)), value)
 
 
