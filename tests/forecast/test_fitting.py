@@ -3,7 +3,7 @@ import torch
 
 from forecast.forecast_cases import data, forecaster, net
 from titans_lm.forecast.baselines import DLinear, Linear, SeasonalNaive, make_model
-from titans_lm.forecast.fit import WindowLoss, closed_form, fit_model, score, score_streamed
+from titans_lm.forecast.fit import closed_form, fit_model, score, score_streamed, window_loss
 from titans_lm.forecast.model import Forecaster, Shape
 from titans_lm.forecast.settings import TrainSettings
 from titans_lm.train.loop import Interrupted
@@ -134,7 +134,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, monkeypa
 def test_the_loss_of_several_windows_is_the_mean_over_their_forecasts(kind):
     made, model = data(), forecaster().eval()
     batch = made.parts["train"].spanning(3).batch(torch.tensor([4, 9]))
-    found, _ = WindowLoss(TrainSettings(loss=kind, windows=3), 12, 4)(model, batch)
+    found, _ = window_loss(model, batch, TrainSettings(loss=kind, windows=3))
     rows, state, errors = torch.cat([batch["past"], batch["future"]], dim=1), None, []
     assert rows.shape == (2, 40, 2)
     for start in (0, 12, 24):

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from forecast.forecast_cases import data
-from titans_lm.forecast.baselines import DLinear, Linear, NormalEquations, SeasonalNaive
-from titans_lm.forecast.fit import closed_form, score
+from titans_lm.forecast.baselines import DLinear, Linear, SeasonalNaive
+from titans_lm.forecast.fit import NormalEquations, closed_form, score
 from titans_lm.forecast.model import InstanceNorm
 from titans_lm.forecast.settings import TrainSettings
 from titans_lm.forecast.windows import Windows

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -12,7 +11,6 @@ from titans_lm.config import BackboneConfig, nearest
 from titans_lm.experiments.models import ARCHITECTURES, parse_model, split_changes, stack_of
 from titans_lm.forecast.model import Forecaster, Future, InstanceNorm, Past, Shape, over_time
 from titans_lm.forecast.settings import ForecastSettings, NetSettings, Normalisation, TrainSettings
-from titans_lm.forecast.windows import Windows
 from titans_lm.train.options import merge_settings
 
 STACKS = (*ARCHITECTURES, "mamba")
@@ -100,67 +98,6 @@ class PatchTST(nn.Module):
         z, statistics = self.norm(x)
         y: Tensor = self.model(past_values=z).prediction_outputs
         return self.norm.inverse(y, statistics)
-
-
-class NormalEquations:
-    """Sums over all windows and channels, from which a linear map follows for any penalty.
-
-        minimise Σ ‖W a + w − b‖² + λ ‖W‖²,   a = x − centre, b = y − centre
-        [W w] = (Σ b [a 1]ᵀ) (Σ [a 1] [a 1]ᵀ + λ [I 0])⁻¹,     λ = penalty · mean of the diagonal of Σ a aᵀ
-
-    With z the L + H values of a window, [a b] = (I − 1 cᵀ) z, where cᵀ z is its centre: only Σ z zᵀ is summed up.
-
-    A window's scale is left out: without w the map is linear, so it would divide and multiply, and errors would be
-    weighed by it, while they are measured without.
-    """
-
-    def __init__(self, windows: Windows, kind: Normalisation, *, bias: bool) -> None:
-        L, reach = windows.lookback, windows.lookback + windows.horizon
-        self.count, self.bias = len(windows) * windows.channels, bias
-        series, centre = windows.series.double(), torch.zeros(reach, dtype=torch.float64)
-        if kind != "none":
-            series = series - series[0]  # a centre takes any constant out, and small numbers lose fewer digits
-            centre[:L] = 1.0 / L if kind == "mean" else (torch.arange(L) == L - 1).double()
-        without = torch.eye(reach, dtype=torch.float64) - centre
-        products = without @ products_of_windows(series, reach) @ without.T
-        self.inputs, self.outputs = products[:L, :L], products[L:, :L]
-        self.squares = float(products[L:, L:].trace())
-        if bias:
-            sums = without @ series.sum(1).unfold(0, len(windows), 1).sum(1)
-            edge = torch.cat([sums[:L], sums.new_tensor([self.count])])
-            self.inputs = torch.cat([torch.cat([self.inputs, sums[None, :L]]), edge[:, None]], dim=1)
-            self.outputs = torch.cat([self.outputs, sums[L:, None]], dim=1)
-
-    def solved(self, penalty: float) -> Float[Tensor, "H L1"]:
-        """Solve for the map, [W w] with a bias and W without."""
-        pull = torch.zeros(len(self.inputs), dtype=torch.float64)
-        L = len(pull) - self.bias
-        pull[:L] = penalty * (float(self.inputs.diagonal()[:L].mean()) or 1.0)  # of a constant series: W = 0
-        return torch.linalg.solve(self.inputs + pull.diag(), self.outputs.T).T
-
-    def error(self, found: Float[Tensor, "H L1"]) -> float:
-        """Mean squared error of a map on the windows that were summed up."""
-        inner = (found @ self.inputs * found).sum() - 2.0 * (found * self.outputs).sum()
-        return (float(inner) + self.squares) / (self.count * len(found))
-
-
-def products_of_windows(series: Float[Tensor, "R C"], reach: int) -> Float[Tensor, "W W"]:
-    """Σ z zᵀ over all windows z of `reach` rows and all channels.
-
-        P_0j = Σ_t x_t x_{t+j},     P_{i+1,j+1} = P_ij + x_{N+i} x_{N+j} − x_i x_j     for N windows
-
-    The first row is a correlation, by FFT; the others follow, as a window's row i + 1 is row i of the next one.
-    """
-    R = len(series)
-    N = R - reach + 1
-    spectrum = torch.fft.rfft(series[:N], n=R, dim=0).conj() * torch.fft.rfft(series, dim=0)
-    found = torch.zeros(reach, reach, dtype=series.dtype)
-    found[0] = torch.fft.irfft(spectrum, n=R, dim=0)[:reach].sum(1)
-    first, last = series[: reach - 1], series[N:]
-    change = last @ last.T - first @ first.T
-    for i in range(reach - 1):
-        found[i + 1, i + 1 :] = found[i, i:-1] + change[i, i:]
-    return found.triu() + found.triu(1).T
 
 
 class ModelSpec(NamedTuple):

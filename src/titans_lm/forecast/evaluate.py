@@ -204,10 +204,7 @@ def evaluate_command(settings: EvaluateForecasters) -> str:
 
 
 def _jobs(settings: EvaluateForecasters, specs: list[ModelSpec], say: Say) -> list[ForecastJob]:
-    """List the runs that count; where there are learning rates to choose from, each with its best.
-
-    They are chosen by trials of the first seed, but for models whose names say their own.
-    """
+    """List the runs that count, each with the best rate of trials of the first seed unless its name says its own."""
     places = [(path, horizon, spec) for path in settings.data for horizon in settings.horizons for spec in specs]
     rated = [place for place in places if settings.rates and place[2].trained and not place[2].own_rate]
     best, first = {place: settings.rates[0] for place in rated}, settings.seeds[0]

@@ -1,12 +1,13 @@
 """Errors over all windows, streaming forecasts, and a model fitted to the training windows, best on validation."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,7 +15,7 @@ from titans_lm.backbone import frozen_memory
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.batches import Batch
 from titans_lm.experiments.early_stopping import BestStep
-from titans_lm.forecast.baselines import Linear, NormalEquations
+from titans_lm.forecast.baselines import Linear
 from titans_lm.forecast.model import Forecaster, Future
 from titans_lm.forecast.settings import Memory, Normalisation, TrainSettings
 from titans_lm.forecast.windows import Prepared, WindowBatches, Windows, windows_at_once
@@ -117,22 +118,18 @@ def streamed(
                 yield chosen, forecast
 
 
-class WindowLoss:
+def window_loss(model: Any, batch: Batch, settings: TrainSettings) -> tuple[Tensor, Found]:
     """The mean error of forecasts on scaled values; where a row is several windows, of the forecasts of all of them."""
-
-    def __init__(self, settings: TrainSettings, lookback: int, horizon: int) -> None:
-        self.error: Callable[[Tensor, Tensor], Tensor] = F.mse_loss if settings.loss == "mse" else F.l1_loss
-        self.span, self.lookback, self.horizon = settings.windows, lookback, horizon
-
-    def __call__(self, model: Any, batch: Batch) -> tuple[Tensor, Found]:
-        if self.span == 1:
-            return self.error(model(batch["past"]), batch["future"]), {}
-        rows, losses, state = torch.cat([batch["past"], batch["future"]], dim=1), [], None
-        for start in range(0, self.span * self.lookback, self.lookback):
-            stop = start + self.lookback
-            forecast, state = model.read(rows[:, start:stop], state)
-            losses.append(self.error(forecast, rows[:, stop : stop + self.horizon]))
-        return torch.stack(losses).mean(), {}
+    error = F.mse_loss if settings.loss == "mse" else F.l1_loss
+    past, future = batch["past"], batch["future"]
+    if settings.windows == 1:
+        return error(model(past), future), {}
+    rows, losses, state = torch.cat([past, future], dim=1), [], None
+    horizon, lookback = future.shape[1], past.shape[1] // settings.windows
+    for stop in range(lookback, past.shape[1] + 1, lookback):
+        forecast, state = model.read(rows[:, stop - lookback : stop], state)
+        losses.append(error(forecast, rows[:, stop : stop + horizon]))
+    return torch.stack(losses).mean(), {}
 
 
 class Fitted(NamedTuple):
@@ -191,13 +188,73 @@ def fit_model(
     if best.found is None:
         best.evaluate(0)  # a shortcut from its closed form may be the best there is
     ended = fit(
-        model, batches, WindowLoss(settings, windows.lookback, windows.horizon),
-        settings.loop(steps=steps, seed=seed, every=every), eval_fn=best, on_step=best.on_step, run=run,
-        progress=progress,
+        model, batches, partial(window_loss, settings=settings), settings.loop(steps=steps, seed=seed, every=every),
+        eval_fn=best, on_step=best.on_step, run=run, progress=progress,
     )  # fmt: skip
     found = best.restore()
     chosen = Score(found["validation_mse"], found["validation_mae"], len(validation))
     return Fitted(chosen, best.steps(ended.step), found["step"], ended.seconds, ended.skipped, penalty)
+
+
+class NormalEquations:
+    """Sums over all windows and channels, from which a linear map follows for any penalty.
+
+        minimise Σ ‖W a + w − b‖² + λ ‖W‖²,   a = x − centre, b = y − centre
+        [W w] = (Σ b [a 1]ᵀ) (Σ [a 1] [a 1]ᵀ + λ [I 0])⁻¹,     λ = penalty · mean of the diagonal of Σ a aᵀ
+
+    With z the L + H values of a window, [a b] = (I − 1 cᵀ) z, where cᵀ z is its centre: only Σ z zᵀ is summed up.
+
+    A window's scale is left out: without w the map is linear, so it would divide and multiply, and errors would be
+    weighed by it, while they are measured without.
+    """
+
+    def __init__(self, windows: Windows, kind: Normalisation, *, bias: bool) -> None:
+        L, reach = windows.lookback, windows.lookback + windows.horizon
+        self.count, self.bias = len(windows) * windows.channels, bias
+        series, centre = windows.series.double(), torch.zeros(reach, dtype=torch.float64)
+        if kind != "none":
+            series = series - series[0]  # a centre takes any constant out, and small numbers lose fewer digits
+            centre[:L] = 1.0 / L if kind == "mean" else (torch.arange(L) == L - 1).double()
+        without = torch.eye(reach, dtype=torch.float64) - centre
+        products = without @ products_of_windows(series, reach) @ without.T
+        self.inputs, self.outputs = products[:L, :L], products[L:, :L]
+        self.squares = float(products[L:, L:].trace())
+        if bias:
+            sums = without @ series.sum(1).unfold(0, len(windows), 1).sum(1)
+            edge = torch.cat([sums[:L], sums.new_tensor([self.count])])
+            self.inputs = torch.cat([torch.cat([self.inputs, sums[None, :L]]), edge[:, None]], dim=1)
+            self.outputs = torch.cat([self.outputs, sums[L:, None]], dim=1)
+
+    def solved(self, penalty: float) -> Float[Tensor, "H L1"]:
+        """Solve for the map, [W w] with a bias and W without."""
+        pull = torch.zeros(len(self.inputs), dtype=torch.float64)
+        L = len(pull) - self.bias
+        pull[:L] = penalty * (float(self.inputs.diagonal()[:L].mean()) or 1.0)  # of a constant series: W = 0
+        return torch.linalg.solve(self.inputs + pull.diag(), self.outputs.T).T
+
+    def error(self, found: Float[Tensor, "H L1"]) -> float:
+        """Mean squared error of a map on the windows that were summed up."""
+        inner = (found @ self.inputs * found).sum() - 2.0 * (found * self.outputs).sum()
+        return (float(inner) + self.squares) / (self.count * len(found))
+
+
+def products_of_windows(series: Float[Tensor, "R C"], reach: int) -> Float[Tensor, "W W"]:
+    """Σ z zᵀ over all windows z of `reach` rows and all channels.
+
+        P_0j = Σ_t x_t x_{t+j},     P_{i+1,j+1} = P_ij + x_{N+i} x_{N+j} − x_i x_j     for N windows
+
+    The first row is a correlation, by FFT; the others follow, as a window's row i + 1 is row i of the next one.
+    """
+    R = len(series)
+    N = R - reach + 1
+    spectrum = torch.fft.rfft(series[:N], n=R, dim=0).conj() * torch.fft.rfft(series, dim=0)
+    found = torch.zeros(reach, reach, dtype=series.dtype)
+    found[0] = torch.fft.irfft(spectrum, n=R, dim=0)[:reach].sum(1)
+    first, last = series[: reach - 1], series[N:]
+    change = last @ last.T - first @ first.T
+    for i in range(reach - 1):
+        found[i + 1, i + 1 :] = found[i, i:-1] + change[i, i:]
+    return found.triu() + found.triu(1).T
 
 
 def closed_form(linear: nn.Linear, kind: Normalisation, data: Prepared, settings: TrainSettings) -> float:

@@ -136,11 +136,11 @@ class Forecaster(nn.Module):
         self.embed = Embedding(shape, settings.patch_len, settings.stride, config.hidden_size)
         self.stack = MambaStack(config) if mamba else Backbone(config)
         self.dropout = nn.Dropout(settings.dropout)
-        beside = settings.shortcut != "none"
         self.head = nn.Linear(self.embed.tokens * config.hidden_size, shape.horizon)
         init_linear(self.head)
-        self.shortcut = nn.Linear(shape.lookback, shape.horizon, bias=False) if beside else None
-        if self.shortcut is not None:
+        self.shortcut = None
+        if settings.shortcut != "none":
+            self.shortcut = nn.Linear(shape.lookback, shape.horizon, bias=False)
             nn.init.zeros_(self.head.weight)  # the stack begins as good as the linear map beside it
             weight: Any = self.shortcut.weight
             nn.init.zeros_(weight)

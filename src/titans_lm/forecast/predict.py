@@ -1,6 +1,5 @@
 """Fitted models on disk, and a forecast of a table: as CSV, and as a plot of history, forecast and truth."""
 
-import io
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +16,12 @@ from titans_lm.config import check_choice
 from titans_lm.forecast.baselines import MODELS, make_model
 from titans_lm.forecast.fit import streamed
 from titans_lm.forecast.model import Shape
-from titans_lm.forecast.settings import Memory, NetSettings, PredictSettings, TableChanges, TableSettings
-from titans_lm.forecast.table import Table, read_table
+from titans_lm.forecast.settings import Memory, NetSettings, PredictSettings, TableSettings
+from titans_lm.forecast.table import Table, pd, read_table
 from titans_lm.forecast.windows import Prepared, Scaler
 from titans_lm.report.plots import INK, SOFT, Line, Panels, Plot, draw, save_png
 from titans_lm.train.device import choose_device
-from titans_lm.train.files import new_folder, write_atomically, write_json
+from titans_lm.train.files import new_folder, one_line, write_atomically, write_json
 from titans_lm.train.options import merge_settings
 
 FORMAT = "titans-lm forecaster 1"
@@ -108,8 +107,9 @@ def load_forecaster(path: Path) -> FittedForecaster:
         model.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
         scaler = Scaler(np.array(told["mean"], np.float64), np.array(told["std"], np.float64))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"the forecaster in {folder} cannot be loaded: {reason}") from error
+        raise ValueError(
+            f"the forecaster in {folder} cannot be loaded: {type(error).__name__}: {one_line(error)}"
+        ) from error
     return FittedForecaster(model.eval(), told["name"], shape, tuple(told["channels"]), scaler, told)
 
 
@@ -123,7 +123,9 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     if settings.model is None or settings.data is None:
         raise ValueError("got no model or no table; expected titans forecast predict MODEL DATA.csv")
     fitted = load_forecaster(settings.model)
-    table = _with_channels(read_table(settings.data, _reading(settings.table, fitted)), fitted.channels)
+    asked = {name: value for name, value in vars(settings.table).items() if value is not None}
+    reading = merge_settings(TableSettings(), {**fitted.told.get("reading", {}), **asked})
+    table = _with_channels(read_table(settings.data, reading), fitted.channels)
     origin = _origin(settings.origin, table, fitted.shape.lookback)
     forecast = fitted.forecast(table.values[:origin], memory=settings.memory, device=choose_device(settings.device))
     truth = table.values[origin : origin + len(forecast)]
@@ -156,12 +158,6 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     }
 
 
-def _reading(asked: TableChanges, fitted: FittedForecaster) -> TableSettings:
-    """How to read a table: as the one that the model was fitted to, but for what is asked for."""
-    own = {name: value for name, value in vars(asked).items() if value is not None}
-    return merge_settings(TableSettings(), {**fitted.told.get("reading", {}), **own})
-
-
 def _with_channels(table: Table, channels: tuple[str, ...]) -> Table:
     """Take the model's channels, in its order; ValueError where the table lacks one."""
     lacking = [name for name in channels if name not in table.channels]
@@ -176,8 +172,6 @@ def _with_channels(table: Table, channels: tuple[str, ...]) -> Table:
 
 def _origin(given: str | None, table: Table, lookback: int) -> int:
     """Find the first row to forecast by its number or its date."""
-    import pandas as pd
-
     rows = len(table.values)
     if given is None or given.isdecimal():
         origin = rows if given is None else int(given)
@@ -209,10 +203,7 @@ def _origin(given: str | None, table: Table, lookback: int) -> int:
 
 
 def _index(table: Table, origin: int, count: int) -> tuple[str, np.ndarray]:
-    """Dates, or numbers, of all rows up to the last that is forecast, and a name for them that no channel has.
-
-    They are numbers where there are no dates, or one alone, which has no step.
-    """
+    """A name that no channel has, and dates of all rows up to the last; numbers where there is no step of dates."""
     known = None if table.dates is None else table.dates[: origin + count]
     after = None if known is None else table.dates_after(origin + count - len(known))
     dated = known is not None and (after is not None or len(known) == origin + count)
@@ -226,17 +217,12 @@ def _index(table: Table, origin: int, count: int) -> tuple[str, np.ndarray]:
 
 def _csv(table: Table, name: str, index: np.ndarray, forecast: np.ndarray, truth: np.ndarray) -> str:
     """Write a row for each step: its date or number, every channel, and the truth of each as far as it is known."""
-    import pandas as pd
-
-    columns = list(table.channels)
-    frame = pd.DataFrame(forecast, columns=columns)
+    frame = pd.DataFrame(forecast, columns=list(table.channels))
     if len(truth):
-        known = pd.DataFrame(truth, columns=[f"{name} (truth)" for name in columns])
+        known = pd.DataFrame(truth, columns=[f"{name} (truth)" for name in table.channels])
         frame = pd.concat([frame, known], axis=1)
     frame.insert(0, name, index)
-    file = io.StringIO()
-    frame.to_csv(file, index=False)
-    return file.getvalue()
+    return frame.to_csv(index=False)
 
 
 def _panels(
@@ -246,12 +232,11 @@ def _panels(
     truth = table.values[origin : origin + len(forecast)]
     plots, count = [], len(table.channels)
     for place in range(max(0, count - most), count):
-        history = table.values[start:origin, place].tolist()
-        lines = [Line(label="history", x=index[start:origin], y=history, colour=SOFT)]
-        if len(truth):
-            ahead, y = index[origin : origin + len(truth)], truth[:, place].tolist()
-            lines.append(Line(label="truth", x=ahead, y=y, colour=INK, dashed=True))
-        lines.append(Line(label="forecast", x=index[origin:], y=forecast[:, place].tolist(), colour=FORECAST))
+        known, true, ahead = (rows[:, place].tolist() for rows in (table.values[start:origin], truth, forecast))
+        lines = [Line(label="history", x=index[start:origin], y=known, colour=SOFT)]
+        if true:
+            lines.append(Line(label="truth", x=index[origin : origin + len(true)], y=true, colour=INK, dashed=True))
+        lines.append(Line(label="forecast", x=index[origin:], y=ahead, colour=FORECAST))
         label = name if place == count - 1 else ""
         plots.append(Plot(title="", x_label=label, y_label=table.channels[place], lines=lines))
     return plots

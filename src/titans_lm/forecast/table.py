@@ -14,7 +14,9 @@ from titans_lm.config import nearest
 from titans_lm.forecast.settings import TableSettings
 
 if TYPE_CHECKING:
-    import pandas
+    import pandas as pd
+else:
+    pd = load_library("pandas", "tables are read with", "pip install 'titans-lm[forecast]'")
 
 DAY = 86_400
 """Seconds."""
@@ -70,8 +72,6 @@ class Table:
 
     def dates_after(self, count: int) -> np.ndarray | None:
         """Dates of the rows after the last: whole months where the dates step by months, else by the usual step."""
-        import pandas as pd
-
         if self.dates is None or self.step is None:
             return None
         by = months(self.dates)
@@ -86,8 +86,6 @@ class Table:
 def months(dates: np.ndarray) -> int | None:
     """How many calendar months dates step by, None where they do not: each by 28 to 31 days and not all by as many, or
     always from a day of one month to the same one, or from end to end, of the month so many later."""
-    import pandas as pd
-
     days = np.diff(dates) / np.timedelta64(1, "D")
     if len(days) < 2:
         return None
@@ -128,10 +126,14 @@ def read_table(path: Path, settings: TableSettings) -> Table:
     frame = frame[list(settings.channels)] if settings.channels else frame
     channels = tuple(str(name) for name in frame.columns)
     values, gaps = _without_gaps(path, _numbers(path, frame), channels, settings)
-    return Table(path.stem, values, channels, dates, offset, (*left_out, *notes, *gaps, *_uneven(dates)))
+    if dates is not None and (other := odd_steps(dates)):
+        gaps.append(
+            f"{other:,} of {len(dates) - 1:,} steps between dates differ from the usual one; rows are read as even"
+        )
+    return Table(path.stem, values, channels, dates, offset, (*left_out, *notes, *gaps))
 
 
-def _without_counter(frame: "pandas.DataFrame", asked: Sequence[str]) -> tuple["pandas.DataFrame", list[str]]:
+def _without_counter(frame: pd.DataFrame, asked: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
     """The table without a first column that has no name, counts its rows and is not asked for; and a note of it."""
     name, first = str(frame.columns[0]), frame.iloc[:, 0]
     counts = name.startswith("Unnamed:") and first.dtype.kind == "i" and frame.shape[1] > 1 and name not in asked
@@ -140,9 +142,7 @@ def _without_counter(frame: "pandas.DataFrame", asked: Sequence[str]) -> tuple["
     return frame.iloc[:, 1:], ["the first column, which has no name and counts the rows, is left out"]
 
 
-def _read(path: Path, settings: TableSettings) -> "pandas.DataFrame":
-    import pandas as pd
-
+def _read(path: Path, settings: TableSettings) -> pd.DataFrame:
     try:
         _check_separator(path, settings.separator)
         first = pd.read_csv(path, sep=settings.separator, header=None, nrows=1, dtype=str, keep_default_na=False)
@@ -187,8 +187,6 @@ def _check_separator(path: Path, separator: str) -> None:
 
 def _is_header(cells: list[str]) -> bool:
     """Whether the first row names the columns, by words or, where they had no names, by numbers."""
-    import pandas as pd
-
     first, *others = cells
     missing = [cell in MISSING for cell in cells]
     words = [not gap and not _parses(float, cell) for gap, cell in zip(missing, cells, strict=True)]
@@ -213,11 +211,9 @@ def _parses(kind: Callable[[str], object], cell: str) -> bool:
 
 
 def _split_dates(
-    path: Path, frame: "pandas.DataFrame", settings: TableSettings
-) -> tuple[np.ndarray | None, np.timedelta64, "pandas.DataFrame"]:
+    path: Path, frame: pd.DataFrame, settings: TableSettings
+) -> tuple[np.ndarray | None, np.timedelta64, pd.DataFrame]:
     """Take the column of dates out of the table: dates as they are written, or in UTC where their offsets differ."""
-    import pandas as pd
-
     name = settings.date
     if name is not None and name not in frame.columns:
         raise ValueError(f"got date={name!r} for {str(path)!r}; {nearest(name, map(str, frame.columns))}")
@@ -248,13 +244,8 @@ def _split_dates(
     return dates, offset, frame.drop(columns=column.name)
 
 
-def _parsed(column: "pandas.Series") -> "pandas.Series":
-    """Read dates, NaT where there is none: 01.02.2010 by the month first, or by the day where that fits better.
-
-    It does where more of them are dates, or as many and more steps are alike.
-    """
-    import pandas as pd
-
+def _parsed(column: pd.Series) -> pd.Series:
+    """Read dates, NaT for none: 01.02.2010 by the month first, or by the day if more are dates then, or steps alike."""
     text = column.astype(str)
     if text.str.match(SHORT_YEAR).all():
         # pandas would guess one by one; 69 to 99 are of the last century, as everywhere
@@ -269,7 +260,7 @@ def _parsed(column: "pandas.Series") -> "pandas.Series":
         month_first = pd.to_datetime(column, errors="coerce", utc=True)
         day_first = pd.to_datetime(column, errors="coerce", utc=True, dayfirst=True)
 
-    def misfits(dates: "pandas.Series") -> tuple[int, int, int]:
+    def misfits(dates: pd.Series) -> tuple[int, int, int]:
         missing, steps = int(dates.isna().sum()), dates.dt.tz_convert(None).to_numpy()
         back = int((np.diff(steps) <= np.timedelta64(0)).sum())
         return missing, back, 0 if missing or back else odd_steps(steps)
@@ -277,7 +268,7 @@ def _parsed(column: "pandas.Series") -> "pandas.Series":
     return min(month_first, day_first, key=misfits)
 
 
-def _offset(column: "pandas.Series") -> np.timedelta64:
+def _offset(column: pd.Series) -> np.timedelta64:
     """What dates that are all written with one offset, such as +05:00, are ahead of UTC; else none."""
     found = column.astype(str).str.extract(OFFSET).fillna({1: "00"})
     if found.isna().any(axis=None) or len(found.drop_duplicates()) > 1:
@@ -286,10 +277,8 @@ def _offset(column: "pandas.Series") -> np.timedelta64:
     return np.timedelta64(60 * int(hours) + (-1 if hours[0] == "-" else 1) * int(minutes), "m")
 
 
-def _numbers(path: Path, frame: "pandas.DataFrame") -> np.ndarray:
+def _numbers(path: Path, frame: pd.DataFrame) -> np.ndarray:
     """Give all cells as numbers, (R, C); missing and infinite ones as nan."""
-    import pandas as pd
-
     found = frame.apply(pd.to_numeric, errors="coerce")
     wrong = (found.isna() & frame.notna()).to_numpy(copy=True)  # a view of one channel may not be written to
     for place, kind in enumerate(frame.dtypes):
@@ -311,12 +300,7 @@ def _numbers(path: Path, frame: "pandas.DataFrame") -> np.ndarray:
 def _without_gaps(
     path: Path, values: np.ndarray, names: Sequence[str], settings: TableSettings
 ) -> tuple[np.ndarray, list[str]]:
-    """Apply the rules for missing values and sentinels; gives notes too.
-
-    The last value is carried forward, so that no cell tells of a later one; before the first value stands that value.
-    """
-    import pandas as pd
-
+    """Refuse, keep, or fill with the last value before (at the start the first) what is no measurement; give notes."""
     notes = []
     missing, sentinel = np.isnan(values), np.isin(values, settings.sentinels)
     if sentinel.any():
@@ -356,10 +340,3 @@ def odd_steps(dates: np.ndarray) -> int:
     if len(dates) < 3 or months(dates) is not None:
         return 0
     return len(dates) - 1 - int(np.unique(np.diff(dates), return_counts=True)[1].max())
-
-
-def _uneven(dates: np.ndarray | None) -> list[str]:
-    """Say where steps differ from the usual one: rows are taken to follow each other evenly."""
-    if dates is None or not (other := odd_steps(dates)):
-        return []
-    return [f"{other:,} of {len(dates) - 1:,} steps between dates differ from the usual one; rows are read as even"]

@@ -41,13 +41,6 @@ class Model(nn.Module):
         self.pred_len = configs.pred_len
         self.forecaster = Forecaster(net, Shape(configs.seq_len, configs.pred_len, configs.enc_in))
 
-    def forward(
-        self,
-        x_enc: Tensor,
-        x_mark_enc: Tensor | None = None,
-        x_dec: Tensor | None = None,
-        x_mark_dec: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x_enc: Tensor, *others: Tensor | None, **named: Tensor | None) -> Tensor:
         """Forecast (B, pred_len, C) from x_enc (B, seq_len, C); marks of time and the decoder's input are not read."""
         return self.forecaster(x_enc)[:, -self.pred_len :]

@@ -127,7 +127,6 @@ class WindowBatches:
     """Batches by step: every window once an epoch, in an order that the seed and the epoch decide; none is dropped."""
 
     def __init__(self, windows: Windows, *, batch_size: int, seed: int) -> None:
-        check_at_least("batch_size", batch_size, 1)
         self.windows, self.batch_size, self.seed = windows, batch_size, seed
         self.steps = -(-len(windows) // batch_size)
         """Steps of an epoch."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from titans_lm.data.batches import IGNORED, Batch, fingerprint, shuffled
 from titans_lm.genomics.records import PAD, N, Sequences, Tokens, reverse_complement
@@ -53,12 +54,7 @@ def folds(data: Sequences, count: int, seed: int, *cropped: Sequence[Tokens], ov
     groups = overlap_groups(data.tokens, *cropped, overlap=overlap)
     fold = np.zeros(len(data), np.int64)
     dealt = 0
-    for name, members in _by_class(data, groups):
-        if len(members) < count:
-            raise ValueError(
-                f"got the class {name!r} with {len(members)} different sequences for {count} folds; expected at least "
-                "one for each fold"
-            )
+    for members in _by_class(data, groups, count, f" for {count} folds; expected at least one for each fold"):
         fold[rng.permutation(members)] = (dealt + np.arange(len(members))) % count
         dealt += len(members)
     return fold[groups]
@@ -72,23 +68,22 @@ def held_out(data: Sequences, share: float, seed: int, overlap: int = 0) -> tupl
     rng = np.random.default_rng([seed, 1])
     groups = overlap_groups(data.tokens, overlap=overlap)
     chosen = np.zeros(len(data), bool)
-    for name, members in _by_class(data, groups):
-        if len(members) < 2:
-            raise ValueError(
-                f"got the class {name!r} with {len(members)} different sequences; expected at least two, one to train "
-                "on and one to choose by"
-            )
+    for members in _by_class(data, groups, 2, "; expected at least two, one to train on and one to choose by"):
         many = min(max(round(len(members) * share), 1), len(members) - 1)
         chosen[rng.permutation(members)[:many]] = True
     inside = chosen[groups]
     return data.take(np.flatnonzero(~inside)), data.take(np.flatnonzero(inside))
 
 
-def _by_class(data: Sequences, groups: Places) -> list[tuple[str, Places]]:
-    """List the groups of every class; one whose members are of several classes counts for that of its first."""
+def _by_class(data: Sequences, groups: Places, least: int, expected: str) -> Iterator[Places]:
+    """Give the groups of every class; one whose members are of several classes counts for that of its first."""
     numbers, first = np.unique(groups, return_index=True)
     label = data.with_labels()[first]
-    return [(name, numbers[label == number]) for number, name in enumerate(data.classes)]
+    for number, name in enumerate(data.classes):
+        members = numbers[label == number]
+        if len(members) < least:
+            raise ValueError(f"got the class {name!r} with {len(members)} different sequences{expected}")
+        yield members
 
 
 def padded(rows: Sequence[Tokens]) -> Batch:
@@ -97,10 +92,8 @@ def padded(rows: Sequence[Tokens]) -> Batch:
     tokens   (B, T)   ids, T the longest of them, padded on the right
     valid    (B, T)   whether there is a nucleotide
     """
-    tokens = np.full((len(rows), max(map(len, rows))), PAD, np.int64)
-    for place, row in enumerate(rows):
-        tokens[place, : len(row)] = row
-    return {"tokens": torch.from_numpy(tokens), "valid": torch.from_numpy(tokens != PAD)}
+    tokens = pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True, padding_value=PAD).long()
+    return {"tokens": tokens, "valid": tokens != PAD}
 
 
 def with_targets(rows: Sequence[Tokens]) -> Batch:

@@ -25,6 +25,8 @@ from titans_lm.genomics.metrics import corrected_t, mcnemar, resampling_ratio, s
 from titans_lm.genomics.predict import NUCLEOTIDES, find_model
 from titans_lm.genomics.records import VOCAB_SIZE, Sequences, read_sequences
 from titans_lm.genomics.settings import COUNTED, Baseline, EvaluateSettings, GenomicsFit, extra, small_model
+from titans_lm.report.genomics import plot, short
+from titans_lm.report.plots import draw, save_png
 from titans_lm.report.spread import mean_with_spread
 from titans_lm.train.files import write_atomically
 from titans_lm.train.match import count_parameters, match_parameters
@@ -50,8 +52,6 @@ VARIED = {
 """Settings that a variant of a baseline may change."""
 BACKBONE = (*SEQUENCES, *LEARNING, "pooling", "word_size", "see_length", "pretrain_steps")
 """Settings that a variant of ours may change beside those of the backbone."""
-
-
 BASES = (*ARCHITECTURES, *get_args(Baseline))
 
 
@@ -171,10 +171,9 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> Result
     """Train and test all models fold by fold and write OUT/results.json; stopped, the same call goes on.
 
     Every sequence is tested once a seed, by a model that was trained on the other folds; its best step, and its
-    learning rate where there are several, were chosen on a part of those: rates are tried fold by fold, and no trial
-    reads the fold that its rate is for. Sequences that are copies before or after any model's cut are of one fold.
-    predictions.tsv holds what each sequence was taken for. `command` is what the file says it came from. Raises
-    ValueError for data or a model that will not do, before anything is trained.
+    learning rate where there are several, were chosen on a part of those. Sequences that are copies before or after any
+    model's cut are of one fold. predictions.tsv holds what each was taken for. `command` is what the file says it came
+    from. ValueError for data or a model that will not do, before anything is trained.
     """
     if settings.data is None:
         raise ValueError("got no data; expected titans genomics evaluate DATA")
@@ -203,7 +202,10 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> Result
         paired=[_paired(settings, models[0], other, predicted, data.with_labels()) for other in models[1:]],
     )  # fmt: skip
     write_atomically(settings.out / PREDICTIONS, _table(data, parts, predicted))
-    _write_plots(result, settings.out)
+    save_png(draw(plot(result)), settings.out / "folds.png")
+    panels = {short(one["name"]): one["confusion"] for one in models}
+    title = "Confusion: which class is predicted for which, % of each class"
+    write_confusion(settings.out / "confusion.png", title, data.classes, panels)
     return result
 
 
@@ -227,11 +229,7 @@ def final_jobs(
 def _tune(
     settings: EvaluateSettings, fits: dict[str, GenomicsFit], data: Sequences, parts: Places, say: Say
 ) -> tuple[dict[str, list[Result]], dict[tuple[str, int], float]]:
-    """Try every network with every learning rate in every fold, on its training part; give the trials and the rates.
-
-    Another fold's training part holds this fold, so each has trials of its own. A variant that names its own rate has
-    that, and without several rates there is nothing to try. Counted baselines have none.
-    """
+    """Try every network with all rates in every fold, as another's training part holds it; give trials and rates."""
     every = range(settings.folds)
     tuned = [name for name in fits if is_network(name) and "lr" not in parse_model(name, BASES).changes]
     rates = {
@@ -322,14 +320,3 @@ def _table(data: Sequences, parts: Places, predicted: dict[str, dict[int, NDArra
     yield "\t".join(["name", "fold", "label", *columns]) + "\n"
     for name, part, *numbers in zip(data.names, parts, data.with_labels(), *columns.values(), strict=True):
         yield "\t".join([name, str(part), *(data.classes[number] for number in numbers)]) + "\n"
-
-
-def _write_plots(result: Result, folder: Path) -> None:
-    """Draw accuracy by fold and the confusions of all models."""
-    from titans_lm.report.genomics import plot, short
-    from titans_lm.report.plots import draw, save_png
-
-    save_png(draw(plot(result)), folder / "folds.png")
-    panels = {short(one["name"]): one["confusion"] for one in result["contenders"]}
-    title = "Confusion: which class is predicted for which, % of each class"
-    write_confusion(folder / "confusion.png", title, list(result["classes"]), panels)

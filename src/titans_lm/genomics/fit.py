@@ -43,10 +43,9 @@ Found = dict[str, Any]
 def train_on_file(settings: TrainSettings, *, progress: ProgressReport | None = None) -> Found:
     """Train a classifier on a file and say how it did on the part of each class that was held out to choose by.
 
-    The run folder then holds the model, what was found (result.json), and a picture of the confusion. A counted
-    baseline is saved as it is after learning from that part too, and judged as it was before. With `resume` it goes
-    on with a run that was stopped, by the same settings; one that was finished stays as it is. Raises ValueError for
-    data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
+    A counted baseline is saved as it is after learning from that part too, and judged as it was before. With `resume`
+    a run that was stopped goes on, by the same settings; one that was finished stays as it is. ValueError for data or
+    settings that will not do, KeyboardInterrupt where it is stopped, and what `fit` raises.
     """
     if settings.data is None or settings.out is None:
         raise ValueError("got no data or no run; expected titans genomics train DATA --out FOLDER")
@@ -92,10 +91,7 @@ def describe_data(data: Sequences, cut: int, settings: GenomicsFit) -> str:
 
 
 def begin(path: Path, settings: Any, *, resume: bool) -> None:
-    """Make the folder of a run, or check that it was begun with these settings.
-
-    ValueError for a folder with something else in it, and for settings that differ.
-    """
+    """Make the folder of a run, or check that it was begun with these settings; ValueError where it was not."""
     now = {name: value for name, value in plain_settings(settings).items() if name not in INCIDENTAL}
     if not resume:
         RunFolder.create(path, now)
@@ -151,7 +147,8 @@ def _train_network(
         network.encoder.load_state_dict(initial)
     progress.say(f"{size_of(network):,} parameters; run folder {path}")
     best = BestStep(
-        network, lambda model: _validate(settings, model, valid), _rank, steps=settings.steps,
+        network, lambda model: _validate(settings, model, valid),
+        lambda found: (found["validation_accuracy"], -found["validation_loss"]), steps=settings.steps,
         every=settings.eval_every, patience=settings.patience, path=path / BEST, writes=world.main,
     )  # fmt: skip
     batches = SequenceBatches(
@@ -203,11 +200,6 @@ def _resolve_model(settings: GenomicsFit) -> tuple[GenomicsFit, Found | None]:
     return dataclasses.replace(settings, model=config, word_size=words), encoder.state_dict()
 
 
-def _rank(found: Found) -> tuple[float, float]:
-    """The highest accuracy on the validation part, of equals the lower loss."""
-    return found["validation_accuracy"], -found["validation_loss"]
-
-
 def _validate(settings: GenomicsFit, model: nn.Module, valid: Sequences) -> Found:
     """Accuracy and mean −log p of the validation part, predicted as the classifier will be used: in float32."""
     found = Classifier(settings, valid.classes, model).probabilities(valid.tokens)
@@ -217,11 +209,7 @@ def _validate(settings: GenomicsFit, model: nn.Module, valid: Sequences) -> Foun
 
 
 def pretrain_on_file(settings: PretrainSettings, *, progress: ProgressReport | None = None) -> Found:
-    """Train a model of nucleotides on a file; the run folder then holds what classifiers can start from.
-
-    Raises ValueError for data or settings that will not do, KeyboardInterrupt where it is stopped, and what `fit`
-    raises.
-    """
+    """Train a model of nucleotides on a file, for classifiers to start from; raises what `train_on_file` does."""
     if settings.data is None or settings.out is None:
         raise ValueError("got no data or no run; expected titans genomics pretrain DATA --out FOLDER")
     shown = ProgressReport(quiet=True) if progress is None else progress
@@ -276,10 +264,7 @@ def pretrain(
 
 
 def bits_per_nucleotide(model: nn.Module, rows: Sequence[Tokens], batch_size: int) -> float:
-    """Mean −log₂ p of every nucleotide after the first of its piece, N left out; 2 is guessing.
-
-    The model is left in the mode that it was in.
-    """
+    """Mean −log₂ p of every nucleotide after the first of its piece, N left out; 2 is guessing."""
     total, many = 0.0, 0
     with evaluating(model) as device:
         for start in range(0, len(rows), batch_size):

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from titans_lm.genomics.settings import extra
+from titans_lm.report.figures import HeatMaps
+from titans_lm.report.plots import draw, save_png
 
 Labels = NDArray[np.int64]
 Correct = NDArray[np.bool_]
@@ -75,8 +77,6 @@ def corrected_t(differences: Sequence[float], ratio: float) -> dict[str, float]:
 
 def write_confusion(path: Path, title: str, classes: Sequence[str], panels: dict[str, Any]) -> Path:
     """Draw confusions, a panel for each model, as shares of each true class in per cent into a PNG file."""
-    from titans_lm.report.plots import HeatMaps, draw, save_png
-
     shares = {
         name: [[100.0 * many / max(sum(row), 1) for many in row] for row in counts] for name, counts in panels.items()
     }

@@ -27,7 +27,7 @@ from titans_lm.genomics.records import Sequences, Tokens, read_sequences, revers
 from titans_lm.genomics.settings import GenomicsFit, PredictSettings, extra
 from titans_lm.train.checkpoint import WEIGHTS
 from titans_lm.train.device import choose_device, to_device
-from titans_lm.train.files import check_writable, new_folder, write_atomically, write_json
+from titans_lm.train.files import check_writable, new_folder, one_line, write_atomically, write_json
 from titans_lm.train.fresh import size_of
 from titans_lm.train.options import merge_settings, plain_settings
 from titans_lm.train.run import MODEL, SETTINGS
@@ -142,10 +142,9 @@ def _filled(network: nn.Module, folder: Path) -> nn.Module:
     try:
         network.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder / WEIGHTS} cannot be read: {' '.join(str(error).split())[:300]}") from error
+        raise ValueError(f"{folder / WEIGHTS} cannot be read: {one_line(error)}") from error
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"the weights in {folder} do not fit its {CONFIG}: {reason}") from error
+        raise ValueError(f"the weights in {folder} do not fit its {CONFIG}: {one_line(error)}") from error
     return network
 
 

@@ -96,10 +96,7 @@ class Sequences:
         )
 
     def cropped(self, max_length: int, crop: Crop) -> "Sequences":
-        """Cut those that are longer to the center (of an odd rest the end loses one more), the start or the end.
-
-        0 cuts nothing.
-        """
+        """Cut those longer than that, 0 none, to the center (of an odd rest the end loses one more), start or end."""
         if not self.longer_than(max_length):
             return self
 
@@ -142,38 +139,38 @@ class Interval(NamedTuple):
     strand: str
 
 
-Record = tuple[str, Tokens | Interval, str | None]
-"""Name, nucleotides or where they stand in the reference, and class."""
+Record = tuple[str, str | Interval, str | None]
+"""Name, letters or where they stand in the reference, and class."""
 
 
 def read_sequences(path: Path, settings: ReadSettings) -> Sequences:
     """Read sequences from FASTA, a table, or a folder with a folder for each class; .gz of all of these too.
 
-    FASTA names its sequences by the first word of a header; `label=CLASS` in it gives the class. A table has a first
-    row with names: seq or sequence, and if there are classes label or class; .csv is separated by commas, .tsv and .txt
-    by tabs. In a folder every class has a folder, with a sequence in each .txt file, many in each FASTA file, or
-    intervals in .csv files, cut out of `reference`; classes are numbered in the sorted order of their names. Classes
-    are texts: the label 1 is the class "1".
-
-    ValueError for files that hold nothing, lack a column or a class, or hold what is no nucleotide.
+    A header of FASTA gives a name, and a class as `label=CLASS`. In a folder every class has a folder or a file, with a
+    sequence in each .txt file, many in each FASTA file, or intervals in .csv files, cut out of `reference`. Classes are
+    texts, numbered in sorted order. ValueError for files that hold nothing, lack a column or a class, or hold what is
+    no nucleotide.
     """
     if not path.exists():
         raise ValueError(f"got {str(path)!r}, which does not exist; expected a FASTA file, a table or a folder")
-    suffix = suffix_of(path)
     if path.is_dir():
-        records = list(_folder(path, settings))
-    elif suffix in FASTA:
-        records = list(_fasta(path, settings))
-    elif suffix in TABLES:
-        records = list(_table(path, settings))
+        records = _folder(path, settings.reference)
+    elif suffix_of(path) in FASTA:
+        records = _fasta(path)
+    elif suffix_of(path) in TABLES:
+        records = _table(path, settings)
     else:
         raise ValueError(
             f"got {path.name!r}, which is no kind of file that is read here; expected one of "
             f"{', '.join([*FASTA, *TABLES])}, or .gz of it"
         )
-    if not records:
+    read = [
+        (name, encode(found, name, settings.unknown) if isinstance(found, str) else found, label)
+        for name, found, label in records
+    ]
+    if not read:
         raise ValueError(f"got {path}, which holds no sequence; expected at least one")
-    names, found, labels = zip(*records, strict=True)
+    names, found, labels = zip(*read, strict=True)
     without = [name for name, label in zip(names, labels, strict=True) if not label]
     if without and len(without) < len(names):
         raise ValueError(
@@ -186,9 +183,14 @@ def read_sequences(path: Path, settings: ReadSettings) -> Sequences:
     return Sequences(names, tokens, numbers.astype(np.int64), tuple(classes.tolist()))
 
 
+def _plain(path: Path) -> Path:
+    """Give a file's name as it would be if the file were not compressed."""
+    return Path(path.name[: -len(".gz")] if path.name.lower().endswith(".gz") else path.name)
+
+
 def suffix_of(path: Path) -> str:
     """Give the ending of a file's name in small letters, what says that it is compressed left out."""
-    return Path(path.name.lower().removesuffix(".gz")).suffix
+    return _plain(path).suffix.lower()
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -230,12 +232,11 @@ def fasta_records(path: Path) -> Iterator[tuple[str, str]]:
     yield header, "".join(parts)
 
 
-def _fasta(path: Path, settings: ReadSettings) -> Iterator[Record]:
+def _fasta(path: Path) -> Iterator[Record]:
     for number, (header, letters) in enumerate(fasta_records(path), start=1):
         words = header.split()
         label = next((word.removeprefix(MARK) for word in words[1:] if word.startswith(MARK)), None)
-        name = words[0] if words else str(number)
-        yield name, encode(letters, name, settings.unknown), label
+        yield words[0] if words else str(number), letters, label
 
 
 def _rows(path: Path, separator: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
@@ -270,8 +271,7 @@ def _table(path: Path, settings: ReadSettings) -> Iterator[Record]:
             raise ValueError(
                 f"got line {number} of {path} with more or fewer than {len(head)} columns; expected as many"
             )
-        name = row[named] if named else f"line {number}"
-        yield name, encode(row[sequence].strip(), name, settings.unknown), row[label].strip() if label else None
+        yield row[named] if named else f"line {number}", row[sequence].strip(), row[label].strip() if label else None
 
 
 def _column(path: Path, head: list[str], asked: str | None, usual: tuple[str, ...]) -> str | None:
@@ -283,7 +283,7 @@ def _column(path: Path, head: list[str], asked: str | None, usual: tuple[str, ..
     return asked
 
 
-def _folder(path: Path, settings: ReadSettings) -> Iterator[Record]:
+def _folder(path: Path, reference: Path | None) -> Iterator[Record]:
     """Read a folder for each class, or as GenomicBenchmarks' repository has it, a table of intervals for each."""
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     folders = [entry for entry in entries if entry.is_dir()]
@@ -296,20 +296,14 @@ def _folder(path: Path, settings: ReadSettings) -> Iterator[Record]:
             f"classes; expected one of these, such as {folders[-1]}"
         )
     for place in places:
-        label = place.name if place.is_dir() else _stem(place)
+        label = place.name if place.is_dir() else _plain(place).stem
         files = [place] if place.is_file() else [file for file in place.iterdir() if not file.name.startswith(".")]
-        found = [record for file in sorted(files, key=_by_number) for record in _file(file, place.name, settings)]
+        found = [record for file in sorted(files, key=_by_number) for record in _file(file, reference)]
         if not found:
             raise ValueError(
                 f"got the class {label!r} without a sequence in {place}; expected at least one, or no folder"
             )
-        yield from ((f"{label}/{name}", ids, label) for name, ids, _ in found)
-
-
-def _stem(file: Path) -> str:
-    """Give the name of a file without its ending, of which what says that it is compressed is a part."""
-    name = file.name[: -len(".gz")] if file.name.lower().endswith(".gz") else file.name
-    return name[: len(name) - len(suffix_of(file))]
+        yield from ((f"{label}/{name}", letters, label) for name, letters, _ in found)
 
 
 def _by_number(file: Path) -> tuple[int, str]:
@@ -318,25 +312,23 @@ def _by_number(file: Path) -> tuple[int, str]:
     return (int(stem) if stem.isdigit() else -1, file.name)
 
 
-def _file(file: Path, label: str, settings: ReadSettings) -> Iterable[Record]:
+def _file(file: Path, reference: Path | None) -> Iterable[Record]:
     """Read the sequences of one file of a class."""
     suffix = suffix_of(file)
     if suffix in FASTA:
-        return _fasta(file, settings)
+        return _fasta(file)
     if suffix == ".csv":
-        return _intervals(file, settings)
+        return _intervals(file, reference)
     if suffix == ".txt":
-        name = file.name.removesuffix(".gz").removesuffix(".txt")
-        letters = "".join(line.strip() for line in _lines(file))
-        return [(name, encode(letters, f"{label}/{name}", settings.unknown), None)]
+        return [(_plain(file).stem, "".join(line.strip() for line in _lines(file)), None)]
     raise ValueError(
         f"got {file}, which is no kind of file that is read here; expected .txt, {', '.join(FASTA)} or .csv"
     )
 
 
-def _intervals(path: Path, settings: ReadSettings) -> Iterator[Record]:
+def _intervals(path: Path, reference: Path | None) -> Iterator[Record]:
     """Read GenomicBenchmarks' table of intervals; ValueError, naming the line, for places that are no interval."""
-    if settings.reference is None:
+    if reference is None:
         raise ValueError(
             f"got intervals in {path} and no reference to cut them out of; expected the genome as FASTA, such as "
             "--read.reference GRCh38.fa.gz"
@@ -364,15 +356,14 @@ def cut_out(found: Sequence[Tokens | Interval], settings: ReadSettings) -> tuple
     interval that ends behind the end of its chromosome.
     """
     tokens = list(found)
-    wanted: dict[str, list[int]] = {}
+    wanted: dict[str, list[tuple[int, Interval]]] = {}
     for place, one in enumerate(found):
         if isinstance(one, Interval):
-            wanted.setdefault(one.region, []).append(place)
+            wanted.setdefault(one.region, []).append((place, one))
     reference = settings.reference
     for header, letters in fasta_records(reference) if wanted and reference is not None else ():
         region = header.split(maxsplit=1)[0] if header else ""
-        for place in wanted.pop(region, []):
-            name, _, start, end, strand = cast(Interval, found[place])
+        for place, (name, _, start, end, strand) in wanted.pop(region, []):
             if end > len(letters):
                 raise ValueError(
                     f"got the interval {name!r} up to {end} of {region}, which has {len(letters)} nucleotides in "
