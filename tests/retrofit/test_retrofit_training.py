@@ -12,11 +12,10 @@ import torch
 from retrofit.retrofit_cases import SINKS, WINDOW, base_of, some_ids, with_memory
 from titans_lm.cli import main
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer
-from titans_lm.distill.loss import Distillation, HeadLoss
 from titans_lm.distill.rows import ReturningRows, Text, open_texts
 from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.distill.start import BATCHES, RIDGE, start_memories
-from titans_lm.distill.train import Gap, checkpoint_blocks, retrofit
+from titans_lm.distill.train import Distillation, Gap, HeadLoss, checkpoint_blocks, retrofit
 from titans_lm.prepare.run import prepare
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.retrofit import FULL, AdapterSettings, Reach, adapter_of, load
@@ -31,7 +30,7 @@ SETTINGS = RetrofitSettings(
 
 
 def text_of(ids):
-    return Text(len(ids), lambda start, stop: ids[start:stop], "some")
+    return Text(ids)
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,12 @@
 """Rows to train an adapter on, by step: text, and text in which passages return that have left the window."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from titans_lm.data.batches import Batch, fingerprint
-from titans_lm.data.prepared import TokenFolder, check_split, is_token_folder, tokenizer_fingerprint
+from titans_lm.data.prepared import Split, TokenFolder, check_split, is_token_folder, tokenizer_fingerprint
 from titans_lm.data.text import Document, load_corpus
 from titans_lm.distill.settings import RetrofitSettings
 
@@ -16,15 +14,17 @@ RETURN = 0.5
 """Chance that the next passage of a row with returns is one that was there, where one has left the window."""
 
 
-class Text(NamedTuple):
-    """Tokens of documents laid end to end: how many, a stretch of them, and a name for them."""
+class Text:
+    """Tokens of documents laid end to end, by the names that a `Split` of a token folder has for them."""
 
-    tokens: int
-    take: Callable[[int, int], np.ndarray]
-    name: str
+    def __init__(self, ids: np.ndarray) -> None:
+        self.ids, self.tokens, self.fingerprint = ids, len(ids), fingerprint([ids])
+
+    def take(self, start: int, stop: int) -> np.ndarray:
+        return self.ids[start:stop]
 
 
-def open_texts(settings: RetrofitSettings, tokenizer: Any) -> tuple[Text, Text]:
+def open_texts(settings: RetrofitSettings, tokenizer: Any) -> tuple[Text | Split, Text | Split]:
     """Open the text to train on and the one held out, as tokens of the base; ValueError for what is too short."""
     if settings.data is None:
         raise ValueError("got no data; expected a file, a folder of text, or a folder of titans prepare")
@@ -36,17 +36,17 @@ def open_texts(settings: RetrofitSettings, tokenizer: Any) -> tuple[Text, Text]:
                 f"got {settings.data!r}, prepared with another tokenizer than the base's; expected titans prepare "
                 f"with --tokenizer {settings.model}"
             )
-        texts = [Text(part.tokens, part.take, part.fingerprint) for part in (folder.train, folder.valid)]
+        texts: tuple[Text | Split, Text | Split] = folder.train, folder.valid
     else:
         corpus = load_corpus(settings.data, held_out=settings.held_out, valid=settings.valid)
-        texts = [_encoded(part, tokenizer) for part in (corpus.train, corpus.held_out)]
+        texts = _encoded(corpus.train, tokenizer), _encoded(corpus.held_out, tokenizer)
     for text, what in zip(texts, ("to train on", "held out"), strict=True):
         if text.tokens <= settings.seq_len:
             raise ValueError(
                 f"got {text.tokens:,} tokens {what}; expected more than seq_len={settings.seq_len}: give more text, "
                 "or shorter rows, which still have to be longer than the window"
             )
-    return texts[0], texts[1]
+    return texts
 
 
 def _encoded(documents: tuple[Document, ...], tokenizer: Any) -> Text:
@@ -55,13 +55,7 @@ def _encoded(documents: tuple[Document, ...], tokenizer: Any) -> Text:
         np.array(tokenizer(document.data.decode("utf-8", "replace"), add_special_tokens=False).input_ids + ends)
         for document in documents
     ]
-    tokens = np.concatenate(parts).astype(np.int64)
-    return Text(len(tokens), partial(_cut, tokens), fingerprint([tokens]))
-
-
-def _cut(tokens: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """A function of its own, which processes that make batches can be sent."""
-    return tokens[start:stop]
+    return Text(np.concatenate(parts).astype(np.int64))
 
 
 class ReturningRows:
@@ -74,13 +68,13 @@ class ReturningRows:
     A pure function of seed and step. The distance of a return is more than the window and at most `reach(step)`.
     """
 
-    def __init__(self, text: Text, settings: RetrofitSettings) -> None:
+    def __init__(self, text: Text | Split, settings: RetrofitSettings) -> None:
         self.text, self.settings = text, settings
         self.windows = settings.windows or (settings.adapter.window,)
         self.sinks = settings.sink_counts or (settings.adapter.sinks,)
         shape = settings.seq_len, settings.batch_size, settings.seed
         drawn = self.windows, self.sinks, settings.returning, settings.passages, settings.grow_steps
-        self.fingerprint = f"{text.name} {shape} {drawn}"
+        self.fingerprint = f"{text.fingerprint} {shape} {drawn}"
 
     def __call__(self, step: int) -> Batch:
         rng, s = np.random.default_rng([self.settings.seed, step]), self.settings

@@ -9,8 +9,9 @@ over the rows of t's kind. Both are solved, not learned: from zero, W would take
 puts it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from titans_lm.distill.rows import ReturningRows
 from titans_lm.retrofit.attention import FULL, Call, Layer, LayerState, Reach, read, tokens_of
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.reading import as_base, hidden
+from titans_lm.train.device import to_device
 
 KEY_BATCHES, BATCHES = 4, 8
 """Batches that are read for the keys and for what answers are mapped by."""
@@ -37,18 +39,18 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
     layers = [m for m in model.modules() if isinstance(getattr(m, "memory", None), LayerMemory)]
     reach, states = Reach(rows.windows[0], rows.sinks[0]), {layer: [] for layer in layers}
 
-    def look(module: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float, o: Tensor) -> None:
+    def look(_: Batch, module: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, *__: Any) -> None:
         states[module].append(call.hidden.flatten(0, 1))
 
-    with watched(layers, look):
-        for batch in batches_of(model, rows, KEY_BATCHES):
-            read_batch(model, batch, reach._replace(memory=False))
+    read_watched(model, rows, KEY_BATCHES, reach._replace(memory=False), layers, look)
     for layer in layers:
         layer.memory.start_keys(torch.cat(states.pop(layer)))
         layer.memory.output.copy_(torch.eye(layer.memory.output.shape[-1]))  # m as it is read: readers' gates are 1
     found = {layer: Squares(layer.memory.output) for layer in layers}
 
-    def compare(module: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float, full: Tensor) -> None:
+    def compare(
+        batch: Batch, module: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float, full: Tensor
+    ) -> None:
         def answers(layer: Layer) -> Tensor:
             tokens = tokens_of(q, k, v, call, layer)
             o, _ = read(tokens, LayerState.start(tokens, layer, whole=False), 0, None, layer)
@@ -56,12 +58,9 @@ def start_memories(model: Any, rows: ReturningRows) -> dict[int, float]:
 
         windowed = answers(Layer(reach, scale, 0.0, None, module.rotation))
         m = answers(Layer(reach, scale, 0.0, module.memory, module.rotation)) - windowed
-        found[module].add(m, full[:, reach.window :].to(m.dtype) - windowed, kinds)
+        found[module].add(m, full[:, reach.window :].to(m.dtype) - windowed, batch["again"].any(1))
 
-    with watched(layers, compare):
-        for batch in batches_of(model, rows, BATCHES):
-            kinds = batch["again"].any(1)
-            read_batch(model, batch, FULL)
+    read_watched(model, rows, BATCHES, FULL, layers, compare)
     return {layer.layer_idx: found[layer].solve(layer.memory.output) for layer in layers}
 
 
@@ -91,24 +90,16 @@ class Squares:
         return float((W * (2.0 * product - squares @ W)).sum() / (weights > 0).sum())
 
 
-def batches_of(model: Any, rows: ReturningRows, count: int) -> Iterator[Batch]:
+def read_watched(
+    model: Any, rows: ReturningRows, count: int, reach: Reach, layers: list[Any], watch: Callable[..., None]
+) -> None:
+    """Read batches, and show every call of these layers' attention: its batch, q, k, v, what else, and its answer."""
     device = next(model.parameters()).device
-    for step in range(count):
-        yield {name: x.to(device) for name, x in rows(step).items()}
-
-
-def read_batch(model: Any, batch: Batch, reach: Reach) -> None:
-    with as_base(model):
-        hidden(model, batch["input_ids"], reach)
-
-
-@contextmanager
-def watched(layers: list[Any], watch: Callable[..., None]) -> Iterator[None]:
-    """Show every call of these layers' attention inside the block: q, k, v, what else it was given, and its answer."""
-    for layer in layers:
-        layer.watch = watch
-    try:
-        yield
-    finally:
+    with as_base(model), ExitStack() as stack:
         for layer in layers:
-            del layer.watch
+            stack.callback(vars(layer).pop, "watch", None)
+        for step in range(count):
+            batch = to_device(rows(step), device)
+            for layer in layers:
+                layer.watch = partial(watch, batch)
+            hidden(model, batch["input_ids"], reach)

@@ -119,7 +119,7 @@ def _measured(model: nn.Module, length: int) -> StateBytes:
             return StateBytes(None, None)
         for piece in torch.zeros(1, length, dtype=torch.int64, device=device).split(reader.piece(0), dim=1):
             _, state = reader.step(piece, state, keep=1)
-    parts = list(_parts(state))
+    parts = list(parts_of(state))
     memories = [state_bytes(part.M) for part in parts if isinstance(part, MemoryState)]
     weights = sum(memories) if memories else None
     if has_state(model):
@@ -128,7 +128,7 @@ def _measured(model: nn.Module, length: int) -> StateBytes:
     return StateBytes(sum(x.numel() * x.element_size() for x in tensors.values()), weights)
 
 
-def _parts(value: Any, depth: int = 10) -> Iterator[Any]:
+def parts_of(value: Any, depth: int = 10) -> Iterator[Any]:
     """Walk over everything that an object holds."""
     yield value
     if depth == 0 or isinstance(value, Tensor | str | bytes | type):
@@ -140,7 +140,7 @@ def _parts(value: Any, depth: int = 10) -> Iterator[Any]:
     else:
         inside = list(getattr(value, "__dict__", {}).values())
     for part in inside:
-        yield from _parts(part, depth - 1)
+        yield from parts_of(part, depth - 1)
 
 
 Z = 3.29

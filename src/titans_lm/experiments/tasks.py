@@ -189,7 +189,7 @@ class TaskJob:
         if self.start is None:
             return sized_for(self.settings, self.train_tasks[0].vocab_size)
         model = self.start.model(self.settings.device)
-        return Sized.given(model.float() if self.settings.steps else model)
+        return Sized(model.float() if self.settings.steps else model)
 
     def _learn(self, model: "PreTrainedModel", outlook: Outlook | None) -> FitResult:
         """Train a model in the folder of the run, from where that stopped; without steps it stays as it is."""

@@ -77,7 +77,7 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
         check_same(out, read_index(out / INDEX)["asked"], asked)
         return {**TokenFolder(out).describe(), "folder": str(out), "was_there": True}
     begun = _begun(out, asked)
-    progress.start()
+    progress.begin(total=None)
     tokenizer = None if begun is not None else _tokenizer(settings, source, valid, progress)
     with made(out), claimed(out / IN_USE):
         begun = _begun(out, asked)  # once more: another process may have been here
@@ -127,13 +127,15 @@ class _Folder:
         after = {name: writer.position for name, writer in self.writers.items()}
         done, last = 0, dict(after)
 
-        def write() -> int:
+        def write() -> None:
+            nonlocal done
             group, encoded = waiting.popleft()
             for one, tokens in zip(group, encoded.result(), strict=True):
                 last[one.split] = one.position
                 if self.writers[one.split].add(tokens, len(one.document.data), one.position):
                     write_json(self.out / STARTED, {**self.begun, "splits": self._splits()})
-            return sum(len(one.document.data) for one in group)
+            done += sum(len(one.document.data) for one in group)
+            progress.update(done)
 
         try:
             with ThreadPoolExecutor(1) as encoding:
@@ -141,11 +143,9 @@ class _Folder:
                 for group in grouped(missing, lambda one: len(one.document.data), AT_ONCE, MOST_AT_ONCE):
                     waiting.append((group, encoding.submit(self.encode, [one.document for one in group])))
                     if len(waiting) > 2:
-                        done += write()
-                        progress.update(done)
+                        write()
                 while waiting:
-                    done += write()
-                    progress.update(done)
+                    write()
             for name, writer in self.writers.items():
                 writer.close(last[name])
         finally:
@@ -190,7 +190,7 @@ class _Folder:
 def _placed(settings: PrepareSettings, source: Source, valid: Source | None) -> Iterator[Placed]:
     """Say of every document which split it belongs to: by a hash of its name, or by the source that it comes from."""
     border = 0.0 if valid is not None or source.single else _border(source, settings)
-    for position, document in enumerate(_documents(source, settings), 1):
+    for position, document in enumerate(islice(source, settings.max_documents or None), 1):
         if valid is None and source.single:
             try:
                 (train,), (held,), _ = split_position(document, settings.held_out)
@@ -204,17 +204,13 @@ def _placed(settings: PrepareSettings, source: Source, valid: Source | None) -> 
         yield Placed(VALID, document, position)
 
 
-def _documents(source: Source, settings: PrepareSettings) -> Iterator[Document]:
-    return islice(source, settings.max_documents or None)
-
-
 def _border(source: Source, settings: PrepareSettings) -> float:
     """Below which chance a document is held out: `held_out`, moved so far that few documents give each split one.
 
     A large source is read only until both splits have something, which is some 1 / held_out documents.
     """
     lowest, highest = 1.0, 0.0
-    for document in _documents(source, settings):
+    for document in islice(source, settings.max_documents or None):
         found = chance(document.name)
         lowest, highest = min(lowest, found), max(highest, found)
         if lowest < settings.held_out <= highest:

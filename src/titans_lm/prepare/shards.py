@@ -34,7 +34,6 @@ class ShardWriter:
 
     @property
     def name(self) -> str:
-        """The file that is being written."""
         return f"{self.split}-{len(self.closed):05d}.bin"
 
     def add(self, tokens: TokenIds, text_bytes: int, position: int) -> bool:

@@ -126,8 +126,7 @@ class Encoder:
         self.tokenizer, self.bytes = tokenizer, is_byte_tokenizer(tokenizer)
         self.backend = _backend(tokenizer)
         self.cut = None if self.backend is None else safe_cut(self.backend)
-        self.vocab_size = len(tokenizer)
-        self.dtype = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
+        self.dtype = np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
         self.before, self.after = (
             np.array([] if token is None else [token], self.dtype)
             for token in (tokenizer.bos_token_id, tokenizer.eos_token_id)

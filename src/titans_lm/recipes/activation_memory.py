@@ -112,9 +112,9 @@ def key_numbers(config: BackboneConfig) -> int:
 
 
 def local_widths(config: BackboneConfig) -> int:
-    """Vectors of width E per token that local memories keep: z_L of keys and of queries; and of what projects these.
+    """Vectors of width E per token that local memories keep: z_L of keys and of queries.
 
-    That is z_L of both, the query as it comes and as it is cut.
+    A projection of these keeps z_L of both, the query as it comes and as it is cut.
     """
     return 2 * (config.memories - 1) + 4 * (config.architecture == "tnt" and config.tnt_projection)
 
@@ -161,7 +161,6 @@ def memory_state_bytes(step: Step) -> int:
 
 
 def _state_numbers(step: Step, kind: BackboneConfig) -> int:
-    """Numbers of the states that one block keeps."""
     memory, later = memory_numbers(kind), memory_numbers(kind, first=1)
     numbers = 0
     for call in memory_calls(kind, step.rows, step.tokens):
@@ -182,7 +181,6 @@ def weight_copy_bytes(step: Step) -> int:
 
 
 def _copied_weights(step: Step, kind: BackboneConfig) -> int:
-    """Weights of one block that stand in memory a second time."""
     E, F = kind.hidden_size, kind.mlp_width
     calls = len(memory_calls(kind, step.rows, step.tokens)) if kind.architecture != "tnt" else 1
     joined = (5 if kind.architecture == "mac" else 3) * calls + JOINED[kind.architecture]

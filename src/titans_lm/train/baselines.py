@@ -7,6 +7,7 @@ own block with settings that make their rule of our op.
 """
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -114,31 +115,28 @@ def nearest_size(count: Callable[[int], int], knob: Knob, target: int, *, below:
 
     With `below`, the largest whose count is not above it, or one step. ValueError where one step is too much already.
     """
-    low = high = knob.step
-    if count(low) > target:
+    least = knob.step
+    if count(least) > target:
         if below:
-            return low
+            return least
         raise ValueError(
-            f"with {knob.name}={low} it has {count(low):,} parameters; expected {target:,} or fewer: ask for more, "
+            f"with {knob.name}={least} it has {count(least):,} parameters; expected {target:,} or fewer: ask for more, "
             "or give a smaller hidden_size or fewer layers"
         )
-    high = max(knob.start // knob.step * knob.step, knob.step)
-    while count(high) < target:
-        low, high = high, 2 * high
-    while high - low > knob.step:
-        middle = (low + high) // (2 * knob.step) * knob.step
-        low, high = (middle, high) if count(middle) < target else (low, middle)
+    most = max(knob.start // least * least, least)
+    while count(most) < target:
+        most *= 2
+    sizes = range(least, most + 1, least)
+    enough = bisect_left(sizes, target, key=count)
+    around = sizes[max(enough - 1, 0) : enough + 1]
     if below:
-        return high if count(high) <= target else low
-    return min((low, high), key=lambda size: abs(count(size) - target))
+        return max(size for size in around if count(size) <= target)
+    return min(around, key=lambda size: abs(count(size) - target))
 
 
 def _count(config: "PreTrainedConfig") -> int:
-    """Count the parameters of a model, a tied embedding once, without making them."""
-    from transformers import AutoModelForCausalLM
-
     with without_weights():
-        return size_of(AutoModelForCausalLM.from_config(config))
+        return size_of(make_baseline(config))
 
 
 def _read_config(name: str, given: Settings) -> "PreTrainedConfig":

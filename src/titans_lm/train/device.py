@@ -44,7 +44,6 @@ def mixed_precision(precision: str, device: torch.device) -> AbstractContextMana
 
 
 def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copy a batch to a device."""
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
@@ -100,7 +99,6 @@ def hardware() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Name the processor as the system knows it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(errors="replace").splitlines() if info.is_file() else []
     named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
@@ -108,7 +106,6 @@ def processor() -> str:
 
 
 def usable_cores() -> int:
-    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from titans_lm.config import BackboneConfig
+from titans_lm.evaluate.accuracy import parts_of
 from titans_lm.memory_rule import MemoryRule
 from titans_lm.ops import MemoryState
 
@@ -38,7 +39,7 @@ def memory_numbers(model: Any, input_ids: Int[Tensor, "B T"]) -> dict[str, dict[
     sizes = [size.flatten(0, 2).double().mean(0) for size in out.surprise]  # (L, 3) of each block
     found: dict[str, ByLayer] = {name: [means.get(name, []) for means in heard] for name in GATES}
     found |= {name: [size[:, i].tolist() for size in sizes] for i, name in enumerate(SIZES)}
-    states = list(_memory_states(out.state.layers))
+    states = [part for part in parts_of(out.state.layers) if isinstance(part, MemoryState)]
     for name in ("M", "S"):
         found[f"{name}_norm"] = [[_norm(weight) for weight in getattr(state, name)] for state in states]
     return {"memory": found}
@@ -47,14 +48,6 @@ def memory_numbers(model: Any, input_ids: Int[Tensor, "B T"]) -> dict[str, dict[
 def _norm(weights: Tensor) -> float:
     """The norm of one layer, mean over rows and heads."""
     return float(weights.double().flatten(2).norm(dim=-1).mean())
-
-
-def _memory_states(state: Any) -> Iterator[MemoryState]:
-    if isinstance(state, MemoryState):
-        yield state
-    elif isinstance(state, tuple):
-        for part in state:
-            yield from _memory_states(part)
 
 
 @contextmanager

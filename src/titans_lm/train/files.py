@@ -12,7 +12,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -173,11 +173,10 @@ def remove_unfinished(folder: Path) -> None:
 
 def _runs(process: int) -> bool:
     try:
-        os.kill(process, 0)
+        with suppress(PermissionError):  # it is somebody else's
+            os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        return True
     return True
 
 

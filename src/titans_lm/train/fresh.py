@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from titans_lm.caching import CachedMemories
 from titans_lm.config import BackboneConfig
 from titans_lm.data.tokenizer import byte_tokenizer
+from titans_lm.evaluate.accuracy import parts_of
 from titans_lm.ops.state import state_bytes
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     """
     state = model.init_state(1) if hasattr(model, "init_state") else None
     parts, config = count_parts(model), getattr(model, "config", None)
+    cached = sum(state_bytes(part) for part in parts_of(state) if isinstance(part, CachedMemories))  # D52
     return {
         "model": type(model).__name__,
         "architecture": getattr(config, "architecture", None),
@@ -92,16 +94,9 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "parameters_by_part": parts,
         **({"adapter": describe_adapter(model)} if hasattr(model, "retrofit") else {}),
         "state_bytes": None if state is None else state_bytes(state),
-        **({"cached_memories_bytes": cached} if (cached := _cached_bytes(state)) else {}),
+        **({"cached_memories_bytes": cached} if cached else {}),
         "state_bytes_by_layer": None if state is None else [state_bytes(layer) for layer in state.layers],
     }
-
-
-def _cached_bytes(state: Any) -> int:
-    """Bytes that memories at the ends of earlier segments take, in all parts of a state (D52)."""
-    if isinstance(state, CachedMemories):
-        return state_bytes(state)
-    return sum(map(_cached_bytes, state)) if isinstance(state, tuple) else 0
 
 
 def describe_adapter(model: Any) -> dict[str, Any]:

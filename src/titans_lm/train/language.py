@@ -24,12 +24,12 @@ from titans_lm.train.fresh import special_ids
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import CarriedLoss, next_token_loss
 from titans_lm.train.options import plain_settings
-from titans_lm.train.parallel import Distributed, joined_distributed
+from titans_lm.train.parallel import joined_distributed
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, RunFolder, resolve_model, tokenizer_beside
 from titans_lm.train.settings import LanguageSettings
 from titans_lm.train.sized import Sized, model_from, sized_model
-from titans_lm.train.writer import check_sinks
+from titans_lm.train.writer import sink_library
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -168,40 +168,25 @@ def train_language_model(
     Raises ValueError for data, settings or a run folder that will not do, and what `fit` raises.
     """
     with joined_distributed(settings.device) as world:
+        data = language_data(settings)
+        world.share(settings.batch_size)  # before a run folder is made
+        torch.manual_seed(settings.seed)
+        sized = Sized(model) if model is not None else _first_model(settings, data, resume)
+        check_positions(sized.model, settings.seq_len, "--seq-len {} or fewer")
+        for sink in settings.sinks:
+            sink_library(sink)
+        path, plain = world.first(lambda: _run_folder(settings, resume)), plain_settings(settings)
+        run = RunFolder.open(path, data.tokenizer, plain)
         shown = progress if progress is not None and world.main else ProgressReport(quiet=True)
-        return _train(settings, resume, model, shown, world)
-
-
-def _train(
-    settings: LanguageSettings,
-    resume: bool,
-    model: "PreTrainedModel | None",
-    progress: ProgressReport,
-    world: Distributed,
-) -> dict[str, Any]:
-    data = language_data(settings)
-    world.share(settings.batch_size)  # before a run folder is made
-    torch.manual_seed(settings.seed)
-    sized = Sized.given(model) if model is not None else _first_model(settings, data, resume)
-    check_positions(sized.model, settings.seq_len, "--seq-len {} or fewer")
-    check_sinks(settings.sinks)
-    path = world.first(lambda: _run_folder(settings, data.tokenizer, resume=resume).path)
-    run = RunFolder.open(path, data.tokenizer, plain_settings(settings))
-    progress.bytes_per_token = data.bytes_per_token
-    for line in (*data.lines(), f"{sized.describe()}; run folder {run.path}"):
-        progress.say(line)
-    result = fit(
-        sized.model,
-        data.batches,
-        CarriedLoss() if settings.stateful else next_token_loss,
-        settings,
-        eval_fn=Evaluation(data.held_out),
-        run=run,
-        progress=progress,
-    )
+        shown.bytes_per_token = data.bytes_per_token
+        for line in (*data.lines(), f"{sized.describe()}; run folder {path}"):
+            shown.say(line)
+        loss = CarriedLoss() if settings.stateful else next_token_loss
+        evaluation = Evaluation(data.held_out)
+        result = fit(sized.model, data.batches, loss, settings, eval_fn=evaluation, run=run, progress=shown)
     return {
-        "run": str(run.path),
-        "model": str(run.path / MODEL),
+        "run": str(path),
+        "model": str(path / MODEL),
         "parameters": sized.parameters,
         "parameters_asked_for": sized.asked,
         "shape": asdict(sized.shape),
@@ -214,7 +199,7 @@ def _train(
         "loss": result.last.get("loss"),
         **result.evaluation,
         "data": data.counts,
-        "settings": plain_settings(settings),
+        "settings": plain,
         "environment": environment(),
     }
 
@@ -238,7 +223,7 @@ def _first_model(settings: LanguageSettings, data: LanguageData, resume: bool) -
     for name, token in special_ids(data.tokenizer).items():  # as the model has them that the run goes on with
         setattr(model.config, name, token)
         setattr(model.generation_config, name, token)
-    return Sized.given(model)
+    return Sized(model)
 
 
 class Evaluation:
@@ -253,7 +238,7 @@ class Evaluation:
         return {**self.held_out(model), **numbers}
 
 
-def _run_folder(settings: LanguageSettings, tokenizer: "PreTrainedTokenizerBase", *, resume: bool) -> RunFolder:
+def _run_folder(settings: LanguageSettings, resume: bool) -> Path:
     """Begin a run, by default named by its architecture, or that of a baseline, and the time; or open one."""
     path = settings.out
     if resume and path is None:
@@ -261,4 +246,4 @@ def _run_folder(settings: LanguageSettings, tokenizer: "PreTrainedTokenizerBase"
     if path is None:
         name = settings.model.architecture if settings.baseline is None else Path(settings.baseline).stem
         path = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    return RunFolder.open(path, tokenizer) if resume else RunFolder.create(path, plain_settings(settings), tokenizer)
+    return (RunFolder.open(path) if resume else RunFolder.create(path, plain_settings(settings))).path

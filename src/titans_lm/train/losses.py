@@ -34,15 +34,9 @@ def next_token_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
     return loss, {"bits_per_token": loss.detach() / math.log(2)}
 
 
-def recall_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
-    """Predict the targets, and report the share of them whose likeliest token is right."""
-    logits = _call(model, batch).logits
-    return token_loss(logits, batch["targets"]), {"accuracy": accuracy(logits, batch["targets"])}
-
-
 @dataclass(frozen=True)
 class TaskLoss:
-    """Predict the targets, and all other tokens of the rows as well.
+    """Predict the targets, report the share of them whose likeliest token is right, and predict all other tokens too.
 
     The loss is that of the targets plus `lm_loss_weight` times that of every token from the one before it, up to the
     last target of the row (what is behind it fills the batch), both in nats. A row asks for few tokens; those that come
@@ -68,6 +62,10 @@ class TaskLoss:
             penalty = torch.stack([gate.mean() for gate in gates]).mean()
             loss, metrics["gates"] = loss + self.gate_l1 * penalty, penalty.detach()
         return loss, metrics
+
+
+recall_loss = TaskLoss()
+"""Predict the targets alone."""
 
 
 @contextmanager

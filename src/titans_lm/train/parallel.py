@@ -122,13 +122,11 @@ ALONE = Distributed(0, 1, torch.device("cpu"))
 
 def open_distributed(device: str = "auto") -> Distributed:
     """Join the processes that torchrun has started, or be alone; ValueError for a device that is not there."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        return Distributed(0, 1, choose_device(device))
-    local = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = choose_device(device)
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return Distributed(0, 1, chosen)
     if chosen.type == "cuda":
-        chosen = torch.device("cuda", local)
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(chosen)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
@@ -148,15 +146,13 @@ def joined_distributed(device: str = "auto") -> Iterator[Distributed]:
 
 
 def _settle() -> None:
-    """Let the threads that exchange tensors come to rest while the interpreter is still there.
+    """Let gloo's threads, which outlive the interpreter under FSDP2, come to rest while it is still there.
 
-    DTensor remembers its process group for good, so under FSDP2 gloo's threads outlive the interpreter. One that is
-    then still dropping the tensors of the last exchange, for which it asks for the interpreter, aborts the process
-    (pytorch/pytorch#179291). It needs microseconds of a processor; the pause is for a machine that has none to spare.
+    One that is then still dropping the tensors of the last exchange aborts the process (pytorch/pytorch#179291).
     """
     if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.barrier()  # leaves no tensors of its own
-        time.sleep(0.2)
+        time.sleep(0.2)  # microseconds would do, on a machine that has them to spare
 
 
 def spread(model: nn.Module, how: Parallel, world: Distributed) -> nn.Module:
@@ -200,11 +196,6 @@ def unwrapped(model: nn.Module) -> Any:
     return getattr(model, "module", model)
 
 
-def is_spread(parameter: Tensor) -> bool:
-    """Whether each process holds a part of a parameter (FSDP2)."""
-    return isinstance(parameter, DTensor)
-
-
 def full_tensor(number: Tensor) -> Tensor:
     """A number that may be in parts."""
     return number.full_tensor() if isinstance(number, DTensor) else number
@@ -220,7 +211,9 @@ def sync_gradients(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     return owner.no_sync()
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """All weights of a model that is spread, gathered on the main process; empty on the others. All of them call it."""
+def whole_weights(model: nn.Module) -> dict[str, Tensor] | None:
+    """All weights of a model in parts (FSDP2), on the main process, none on the others, which call it too; or None."""
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        return None
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return get_model_state_dict(model, options=options)

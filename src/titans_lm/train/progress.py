@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -30,7 +29,7 @@ class Report:
 
     def begin(self, *columns: ProgressColumn, total: int | None, done: int = 0) -> None:
         """Show the bar, where there is one to show: `done` of `total` lie behind."""
-        self.last_line = time.monotonic()
+        self.began = self.last_line = time.monotonic()
         if self.console.is_terminal and not self.quiet:
             named, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
             bar = BarColumn(BAR if self.console.width >= NARROW else NARROW_BAR)
@@ -41,9 +40,7 @@ class Report:
     def __enter__(self: Own) -> Own:  # not Self, which the tests' checks of single methods cannot resolve
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
@@ -58,9 +55,8 @@ class Report:
 
     def say(self, text: str) -> None:
         """Write a line beside the progress."""
-        if self.quiet:
-            return
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if not self.quiet:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class TokenReport(Report):
@@ -68,7 +64,7 @@ class TokenReport(Report):
 
     def start(self, total: int | None) -> "TokenReport":
         """Begin to count up to `total`, if that is known. Used as a context manager, it ends by itself."""
-        self.total, self.done, self.began = total, 0, time.monotonic()
+        self.total, self.done = total, 0
         self.begin(total=total)
         return self
 
@@ -86,11 +82,6 @@ class TokenReport(Report):
 
 class ByteReport(Report):
     """How much text has been read; how much lies ahead is not known."""
-
-    def start(self) -> None:
-        """Begin to count."""
-        self.began = time.monotonic()
-        self.begin(total=None)
 
     def update(self, done: int) -> None:
         """Show how many bytes have been read, and how fast."""

@@ -150,7 +150,6 @@ class RunFolder:
         return folder
 
     def checkpoint(self, step: int) -> Path:
-        """Name the checkpoint of a step."""
         return self.checkpoints / f"step-{step:06d}"
 
     def _make_room(self) -> None:

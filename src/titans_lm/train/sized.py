@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,6 @@ class Shape:
         return cls(getattr(config, "num_hidden_layers", None), size, heads, head_dim, mlp, ratio)
 
     def describe(self) -> str:
-        """Say it in a line."""
         heads = f", {self.heads} heads of {self.head_dim}" if self.heads else ""
         mlp = f", MLP {self.mlp_width:,} ({self.mlp_ratio:.2f} of it)" if self.mlp_width else ""
         blocks = f"{self.blocks} blocks of width" if self.blocks else "width"
@@ -58,13 +58,11 @@ class Sized:
     """A model to train, and how many parameters it was to have, where that was asked for."""
 
     model: "PreTrainedModel"
-    parameters: int
     asked: int | None = None
 
-    @classmethod
-    def given(cls, model: "PreTrainedModel", asked: int | None = None) -> "Sized":
-        """Count a model's parameters, a tied embedding once."""
-        return cls(model, size_of(model), asked)
+    @cached_property
+    def parameters(self) -> int:
+        return size_of(self.model)
 
     @property
     def shape(self) -> Shape:
@@ -91,10 +89,10 @@ def sized_for(settings: ModelSettings, vocab_size: int, **special: int | None) -
     asked, config = settings.parameters, settings.model
     if settings.baseline is not None:
         size = count_parameters(config, vocab_size) if asked is None else asked
-        return Sized.given(make_baseline(fit_baseline(settings.baseline, config, vocab_size, size, **special)), size)
+        return Sized(make_baseline(fit_baseline(settings.baseline, config, vocab_size, size, **special)), size)
     if asked is not None:
         config = match_parameters(config, vocab_size, asked)
-    return Sized.given(language_model(config, vocab_size, **special), asked)
+    return Sized(language_model(config, vocab_size, **special), asked)
 
 
 def own_size(settings: ModelSettings, vocab_size: int, **special: int | None) -> int:

@@ -15,23 +15,17 @@ from torch import Tensor, nn
 
 from titans_lm.backbone import check_compiler
 from titans_lm.data.batches import Batch, count_targets, prefetched
-from titans_lm.train.checkpoint import (
-    load_optimizer,
-    load_trainer,
-    load_weights,
-    random_state,
-    restore_random_state,
-)
+from titans_lm.train.checkpoint import load_optimizer, load_trainer, load_weights, random_state, restore_random_state
 from titans_lm.train.device import mixed_precision, to_device
-from titans_lm.train.parallel import Distributed, blocks_of, full_tensor, is_spread, spread, sync_gradients, unwrapped
+from titans_lm.train.parallel import Distributed, blocks_of, full_tensor, spread, sync_gradients, unwrapped
 from titans_lm.train.settings import FitSettings
 
 LossFunction = Callable[[Any, Batch], tuple[Tensor, dict[str, Any]]]
 Record = dict[str, Any]
 WINDOW = 128
 """Steps that a spike is measured against; half of them are enough to begin with."""
-
-
+COUNTS = ("step", "tokens", "skipped", "seconds")
+"""What of a result a checkpoint holds."""
 UNFIT = (
     "had a loss or gradient that was not finite, or a spike; lower the learning rate, or look for such values in the "
     "data"
@@ -162,7 +156,6 @@ class Trainer:
             _compile_blocks(model, world.device)
         self.wrapped = spread(model, settings.parallel, world)
         self.model = unwrapped(self.wrapped)
-        self.spread = any(is_spread(parameter) for parameter in self.model.parameters())
         self.batches = batches
         self.coming: Iterator[Batch] = iter(())
         self.optimizer = build_optimizer(self.model, settings)
@@ -263,12 +256,9 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Take down all that the next step depends on beside weights and optimizer; all processes call it."""
-        result, losses = self.result, self.world.all_gather(_carried(self.loss_fn))
+        losses = self.world.all_gather(getattr(self.loss_fn, "state_dict", dict)())
         return {
-            "step": result.step,
-            "tokens": result.tokens,
-            "skipped": result.skipped,
-            "seconds": result.seconds,
+            **{name: getattr(self.result, name) for name in COUNTS},
             "carried": losses if any(losses) else [],
             "spikes": [list(self.spikes.losses), list(self.spikes.norms)],
             "batches": getattr(self.batches, "fingerprint", ""),
@@ -307,17 +297,12 @@ class Trainer:
             self.loss_fn.load_state_dict(saved["carried"][world.rank])
         self.spikes.losses.extend(saved["spikes"][0])
         self.spikes.norms.extend(saved["spikes"][1])
-        for name in ("step", "tokens", "skipped", "seconds"):
+        for name in COUNTS:
             setattr(self.result, name, saved[name])
         if len(saved["random"]) == world.size:
             restore_random_state(saved["random"][world.rank])
         else:  # on another number of processes they begin anew, by step and rank
             torch.manual_seed((self.settings.seed * 1_000_003 + self.result.step) * 1_009 + world.rank)
-
-
-def _carried(loss_fn: Any) -> dict[str, Any]:
-    """What a loss carries from step to step."""
-    return loss_fn.state_dict() if hasattr(loss_fn, "state_dict") else {}
 
 
 def _checkpoint_activations(model: nn.Module) -> None:

@@ -2,9 +2,10 @@
 
 import errno
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,11 @@ class RunWriter:
 
     def _save(self, run: RunFolder, step: int, asynchronous: bool) -> Path:
         trainer, world = self.trainer, self.trainer.world
-        weights = whole_weights(trainer.model) if trainer.spread else None
+        weights = whole_weights(trainer.model)
         optimizer, state = optimizer_tensors(trainer.model, trainer.optimizer), trainer.state()
         if asynchronous:
-            world, optimizer = self.async_save.world(), copied(optimizer)
-            if not trainer.spread and world.main:
+            world, optimizer = self.async_save.world, copied(optimizer)
+            if weights is None and world.main:
                 weights = copied(trainer.model.state_dict(keep_vars=True))
 
         def write() -> Path:
@@ -123,10 +124,9 @@ class RunWriter:
         return run.checkpoint(step)
 
     def finish(self) -> None:
-        """Save the finished model."""
         run, trainer = self.run, self.trainer
         if run is not None:
-            weights = whole_weights(trainer.model) if trainer.spread else None
+            weights = whole_weights(trainer.model)
             trainer.world.first(lambda: run.finish(trainer.result.step, trainer.model, weights))
 
     def make_up(self, eval_fn: Callable[[Any], dict[str, Any]] | None) -> None:
@@ -155,22 +155,18 @@ class AsyncSave:
 
     def __init__(self, training: Distributed) -> None:
         self.training = training
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="titans-save")
         self._work: Future[Any] | None = None
-        self._world: Distributed | None = None
         self._into = Path()
 
+    @cached_property
     def world(self) -> Distributed:
-        """The processes as the threads talk to each other; all of them call it."""
-        if self._world is None:
-            self._world = self.training.beside()
-        return self._world
+        """The processes as the threads talk to each other; all of them ask for it."""
+        return self.training.beside()
 
     def begin(self, into: Path, work: Callable[[], Any]) -> None:
         """Begin to write something; what was begun before must have been waited for."""
         assert self._work is None
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="titans-save")
         self._into, self._work = into, self._pool.submit(work)
 
     def wait(self) -> OSError | None:
@@ -187,9 +183,8 @@ class AsyncSave:
 
     def end(self) -> None:
         """Let what was begun come to its end, well or not: nobody asks for it any more."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-        self._pool, self._work = None, None
+        self._pool.shutdown()
+        self._work = None
 
 
 def flat_numbers(record: Record) -> dict[str, float]:
@@ -210,7 +205,7 @@ def _numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
 
 def _tensorboard(run: Path, step: int, stack: ExitStack) -> Logger:
     """Event files in the run's folder; what was told after the step that a run goes on from is hidden."""
-    summary = _library("tensorboard").SummaryWriter
+    summary = sink_library("tensorboard").SummaryWriter
     writer = stack.enter_context(summary(str(run / "tensorboard"), purge_step=step + 1))
 
     def log(step: int, numbers: Mapping[str, float]) -> None:
@@ -220,30 +215,23 @@ def _tensorboard(run: Path, step: int, stack: ExitStack) -> Logger:
     return log
 
 
-def _tracker(library: str, run: Path, stack: ExitStack) -> Logger:
+def _tracker(library: str, run: Path, _: int, stack: ExitStack) -> Logger:
     """One run of wandb or trackio for each run folder, taken up again with it; trackio knows it by its name alone."""
     key = hashlib.blake2b(str(run.resolve()).encode(), digest_size=8).hexdigest()
     named = {"name": run.name, "id": key, "dir": str(run)} if library == "wandb" else {"name": f"{run.name}-{key}"}
-    tracked = _library(library).init(project=PROJECT, resume="allow", **named)
+    tracked = sink_library(library).init(project=PROJECT, resume="allow", **named)
     stack.callback(tracked.finish)
     return lambda step, numbers: tracked.log(numbers, step=step)
 
 
 LOGGERS: dict[str, Callable[[Path, int, ExitStack], Logger]] = {
     "tensorboard": _tensorboard,
-    "wandb": lambda run, step, stack: _tracker("wandb", run, stack),
-    "trackio": lambda run, step, stack: _tracker("trackio", run, stack),
+    **{library: partial(_tracker, library) for library in ("wandb", "trackio")},
 }
 """Where numbers go beside metrics.jsonl: libraries that are loaded when they are asked for."""
 
 
-def check_sinks(names: Iterable[str]) -> None:
-    """ValueError where the library of a sink is not installed: before a run is begun with it."""
-    for name in names:
-        _library(name)
-
-
-def _library(package: str) -> Any:
+def sink_library(package: str) -> Any:
     """Load what a sink writes by; ValueError where it is not installed."""
     module = "torch.utils.tensorboard" if package == "tensorboard" else package
     return load_library(module, f"the sink {package!r} needs", f"pip install {package}")
