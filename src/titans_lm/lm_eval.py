@@ -29,10 +29,11 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from titans_lm.config import check_at_least
 from titans_lm.evaluate.bits_per_byte import LN2, token_bits
-from titans_lm.questions import encode, longest_input, starts_with_bos
+from titans_lm.questions import encode, guessing, longest_input, starts_with_bos
 from titans_lm.train.run import load_model, load_tokenizer
 
 if TYPE_CHECKING:
@@ -111,12 +112,9 @@ class TitansLM(HFLM):
         if self.bos is None:
             return super().tok_batch_encode(strings, padding_side, left_truncate_len, truncation)
         rows = [self.tok_encode(text, left_truncate_len=left_truncate_len) for text in strings]
-        shape = (len(rows), max(map(len, rows)))
-        ids, mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-        for row, tokens in enumerate(rows):
-            place = slice(shape[1] - len(tokens), None) if padding_side == "left" else slice(0, len(tokens))
-            ids[row, place], mask[row, place] = torch.tensor(tokens), 1
-        return ids, mask
+        ids = [torch.tensor(tokens, dtype=torch.int64) for tokens in rows]
+        told: dict[str, Any] = {"batch_first": True, "padding_side": padding_side}
+        return pad_sequence(ids, **told), pad_sequence([torch.ones_like(row) for row in ids], **told)
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         with torch.no_grad():  # a state that is kept would be thrown away
@@ -234,25 +232,17 @@ def _task_scores(task: str, values: dict[str, Any], found: dict[str, Any]) -> di
         error = values.get(f"{metric}_stderr,{kept}")
         error = error if isinstance(error, int | float) and math.isfinite(error) else None
         metrics[metric if kept == "none" else f"{metric} ({kept})"] = {"value": value, "stderr": error}
+    choosing = found.get("configs", {}).get(task, {}).get("output_type") == "multiple_choice"
+    samples = found.get("samples", {}).get(task, []) if choosing else []
+    items = {sample["doc_id"]: (len(sample["arguments"]), sample["target"]) for sample in samples}
     return {
         "items": found["n-samples"].get(task, {}).get("effective"),
         "metrics": metrics,
-        **_guessing(found.get("configs", {}).get(task, {}), found.get("samples", {}).get(task, [])),
+        **guessing([*items.values()]),
         "note": "",
         "version": found["versions"].get(task),
         "shots": found["n-shot"].get(task),
     }
-
-
-def _guessing(config: dict[str, Any], samples: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Accuracy without a model, where the items are multiple choice and say which one is right."""
-    items = {sample["doc_id"]: sample for sample in samples}.values()
-    if config.get("output_type") != "multiple_choice" or not items:
-        return {"chance": None, "majority": None}
-    golds = [sample["target"] for sample in items]
-    known = all(isinstance(gold, int) for gold in golds)
-    most = max(golds.count(gold) for gold in set(golds)) / len(golds) if known else None
-    return {"chance": sum(1 / len(sample["arguments"]) for sample in items) / len(items), "majority": most}
 
 
 @contextmanager

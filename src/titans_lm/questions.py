@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -195,9 +196,6 @@ class LocalTask:
     note: str = ""
     """How the items differ from lm-eval's."""
 
-    def prompt(self, query: str) -> str:
-        return query.removeprefix(self.cut) + self.add
-
 
 BOTH = ("acc", "acc_norm")
 TASKS = {
@@ -255,14 +253,10 @@ def read_questions(name: str, folder: Path, limit: int | None = None) -> list[Qu
     task, found = TASKS[name], []
     path = folder / f"{task.file}.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1)
     except UnicodeDecodeError as error:
         raise ValueError(f"got {path}, which is not UTF-8 at byte {error.start:,}; expected JSON lines") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        if limit is not None and len(found) >= limit:
-            break
+    for number, line in islice(((number, line) for number, line in lines if line.strip()), limit):
         try:
             found.append(_question(task, json.loads(line)))
         except KeyError as error:
@@ -287,7 +281,8 @@ def _question(task: LocalTask, item: Any) -> Question:
         continuation = _text("continuation", item["continuation"])
         pairs = tuple((context, f" {continuation}") for context in contexts)
         return Question(pairs, tuple(map(len, contexts)), _gold(item, len(contexts)))
-    context, choices = task.prompt(_text("query", item["query"])), _texts("choices", item["choices"])
+    query, choices = _text("query", item["query"]), _texts("choices", item["choices"])
+    context = query.removeprefix(task.cut) + task.add
     pairs = tuple((context, f" {choice}") for choice in choices)
     return Question(pairs, tuple(map(len, choices)), _gold(item, len(choices)))
 
@@ -359,16 +354,20 @@ def score_questions(name: str, questions: Sequence[Question], found: Sequence[Li
         metric: _perplexity([row[0] for row in sums]) if metric == "perplexity" else mean_with_error(right[metric])
         for metric in TASKS[name].metrics
     }
-    return {"items": len(items), "metrics": metrics, **guessing(questions), "note": TASKS[name].note}
+    guesses = guessing([] if all(written) else [(len(question.pairs), question.gold) for question in questions])
+    return {"items": len(items), "metrics": metrics, **guesses, "note": TASKS[name].note}
 
 
-def guessing(questions: Sequence[Question]) -> dict[str, float | None]:
-    """Accuracy without a model: `chance` by guessing, `majority` by always giving the most frequent answer."""
-    if all(len(question.pairs) == 1 for question in questions):
+def guessing(items: Sequence[tuple[int, Any]]) -> dict[str, float | None]:
+    """Accuracy without a model, by how many choices items have and which is right: none where there are no choices.
+
+    `chance` is that of guessing, `majority` that of always giving the most frequent answer, where all are numbers.
+    """
+    if not items:
         return {"chance": None, "majority": None}
-    count = len(questions)
-    [(_, most)] = Counter(question.gold for question in questions).most_common(1)
-    return {"chance": sum(1 / len(question.pairs) for question in questions) / count, "majority": most / count}
+    chance, golds = sum(1 / choices for choices, _ in items) / len(items), [gold for _, gold in items]
+    known = all(isinstance(gold, int) for gold in golds)
+    return {"chance": chance, "majority": Counter(golds).most_common(1)[0][1] / len(golds) if known else None}
 
 
 def mean_with_error(values: Sequence[float]) -> dict[str, float | None]:

@@ -168,7 +168,7 @@ def test_scores_are_taken_out_of_what_lm_eval_returns(folders: tuple[Path, Path]
     assert easy["metrics"]["acc"]["value"] == found["results"]["file_arc_easy"]["acc,none"]
     assert easy["metrics"]["acc"]["stderr"] == found["results"]["file_arc_easy"]["acc_stderr,none"]
     assert (easy["items"], words["items"]) == (7, 7)
-    here = guessing(read_questions("arc_easy", folders[0], 7))
+    here = guessing([(len(one.pairs), one.gold) for one in read_questions("arc_easy", folders[0], 7)])
     assert {name: easy[name] for name in here} == pytest.approx(here)
     assert (words["chance"], words["majority"]) == (None, None)
     results = {"r": {"alias": "r", "1024,none": 0.5, "4096,none": -1, "1024_stderr,none": "N/A", "acc,strict": 1.0}}

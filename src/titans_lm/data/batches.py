@@ -37,15 +37,22 @@ def count_targets(batch: Batch) -> int:
     return int((batch["targets"] != IGNORED).sum()) if "targets" in batch else 1
 
 
-def padded(rows: Sequence[TokenIds], length: int, pad: int = 0) -> Batch:
-    """Lay rows of up to T + 1 tokens side by side: input_ids, targets, attention_mask (B, T), padded on the right."""
-    shape = (len(rows), length)
+def padded(rows: Sequence[TokenIds], length: int | None = None, pad: int = 0) -> Batch:
+    """Lay rows of up to T + 1 tokens side by side: input_ids, targets, attention_mask (B, T), padded on the right.
+
+    T is the `length`, or without one what the longest row needs.
+    """
+    shape = (len(rows), max(map(len, rows)) - 1 if length is None else length)
     inputs, targets, mask = np.full(shape, pad, np.int64), np.full(shape, IGNORED, np.int64), np.zeros(shape, np.int64)
     for row, tokens in enumerate(rows):
         end = len(tokens) - 1
         inputs[row, :end], targets[row, :end], mask[row, :end] = tokens[:-1], tokens[1:], 1
-    parts = {"input_ids": inputs, "targets": targets, "attention_mask": mask}
-    return {name: torch.from_numpy(part) for name, part in parts.items()}
+    return as_batch(input_ids=inputs, targets=targets, attention_mask=mask)
+
+
+def as_batch(**parts: np.ndarray) -> Batch:
+    """Make a batch of rows of integers: int64, side by side in memory."""
+    return {name: torch.from_numpy(np.ascontiguousarray(part, np.int64)) for name, part in parts.items()}
 
 
 class RandomCrops:
@@ -74,8 +81,7 @@ class RandomCrops:
         rng = np.random.default_rng([self.seed, step])
         starts = rng.integers(0, len(self.tokens) - self.seq_len, self.batch_size)
         crops = self.tokens[starts[:, None] + np.arange(self.seq_len + 1)]
-        crops = torch.from_numpy(crops.astype(np.int64))
-        return {"input_ids": crops[:, :-1].contiguous(), "targets": crops[:, 1:].contiguous()}
+        return as_batch(input_ids=crops[:, :-1], targets=crops[:, 1:])
 
 
 class DocumentLanes:

@@ -5,6 +5,7 @@ data is one number, whoever reads: any number of processes or workers gives the 
 """
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,16 +17,19 @@ from titans_lm.data.prepared import Split
 class _Rows(ABC):
     """The order of n rows, and batches of them; what a row holds is for `_row` to say."""
 
-    def __init__(self, split: Split, kind: str, rows: int, seq_len: int, batch_size: int, seed: int) -> None:
-        self.split, self.rows = split, rows
-        self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
-        settings = f"{kind} {seq_len} {batch_size} {seed}"
-        self.fingerprint = f"{split.fingerprint} {settings}"
+    kind: ClassVar[str]
 
-    def sample(self, index: int) -> int:
-        """The row that sample `index` of the run is."""
-        epoch, place = divmod(index, self.rows)
-        return int(shuffled(self.seed, epoch, self.rows)[place])
+    def __init__(self, split: Split, *, seq_len: int, batch_size: int, seed: int = 0) -> None:
+        check_sizes(seq_len, batch_size)
+        if not len(split):
+            raise ValueError(f"got no documents to train on in {split.folder}; expected a folder with some")
+        self.split, self.seq_len, self.batch_size, self.seed = split, seq_len, batch_size, seed
+        self.rows = self._count()
+        self.fingerprint = f"{split.fingerprint} {self.kind} {seq_len} {batch_size} {seed}"
+
+    @abstractmethod
+    def _count(self) -> int:
+        """Rows of an epoch."""
 
     @abstractmethod
     def _row(self, row: int) -> np.ndarray:
@@ -33,7 +37,8 @@ class _Rows(ABC):
 
     def __call__(self, step: int) -> Batch:
         samples = range(step * self.batch_size, (step + 1) * self.batch_size)
-        rows = [self.sample(index) for index in samples]
+        places = (divmod(sample, self.rows) for sample in samples)
+        rows = [int(shuffled(self.seed, epoch, self.rows)[place]) for epoch, place in places]
         batch = padded([self._row(row) for row in rows], self.seq_len) | {"sample": torch.tensor(rows)}
         if batch["attention_mask"].all():
             del batch["attention_mask"]
@@ -50,14 +55,15 @@ class PackedRows(_Rows):
     A memory goes on across the borders inside a row. ValueError for fewer than T + 1 tokens.
     """
 
-    def __init__(self, split: Split, *, seq_len: int, batch_size: int, seed: int = 0) -> None:
-        _check(split, seq_len, batch_size)
-        if split.tokens <= seq_len:
+    kind = "packed"
+
+    def _count(self) -> int:
+        if self.split.tokens <= self.seq_len:
             raise ValueError(
-                f"got {split.tokens:,} tokens to train on; expected at least seq_len + 1 = {seq_len + 1:,}: prepare "
-                "more text, or give a smaller seq_len"
+                f"got {self.split.tokens:,} tokens to train on; expected at least seq_len + 1 = {self.seq_len + 1:,}: "
+                "prepare more text, or give a smaller seq_len"
             )
-        super().__init__(split, "packed", (split.tokens - 1) // seq_len, seq_len, batch_size, seed)
+        return (self.split.tokens - 1) // self.seq_len
 
     def _row(self, row: int) -> np.ndarray:
         start = row * self.seq_len
@@ -75,21 +81,16 @@ class DocumentRows(_Rows):
     Every token but a document's first is predicted once in an epoch.
     """
 
-    def __init__(self, split: Split, *, seq_len: int, batch_size: int, seed: int = 0) -> None:
-        _check(split, seq_len, batch_size)
-        pieces = -(-(split.lengths - 1) // seq_len)
+    kind = "documents"
+
+    def _count(self) -> int:
+        pieces = -(-(self.split.lengths - 1) // self.seq_len)
         self.ends = np.cumsum(np.maximum(pieces, 0))
-        if not len(self.ends) or not self.ends[-1]:
+        if not self.ends[-1]:
             raise ValueError("got no document of two tokens or more; expected text to train on")
-        super().__init__(split, "documents", int(self.ends[-1]), seq_len, batch_size, seed)
+        return int(self.ends[-1])
 
     def _row(self, row: int) -> np.ndarray:
         document = int(np.searchsorted(self.ends, row, side="right"))
         piece = row - (int(self.ends[document - 1]) if document else 0)
         return self.split[document][piece * self.seq_len : (piece + 1) * self.seq_len + 1]
-
-
-def _check(split: Split, seq_len: int, batch_size: int) -> None:
-    check_sizes(seq_len, batch_size)
-    if not len(split):
-        raise ValueError(f"got no documents to train on in {split.folder}; expected a folder with some")

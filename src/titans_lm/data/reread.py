@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from titans_lm.data.batches import IGNORED, Batch
+from titans_lm.data.batches import IGNORED, Batch, as_batch
 from titans_lm.data.curriculum import RereadCurriculum
 
 STREAM = 0x52455245
@@ -60,8 +60,8 @@ class RereadRows:
         if step >= self.first:
             share = self.curriculum.share_at(min(1.0, (step - self.first) / self.second))
             return self._twice(self.batches(step - self.first), share, rng)
-        rows = torch.from_numpy(np.stack([self._short_row(rng) for _ in range(self.rows)]))
-        return {"input_ids": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
+        rows = np.stack([self._short_row(rng) for _ in range(self.rows)])
+        return as_batch(input_ids=rows[:, :-1], targets=rows[:, 1:])
 
     def _short_row(self, rng: np.random.Generator) -> np.ndarray:
         """T₁ + 1 tokens: a passage and a gap in turn, the passage new with a probability, else the last one."""
@@ -72,7 +72,7 @@ class RereadRows:
                 passage = self._anywhere(rng, int(rng.integers(chosen.first_passages[0], chosen.first_passages[1] + 1)))
             parts += [passage, self._anywhere(rng, int(rng.choice(chosen.first_gaps)))]
             filled += len(parts[-1]) + len(parts[-2])
-        return np.concatenate(parts)[:length].astype(np.int64)
+        return np.concatenate(parts)[:length]
 
     def _anywhere(self, rng: np.random.Generator, length: int) -> np.ndarray:
         start = int(rng.integers(0, self.tokens - length + 1))

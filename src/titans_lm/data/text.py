@@ -89,20 +89,18 @@ def read_documents(source: str | Path) -> tuple[list[Document], list[str]]:
     A file that is named is read whatever it holds. In a folder, files that are empty, hold a zero byte near their start
     or cannot be opened are skipped, as are names that start with a dot. ValueError where nothing is left to read.
     """
-    path, documents, skipped = Path(source), list[Document](), list[str]()
-    if str(source) == STDLIB or path.is_dir():
-        if str(source) == STDLIB:
-            folder, files = stdlib_files()
-        else:
-            folder, (files, skipped) = path, text_below(path)
-        for file in files:
-            found = read_file(file, file.relative_to(folder).as_posix())
-            documents.append(found) if isinstance(found, Document) else skipped.append(found)
-    elif path.is_file():
-        data = path.read_bytes()
-        documents += [Document(path.name, data)] if data else []
-    else:
+    path, files, documents, skipped = Path(source), list[Path](), list[Document](), list[str]()
+    if str(source) == STDLIB:
+        path, files = stdlib_files()
+    elif path.is_dir():
+        files, skipped = text_below(path)
+    elif not path.is_file():
         raise ValueError(f"got {str(source)!r}, which does not exist; expected a file, a folder or the word stdlib")
+    elif data := path.read_bytes():
+        documents.append(Document(path.name, data))
+    for file in files:
+        found = read_file(file, file.relative_to(path).as_posix())
+        documents.append(found) if isinstance(found, Document) else skipped.append(found)
     if not documents:
         reason = f" ({len(skipped)} files skipped, the first: {skipped[0]})" if skipped else ""
         raise ValueError(f"got no text in {str(source)!r}{reason}; expected at least one file that is not empty")
@@ -219,15 +217,13 @@ def overlap(source: str | Path, text: str | Path) -> bool:
     if STDLIB in names:
         other = Path(names[1 - names.index(STDLIB)]).resolve()
         folder, files = stdlib_files()
-        if folder.resolve() not in (other, *other.parents):  # nothing of it, or all that is no hidden folder's
-            return other in folder.resolve().parents and not _is_hidden(folder.resolve(), other)
+        folder = folder.resolve()
+        if folder not in (other, *other.parents):  # nothing of it, or all that is no hidden folder's
+            inside = other in folder.parents
+            return inside and not any(part.startswith(".") for part in folder.relative_to(other).parts)
         return any(other == file or other in file.parents for file in map(Path.resolve, files))
     one, other = Path(source).resolve(), Path(text).resolve()
     return one == other or one in other.parents or other in one.parents
-
-
-def _is_hidden(path: Path, below: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(below).parts)
 
 
 def check_apart(source: str | Path, valid: str | Path) -> None:

@@ -133,13 +133,8 @@ def parts_of(value: Any, depth: int = 10) -> Iterator[Any]:
     yield value
     if depth == 0 or isinstance(value, Tensor | str | bytes | type):
         return
-    if isinstance(value, dict):
-        inside = list(value.values())
-    elif isinstance(value, list | tuple):
-        inside = list(value)
-    else:
-        inside = list(getattr(value, "__dict__", {}).values())
-    for part in inside:
+    held = value if isinstance(value, dict | list | tuple) else getattr(value, "__dict__", {})
+    for part in held.values() if isinstance(held, dict) else held:
         yield from parts_of(part, depth - 1)
 
 

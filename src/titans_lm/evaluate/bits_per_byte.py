@@ -5,6 +5,7 @@ state carry it through the document, or start anew after every `reset_every` tok
 last token read. Models without a state read plain windows of that length.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from titans_lm.config import check_at_least
-from titans_lm.data.batches import IGNORED
+from titans_lm.data.batches import IGNORED, padded
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import TokenIds, encode_document, is_byte_tokenizer
 from titans_lm.evaluate.documents import Span, Tokens
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LN2 = 0.6931471805599453
+FIRST = 64
+"""Where the first range of positions ends; each later one ends at twice the position."""
+EDGES = (0, *(FIRST << i for i in range(40)))
 
 
 def bits_of(logits: Tensor, targets: Tensor) -> np.ndarray:
@@ -58,22 +62,12 @@ def read_spans(
             last = [last[index] for index in alive]
             if state is not None:
                 state = reader.keep_rows(state, torch.tensor(alive, device=device))
-        inputs, targets = _batch(last, drawn)
-        logits, state = reader.step(inputs.to(device), state)
-        bits = bits_of(logits, targets.to(device))
+        # Padding stands at the right of rows that end here: a causal model's answers before it do not depend on it.
+        batch = padded([np.concatenate([a, tokens.ids]) for a, tokens in zip(last, drawn, strict=True)])
+        logits, state = reader.step(batch["input_ids"].to(device), state)
+        bits = bits_of(logits, batch["targets"].to(device))
         yield [(row, tokens, values[: len(tokens.ids)]) for row, tokens, values in zip(rows, drawn, bits, strict=True)]
         last, since = [tokens.ids[-1:] for tokens in drawn], since + size
-
-
-def _batch(before: list[np.ndarray], drawn: list[Tokens]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (B, T). Padding stands at the right of rows that end here: a causal model's answers before
-    it do not depend on it."""
-    shape = (len(drawn), max(len(tokens.ids) for tokens in drawn))
-    inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED)
-    for row, (last, tokens) in enumerate(zip(before, drawn, strict=True)):
-        count = len(tokens.ids)
-        inputs[row, :count], targets[row, :count] = np.concatenate([last, tokens.ids[:-1]]), tokens.ids
-    return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 def token_bits(
@@ -128,14 +122,6 @@ class Bucket:
     bits_per_token: float
 
 
-def default_edges(longest: int) -> list[int]:
-    """Borders 0, 64, 128, 256, … up to the longest document."""
-    edges = [0, 64]
-    while edges[-1] < longest:
-        edges.append(2 * edges[-1])
-    return edges
-
-
 def buckets(bits: Iterable[np.ndarray], edges: Sequence[int]) -> tuple[Bucket, ...]:
     """Mean the bits of tokens between each two borders; ValueError for borders that do not rise."""
     if len(edges) < 2 or edges[0] < 0 or any(a >= b for a, b in pairwise(edges)):
@@ -169,9 +155,10 @@ class HeldOut:
         reset_every = None if self.carry else step
         bits = token_bits(model, self.documents, piece_len=step, batch_size=self.batch_size, reset_every=reset_every)
         pieces = bits if self.carry else [row[i : i + step] for row in bits for i in range(0, len(row), step)]
+        reached = bisect_left(EDGES, max(map(len, pieces)))
         return {
             "held_out_bits_per_byte": float(sum(row.sum() for row in bits)) / self.bytes,
-            "held_out_by_position": [asdict(b) for b in buckets(pieces, default_edges(max(map(len, pieces))))],
+            "held_out_by_position": [asdict(one) for one in buckets(pieces, EDGES[: max(reached, 1) + 1])],
         }
 
 

@@ -164,7 +164,7 @@ class TokenSource:
         if self._missing is not None:
             count = min(count, self._missing)
             self._missing -= count
-        parts: list[Tokens] = []
+        parts = [Tokens(NONE, NONE)]
         while count > 0:
             if len(self._left.ids) == 0:
                 block = next(self._blocks, None)
@@ -174,11 +174,7 @@ class TokenSource:
             parts.append(Tokens(self._left.ids[:count], self._left.sizes[:count]))
             self._left = Tokens(self._left.ids[count:], self._left.sizes[count:])
             count -= len(parts[-1].ids)
-        return _joined(parts)
-
-
-def _joined(parts: Sequence[Tokens]) -> Tokens:
-    return Tokens(np.concatenate([NONE, *(p.ids for p in parts)]), np.concatenate([NONE, *(p.sizes for p in parts)]))
+        return Tokens(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def blocks_of_lines(blocks: Iterator[bytes], name: str) -> Iterator[str]:
@@ -267,24 +263,19 @@ def held_out_bytes(documents: Iterable[Document], max_bytes: int) -> tuple[list[
 
 def held_out_tokens(split: Split, tokenizer: "PreTrainedTokenizerBase", max_bytes: int) -> tuple[list[TokenIds], int]:
     """The same from prepared documents; the last is cut after a token that ends a character."""
-    taken, used, full = [], 0, False
+    taken, used = [], 0
+    begin: Any = first_token(tokenizer)  # a tokenizer of prepared documents has one
+    marks = int(tokenizer.bos_token_id is not None), int(tokenizer.eos_token_id is not None)
     for index in range(len(split)):
-        tokens, size = _text_of(split[index], tokenizer), split.bytes_of(index)
-        full = used + size >= max_bytes
-        if used + size > max_bytes:
-            tokens, size = _cut(tokens, size, max_bytes - used, tokenizer)
-        begin: Any = first_token(tokenizer)  # a tokenizer of prepared documents has one
+        tokens, size, room = split[index], split.bytes_of(index), max_bytes - used
+        tokens, full = tokens[marks[0] : len(tokens) - marks[1]], size >= room
+        if size > room:
+            tokens, size = _cut(tokens, size, room, tokenizer)
         taken.append(np.concatenate([[begin], tokens]))
         used += size
         if full:
             break
     return taken, used
-
-
-def _text_of(document: TokenIds, tokenizer: "PreTrainedTokenizerBase") -> TokenIds:
-    """A document without the tokens that begin and end it."""
-    start, stop = tokenizer.bos_token_id is not None, tokenizer.eos_token_id is not None
-    return document[int(start) : len(document) - int(stop)]
 
 
 def _cut(tokens: TokenIds, size: int, room: int, tokenizer: "PreTrainedTokenizerBase") -> tuple[TokenIds, int]:

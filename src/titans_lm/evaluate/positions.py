@@ -12,13 +12,9 @@ import numpy as np
 from torch import nn
 
 from titans_lm.config import check_at_least
-from titans_lm.evaluate.bits_per_byte import read_spans
+from titans_lm.evaluate.bits_per_byte import EDGES, FIRST, read_spans
 from titans_lm.evaluate.documents import Span
 from titans_lm.evaluate.stream import PieceReader, evaluating
-
-FIRST = 64
-"""Where the first range of positions ends; each later one ends at twice the position."""
-EDGES = (0, *(FIRST << i for i in range(40)))
 
 
 @dataclass(frozen=True)

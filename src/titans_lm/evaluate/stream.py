@@ -45,13 +45,14 @@ class PieceReader(Protocol):
 
     def fork(self, state: State) -> State:
         """Give a state of its own to read on from: the one that is given stays as it is."""
+        return state
 
     def keep_rows(self, state: State, rows: Tensor) -> State:
         """Go on with some of the rows only."""
 
 
 @dataclass
-class StatefulReader:
+class StatefulReader(PieceReader):
     """Ours: the state is a value."""
 
     model: nn.Module
@@ -65,15 +66,12 @@ class StatefulReader:
         logits, output = _read(self.model, ids, keep, state=state, return_state=True, use_cache=False)
         return logits, output.state
 
-    def fork(self, state: State) -> State:
-        return state
-
     def keep_rows(self, state: State, rows: Tensor) -> State:
         return take_rows(state, rows)
 
 
 @dataclass
-class CacheReader:
+class CacheReader(PieceReader):
     """Hugging Face models that go on from their cache."""
 
     model: nn.Module
@@ -99,7 +97,7 @@ class CacheReader:
 
 
 @dataclass
-class WindowReader:
+class WindowReader(PieceReader):
     """Models that carry nothing: windows of `window` tokens, of which the last `new` are new.
 
     The first is new as a whole; every later token is predicted from window − new tokens at least.
@@ -122,9 +120,6 @@ class WindowReader:
             logits, _ = _read(self.model, seen, keep, use_cache=False)
             logits = logits[:, -ids.shape[1] :]
         return logits, seen[:, max(seen.shape[1] - (self.window - self.new), 0) :]
-
-    def fork(self, state: State) -> State:
-        return state
 
     def keep_rows(self, state: State, rows: Tensor) -> State:
         return state.index_select(0, rows)
@@ -198,10 +193,10 @@ def reader_for(
 
 def learned_positions(model: nn.Module) -> int | None:
     """Tell how far a model's table of learned positions reaches; None where it has none: rotary angles have no end."""
-    owner: Any = model
-    if hasattr(owner.config, "rope_parameters") or hasattr(owner.config, "rope_theta"):
+    config: Any = model.config
+    if hasattr(config, "rope_parameters") or hasattr(config, "rope_theta"):
         return None
-    return getattr(owner.config, "max_position_embeddings", None)
+    return getattr(config, "max_position_embeddings", None)
 
 
 def check_positions(model: nn.Module, tokens: int, expected: str, told: str = "a model that has") -> None:

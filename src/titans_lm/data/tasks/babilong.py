@@ -151,15 +151,11 @@ class BabiLongTask(HiddenTask):
     title: ClassVar[str] = "Facts in books (BABILong's form)"
     size_fields: ClassVar[tuple[str, ...]] = ("length",)
     task: BabiLongSettings = field(default_factory=BabiLongSettings)
-    """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ("0", "512", "1K", "2K")
-    """Sizes to train on, one a batch."""
     test_sizes: tuple[str, ...] = ("0", "1K", "4K", "16K", "64K")
-    """Sizes to test on."""
     test_source: Path | None = None
     """A file of bAbI with the questions to test on, not those of task.source; drawn stories where none is given."""
     examples: int = 128
-    """Rows that are tested of every size."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from titans_lm.config import check_at_least
 from titans_lm.data.batches import Batch
@@ -72,15 +71,3 @@ class TaskBatches:
         count = min(len(self.tasks), 1 + step // self.join_every) if self.join_every else len(self.tasks)
         shares = self.shares[:count] / self.shares[:count].sum()
         return rng, int(rng.choice(count, p=shares)) if len(self.tasks) > 1 else 0
-
-
-def draw_different(rng: np.random.Generator, log_weights: np.ndarray, rows: int, count: int) -> np.ndarray:
-    """Draw `count` different indices per row, one after the other with the given weights (Gumbel's trick)."""
-    noise = rng.gumbel(size=(rows, len(log_weights)))
-    return np.argsort(-(log_weights + noise), axis=1)[:, :count].astype(np.int64)
-
-
-def as_batch(inputs: np.ndarray, targets: np.ndarray, answers: np.ndarray | None = None) -> Batch:
-    """Make a batch of rows of integers."""
-    parts = {"input_ids": inputs, "targets": targets} | ({} if answers is None else {"answers": answers})
-    return {name: torch.from_numpy(part.astype(np.int64, copy=False)) for name, part in parts.items()}

@@ -1,8 +1,4 @@
-"""Common words: which words of a long list come more often than the others?
-
-The form of RULER's common-word extraction; all words are ours, so that results are RULER-style, not RULER's own (those
-are reached through lm-eval).
-"""
+"""Common words, RULER-style as `needle.py` is: which words of a long list come more often than the others?"""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -10,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from titans_lm.config import check_at_least, check_choice
-from titans_lm.data.tasks.haystack import BYTES, asked_batch, encode, encode_all, vocabulary
+from titans_lm.data.tasks.haystack import BYTES, asked_batch, encode_all, vocabulary
 from titans_lm.data.tasks.task import TaskPlan, read_size
 from titans_lm.data.tasks.vocabulary import TWO_WORDS, Names
 
@@ -101,7 +97,7 @@ class CommonWordsSettings:
             words = [kind[pick] for pick in rng.choice(len(kind), self.common + count, replace=False).tolist()]
             said = encode_all([f" {word}." for word in words], self.tokenizer)
             sizes = np.array([len(one) for one in said])
-            before, asked = encode(INTRODUCTION, self.tokenizer), self._asked(words[: self.common])
+            before, *asked = encode_all([INTRODUCTION, *_asked(words[: self.common])], self.tokenizer)
             taken = len(before) + sum(map(len, asked)) + self.often * int(sizes[: self.common].sum())
             rare = np.repeat(np.arange(self.common, len(words)), self.rarely)
             ends = taken + np.cumsum(sizes[rare])
@@ -120,21 +116,21 @@ class CommonWordsSettings:
                 "another word must fit in"
             )
         order = rng.permutation(np.concatenate([np.repeat(np.arange(self.common), self.often), rare]))
-        return [before, *(said[one] for one in order.tolist()), asked]
+        return [(before,), *((said[one],) for one in order.tolist()), tuple(asked)]
 
-    def _asked(self, common: list[str]) -> "tuple[np.ndarray, np.ndarray]":
-        """Ask for words."""
-        what = "is the common word" if len(common) == 1 else f"are the {len(common)} common words"
-        answer = f" {', '.join(sorted(common))}."
-        return encode(f"\nWhat {what}? Answer:", self.tokenizer), encode(answer, self.tokenizer)
+
+def _asked(common: list[str]) -> tuple[str, str]:
+    """Ask for words, and answer."""
+    what = "is the common word" if len(common) == 1 else f"are the {len(common)} common words"
+    return f"\nWhat {what}? Answer:", f" {', '.join(sorted(common))}."
 
 
 @lru_cache(maxsize=8)
 def _tokens_of_one(kind: Word, tokenizer: str) -> float:
     """Measure the tokens of a word on 64 of them, the mean."""
     words = WORDS[kind]
-    some = range(0, len(words), len(words) // 64)
-    return sum(len(encode(f" {words[which]}.", tokenizer)) for which in some) / len(some)
+    some = [f" {words[which]}." for which in range(0, len(words), len(words) // 64)]
+    return sum(map(len, encode_all(some, tokenizer))) / len(some)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +146,7 @@ class CommonWordsTask(TaskPlan):
     title: ClassVar[str] = "Common words"
     size_fields: ClassVar[tuple[str, ...]] = ("length", "common")
     task: CommonWordsSettings = field(default_factory=lambda: CommonWordsSettings(often=6, rarely=1))
-    """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ("256x2", "512x4", "1024")
-    """Sizes to train on, one a batch."""
     curriculum: bool = True
-    """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
     test_sizes: tuple[str, ...] = ("1024", "4096", "16384", "65536")
-    """Sizes to test on."""
     examples: int = 128
-    """Rows that are tested of every size."""

@@ -1,14 +1,14 @@
 """What facts are hidden in: a few dull sentences over and over, or books; in the tokens of a tokenizer."""
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from titans_lm.config import nearest
-from titans_lm.data.tasks.task import TaskPlan
+from titans_lm.data.tasks.task import Task, TaskPlan
 from titans_lm.data.tasks.vocabulary import NOISE, encode_words, word_count
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from titans_lm.data.batches import Batch
 
-    Part = np.ndarray | tuple[np.ndarray, np.ndarray]
-    """Tokens that are told, or those of a question and of its answer."""
+    Part = tuple[np.ndarray, ...]
+    """Tokens that are told, alone; or those of a question, and those of its answer."""
 
 BYTES, WORDS = "bytes", "words"
 """Names of the tokenizers whose ids are the bytes of the text, or words of the tasks (`data/tasks/vocabulary.py`)."""
@@ -90,11 +90,10 @@ def text_batch(
     """
     made = []
     for story in stories:
-        before = encode(story.before, tokenizer)
-        facts = [_encode_part(part, tokenizer) for part in story.facts]
+        before, *facts = (_encode_part(part, tokenizer) for part in (story.before, *story.facts))
         asked = [_encode_part(part, tokenizer) for part in story.questions]
         if hay is not None and length is not None:
-            taken = sum(len(piece) for part in (before, *facts, *asked) for piece in _pieces(part))
+            taken = sum(len(piece) for part in (before, *facts, *asked) for piece in part)
             if taken >= length:
                 raise ValueError(f"got length={length}; expected more than the {taken} tokens of facts and questions")
             facts = _hide(rng, facts, hay, length - taken, depth)
@@ -109,17 +108,16 @@ def asked_batch(rows: "Sequence[Sequence[Part]]") -> "Batch":
     """
     import numpy as np
 
-    from titans_lm.data.batches import IGNORED
-    from titans_lm.data.tasks.batches import as_batch
+    from titans_lm.data.batches import IGNORED, as_batch
 
     made = []
     for row in rows:
         pieces, said, questions = [], [], 0
         for part in row:
-            for i, piece in enumerate(_pieces(part)):  # of a question the second piece is the answer
+            for i, piece in enumerate(part):
                 pieces.append(piece)
                 said.append(np.full(len(piece), questions if i else -1))
-            questions += isinstance(part, tuple)
+            questions += len(part) - 1
         made.append((np.concatenate(pieces), np.concatenate(said)))
     inputs = np.zeros((len(made), max(len(ids) for ids, _ in made)), np.int64)
     targets, answers = np.full_like(inputs, IGNORED), np.full_like(inputs, IGNORED)
@@ -127,20 +125,12 @@ def asked_batch(rows: "Sequence[Sequence[Part]]") -> "Batch":
         inputs[row, : len(ids)] = ids
         places = np.flatnonzero(which >= 0)
         targets[row, places - 1], answers[row, places - 1] = ids[places], which[places]
-    return as_batch(inputs, targets, answers)
+    return as_batch(input_ids=inputs, targets=targets, answers=answers)
 
 
 def _encode_part(part: str | tuple[str, str], tokenizer: str) -> "Part":
     """Turn what is told, or a question with its answer, into tokens."""
-    if isinstance(part, str):
-        return encode(part, tokenizer)
-    question, answer = part
-    return encode(question, tokenizer), encode(answer, tokenizer)
-
-
-def _pieces(part: "Part") -> "tuple[np.ndarray, ...]":
-    """What is told, as one piece; a question and its answer as two."""
-    return part if isinstance(part, tuple) else (part,)
+    return tuple(encode(piece, tokenizer) for piece in ((part,) if isinstance(part, str) else part))
 
 
 def _hide(
@@ -154,12 +144,8 @@ def _hide(
         at = np.sort(rng.choice(places, len(facts)))
     else:
         at = np.full(len(facts), places[abs(places - depth * room).argmin()])
-    parts: list[Part] = []
-    last = 0
-    for place, fact in zip(at.tolist(), facts, strict=True):
-        parts += [text[last:place], fact]
-        last = place
-    return [*parts, text[last:]]
+    first, *others = np.split(text, at)
+    return [(first,), *(part for fact, after in zip(facts, others, strict=True) for part in (fact, (after,)))]
 
 
 @lru_cache(maxsize=4)
@@ -191,13 +177,19 @@ def vocabulary(tokenizer: str) -> int:
 
 def encode(text: str, tokenizer: str = BYTES) -> "np.ndarray":
     """Turn a piece of text into tokens, without marks of a begin or an end."""
+    return encode_all([text], tokenizer)[0]
+
+
+def encode_all(texts: "Sequence[str]", tokenizer: str) -> "list[np.ndarray]":
+    """Turn pieces of text into tokens, each on its own."""
     import numpy as np
 
     if tokenizer == BYTES:
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
     if tokenizer == WORDS:
-        return encode_words(text)
-    return np.asarray(tokenizer_in(tokenizer)(text, add_special_tokens=False).input_ids, np.int64)
+        return [encode_words(text) for text in texts]
+    found = tokenizer_in(tokenizer)(list(texts), add_special_tokens=False).input_ids
+    return [np.asarray(ids, np.int64) for ids in found]
 
 
 def haystack(source: Path | None, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -> Haystack:
@@ -210,7 +202,7 @@ def noise(tokenizer: str = BYTES) -> Haystack:
     """Make hay of five sentences that come again and again, as long as a long book."""
     import numpy as np
 
-    sentences = [encode(f"{sentence} ", tokenizer) for sentence in NOISE]
+    sentences = encode_all([f"{sentence} " for sentence in NOISE], tokenizer)
     lengths = np.array([len(sentence) for sentence in sentences])
     again = -(-(1 << 20) // lengths.sum())
     ends = np.cumsum(np.tile(lengths, again))
@@ -244,33 +236,16 @@ def books(source: Path, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -
     return Haystack(tuple(texts), tuple(places))
 
 
-def encode_all(sentences: list[str], tokenizer: str) -> "list[np.ndarray]":
-    """Turn pieces of text into tokens, each on its own."""
-    import numpy as np
-
-    if tokenizer in (BYTES, WORDS):
-        return [encode(sentence, tokenizer) for sentence in sentences]
-    found = tokenizer_in(tokenizer)(sentences, add_special_tokens=False).input_ids
-    return [np.asarray(ids, np.int64) for ids in found]
-
-
-class HiddenFacts(ABC):
+class HiddenFacts(Task, Protocol):
     """What needles, variables and stories share: facts that are hidden in text, in the tokens of a tokenizer."""
 
     @property
-    @abstractmethod
     def books(self) -> Path | None:
         """The text to hide them in."""
 
     @property
-    @abstractmethod
     def tokenizer(self) -> str:
         """What tokens are."""
-
-    @property
-    @abstractmethod
-    def length(self) -> int:
-        """Tokens of a row."""
 
     @property
     def depth(self) -> float | None:
@@ -278,13 +253,13 @@ class HiddenFacts(ABC):
         return None
 
     @property
-    def vocab_size(self) -> int:
-        return vocabulary(self.tokenizer)
-
-    @property
     def left_out(self) -> tuple[str, ...]:
         """Words whose sentences are left out of the books."""
         return ()
+
+    @property
+    def vocab_size(self) -> int:
+        return vocabulary(self.tokenizer)
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; ValueError where what they say leaves no room for a haystack."""
@@ -302,9 +277,7 @@ class HiddenTask(TaskPlan):
     """What needles, variables and stories share: facts that are hidden in text, and another text to test in."""
 
     task: Any
-    """The task; sizes go over what is set here."""
     curriculum: bool = True
-    """Whether the sizes to train on join one after the other, evenly over the first half of the steps."""
     test_books: Path | None = None
     """A text or a folder of texts to test in; those of the task where none is given."""
 

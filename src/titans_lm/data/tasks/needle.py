@@ -148,11 +148,9 @@ class NeedleTask(HiddenTask):
     title: ClassVar[str] = "Needles in a haystack"
     size_fields: ClassVar[tuple[str, ...]] = ("length", "depth")
     task: NeedleSettings = field(default_factory=NeedleSettings)
-    """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ("0x8", "256", "512x4", "1024")
     """Sizes to train on, one a batch: many needles without a haystack first, as nothing is learned without."""
     test_sizes: tuple[str, ...] = ("1024", "4096", "16384", "65536")
-    """Sizes to test on."""
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Places of the needle that every size is tested at, 0 the begin and 1 the end; of several needles, any."""
     examples: int = 64

@@ -131,19 +131,17 @@ class RecallSettings:
         """Draw rows of the task; targets stand at the last token of a key that is asked."""
         import numpy as np
 
-        from titans_lm.data.batches import IGNORED
-        from titans_lm.data.tasks.batches import as_batch, draw_different
+        from titans_lm.data.batches import IGNORED, as_batch
 
         keys = self._keys(rng, rows)
-        values = (
-            1 + self.symbols // 2 + draw_different(rng, np.zeros(self.symbols // 2), rows, self.pairs + self.updates)
-        )
-        slots = draw_different(rng, (self.spread - 1.0) * np.log(np.arange(1, self.slots + 1)), rows, self.pairs)
+        half = self.symbols // 2
+        values = 1 + half + _different(rng, np.zeros(half), rows, self.pairs + self.updates)
+        slots = _different(rng, (self.spread - 1.0) * np.log(np.arange(1, self.slots + 1)), rows, self.pairs)
         told = np.concatenate([keys, values[:, : self.pairs, None]], axis=2)  # rows × pairs × width
         shown = [told.reshape(rows, -1)] * self.passes
         final = told.copy()
         if self.updates:
-            changed = draw_different(rng, np.zeros(self.pairs), rows, self.updates)[..., None]
+            changed = _different(rng, np.zeros(self.pairs), rows, self.updates)[..., None]
             again = np.take_along_axis(told, changed, axis=1)
             again[..., -1] = values[:, self.pairs :]
             np.put_along_axis(final, changed, again, axis=1)
@@ -158,17 +156,15 @@ class RecallSettings:
         np.put_along_axis(targets, places + self.key_tokens - 1, final[..., -1], axis=1)
         if self.fillers == "random":
             inputs = self._filled(rng, inputs, keys)
-        return as_batch(inputs, targets)
+        return as_batch(input_ids=inputs, targets=targets)
 
     def _keys(self, rng: "np.random.Generator", rows: int) -> "np.ndarray":
         """Draw the keys of each row: rows × pairs × key_tokens."""
         import numpy as np
 
-        from titans_lm.data.tasks.batches import draw_different
-
         if self.key_tokens == 1:
-            return 1 + draw_different(rng, np.zeros(self.symbols // 2), rows, self.pairs)[..., None]
-        both = draw_different(rng, np.zeros(self.parts**2), rows, self.pairs)
+            return 1 + _different(rng, np.zeros(self.symbols // 2), rows, self.pairs)[..., None]
+        both = _different(rng, np.zeros(self.parts**2), rows, self.pairs)
         return 1 + np.stack(np.divmod(both, self.parts), axis=2)
 
     def _filled(self, rng: "np.random.Generator", inputs: "np.ndarray", keys: "np.ndarray") -> "np.ndarray":
@@ -181,6 +177,11 @@ class RecallSettings:
         order = np.argsort(~allowed, axis=1, kind="stable")  # those that are allowed first
         drawn = (rng.random(inputs.shape) * allowed.sum(1, keepdims=True)).astype(np.int64)
         return np.where(inputs == FILLER, np.take_along_axis(order, drawn, axis=1), inputs)
+
+
+def _different(rng: "np.random.Generator", log_weights: "np.ndarray", rows: int, count: int) -> "np.ndarray":
+    """Draw `count` different indices per row, one after the other with the given weights (Gumbel's trick)."""
+    return (-(log_weights + rng.gumbel(size=(rows, len(log_weights))))).argsort(axis=1)[:, :count]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,9 +197,7 @@ class RecallTask(TaskPlan):
     task: RecallSettings = field(
         default_factory=lambda: RecallSettings(symbols=256, answers=False, pairs=64, length=4096)
     )
-    """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ("64:4", "128:8")
-    """Sizes to train on, one a batch."""
 
 
 class RecallCurriculum:

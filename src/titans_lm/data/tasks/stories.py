@@ -116,7 +116,8 @@ class World:
         who = _pick(self.rng, self.people)
         if who not in self.at or self.rng.random() < 0.5:
             return self.walk(who)
-        near = [thing for thing in THINGS if thing not in self.holder and self._is_here(thing, who)]
+        here = [self.at[who]]  # a thing that nobody has touched may be anywhere
+        near = [thing for thing in THINGS if thing not in self.holder and (self.trail[thing] or here)[-1] == here[0]]
         has = [thing for thing in THINGS if self.holder.get(thing) == who]
         there = " there" if self.rng.random() < 0.2 else ""
         if near and (not has or self.rng.random() < 0.6):
@@ -154,14 +155,10 @@ class World:
         self.facts.append(f"{holder} {_pick(self.rng, GIVE)} the {thing} to {other}.")
         return True
 
-    def _is_here(self, thing: str, who: str) -> bool:
-        """A thing that nobody has touched may be anywhere."""
-        return not self.trail[thing] or self.trail[thing][-1] == self.at[who]
-
     def _moved(self, thing: str) -> None:
-        where = self.at[self.holder[thing]]
-        if not self.trail[thing] or self.trail[thing][-1] != where:
-            self.trail[thing].append(where)
+        where, trail = self.at[self.holder[thing]], self.trail[thing]
+        if trail[-1:] != [where]:
+            trail.append(where)
 
 
 def _things(rng: "np.random.Generator", *, before: bool) -> Question:

@@ -34,25 +34,20 @@ class Task(Protocol):
     @property
     def vocab_size(self) -> int:
         """Ids that rows are made of."""
-        ...
 
     @property
     def length(self) -> int:
         """Tokens of a row."""
-        ...
 
     @property
     def chance(self) -> float:
         """Share of answers that are right as a whole without knowing anything but the task."""
-        ...
 
     def resized(self, size: str) -> "Task":
         """Give the task with a size as it is written on a command line; ValueError for what is none."""
-        ...
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows."""
-        ...
 
 
 def read_size(size: str, pattern: str, form: str) -> list[int | None]:

@@ -61,14 +61,14 @@ class TrackingSettings:
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; every element is as likely as any other."""
-        from titans_lm.data.tasks.batches import as_batch
+        from titans_lm.data.batches import as_batch
 
         table = products(self.group)
         inputs = rng.integers(0, len(table), (rows, self.length))
         targets = inputs.copy()
         for place in range(1, self.length):
             targets[:, place] = table[targets[:, place - 1], inputs[:, place]]
-        return as_batch(inputs, targets)
+        return as_batch(input_ids=inputs, targets=targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +79,8 @@ class TrackingTask(TaskPlan):
     title: ClassVar[str] = "State tracking"
     size_fields: ClassVar[tuple[str, ...]] = ("length",)
     task: TrackingSettings = field(default_factory=TrackingSettings)
-    """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ("8", "16", "32")
-    """Sizes to train on, one a batch."""
     test_sizes: tuple[str, ...] = ("16", "32", "64", "128")
-    """Sizes to test on."""
 
 
 @cache

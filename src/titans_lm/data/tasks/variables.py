@@ -1,8 +1,4 @@
-"""Variable tracking: numbers that are handed from variable to variable, in sentences that are hidden in text.
-
-The form of RULER's variable tracking; all words are ours, so that results are RULER-style, not RULER's own (those are
-reached through lm-eval).
-"""
+"""Variable tracking, RULER-style as `needle.py` is: numbers handed from variable to variable, in sentences in text."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -119,10 +115,7 @@ class VariablesTask(HiddenTask):
     title: ClassVar[str] = "Variable tracking"
     size_fields: ClassVar[tuple[str, ...]] = ("length", "hops")
     task: VariablesSettings = field(default_factory=VariablesSettings)
-    """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ("0x0", "0x1", "0x2", "0x4", "1024")
     """Sizes to train on, one a batch: a number and its variable first, then longer chains, then a haystack."""
     test_sizes: tuple[str, ...] = ("1024", "4096", "16384", "65536")
-    """Sizes to test on."""
     examples: int = 128
-    """Rows that are tested of every size."""
