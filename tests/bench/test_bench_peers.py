@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bench.bench_cases import check_once, streamed
-from titans_lm.bench import peer_env, peer_side, run
-from titans_lm.bench.peers import comparisons, peers
+from titans_lm.bench import peer_side, run
+from titans_lm.bench.peers import comparisons, peer_python, peers
 from titans_lm.bench.registry import Case, Place
 from titans_lm.bench.run import Bench, run_bench
 from titans_lm.bench.settings import PEER_CASES, AllSettings, BenchSettings, PeersSettings
@@ -97,7 +97,7 @@ def test_every_comparison_can_be_asked_for_alone():
 
 def test_an_environment_that_is_there_is_used(tmp_path):
     folder = fake_python(tmp_path / "env", f"{VERSION}+cpu 0.5.5")
-    python, versions = peer_env.peer_python(folder, print)
+    python, versions = peer_python(folder, print)
     assert python == folder / "bin" / "python"
     assert versions == {"torch": VERSION, "titans-pytorch": "0.5.5"}
 
@@ -105,7 +105,7 @@ def test_an_environment_that_is_there_is_used(tmp_path):
 def test_other_versions_are_refused(tmp_path):
     """pip succeeds, and the versions are still others."""
     with pytest.raises(ValueError, match=r"got .*9\.9\.9.*; expected .*remove the folder"):
-        peer_env.peer_python(fake_python(tmp_path / "env", "9.9.9 0.5.5"), print)
+        peer_python(fake_python(tmp_path / "env", "9.9.9 0.5.5"), print)
 
 
 def no_registry(monkeypatch):
@@ -116,7 +116,7 @@ def no_registry(monkeypatch):
         called.append(command)
         return subprocess.CompletedProcess(command, 1, "", "WARNING: retrying\nERROR: No matching distribution found\n")
 
-    monkeypatch.setattr(peer_env.subprocess, "run", fails)
+    monkeypatch.setattr(subprocess, "run", fails)
     return called
 
 
@@ -134,7 +134,7 @@ def test_torch_comes_first(tmp_path, monkeypatch):
     fake_python(tmp_path / "env", "")
     called = no_registry(monkeypatch)
     with pytest.raises(ValueError, match="could not make"):
-        peer_env.peer_python(tmp_path / "env", print)
+        peer_python(tmp_path / "env", print)
     assert called[1][1:] == ["-m", "pip", "install", "--quiet", f"torch=={VERSION}"]
 
 

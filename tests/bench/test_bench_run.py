@@ -9,7 +9,7 @@ import torch
 from bench.bench_cases import OP, check_once, measured, streamed, work_here
 from titans_lm import ops
 from titans_lm.bench import gate, registry, run
-from titans_lm.bench.models import model_cases
+from titans_lm.bench.models import model_cases, tnt, training
 from titans_lm.bench.ops import op_cases
 from titans_lm.bench.peers import comparisons
 from titans_lm.bench.registry import Case, Place, allocators, benchmark, benchmarks, subjects
@@ -25,7 +25,6 @@ from titans_lm.bench.settings import (
     TNTSettings,
     TrainingSettings,
 )
-from titans_lm.bench.training import tnt, training
 from titans_lm.train.device import commit, hardware
 from titans_lm.train.options import written_command
 

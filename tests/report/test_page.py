@@ -227,6 +227,11 @@ def test_rendering_writes_the_page_and_the_plots(tmp_path):
         ('{"format": "titans-lm demo 1"}', "no result of a benchmark"),
         ('{"format": "titans-lm bench 1", "what": ["ops"]}', "no result of a benchmark"),
         ('{"format": "titans-lm bench 1", "what": "heads"}', "of kind 'heads', which no page shows"),
+        (
+            '{"format": "titans-lm bench 1", "what": "ops"}',
+            r"ops.json, .* lacks a part: KeyError\('device'\); expected",
+        ),
+        ('{"format": "titans-lm bench 1", "what": "gap", "models": []}', "of kind 'gap' that lacks a part"),
     ],
 )
 def test_files_of_others_are_refused(tmp_path, content, message):

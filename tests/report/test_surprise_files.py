@@ -14,7 +14,7 @@ from report.surprise_cases import HOSTILE, TOKENIZER, Page, as_text, made_up, re
 from titans_lm.data.tokenizer import BOS, EOS, encode_document
 from titans_lm.report.plots import png
 from titans_lm.report.surprise.files import lines_of, most_surprising, surprise_figure, write_surprise
-from titans_lm.report.surprise.pack import by_piece
+from titans_lm.report.surprise.text import by_piece
 from titans_lm.streaming import Reader, load_memory, save_memory
 from titans_lm.surprise import PARTS, measure_surprise
 from titans_lm.train.fresh import byte_model

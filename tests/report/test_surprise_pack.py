@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from report.surprise_cases import as_text, made_up, relative, starts_of, unpacked
-from titans_lm.report.surprise.pack import by_piece, pack, page_data
+from titans_lm.report.surprise.page import pack, page_data
+from titans_lm.report.surprise.text import by_piece
 from titans_lm.surprise import PARTS
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from report.surprise_cases import FACTS, HOSTILE, HOSTILE_NAME, Page, as_text, made_up
-from titans_lm.report.surprise.pack import by_piece
 from titans_lm.report.surprise.page import COLOURS, LEVELS, levels, shades, surprise_page
+from titans_lm.report.surprise.text import by_piece
 
 
 def hostile() -> str:

@@ -55,7 +55,7 @@ def model_flops(config: BackboneConfig, vocab_size: int, seq_len: int) -> dict[s
     """
     E, H, kinds = config.hidden_size, config.num_attention_heads, config.by_block()
     return {
-        "projections": float(sum(n * 2 * (_maps(c) * E * E + _gate_weights(c)) for c, n in kinds)),
+        "projections": float(sum(n * 2 * _map_weights(c) for c, n in kinds)),
         "memory": float(sum(n * H * _op_flops(c) for c, n in kinds)),
         "attention": sum(n * 4 * E * visible_keys(c, seq_len) for c, n in kinds),
         "mlp": float(config.num_hidden_layers * 6 * E * config.mlp_width),
@@ -67,19 +67,13 @@ def _op_flops(config: BackboneConfig) -> int:
     """Operations of the op per token and head, in a block of a stack of one kind."""
     if not config.has_memory:
         return 0
-    c, to_init = config, config.forget_to == "init"
-    if c.architecture == "tnt":
-        local = sum(memory_flops(c.memory_widths, chunk, forget_to_init=to_init) for chunk in c.tnt_local_chunks)
-        return _global_flops(c.memory_widths) + local + c.tnt_projection * 8 * c.head_dim**2
-    op = memory_flops(c.memory_widths, c.chunk_size, forget_to_init=to_init)
-    recall = 2 * sum(a * b for a, b in pairwise(config.memory_widths))
-    return op + recall if config.architecture == "mac" else op
-
-
-def _global_flops(widths: tuple[int, ...]) -> int:
-    """Operations per token and head of a memory that is read at its anchor: errors, one read, M and S at the end."""
+    c, widths, to_init = config, config.memory_widths, config.forget_to == "init"
     sizes = [a * b for a, b in pairwise(widths)]
-    return 2 * (4 * sum(sizes) + sum(sizes[1:]))
+    if c.architecture == "tnt":
+        whole = 2 * (4 * sum(sizes) + sum(sizes[1:]))  # read at its anchor: errors, one read, M and S at the end
+        local = sum(memory_flops(widths, chunk, forget_to_init=to_init) for chunk in c.tnt_local_chunks)
+        return whole + local + c.tnt_projection * 8 * c.head_dim**2
+    return memory_flops(widths, c.chunk_size, forget_to_init=to_init) + 2 * sum(sizes) * (c.architecture == "mac")
 
 
 def visible_keys(config: BackboneConfig, seq_len: int) -> float:
@@ -99,21 +93,14 @@ def visible_keys(config: BackboneConfig, seq_len: int) -> float:
     return config.num_persistent + own / seq_len * (2 if config.architecture == "mac" else 1)
 
 
-def _maps(config: BackboneConfig) -> int:
-    """Linear maps of E × E that a token of a block goes through, by its settings."""
-    maps = MAPS[config.architecture]
-    if config.architecture in SHARED:
-        maps -= config.shared_qkv * SHARED[config.architecture]
-    return maps
-
-
-def _gate_weights(config: BackboneConfig) -> int:
-    """Weights of the maps that make a block's gates: θ, η, α, and a threshold or the shares of a window."""
+def _map_weights(config: BackboneConfig) -> int:
+    """Weights of a block's maps of E × E, and of those that make its gates: θ, η, α, a threshold, a window's shares."""
+    maps = MAPS[config.architecture] - config.shared_qkv * SHARED.get(config.architecture, 0)
     if not config.has_memory:
-        return 0
+        return maps * config.hidden_size**2
     E, numbers = config.hidden_size, config.num_attention_heads * config.gates_per_head
     inputs = E * (1 + config.gates_see_keys)
     one = config.gate_rank * (inputs + numbers) if config.gates == "channel" else inputs * numbers
     per_head = inputs * (config.memory_objective in THRESHOLDS) + E * config.omega_window * (config.omega_window > 1)
     gates = one * (1 + config.momentum + config.decay)
-    return (gates + config.num_attention_heads * per_head) * config.memories
+    return maps * E * E + (gates + config.num_attention_heads * per_head) * config.memories

@@ -1,16 +1,21 @@
 """`titans bench peers`: our op, layer and model beside titans-pytorch and blocks of transformers, in turn."""
 
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from titans_lm.bench.models import model_case
 from titans_lm.bench.ops import ONE_HEAD, PAPER
 from titans_lm.bench.registry import Case, Cases, Comparison, Place, allocators, benchmark
-from titans_lm.bench.settings import PeersSettings
+from titans_lm.bench.settings import PEER, PeersSettings
 
 TRAIN = "forward+backward"
+VERSIONS = "import importlib.metadata as m; print(m.version('torch'), m.version('titans-pytorch'))"
 Sides = tuple[str, list[Case]]
 """A title, and what takes turns below it."""
 
@@ -21,8 +26,6 @@ def peers(settings: PeersSettings, at: Place) -> Cases:
 
     ValueError where the peer cannot be installed; among other benchmarks its rows then say why, and ours are measured.
     """
-    from titans_lm.bench.peer_env import peer_python
-
     missing = None
     try:
         python, versions = peer_python(settings.peers_env, at.say)
@@ -72,20 +75,18 @@ def paper(quick: bool, _: Path) -> Sides:
     case = {**PAPER, "rows": 2, "tokens": 4096, **({"width": 8, "chunk": 8, "tokens": 32} if quick else {})}
     width = case["width"] * case["heads"]
     block = {**case, "width": width, "ffn": 32 if quick else 1024}
-    blocks = (("our layer", "memory"), ("Llama block", "llama"), ("Mamba2 block", "mamba2"))
+    blocks = (("our layer", "memory", "ours"), ("Llama block", "llama", "transformers"),
+              ("Mamba2 block", "mamba2", "transformers"))  # fmt: skip
     return (
         f"{case['heads']} heads of {case['width']}, chunk {case['chunk']}, 2 × {case['tokens']:,}",
         [
             Case(label="our op", kind="op", mode=TRAIN, case=case),
             *(
-                Case(
-                    label=label, kind="layer", mode=TRAIN, case={**block, "layer": name},
-                    side="ours" if name == "memory" else "transformers",
-                )
-                for label, name in blocks
+                Case(label=label, kind="layer", mode=TRAIN, case={**block, "layer": name}, side=side)
+                for label, name, side in blocks
             ),
         ],
-    )  # fmt: skip
+    )
 
 
 def exact(quick: bool, python: Path) -> Sides:
@@ -102,7 +103,6 @@ def exact(quick: bool, python: Path) -> Sides:
 
 
 def mac(quick: bool, python: Path) -> Sides:
-    """A training step of the MAC model."""
     case = {**model_case("mac", quick), "rows": 4, "tokens": 64 if quick else 1024}
     return (
         f"MAC model of width {case['width']}, {case['layers']} blocks, training step 4 × {case['tokens']:,}",
@@ -117,7 +117,6 @@ def mac(quick: bool, python: Path) -> Sides:
 
 
 def generation(quick: bool, python: Path) -> Sides:
-    """Cached generation of the MAC model, one row."""
     sizes = {"prompt": 16, "tokens": 4} if quick else {"prompt": 128, "tokens": 256}
     case = {**model_case("mac", quick), "rows": 1, **sizes}
     # compiling takes its time and says nothing in a try-out
@@ -147,3 +146,44 @@ def their_model(case: dict[str, Any], mode: str, python: Path) -> Case:
     theirs = {**case, "longterm": 16}
     label = "titans-pytorch MAC transformer"
     return Case(label=label, kind="peer_model", mode=mode, case=theirs, side="titans-pytorch", python=python)
+
+
+def peer_python(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, str]]:
+    """Return the interpreter of the peer's environment, made where it is missing, and the versions in it.
+
+    torch comes first and alone, in our version, so that the peer's requirements leave it as it is. ValueError where
+    the environment cannot be made (no registry within reach, say) or holds other versions.
+    """
+    folder = folder.expanduser().resolve()
+    python = folder / "bin" / "python"
+    wanted = {"torch": version("torch").partition("+")[0], "titans-pytorch": PEER.partition("==")[2]}
+    if not python.is_file():
+        say(f"making {folder}: torch {wanted['torch']}, then {PEER}")
+        _call([sys.executable, "-m", "venv", str(folder)], folder)
+    found = _versions(python)
+    if found != wanted:
+        for package in (f"torch=={wanted['torch']}", PEER):
+            _call([str(python), "-m", "pip", "install", "--quiet", package], folder)
+        found = _versions(python)
+    if found != wanted:
+        raise ValueError(f"got {found or 'no such packages'} in {folder}; expected {wanted}: remove the folder")
+    return python, found
+
+
+def _versions(python: Path) -> dict[str, str]:
+    """Read which torch and which peer an environment has, without their builds; empty where one is missing."""
+    done = subprocess.run([str(python), "-c", VERSIONS], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return {}
+    torch_version, peer = done.stdout.split()
+    return {"torch": torch_version.partition("+")[0], "titans-pytorch": peer}
+
+
+def _call(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise ValueError(
+            f"could not make the peer's environment in {folder}: {lines[-1] if lines else 'no message'}; expected a "
+            f"registry within reach, or --peers-env with a folder that has torch and {PEER} installed"
+        )

@@ -22,48 +22,29 @@ Row = dict[str, Any]
 
 
 def ask(request: dict[str, Any], case: Case, timeout: float, threads: int) -> Row:
-    """Send a request to a fresh worker and read its answer; a worker that dies or takes too long is an error row."""
+    """Send a request to a worker of its own, and read its answer."""
     peer = [str(case.python), "-P", str(Path(__file__).with_name("peer_side.py"))]
-    environment = environment_of(case.allocator, threads, ours=case.python is None)
-    try:
-        done = subprocess.run(
-            OURS if case.python is None else peer, input=json.dumps(request), capture_output=True, text=True,
-            timeout=timeout, env=environment, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return too_long(timeout)
-    lines = done.stdout.strip().splitlines()
-    return died(done.returncode, done.stderr) if done.returncode != 0 or not lines else json.loads(lines[-1])
-
-
-def environment_of(allocator: str, threads: int, *, ours: bool) -> dict[str, str]:
-    """Give a worker's environment: this one's, with that allocator and no other, and so many threads."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    environment |= {**ALLOCATORS[allocator], "OMP_NUM_THREADS": str(threads)}
-    if ours:  # a bare checkout works too
-        here = str(Path(__file__).parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [environment.get("PYTHONPATH")])])
-    return environment
-
-
-def too_long(timeout: float) -> Row:
-    return {"error": f"stopped after {timeout:.0f} seconds"}
-
-
-def died(code: int, errors: str) -> Row:
-    """Say how a worker ended, and why as far as it told."""
-    last = errors.strip().splitlines()
-    return {"error": f"the worker ended with code {code}: {last[-1] if last else 'no message'}"}
+    ours = case.python is None
+    with Worker(threads, OURS if ours else peer, allocator=case.allocator, ours=ours) as worker:
+        return worker.ask(request, timeout)
 
 
 class Worker:
     """One process for many cases, one after another: it starts with the first, and anew after one that failed.
 
     An error on a GPU leaves nothing there that can be relied on, so whatever goes wrong is the process's last case.
+    Its environment is this one's, with an allocator and no other, and so many threads.
     """
 
-    def __init__(self, threads: int, command: Sequence[str] = OURS) -> None:
-        self.threads, self.command = threads, command
+    def __init__(
+        self, threads: int, command: Sequence[str] = OURS, *, allocator: str = "default", ours: bool = True
+    ) -> None:
+        self.command = command
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        self.environment |= ALLOCATORS[allocator] | {"OMP_NUM_THREADS": str(threads)}
+        if ours:  # a bare checkout works too
+            paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+            self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self.process: subprocess.Popen[bytes] | None = None
         self.errors: BinaryIO | None = None
         self.unread = b""
@@ -77,8 +58,8 @@ class Worker:
     def ask(self, request: dict[str, Any], timeout: float) -> Row:
         """Send a request and read its answer; a worker that dies or takes too long is an error row."""
         deadline = time.monotonic() + timeout
+        before = 0 if self.errors is None else os.fstat(self.errors.fileno()).st_size  # earlier cases are no reason
         process, errors = self._started()
-        before = os.fstat(errors.fileno()).st_size  # what earlier cases said is no reason
         try:
             with suppress(BrokenPipeError):  # it is dead: the end of its output tells
                 cast("BinaryIO", process.stdin).write(json.dumps(request).encode() + b"\n")
@@ -86,9 +67,10 @@ class Worker:
             if row is None:
                 code = process.wait(max(0.0, deadline - time.monotonic()))
                 errors.seek(before)
-                row = died(code, errors.read().decode(errors="replace"))
+                told = errors.read().decode(errors="replace").strip().splitlines()
+                row = {"error": f"the worker ended with code {code}: {told[-1] if told else 'no message'}"}
         except (TimeoutError, subprocess.TimeoutExpired):
-            row = too_long(timeout)
+            row = {"error": f"stopped after {timeout:.0f} seconds"}
         except BaseException:  # ctrl-c in the middle of a case: the next answer would be this one's
             self.end()
             raise
@@ -97,7 +79,6 @@ class Worker:
         return row
 
     def end(self) -> None:
-        """End the process, if there is one, and what it started."""
         if self.process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -114,7 +95,7 @@ class Worker:
             # a group of its own: its helpers, such as compilers, end with it, and ctrl-c reaches it through `end` only
             self.process = subprocess.Popen(
                 self.command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
-                env=environment_of("default", self.threads, ours=True), start_new_session=True,
+                env=self.environment, start_new_session=True,
             )  # fmt: skip
         return self.process, self.errors
 

@@ -110,11 +110,10 @@ def subject(
 
 def benchmarks() -> dict[str, Benchmark]:
     """Give all benchmarks by name, in the order of the command's help, whoever imported them first."""
-    modules = [f"titans_lm.bench.{name}" for name in ("ops", "models", "peers", "scaling", "training", "kernels")]
-    for module in modules:
-        import_module(module)
-    places = {module: place for place, module in enumerate(modules)}
-    return dict(sorted(BENCHMARKS.items(), key=lambda one: places.get(one[1].cases.__module__, len(modules))))
+    for module in ("ops", "models", "peers", "scaling"):
+        import_module(f"titans_lm.bench.{module}")
+    order = ("ops", "model", "peers", "scaling", "tnt", "training", "kernels")
+    return {name: BENCHMARKS[name] for name in (*order, *BENCHMARKS)}
 
 
 def subjects() -> dict[str, Subject]:

@@ -23,6 +23,11 @@ WARMUP, WARMUP_SECONDS, GPU_WARMUP_SECONDS = 8, 3.0, 1.0
 more until the heap has its size."""
 MATMUL, GPU_MATMUL, QUICK_MATMUL = 2048, 8192, 128
 """Rows of the square matrices beside every case: on a GPU smaller products measure how long it takes to start one."""
+MEDIANS = {
+    "tokens_per_second", "milliseconds_per_call", "flops_per_second", "share_of_matmul", "matmul_flops_per_second",
+    "page_faults_per_run", "preempted_per_run",
+}  # fmt: skip
+"""Numbers of a side that are the medians of its rounds."""
 Say = Callable[[str], None]
 Row = dict[str, Any]
 
@@ -59,12 +64,11 @@ def kinds(settings: BenchSettings) -> dict[str, BenchSettings]:
         return {own: settings}
     changed = {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
     changed |= {"repeats": settings.repeats, "rounds": settings.rounds}
-    parts = {}
-    for name, one in known.items():
-        if not one.needs_gpu:
-            taken = {field.name for field in fields(one.settings)}
-            parts[name] = one.settings(**{key: value for key, value in changed.items() if key in taken})
-    return parts
+    return {
+        name: one.settings(**{f.name: changed[f.name] for f in fields(one.settings) if f.name in changed})
+        for name, one in known.items()
+        if not one.needs_gpu
+    }
 
 
 class Bench:
@@ -89,11 +93,7 @@ class Bench:
         return {**row, "allocator": case.allocator, **found}
 
     def compare(self, title: str, cases: Sequence[Case]) -> list[dict[str, Any]]:
-        """Let the sides take turns; each row has the numbers of all rounds, and its ratio to every other side.
-
-        A ratio is tokens per second of the row over those of the other side in the same round; the row gives the
-        median of the rounds.
-        """
+        """Let the sides take turns; each row has the numbers of all rounds, and its ratio to every other side."""
         rounds: list[list[dict[str, Any]]] = []
         for number in range(self.settings.rounds):
             self.say(f"{title}{_allocator(cases[0])}, round {number + 1} of {self.settings.rounds}")
@@ -120,10 +120,9 @@ class Bench:
         """Give a benchmark the rows of its cases one after another, and write its file."""
         with self.worker:
             rows, own = self.measured(benchmark.cases(self.settings, Place(self.device, self.say, self.alone)))
-        header: dict[str, Any] = {"what": name, "check": {}, **own}
         result = {
             "format": FORMAT,
-            "what": header.pop("what"),
+            "what": name,
             "command": written_command("bench", name, settings=self.settings),
             "quick": self.settings.quick,
             "device": self.device,
@@ -131,9 +130,9 @@ class Bench:
             "threads": self.threads,
             "wall_seconds": time.perf_counter() - self.started,
             "hardware": {**hardware(), "allocators": ALLOCATORS},
-            "check": {**check, **header.pop("check")},
+            "check": {**check, **own.pop("check", {})},
             "settings": plain_settings(self.settings),
-            **header,
+            **own,
             "rows": rows,
         }
         path = self.settings.out / file_name(result["what"], self.device, self.settings.dtype)
@@ -153,7 +152,6 @@ class Bench:
             rows += found if isinstance(found, list) else [found]
 
     def rows(self, asked: Case | list[Case] | Comparison | Repeated) -> Row | list[Row]:
-        """Measure what a benchmark asks for."""
         if isinstance(asked, Comparison):
             return self.compare(asked.title, asked.cases)
         if isinstance(asked, Repeated):
@@ -190,10 +188,7 @@ def merged(rows: list[dict[str, Any]]) -> dict[str, Any]:
     times = [t for row in rows for t in row["seconds"]["all"]]
     typical = statistics.median(row["seconds"]["median"] for row in rows)
     merged = {**rows[0], "seconds": {"median": typical, "min": min(times), "max": max(times), "all": times}}
-    for name in ("tokens_per_second", "milliseconds_per_call", "flops_per_second", "share_of_matmul"):
-        if name in merged:
-            merged[name] = statistics.median(row[name] for row in rows)
-    for name in ("matmul_flops_per_second", "page_faults_per_run", "preempted_per_run"):
+    for name in MEDIANS & merged.keys():
         merged[name] = statistics.median(row[name] for row in rows)
     merged["peak_memory_bytes"] = max(row["peak_memory_bytes"] for row in rows)
     return {**merged, "rounds": len(rows)}
@@ -206,7 +201,6 @@ def ratio(rounds: list[list[dict[str, Any]]], i: int, j: int) -> dict[str, Any]:
 
 
 def told(row: dict[str, Any]) -> str:
-    """Say a row in a line."""
     if "error" in row:
         return row["error"]
     parts = [f"{row['tokens_per_second']:,.0f} tokens/s"]

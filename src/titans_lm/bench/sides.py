@@ -82,7 +82,6 @@ class Draw:
         return self.leaf(torch.randn(*shape, device=self.device, dtype=self.dtype))
 
     def tokens(self, unit: bool = False) -> Tensor:
-        """q, k or v, of norm 1 where asked for."""
         x = torch.randn(*self.size, device=self.device)
         return self.leaf((F.normalize(x, dim=-1) if unit else x).to(self.dtype))
 
@@ -185,7 +184,6 @@ def lengths(settings: OpsSettings, device: str) -> tuple[int, ...]:
 
 
 def left_out(side: Side, device: str, dtype: str = "bf16") -> str | None:
-    """Why a side cannot be measured here; None where it can."""
     if side.gpu and device == "cpu":
         return CPU
     if side.half and device != "cpu" and dtype == "float32":

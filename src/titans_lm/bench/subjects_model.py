@@ -6,6 +6,7 @@ Ours of any architecture, and Llama and Mamba2 from transformers at the same wid
 import gc
 import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,15 +26,14 @@ DECODED = 32
 Carried = Any
 """What a model keeps of the tokens it has read: our state, or a cache of transformers."""
 Forward = Callable[[Tensor], Tensor]
+Timed = tuple[Callable[[], Any], int, int]
+"""A step, the tokens it processes, and its calls that follow one another."""
 
 
 def load_layer(case: dict[str, Any]) -> None:
     """Import what a layer needs, before anybody looks at the memory."""
-    layer = case["layer"]
-    if layer == "llama":
-        import transformers.models.llama.modeling_llama
-    if layer == "mamba2":
-        import transformers.models.mamba2.modeling_mamba2  # noqa: F401
+    if case["layer"] in ("llama", "mamba2"):
+        import_module(f"transformers.models.{case['layer']}.modeling_{case['layer']}")
 
 
 @subject("layer", load=load_layer)
@@ -59,7 +59,6 @@ def autocast(request: dict[str, Any], device: torch.device) -> torch.autocast:
 
 
 def layer_config(case: dict[str, Any], **own: Any) -> MemoryConfig:
-    """The settings that layers of all kinds have, and its own."""
     return MemoryConfig(
         hidden_size=case["width"], num_attention_heads=case["heads"], memory_expansion=case["expansion"],
         forget_to=case["forget_to"], **own,
@@ -67,13 +66,11 @@ def layer_config(case: dict[str, Any], **own: Any) -> MemoryConfig:
 
 
 def memory_layer(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
-    """`NeuralMemory`: projections, convolutions and gates around the op."""
     module = NeuralMemory(layer_config(case, chunk_size=case["chunk"]))
     return module, lambda x: module(x)[0]
 
 
 def tnt_settings(chunk: int, shard: int) -> dict[str, Any]:
-    """What a TNT layer has of its own."""
     return {"tnt_local_chunks": (chunk,), "tnt_global_chunk": shard, "tnt_shard": shard}
 
 
@@ -107,7 +104,6 @@ def llama_config(case: dict[str, Any], **settings: Any) -> Any:
 
 
 def mamba2_block(case: dict[str, Any]) -> tuple[nn.Module, Forward]:
-    """transformers' Mamba2 block on its torch path."""
     from transformers.models.mamba2.modeling_mamba2 import Mamba2Block
 
     module = Mamba2Block(mamba2_config(case["width"], layers=1), 0)
@@ -134,18 +130,15 @@ LAYERS: dict[str, Callable[[dict[str, Any]], tuple[nn.Module, Forward]]] = {
 
 
 def load_models(_: dict[str, Any]) -> None:
-    """Import what models need, before anybody looks at the memory."""
-    import transformers.models.llama.modeling_llama
-    import transformers.models.mamba2.modeling_mamba2  # noqa: F401
-
-    import titans_lm.hf  # noqa: F401
+    for name in ("llama", "mamba2"):
+        load_layer({"layer": name})
+    import_module("titans_lm.hf")
 
 
 @subject("model", load=load_models)
 def model(request: dict[str, Any], device: torch.device) -> Runnable:
-    """Make the case of a request ready to run."""
     case = request["case"]
-    made = make_model(case).to(device)
+    made = make_model(case).to(device).train(request["mode"] == "train")
     for setting in ("bos_token_id", "eos_token_id", "pad_token_id"):  # no token ends a text early
         setattr(made.generation_config, setting, None)
     if case.get("compiled"):
@@ -162,8 +155,12 @@ def model(request: dict[str, Any], device: torch.device) -> Runnable:
 
 def make_model(case: dict[str, Any]) -> nn.Module:
     """Make the model that a case names, with fresh weights; the embedding is tied in all of them."""
-    if "sized" in case:
-        return sized_model(case)
+    if "sized" in case:  # by the name that `titans compare` takes
+        from titans_lm.experiments.models import model_settings
+        from titans_lm.experiments.settings import small_training
+        from titans_lm.train.sized import sized_for
+
+        return sized_for(model_settings(small_training(), case["sized"], case["parameters"]), case["vocab"]).model
     name = case["model"]
     if name == "llama":
         from transformers import LlamaForCausalLM
@@ -177,14 +174,12 @@ def make_model(case: dict[str, Any]) -> nn.Module:
         from transformers import Mamba2ForCausalLM
 
         ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-        layers = case["layers"]
-        config = mamba2_config(case["width"], layers, vocab_size=case["vocab"], tie_word_embeddings=True, **ends)
-        return Mamba2ForCausalLM(config)
+        sizes = {"layers": case["layers"], "vocab_size": case["vocab"]}
+        return Mamba2ForCausalLM(mamba2_config(case["width"], **sizes, tie_word_embeddings=True, **ends))
     return language_model(stack_config(case, name), case["vocab"])
 
 
 def stack_config(case: dict[str, Any], architecture: str) -> BackboneConfig:
-    """The settings of our model of a case."""
     return BackboneConfig(
         architecture=architecture, hidden_size=case["width"], num_hidden_layers=case["layers"],
         num_attention_heads=case["heads"], intermediate_size=case["ffn"], memory_expansion=case["expansion"],
@@ -193,36 +188,23 @@ def stack_config(case: dict[str, Any], architecture: str) -> BackboneConfig:
     )  # fmt: skip
 
 
-def sized_model(case: dict[str, Any]) -> nn.Module:
-    """Make a model by the name that `titans compare` takes, as large as the case says."""
-    from titans_lm.experiments.models import model_settings
-    from titans_lm.experiments.settings import small_training
-    from titans_lm.train.sized import sized_for
-
-    return sized_for(model_settings(small_training(), case["sized"], case["parameters"]), case["vocab"]).model
-
-
 def draw(case: dict[str, Any], tokens: int, device: torch.device) -> Tensor:
     return torch.randint(0, case["vocab"], (case["rows"], tokens), device=device)
 
 
-def train(model: nn.Module, case: dict[str, Any], device: torch.device) -> tuple[Callable[[], Any], int, int]:
-    """One step: forward, backward, AdamW."""
+def train(model: nn.Module, case: dict[str, Any], device: torch.device) -> Timed:
     text = draw(case, case["tokens"], device)
-    model.train()
     return training_step(model, lambda: model(text, labels=text, use_cache=False).loss), text.numel(), 1
 
 
-def prefill(model: nn.Module, case: dict[str, Any], device: torch.device) -> tuple[Callable[[], Any], int, int]:
+def prefill(model: nn.Module, case: dict[str, Any], device: torch.device) -> Timed:
     """Read a prompt in one call, and keep what generation goes on from."""
     text = draw(case, case["tokens"], device)
-    model.eval()
     return torch.no_grad()(lambda: read(model, text, None)), text.numel(), 1
 
 
-def decode(model: nn.Module, case: dict[str, Any], device: torch.device) -> tuple[Callable[[], Any], int, int]:
+def decode(model: nn.Module, case: dict[str, Any], device: torch.device) -> Timed:
     """Single tokens after a context, chosen by the model; every run starts from the same context."""
-    model.eval()
     first = draw(case, 1, device)
     with torch.no_grad():
         context = read_context(model, case, device)
@@ -237,10 +219,9 @@ def decode(model: nn.Module, case: dict[str, Any], device: torch.device) -> tupl
     return step, case["rows"] * DECODED, DECODED
 
 
-def generate(model: nn.Module, case: dict[str, Any], device: torch.device) -> tuple[Callable[[], Any], int, int]:
+def generate(model: nn.Module, case: dict[str, Any], device: torch.device) -> Timed:
     """Sample through transformers' generate(), with the filter and temperature that titans-pytorch defaults to."""
     prompt = draw(case, case["prompt"], device)
-    model.eval()
 
     def step() -> None:
         written = model.generate(
@@ -253,10 +234,9 @@ def generate(model: nn.Module, case: dict[str, Any], device: torch.device) -> tu
     return step, case["rows"] * case["tokens"], case["tokens"]
 
 
-def loop(model: nn.Module, case: dict[str, Any], device: torch.device) -> tuple[Callable[[], Any], int, int]:
+def loop(model: nn.Module, case: dict[str, Any], device: torch.device) -> Timed:
     """The same tokens by a plain loop over the model, as titans-pytorch writes: filter, temperature, and a draw."""
     prompt = draw(case, case["prompt"], device)
-    model.eval()
 
     @torch.no_grad()
     def step() -> None:
@@ -275,15 +255,12 @@ MODES = {"train": train, "prefill": prefill, "decode": decode, "generate": gener
 
 def read(model: nn.Module, ids: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
     """Read tokens after those that `carried` holds; logits of the last one, and what to carry on."""
-    name = type(model).__name__
-    if name == "TitansForCausalLM":
+    if type(model).__name__ == "TitansForCausalLM":
         out = model(ids, state=carried, return_state=True, use_cache=False, logits_to_keep=1)
         return out.logits, out.state
-    if name == "Mamba2ForCausalLM":
-        out = model(ids, cache_params=carried, use_cache=True, logits_to_keep=1)
-        return out.logits, out.cache_params
-    out = model(ids, past_key_values=carried, use_cache=True, logits_to_keep=1)
-    return out.logits, out.past_key_values
+    kept = "cache_params" if type(model).__name__ == "Mamba2ForCausalLM" else "past_key_values"
+    out = model(ids, **{kept: carried}, use_cache=True, logits_to_keep=1)
+    return out.logits, out[kept]
 
 
 def read_context(model: nn.Module, case: dict[str, Any], device: torch.device) -> Carried:

@@ -84,7 +84,6 @@ def make_call(case: dict[str, Any], dtype: torch.dtype, device: torch.device) ->
 
 @subject("op")
 def build(request: dict[str, Any], device: torch.device) -> Runnable:
-    """Make the case of a request ready to run."""
     case, mode = request["case"], request["mode"]
     decodes = mode == "decode"
     if decodes:

@@ -1,9 +1,6 @@
 """Cases in a process beside `titans bench`: a request as a line of JSON comes in, a row of numbers goes out as another.
 
-    python -m titans_lm.bench.worker < request.json
-
-On a CPU peak memory is a property of a process, and so is what its allocator was told; hence one process per case. On a
-GPU torch counts the memory, and one process serves all cases.
+python -m titans_lm.bench.worker < request.json
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Books read with a memory and without: bits per byte by position, and 95 % confidence intervals over books."""
 
-from collections.abc import Callable
+from functools import partial
 
 from titans_lm.report.figures import Line, Plot
 from titans_lm.report.models import COLOURS, short_title, title
@@ -29,21 +29,17 @@ def books_told(model: Result, name: str) -> str:
 def tables(result: Result) -> list[Table]:
     """Bits per byte by position, and how far positions differ from near ones."""
     rows = readings(result)
-    widest = max((reading for _, reading in rows), key=lambda reading: len(reading["by_position"]))
 
-    def at(place: int) -> Callable[[Reading], str]:
-        def cell(row: Reading) -> str:
-            found = columns(row[1])
-            return f"{found[place][1]:.3f}" if place < len(found) else "–"
-
-        return cell
+    def at(row: Reading, place: int) -> str:
+        found = columns(row[1])
+        return f"{found[place][1]:.3f}" if place < len(found) else "–"
 
     by_position = Table(
         columns=[
             *WHO,
             Column("seeds", lambda row: str(row[1]["bits_per_byte"]["seeds"])),
             Column("bits per byte", lambda row: written(row[1]["bits_per_byte"], ".4f")),
-            *(Column(name, at(place)) for place, (name, _) in enumerate(columns(widest))),
+            *(Column(name, partial(at, place=place)) for place, (name, _) in enumerate(columns(widest(rows)))),
             Column("tokens/s", lambda row: f"{row[1]['tokens_per_second']:,.0f}"),
         ],
         rows=rows,
@@ -72,12 +68,14 @@ def said(result: Result) -> str:
 
 
 def readings(result: Result) -> list[Reading]:
-    """List every model with every of its modes."""
     return [(model, reading) for model in result["models"] for reading in model["readings"]]
 
 
+def widest(rows: list[Reading]) -> Result:
+    return max((reading for _, reading in rows), key=lambda reading: len(reading["by_position"]))
+
+
 def mode(reading: Result) -> str:
-    """Name a mode for a reader."""
     return reading["mode"] if reading["every"] is None else f"{reading['mode']} {reading['every']:,}"
 
 
@@ -102,14 +100,11 @@ def differences(result: Result) -> Table:
     firsts = {"on" if one["mode"] == "windows" else mode(one) for one in (m["readings"][0] for m in result["models"])}
     against = " or ".join(sorted(firsts))
 
-    def versus(name: str) -> Callable[[Reading], str]:
-        def cell(row: Reading) -> str:
-            model, reading = row
-            key = "-".join(filter(None, [reading["mode"], str(reading["every"] or "")]))
-            found = {one["minus"]: one for one in model["differences"]}.get(key)
-            return "" if found is None else interval(found[name])
-
-        return cell
+    def versus(row: Reading, name: str) -> str:
+        model, reading = row
+        key = "-".join(filter(None, [reading["mode"], str(reading["every"] or "")]))
+        found = {one["minus"]: one for one in model["differences"]}.get(key)
+        return "" if found is None else interval(found[name])
 
     return Table(
         title="What reading on is worth",
@@ -118,8 +113,8 @@ def differences(result: Result) -> Table:
             Column(near, lambda row: ranges(row[1])[0]),
             Column(far, lambda row: ranges(row[1])[1]),
             Column(f"{far} − {near}", lambda row: interval(row[1]["far_minus_near"])),
-            Column(f"{against} − mode, all positions", versus("overall")),
-            Column(f"change of {against} − mode", versus("change")),
+            Column(f"{against} − mode, all positions", partial(versus, name="overall")),
+            Column(f"change of {against} − mode", partial(versus, name="change")),
         ],
         rows=readings(result),
         said=(
@@ -132,7 +127,7 @@ def differences(result: Result) -> Table:
 
 
 def thousands(positions: list[int]) -> str:
-    """Write positions short: 16–64K."""
+    """16–64K."""
     start, stop = positions
     return f"{start // 1024}–{stop // 1024}K" if start % 1024 == 0 and stop % 1024 == 0 else f"{start:,}–{stop:,}"
 
@@ -144,7 +139,6 @@ def ranges(reading: Result) -> list[str]:
 
 
 def interval(found: Result | None) -> str:
-    """Write an estimate with its bounds."""
     if found is None:
         return "–"
     bounds = "" if found["low"] is None else f" [{found['low']:+.4f}, {found['high']:+.4f}]"
@@ -153,11 +147,10 @@ def interval(found: Result | None) -> str:
 
 def plot(result: Result) -> Plot:
     """Bits per byte by position, a colour for each model: on solid, reset dashed, off dotted."""
-    most = max((reading["by_position"] for _, reading in readings(result)), key=lambda parts: len(parts))
     drawn = [
         Line(
             label=f"{short_title(model)}, {mode(reading)}",
-            x=list(range(len(reading["by_position"]))),
+            x=range(len(reading["by_position"])),
             y=[part["bits_per_byte"]["mean"] for part in reading["by_position"]],
             colour=COLOURS[index % len(COLOURS)],
             dashed=reading["mode"] == "reset",
@@ -167,7 +160,10 @@ def plot(result: Result) -> Plot:
         for index, model in enumerate(result["models"])
         for reading in model["readings"]
     ]
-    places = [f"{p['start']:,}–" if p["start"] < EARLY else f"{p['start'] // 1024}K–" for p in most]
+    places = [
+        f"{p['start']:,}–" if p["start"] < EARLY else f"{p['start'] // 1024}K–"
+        for p in widest(readings(result))["by_position"]
+    ]
     return Plot(
         title="Bits per byte of held-out books by position", x_label="tokens of the span before",
         y_label="bits per byte", lines=drawn, x_labels=places,

@@ -1,17 +1,17 @@
 """Forecasters of time series: errors by horizon, table by table."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from titans_lm.report import models
 from titans_lm.report.figures import Drawn, Plot
-from titans_lm.report.models import contender_lines, remembers
+from titans_lm.report.models import TITLES, contender_lines, remembers, title
 from titans_lm.report.section import Result, Section
 from titans_lm.report.spread import written
 from titans_lm.report.table import Column, Table, bold
 from titans_lm.report.text import average
 
-BASES = {
+NAMES = TITLES | {
     "attention": "attention in the memory's place", "sliding": "sliding window in the memory's place",
     "segment": "segments in the memory's place", "mamba": "Mamba in the memory's place", "patchtst": "PatchTST",
     "dlinear": "DLinear", "nlinear": "NLinear, closed form", "seasonal": "last season again",
@@ -25,9 +25,7 @@ Row = tuple[Result, Result, str]
 """A table, a model, and a way to read the test part."""
 
 
-def named(name: str) -> str:
-    """Name a model for a reader, a varied one by what was varied."""
-    return models.named(name, BASES)
+named = partial(title, names=NAMES)
 
 
 def kind_of(result: Result) -> list[str]:
@@ -38,7 +36,6 @@ def kind_of(result: Result) -> list[str]:
 
 
 def joined(result: Result) -> list[Result]:
-    """Give the tables of a result and of those that stand with it."""
     return [table for one in (result, *result.get("others", [])) for table in one["tables"]]
 
 
@@ -55,21 +52,15 @@ def tables(result: Result) -> list[Table]:
         (table, one, kind) for table in every for one in table["contenders"] for kind in KINDS if kind in one
     ]
 
-    def model(row: Row) -> str:
-        return bold(f"{named(row[1]['name'])}{KINDS[row[2]]}", remembers(row[1]["name"]))
-
-    def errors(horizon: str) -> Column:
-        def cell(row: Row) -> str:
-            return " / ".join(written(row[1][row[2]][measure][horizon], ".3f") for measure in ("mse", "mae"))
-
-        return Column(horizon, cell)
+    def errors(row: Row, horizon: str) -> str:
+        return " / ".join(written(row[1][row[2]][measure][horizon], ".3f") for measure in ("mse", "mae"))
 
     columns = [
         *([Column("table", lambda row: table_name(row[0]))] if len(every) > 1 else []),
-        Column("model", model),
+        Column("model", lambda row: bold(f"{named(row[1]['name'])}{KINDS[row[2]]}", remembers(row[1]["name"]))),
         Column("parameters", lambda row: f"{max(run['parameters'] for run in row[1]['runs']):,}"),
         Column("learning rates", lambda row: rates([run["rate"] for run in row[1]["runs"]])),
-        *map(errors, [*horizons, *(["mean"] if len(horizons) > 1 else [])]),
+        *(Column(H, partial(errors, horizon=H)) for H in [*horizons, *(["mean"] if len(horizons) > 1 else [])]),
         Column("minutes a run", lambda row: minutes(row[1])),
     ]
     setups = dict.fromkeys(said(one) for one in (result, *result.get("others", [])))
@@ -105,28 +96,19 @@ def table_name(table: Result) -> str:
 
 
 def plots(result: Result) -> dict[str, Drawn]:
-    """MSE by horizon, or its mean by table where there are several, of all but naive baselines.
-
-    Models without a memory are dashed. Of a single horizon of a single table the table alone is shown.
-    """
+    """MSE by horizon, or its mean by table, of all but naive baselines; nothing of one horizon of one table."""
     every, horizons = joined(result), [str(H) for H in result["settings"]["horizons"]]
-    shown = [one for one in every[0]["contenders"] if one["name"] not in NAIVE]
-
-    def mse(table: Result, name: str) -> Result:
-        return next(one["test"]["mse"] for one in table["contenders"] if one["name"] == name)
-
+    errors = [{one["name"]: one["test"]["mse"] for one in table["contenders"]} for table in every]
     if len(every) > 1:
         axis, places, y_label = "table", [table_name(table) for table in every], "MSE, mean over horizons"
-        drawn = contender_lines(shown, lambda one: [mse(t, one["name"])["mean"] for t in every], label)
+        drawn = {name: [of[name]["mean"] for of in errors] for name in errors[0]}
     else:
         axis, places, y_label = "horizon, rows", horizons, "MSE"
-        drawn = contender_lines(shown, lambda one: [one["test"]["mse"][H] for H in horizons], label)
-    plot = Plot(title=heading(result), x_label=axis, y_label=y_label, lines=drawn, x_labels=places)
+        drawn = {name: [mse[H] for H in horizons] for name, mse in errors[0].items()}
+    shown = [one for one in every[0]["contenders"] if one["name"] not in NAIVE]
+    lines = contender_lines(shown, lambda one: drawn[one["name"]], lambda one: named(one["name"]))
+    plot = Plot(title=heading(result), x_label=axis, y_label=y_label, lines=lines, x_labels=places)
     return {"": plot} if len(places) > 1 else {}
-
-
-def label(one: Result) -> str:
-    return named(one["name"])
 
 
 def group(result: Result) -> str:
@@ -136,10 +118,4 @@ def group(result: Result) -> str:
     return f"{names} {result['settings']['horizons']} {alone}"
 
 
-SECTION = Section(
-    topic=lambda _: "forecast",
-    heading=heading,
-    group=group,
-    tables=tables,
-    plots=plots,
-)
+SECTION = Section(topic=lambda _: "forecast", heading=heading, group=group, tables=tables, plots=plots)

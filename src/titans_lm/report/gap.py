@@ -9,27 +9,17 @@ Row = tuple[Result, Result]
 
 
 def tables(result: Result) -> list[Table]:
-    """Shares by adapter and window."""
     rows: list[Row] = [(model, one) for model in result["models"] for one in model["windows"]]
-    trained = [Column("adapter", lambda row: row[0]["name"])]
     names = [name for name in ("full", "windowed", "ours", "frozen") if all(name in one for _, one in rows)]
-    nats = [Column(name, lambda row, name=name: written(row[1][name], ".4f")) for name in names]
-    return [
-        Table(
-            columns=[
-                *trained,
-                Column("trained numbers", lambda row: f"{row[0]['adapter_parameters']:,}"),
-                Column(
-                    "window", lambda row: f"{row[1]['window']}{'' if row[1]['window'] == row[0]['window'] else '*'}"
-                ),
-                *nats,
-                Column("share", lambda row: written(row[1]["share"], ".3f")),
-                Column("95 % interval", lambda row: f"[{row[1]['low']:+.3f}, {row[1]['high']:+.3f}]"),
-            ],
-            rows=rows,
-            said=said(result),
-        )
+    columns = [
+        Column("adapter", lambda row: row[0]["name"]),
+        Column("trained numbers", lambda row: f"{row[0]['adapter_parameters']:,}"),
+        Column("window", lambda row: f"{row[1]['window']}{'*' * (row[1]['window'] != row[0]['window'])}"),
+        *(Column(name, lambda row, name=name: written(row[1][name], ".4f")) for name in names),
+        Column("share", lambda row: written(row[1]["share"], ".3f")),
+        Column("95 % interval", lambda row: f"[{row[1]['low']:+.3f}, {row[1]['high']:+.3f}]"),
     ]
+    return [Table(columns=columns, rows=rows, said=said(result))]
 
 
 def said(result: Result) -> str:

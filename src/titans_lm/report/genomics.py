@@ -1,12 +1,11 @@
 """Classifiers of sequences: accuracy by cross-validation, and paired tests."""
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from titans_lm.report import models
 from titans_lm.report.figures import Plot
 from titans_lm.report.forecast import rates
-from titans_lm.report.models import PARAMETERS, TITLES, contender_lines, remembers
+from titans_lm.report.models import PARAMETERS, TITLES, contender_lines, remembers, title
 from titans_lm.report.section import Result, Section
 from titans_lm.report.table import Column, Table, bold
 from titans_lm.report.tasks import percent
@@ -21,13 +20,10 @@ BASELINES = {
 }
 
 
-def named(name: str) -> str:
-    """Name a model for a reader, a varied one by what was varied."""
-    return models.named(name, BASELINES)
+named = partial(title, names=TITLES | BASELINES)
 
 
 def short(name: str) -> str:
-    """Name a model where there is little room."""
     base, _, changes = name.partition(":")
     shown = BASELINES[base] if base in BASELINES else TITLES[base].partition(" with ")[0]
     return f"{shown} {changes}".strip()
@@ -78,19 +74,15 @@ def said(result: Result) -> str:
 
 
 def paired(result: Result) -> Table:
-    """Say how the first model compares with each of the others."""
     if not result["paired"]:
         return Table()
-
-    def points(form: Callable[[Result], str]) -> Callable[[Result], str]:
-        return lambda one: form({name: 100 * value for name, value in one["folds"].items()})
 
     return Table(
         title=f"{named(result['contenders'][0]['name'])} against each of the others",
         columns=[
             Column("against", lambda one: named(one["second"])),
-            Column("difference", points(lambda fold: f"{fold['difference']:+.1f}")),
-            Column("95 %", points(lambda fold: f"{fold['low']:+.1f} to {fold['high']:+.1f}")),
+            Column("difference", lambda one: f"{100 * one['folds']['difference']:+.1f}"),
+            Column("95 %", lambda one: f"{100 * one['folds']['low']:+.1f} to {100 * one['folds']['high']:+.1f}"),
             Column("p over folds", lambda one: f"{one['folds']['p']:.2g}"),
             Column("p of McNemar", lambda one: f"{one['mcnemar_p']:.2g}"),
         ],

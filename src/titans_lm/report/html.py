@@ -34,7 +34,6 @@ def tag(name: str, /, *content: object, **attributes: object) -> Markup:
 
 
 def join(parts: Iterable[object]) -> Markup:
-    """Put pieces next to each other."""
     return Markup("".join(escaped(part) for part in parts))
 
 

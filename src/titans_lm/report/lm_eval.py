@@ -1,6 +1,6 @@
 """Questions: scores by task and model, with what guessing gives beside them."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from titans_lm.report.section import Result, Section
@@ -24,33 +24,31 @@ def tables(result: Result) -> list[Table]:
     models = result["models"]
     tasks = {task: scores for one in models for task, scores in one["tasks"].items()}
 
-    def guess(name: str) -> Callable[[Score], str]:
-        return lambda row: share(row[1][name]) if row[2].startswith("acc") else NOTHING
+    def guess(row: Score, name: str) -> str:
+        value = row[1][name] if row[2].startswith("acc") else None
+        return NOTHING if value is None else f"{100 * value:.2f}"
 
-    def scored(one: Result) -> Callable[[Score], str]:
-        return lambda row: shown(row[2], one["tasks"].get(row[0], {"metrics": {}})["metrics"].get(row[2]))
+    def scored(row: Score, one: Result) -> str:
+        return shown(row[2], one["tasks"].get(row[0], {"metrics": {}})["metrics"].get(row[2]))
 
-    return [
-        Table(
-            columns=[
-                Column("task", lambda row: row[0] if row[2] == next(iter(row[1]["metrics"])) else ""),
-                Column("metric", lambda row: row[2]),
-                Column("items", lambda row: NOTHING if row[1]["items"] is None else f"{row[1]['items']:,}"),
-                Column("chance", guess("chance")),
-                Column("most frequent answer", guess("majority")),
-                *(Column(one["name"], scored(one)) for one in models),
-            ],
-            rows=[(task, scores, metric) for task, scores in tasks.items() for metric in scores["metrics"]],
-            said=said(result, tasks),
-        )
+    columns = [
+        Column("task", lambda row: row[0] if row[2] == next(iter(row[1]["metrics"])) else ""),
+        Column("metric", lambda row: row[2]),
+        Column("items", lambda row: NOTHING if row[1]["items"] is None else f"{row[1]['items']:,}"),
+        Column("chance", partial(guess, name="chance")),
+        Column("most frequent answer", partial(guess, name="majority")),
+        *(Column(one["name"], partial(scored, one=one)) for one in models),
     ]
+    rows = [(task, scores, metric) for task, scores in tasks.items() for metric in scores["metrics"]]
+    return [Table(columns=columns, rows=rows, said=said(result, tasks))]
 
 
 def said(result: Result, tasks: dict[str, Any]) -> str:
     told = result["settings"]
     models = "; ".join(
         f"{one['name']}: {one['architecture']}, {one['parameters']:,} parameters, {one['dtype']}, "
-        f"{BEGINNINGS[str(one['bos'])]}, {read_up_to(one)}"
+        f"{BEGINNINGS[str(one['bos'])]}, "
+        + ("any length" if one["max_length"] is None else f"up to {one['max_length']:,} tokens")
         for one in result["models"]
     )
     limit = "" if told["limit"] is None else f", the first {told['limit']:,} items of each task"
@@ -66,10 +64,6 @@ def said(result: Result, tasks: dict[str, Any]) -> str:
     )
 
 
-def read_up_to(one: Result) -> str:
-    return "any length" if one["max_length"] is None else f"up to {one['max_length']:,} tokens"
-
-
 def shown(metric: str, found: Result | None) -> str:
     """Write a score with its standard error, shares in per cent; null is what JSON makes of infinity."""
     if found is None:
@@ -79,10 +73,6 @@ def shown(metric: str, found: Result | None) -> str:
     times = 100.0 if metric.startswith(AS_SHARE) or metric.isdecimal() else 1.0
     value = f"{times * found['value']:,.2f}"
     return value if found["stderr"] is None else f"{value} ± {times * found['stderr']:,.2f}"
-
-
-def share(value: float | None) -> str:
-    return NOTHING if value is None else f"{100 * value:.2f}"
 
 
 SECTION = Section(topic=lambda _: "language", heading=heading, tables=tables)

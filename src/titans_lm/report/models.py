@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from titans_lm.config import MEMORY_ALONE, MEMORY_BLOCKS
+from titans_lm.config import MEMORY_BLOCKS
 from titans_lm.report.figures import Line
 from titans_lm.report.table import Column, bold
 from titans_lm.train.settings import RULES
@@ -33,11 +33,10 @@ SIGMOIDS = (",theta_stretch=0", ",alpha_stretch=0")
 """What results say of θ and α where they are sigmoids; those from before D33, where they always were, do not."""
 
 
-def title(name: str) -> str:
+def title(name: str, names: Mapping[str, str] = TITLES) -> str:
     """Name a contender for a reader, a varied one by what was varied."""
-    base, changes = parts(name)
-    shown = TITLES.get(base, base)
-    return f"{shown}, {changes}" if changes else shown
+    base, changes = parts(name, names)
+    return ", ".join(filter(None, [names.get(base, base), changes]))
 
 
 def title_of(one: Mapping[str, Any]) -> str:
@@ -47,47 +46,24 @@ def title_of(one: Mapping[str, Any]) -> str:
 
 
 def has_memory(one: Mapping[str, Any]) -> bool:
-    """Tell whether a contender of a result has a neural memory."""
     start = one.get("start")
     return remembers(one["name"] if start is None else start["kind"])
 
 
-def parts(name: str) -> tuple[str, str]:
-    """Part the name of a contender into what it is and what is varied, as the page shows it."""
+def parts(name: str, names: Mapping[str, str] = TITLES) -> tuple[str, str]:
+    """Part the name of a contender into what it is and what is varied: a switch by its name, or with a "no"."""
     base, colon, changes = name.partition(":")
-    if not colon or base not in TITLES:
+    if not colon or base not in names:
         return name, ""
     plain = changes
     for sigmoid in SIGMOIDS:
         plain = plain.replace(sigmoid, "")
-    return base, FAMILY.get(plain) or changes_told(changes)
-
-
-def changes_told(changes: str) -> str:
-    """Write what is varied for a reader: a switch by its name, or by its name and a "no"."""
     changes = re.sub(r"(\w+)=true", r"\1", re.sub(r"(\w+)=false", r"no \1", changes))
-    return changes.replace(",", ", ").replace("=", " ").replace("_", " ")
+    return base, FAMILY.get(plain) or changes.replace(",", ", ").replace("=", " ").replace("_", " ")
 
 
-def named(name: str, own: Mapping[str, str]) -> str:
-    """Name a contender for a reader, by a table's own names where it has one."""
-    base, colon, changes = name.partition(":")
-    if base not in own:
-        return title(name)
-    return own[base] + (f", {changes_told(changes)}" if colon else "")
-
-
-def remembers(name: str) -> bool:
-    """Tell whether a contender's blocks have a memory, by its name."""
-    return _names_block(name, MEMORY_BLOCKS)
-
-
-def remembers_alone(name: str) -> bool:
-    """Tell whether memories alone mix the tokens of one of a contender's blocks, by its name."""
-    return _names_block(name, MEMORY_ALONE)
-
-
-def _names_block(name: str, kinds: tuple[str, ...]) -> bool:
+def remembers(name: str, kinds: tuple[str, ...] = MEMORY_BLOCKS) -> bool:
+    """Tell whether one of a contender's blocks has a memory, or is of some kinds with one, by its name."""
     base, _, changes = name.partition(":")
     listed = re.search(r"layer_types=\[([^\]]*)\]", changes)
     if listed is not None:
@@ -95,12 +71,7 @@ def _names_block(name: str, kinds: tuple[str, ...]) -> bool:
     return base in (*kinds, "hybrid", *RULES)
 
 
-def shown(one: Mapping[str, Any]) -> str:
-    """Name a contender of a result in a table: bold where it has a neural memory."""
-    return bold(title_of(one), has_memory(one))
-
-
-MODEL = Column("model", shown)
+MODEL = Column("model", lambda one: bold(title_of(one), has_memory(one)))
 PARAMETERS = Column("parameters", lambda one: f"{one['parameters']:,}")
 
 
@@ -113,7 +84,6 @@ def state_bytes(one: Mapping[str, Any]) -> str:
 
 
 def short_title(one: Mapping[str, Any]) -> str:
-    """Name a contender of a result where there is little room."""
     return title_of(one).replace(UNSAID, "")
 
 
@@ -123,18 +93,15 @@ def contender_lines(
     label: Callable[[dict[str, Any]], str] = short_title,
 ) -> list[Line]:
     """Give every contender a line through its means, with their spread; those without a memory are dashed."""
-    drawn = []
-    for index, one in enumerate(contenders):
-        places = values(one)
-        sds = [place["sd"] for place in places]
-        line = Line(
+    return [
+        Line(
             label=label(one),
-            x=list(range(len(places))),
+            x=range(len(places)),
             y=[place["mean"] for place in places],
-            spread=None if None in sds else sds,
+            spread=None if None in (sds := [place["sd"] for place in places]) else sds,
             colour=COLOURS[index % len(COLOURS)],
             dashed=not has_memory(one),
             marker=True,
         )
-        drawn.append(line)
-    return drawn
+        for index, (one, places) in enumerate((one, values(one)) for one in contenders)
+    ]

@@ -48,7 +48,7 @@ Results = dict[str, list[Result]]
 def render_results(results: Path, docs: Path) -> list[Path]:
     """Write the index, a page for each topic into the folder of its name, and the plots; returns what was written.
 
-    ValueError for a folder that is not there, and for a file in it that no command of ours wrote.
+    ValueError for a folder that is not there, and for a file in it that no command of ours wrote or that lacks parts.
     """
     from titans_lm.report.plots import draw, save_png
 
@@ -81,6 +81,14 @@ def read_results(folder: Path) -> Results:
         if not isinstance(kind, str) or kind not in found or result.get("format") != SECTIONS[kind].format:
             raise ValueError(f"got {path}, which is no result of a benchmark; expected format {FORMAT!r} in it")
         found[kind].append({**result, "file": path.name})
+        try:  # alone and beside itself
+            section, result = SECTIONS[kind], {**found[kind][-1], "others": found[kind][-1:]}
+            section.group(result), section.topic(result), section.lines(result, "", section.heading(result))
+        except (LookupError, TypeError) as error:
+            raise ValueError(
+                f"got {path}, a result of kind {kind!r} that lacks a part: {error!r}; expected all that its command "
+                "writes: run it again, or move the file elsewhere"
+            ) from error
     return found
 
 
@@ -95,7 +103,6 @@ def sections(found: Results) -> Iterator[tuple[Section, Result]]:
 
 
 def plots(found: Results) -> dict[str, Drawn]:
-    """Give what can be drawn, by the name of its file."""
     drawn: dict[str, Drawn] = {}
     for section, result in sections(found):
         drawn |= section.named_plots(result)

@@ -56,7 +56,6 @@ STYLE = {
 
 
 def draw(plot: Drawn) -> Figure:
-    """Draw whatever can be drawn."""
     shapes: dict[type, Callable[[Any], Figure]] = {Plot: draw_lines, Panels: draw_panels, HeatMaps: draw_heat}
     return shapes[type(plot)](plot)
 
@@ -176,7 +175,6 @@ def _fill(axes: Axes, plot: Plot, *, legend: bool = True) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """Give a drawn figure as a PNG."""
     file = BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(file, format="png", dpi=DOTS, metadata={"Software": None})
@@ -202,7 +200,6 @@ def inline_svg(figure: Figure, description: str, name: str) -> Markup:
 
 
 def save_png(figure: Figure, path: Path) -> Path:
-    """Write a drawn figure as a PNG file."""
     write_atomically(path, png(figure))
     return path
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from titans_lm.report.figures import Line, Panels, Plot
 from titans_lm.report.models import COLOURS, UNSAID, state_bytes, title
@@ -25,8 +26,8 @@ def tables(result: Result) -> list[Table]:
     def at_each(show: Callable[[Result], str]) -> list[Column]:
         return [Column(f"{d:,}", lambda row, d=d: show(row[2][d]) if d in row[2] else "–") for d in distances]
 
-    def unread(place: int) -> Callable[[Reading], str]:
-        return lambda row: written(row[1]["distances"][place]["unread"], ".3f") if row[1]["distances"] else "–"
+    def unread(row: Reading, place: int) -> str:
+        return written(row[1]["distances"][place]["unread"], ".3f") if row[1]["distances"] else "–"
 
     who = [
         Column("model", lambda row: bold(title(row[0]["name"]), row[0]["memory"])),
@@ -49,8 +50,8 @@ def tables(result: Result) -> list[Table]:
         columns=[
             *who,
             *at_each(lambda one: f"[{one['low']:+.3f}, {one['high']:+.3f}]"),
-            Column("unread, first", unread(0)),
-            Column("unread, last", unread(-1)),
+            Column("unread, first", partial(unread, place=0)),
+            Column("unread, last", partial(unread, place=-1)),
         ],
         rows=rows,
         said=(

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from titans_lm.config import MEMORY_ALONE
 from titans_lm.report.figures import Drawn, HeatMaps
-from titans_lm.report.models import remembers_alone
+from titans_lm.report.models import remembers
 from titans_lm.report.table import Table, markdown
 
 Result = dict[str, Any]
@@ -23,7 +24,6 @@ def without_folders(text: str) -> str:
 
 
 def linked(result: Result, link: str) -> str:
-    """Link to the file of a result."""
     return f"[{result['file']}]({link}/{result['file']})"
 
 
@@ -70,7 +70,6 @@ class Section:
     format: str = FORMAT
 
     def named_plots(self, result: Result) -> dict[str, Drawn]:
-        """Give the plots by the names of their files."""
         return {f"{Path(result['file']).stem}{name}": drawn for name, drawn in self.plots(result).items()}
 
     def lines(self, result: Result, link: str, heading: str) -> list[str]:
@@ -94,7 +93,7 @@ def is_earlier(result: Result) -> bool:
     if not all("shape" in one for one in contenders):
         return True
     told = "memory_reads_embeddings" in result["settings"]["train"]["model"]
-    return not told and any(remembers_alone(one["name"]) for one in contenders)
+    return not told and any(remembers(one["name"], MEMORY_ALONE) for one in contenders)
 
 
 def status(result: Result) -> str:
@@ -117,7 +116,6 @@ def each_said(results: list[Result], said: Callable[[Result], str]) -> str:
 
 
 def described(drawn: Drawn) -> str:
-    """Say what a plot shows."""
     if isinstance(drawn, HeatMaps):
         return f"{drawn.title}, by {drawn.x_label} and {drawn.y_label}"
     return f"{drawn.title}: {drawn.y_label} by {drawn.x_label}"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from statistics import median
 from typing import Any
@@ -30,13 +31,17 @@ def share(row: Result) -> str:
 
 
 def where(name: str, show: Cell) -> Cell:
-    """Show what a row has where it has a number of that name."""
     return lambda row: show(row) if name in row else NOTHING
 
 
 def field(title: str, name: str) -> Column:
-    """Give a column of what a row holds as it is."""
     return Column(title, lambda row: row.get(name, ""))
+
+
+def ratio(row: Result, other: str) -> str:
+    """Write the speed of a row over that of another side of its comparison."""
+    found = row.get("against", {}).get(other)
+    return NOTHING if found is None else f"{found['median']:.2f}"
 
 
 memory = where("peak_memory_bytes", lambda row: f"{row['peak_memory_bytes'] / 2**20:,.0f}")
@@ -53,12 +58,8 @@ def gpus(result: Result, what: str = "tokens/s", of: Callable[[Any], Result] = l
     """Give a column for each file that was measured on a GPU: its speed in the row of the same case."""
 
     def column(other: Result) -> Column:
-        rows = {same(row): row for row in other["rows"]}
-        name = ", ".join([*other["hardware"]["gpus"][:1], other["dtype"]])
-        return Column(
-            f"{name}, {what}",
-            lambda row: speed(rows[same(of(row))]) if same(of(row)) in rows else NOT_MEASURED,
-        )
+        rows = {same(row): speed(row) for row in other["rows"]}
+        return Column(f"{titled('', other)}, {what}", lambda row: rows.get(same(of(row)), NOT_MEASURED))
 
     return [column(other) for other in result["others"] if other["device"] != "cpu"]
 
@@ -76,14 +77,11 @@ def peers(result: Result) -> list[Table]:
 
 
 def comparison(result: Result, title: str, allocator: str, rows: list[Result]) -> Table:
-    def ratio(name: str) -> Cell:
-        def show(row: Result) -> str:
-            found = row.get("against", {}).get(name)
-            return NOTHING if found is None else f"{found['median']:.2f}"
+    def of_ours(row: Result, other: str) -> str:
+        return ratio(row, other) if row["side"] == "ours" else ""
 
-        return lambda row: show(row) if row["side"] == "ours" else ""
-
-    others = [Column(f"× {row['label']}", ratio(row["label"])) for row in rows if row["side"] != "ours"]
+    theirs = [row["label"] for row in rows if row["side"] != "ours"]
+    others = [Column(f"× {name}", partial(of_ours, other=name)) for name in theirs]
     return Table(
         title=f"{title}: {rows[0]['mode'].replace('+', ' + ')}, {allocator} allocator",
         columns=[field("side", "label"), SPEED, SHARE, MEMORY, SPREAD, *others, *gpus(result)],
@@ -92,18 +90,12 @@ def comparison(result: Result, title: str, allocator: str, rows: list[Result]) -
 
 
 def ops(result: Result) -> list[Table]:
-    """Give a line per case."""
     case, allocator = field("case", "label"), field("allocator", "allocator")
-    return [
-        Table(
-            columns=[case, MODE, allocator, SPEED, FLOPS, SHARE, CALL, MEMORY, SPREAD, *gpus(result)],
-            rows=result["rows"],
-        )
-    ]
+    columns = [case, MODE, allocator, SPEED, FLOPS, SHARE, CALL, MEMORY, SPREAD, *gpus(result)]
+    return [Table(columns=columns, rows=result["rows"])]
 
 
 def kernels(result: Result) -> list[Table]:
-    """Give a line per shape and side."""
     columns = [field("shape", "comparison"), field("case", "label"), MODE, SPEED, CALL, MEMORY, SPREAD]
     return [Table(columns=columns, rows=result["rows"])]
 
@@ -111,19 +103,8 @@ def kernels(result: Result) -> list[Table]:
 def in_turn(result: Result) -> list[Table]:
     """Give a line per side of each comparison, and its ratio to the first one."""
     first = {row["comparison"]: row["label"] for row in reversed(result["rows"])}
-
-    def ratio(row: Result) -> str:
-        found = row.get("against", {}).get(first[row["comparison"]])
-        return NOTHING if found is None else f"{found['median']:.2f}"
-
-    columns = [
-        field("measured", "comparison"),
-        field("side", "label"),
-        SPEED,
-        Column("× the first", ratio),
-        MEMORY,
-        SPREAD,
-    ]
+    by_first = Column("× the first", lambda row: ratio(row, first[row["comparison"]]))
+    columns = [field("measured", "comparison"), field("side", "label"), SPEED, by_first, MEMORY, SPREAD]
     return [Table(columns=columns, rows=result["rows"])]
 
 
@@ -139,11 +120,9 @@ def models(result: Result) -> list[Table]:
     def of(mode: str, show: Cell) -> Cell:
         return lambda rows: show(first(rows, lambda row: row["mode"] == mode))
 
-    def after(context: int) -> Cell:
-        def show(row: Result) -> str:
-            return failure(row) or f"{row['milliseconds_per_call']:.2f}"
-
-        return lambda rows: show(first(rows, lambda row: row["case"].get("context") == context))
+    def after(rows: list[Result], context: int) -> str:
+        row = first(rows, lambda row: row["case"].get("context") == context)
+        return failure(row) or f"{row['milliseconds_per_call']:.2f}"
 
     contexts = sorted({row["case"]["context"] for row in result["rows"] if "context" in row["case"]})
     columns = [
@@ -153,7 +132,7 @@ def models(result: Result) -> list[Table]:
         Column("train peak MiB", of("train", memory)),
         Column("prompt tokens/s", of("prefill", speed)),
         Column("prompt peak MiB", of("prefill", memory)),
-        *(Column(f"ms per token at {context:,}", after(context)) for context in contexts),
+        *(Column(f"ms per token at {context:,}", partial(after, context=context)) for context in contexts),
         *gpus(result, "train tokens/s", lambda rows: first(rows, lambda row: row["mode"] == "train")),
     ]
     return [Table(columns=columns, rows=list(by_model.values()))]
@@ -194,11 +173,8 @@ def scaling_plots(result: Result) -> dict[str, Drawn]:
 
 
 def by_length(title: str, y_label: str, rows: list[Result], value: Callable[[Result], float]) -> Plot:
-    """Draw a number of each length of a single sequence."""
     values, names = [value(row) for row in rows], [f"{row['case']['tokens']:,}" for row in rows]
-    line = Line(
-        label="op, forward + backward", x=list(range(len(rows))), y=values, colour=COLOURS[0], marker=True
-    )  # fmt: skip
+    line = Line(label="op, forward + backward", x=range(len(rows)), y=values, colour=COLOURS[0], marker=True)
     top = 1.15 * max(values)
     return Plot(title=title, x_label="tokens", y_label=y_label, lines=[line], y_range=(0.0, top), x_labels=names)
 
@@ -227,8 +203,9 @@ def stream_plot(rows: list[Result]) -> Plot:
 
 
 def titled(title: str, result: Result) -> str:
-    """Name a section, with the GPU and the precision where there is one."""
-    return title if result["device"] == "cpu" else ", ".join([title, *result["hardware"]["gpus"][:1], result["dtype"]])
+    """Name what was measured, with the GPU and the precision where there is one."""
+    on = [] if result["device"] == "cpu" else [*result["hardware"]["gpus"][:1], result["dtype"]]
+    return ", ".join(part for part in (title, *on) if part)
 
 
 KINDS: dict[str, tuple[str, Callable[[Result], list[Table]]]] = {

@@ -17,7 +17,6 @@ def mean_with_spread(values: Sequence[float]) -> Spread:
 
 
 def in_percent(found: Spread) -> Spread:
-    """Give shares in per cent."""
     return {**found, "mean": 100 * found["mean"], "sd": None if found["sd"] is None else 100 * found["sd"]}
 
 

@@ -57,15 +57,12 @@ def screen(tables: Sequence[Table], *, left: int = 1) -> list[str]:
 
 def aligned(head: list[str], body: list[list[str]], *, left: int = 1) -> list[str]:
     """Lay out a table for a terminal: the first columns to the left, numbers to the right; Markdown's ** go."""
-    cells = [[cell.replace("**", "") for cell in row] for row in [head, *body]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(width) if place < left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    ]
+    columns = []
+    for place, column in enumerate(zip(head, *body, strict=True)):
+        cells = [cell.replace("**", "") for cell in column]
+        pad = str.ljust if place < left else str.rjust
+        columns.append([pad(cell, max(map(len, cells))) for cell in cells])
+    return ["  ".join(row) for row in zip(*columns, strict=True)]
 
 
 def bold(text: str, whether: bool = True) -> str:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -14,7 +13,7 @@ from titans_lm.report.models import COLOURS, MODEL, PARAMETERS, contender_lines,
 from titans_lm.report.section import Result, Section, each_said, without_folders
 from titans_lm.report.spread import in_percent, written
 from titans_lm.report.table import Column, Table
-from titans_lm.report.text import shapes
+from titans_lm.report.text import of_results, shapes
 from titans_lm.train.options import plain_settings
 
 KINDS: dict[str, Any] = {plan.__name__.removesuffix("Task"): plan for plan in TASKS.values()}
@@ -37,36 +36,25 @@ def heading(result: Result) -> str:
 
 def tables(result: Result) -> list[Table]:
     """Accuracy by size, models in the order of the settings; what other runs of the task changed; shapes."""
-    sizes = list(result["contenders"][0]["exact"])
-    columns = [MODEL, PARAMETERS, STATE, RATE, *(accuracy(size) for size in sizes)]
-    others = result.get("others", [])
-    return [
-        Table(columns=columns, rows=result["contenders"], said=said(result)),
-        *([changed(others)] if others else []),
-        shapes(result),
-    ]
+    columns = [MODEL, PARAMETERS, STATE, RATE, *map(accuracy, result["contenders"][0]["exact"])]
+    first, others = Table(columns=columns, rows=result["contenders"], said=said(result)), result.get("others", [])
+    return [first, *([changed(others)] if others else []), shapes(result)]
 
 
 def accuracy(size: str) -> Column:
-    """Give the column of an evaluation size."""
     return Column(size or "as set", lambda one: percent(one["exact"][size]) if size in one["exact"] else "–")
 
 
 def changed(results: list[Result]) -> Table:
     """Give the models of further runs of the same task, a row for each changed setting."""
     sizes = dict.fromkeys(size for result in results for size in result["contenders"][0]["exact"])
-    columns = [PARAMETERS, STATE, RATE, *map(accuracy, sorted(sizes, key=by_size))]
+    steps = Column("steps", lambda one: f"{one['runs'][0]['steps']:,}")
+    numbers = [steps, PARAMETERS, STATE, RATE, *map(accuracy, sorted(sizes, key=by_size))]
     return Table(
         title="Further runs: what each setting changes",
-        columns=[
-            MODEL.of(itemgetter(1)),
-            Column("run", lambda row: Path(row[0]["file"]).stem),
-            Column("steps", lambda row: f"{row[1]['runs'][0]['steps']:,}"),
-            *(column.of(itemgetter(1)) for column in columns),
-        ],
+        columns=[*of_results("run"), *(column.of(itemgetter(1)) for column in numbers)],
         rows=[(result, one) for result in results for one in result["contenders"]],
         said=each_said(results, said),
-        on_screen=False,
     )
 
 
@@ -118,7 +106,6 @@ def stories(runs: list[Result]) -> str:
 
 
 def rates(settings: Result) -> str:
-    """Say how learning rates were found."""
     tried = ", ".join(f"{rate:g}" for rate in settings["rates"])
     if len(settings["rates"]) == 1:
         return f"learning rate {tried},"
@@ -126,7 +113,6 @@ def rates(settings: Result) -> str:
 
 
 def percent(found: dict[str, Any]) -> str:
-    """Write a mean with its standard deviation in per cent."""
     return written(in_percent(found), ".1f")
 
 
@@ -143,11 +129,7 @@ def guessed(result: Result) -> str:
 
 
 def plots(result: Result) -> dict[str, Drawn]:
-    """Accuracy by size, and by length and depth where there are depths, of all models tested on the same sizes.
-
-    What other runs changed about a model that is drawn stands in their table alone, and so do more models than lines
-    can tell apart.
-    """
+    """Accuracy by size and depth of models tested on the same sizes, each drawn once, if lines can tell them apart."""
     sizes, models = list(result["contenders"][0]["exact"]), {one["name"]: one for one in result["contenders"]}
     for one in (one for other in result.get("others", []) for one in other["contenders"]):
         if list(one["exact"]) == sizes and one["name"].partition(":")[0] not in models:
@@ -165,7 +147,7 @@ def plot(result: Result) -> Plot:
     if "tokenizer" in result["settings"]["task"]:
         by_size = {test.split(AT)[0]: 100 * share for test, share in result["chance"].items()}
         guess = [by_size[size] for size in sizes]
-        drawn.append(Line(label="chance", x=list(range(len(sizes))), y=guess, colour=SOFT, dashed=True))
+        drawn.append(Line(label="chance", x=range(len(sizes)), y=guess, colour=SOFT, dashed=True))
     of = ":pairs" if result["task"] == "Recall" else ", tokens"
     return Plot(
         title=KINDS[result["task"]].title, x_label=f"sequence length{of}",
@@ -174,7 +156,6 @@ def plot(result: Result) -> Plot:
 
 
 def shortest_title(one: Mapping[str, Any]) -> str:
-    """Name a model without what stands behind its kind."""
     return title_of(one).partition(" with ")[0].partition(" (")[0]
 
 
@@ -191,19 +172,15 @@ def heat(result: Result) -> HeatMaps | None:
         return None
     sizes, depths = list(dict.fromkeys(size for size, _ in tests)), list(dict.fromkeys(depth for _, depth in tests))
     names = told_apart(result["contenders"], shortest_title, short_title, title_of)
+    missing = {"mean": math.nan}  # where a model was not tested
     panels = {
-        name: [[_at(one, f"{size}{AT}{depth}") for size in sizes] for depth in depths]
+        name: [[100 * one["by_test"].get(f"{size}{AT}{depth}", missing)["mean"] for size in sizes] for depth in depths]
         for name, one in zip(names, result["contenders"], strict=True)
     }
     return HeatMaps(
         title=f"{KINDS[result['task']].title}: accuracy, %", x_label="tokens", y_label="depth of the needle",
         x_labels=sizes, y_labels=[f"{100 * float(depth):g} %" for depth in depths], panels=panels,
     )  # fmt: skip
-
-
-def _at(one: Mapping[str, Any], test: str) -> float:
-    """The accuracy of a model at a length and depth, in percent; NaN where it was not tested."""
-    return 100 * one["by_test"][test]["mean"] if test in one["by_test"] else math.nan
 
 
 SECTION = Section(

@@ -34,7 +34,6 @@ def best_first(result: Result) -> list[Result]:
 
 
 def average(name: str, form: str, unit: float = 1.0) -> Callable[[Result], str]:
-    """Write the mean over a model's runs."""
     return lambda one: f"{mean(run[name] for run in one['runs']) / unit:{form}}"
 
 
@@ -45,7 +44,6 @@ MINUTES = Column("minutes", average("seconds", ".1f", 60))
 
 
 def compared(result: Result) -> Table:
-    """Give every model's bits per byte, by position too."""
     first = result["contenders"][0]
     rate = Column("learning rate", lambda one: rate_told(one, result["settings"]))
     timed = [Column(RESET, reset_told), Column(EQUAL_TIME, at_equal_time)] if "equal_time" in result else []
@@ -54,31 +52,25 @@ def compared(result: Result) -> Table:
 
 
 def positions(first: Result) -> list[Column]:
-    """Give a column for each range of positions."""
     return [Column(name, lambda one, i=i: f"{by_position(one)[i]['mean']:.3f}") for i, name in enumerate(ranges(first))]
 
 
 def ranges(one: Result) -> list[str]:
-    """Name the ranges of positions that a model was tested at."""
     return [f"{part['start']:,}–{part['stop']:,}" for part in one["runs"][0]["test"]["by_position"]]
 
 
 def further(results: list[Result]) -> Table:
     """Give the models of other comparisons of this kind, each with the name of its file."""
+    rate = Column("learning rate", lambda row: rate_told(row[1], row[0]["settings"]))
     numbers = [TEST, HELD_OUT, *positions(results[0]["contenders"][0]), SPEED, MINUTES]
-    one = itemgetter(1)
-    return Table(
-        title="Further comparisons",
-        columns=[
-            MODEL.of(one),
-            Column("comparison", lambda row: Path(row[0]["file"]).stem),
-            PARAMETERS.of(one),
-            Column("learning rate", lambda row: rate_told(row[1], row[0]["settings"])),
-            *(column.of(one) for column in numbers),
-        ],
-        rows=[(result, one) for result in results for one in best_first(result)],
-        said=each_said(results, said),
-    )
+    columns = [*of_results("comparison"), PARAMETERS.of(itemgetter(1)), rate, *(c.of(itemgetter(1)) for c in numbers)]
+    rows = [(result, one) for result in results for one in best_first(result)]
+    return Table(title="Further comparisons", columns=columns, rows=rows, said=each_said(results, said))
+
+
+def of_results(what: str) -> list[Column]:
+    """Give the first columns of a table of several results, whose rows are a result and one of its contenders."""
+    return [MODEL.of(itemgetter(1)), Column(what, lambda row: Path(row[0]["file"]).stem)]
 
 
 def said(result: Result) -> str:
@@ -178,7 +170,6 @@ def tuned(result: Result) -> str:
 
 
 def verdict(found: list[Result]) -> str:
-    """Say whether a memory is ahead; `found` has the best first."""
     with_memory = [one for one in found if remembers(one["name"])]
     without = [one for one in found if not remembers(one["name"])]
     if not with_memory or not without:
@@ -201,17 +192,12 @@ def by_position(contender: Result) -> list[Result]:
 
 
 def plots(result: Result) -> dict[str, Drawn]:
-    """Bits per byte by position, a line for each model, those without a memory dashed.
-
-    Of more models than lines can tell apart the table alone is shown.
-    """
+    """Draw bits per byte by position; of more models than lines can tell apart the table alone is shown."""
     if len(result["contenders"]) > len(COLOURS):
         return {}
-    drawn = Plot(
-        title="Bits per byte by position", x_label="position in the span, tokens", y_label="bits per byte",
-        lines=contender_lines(result["contenders"], by_position), x_labels=ranges(result["contenders"][0]),
-    )  # fmt: skip
-    return {"": drawn}
+    lines, names = contender_lines(result["contenders"], by_position), ranges(result["contenders"][0])
+    x_label, y_label = "position in the span, tokens", "bits per byte"
+    return {"": Plot(title="Bits per byte by position", x_label=x_label, y_label=y_label, lines=lines, x_labels=names)}
 
 
 SECTION = Section(

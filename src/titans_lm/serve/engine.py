@@ -16,8 +16,7 @@ import numpy as np
 from titans_lm.data.tasks.vocabulary import split_words
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.generate import Chooser
-from titans_lm.report.surprise.pack import by_piece
-from titans_lm.report.surprise.text import token_text
+from titans_lm.report.surprise.text import by_piece, token_text
 from titans_lm.serve.batching import Batcher
 from titans_lm.serve.chat import TURNS, divide, has_template, remembered, render, said
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, not_found

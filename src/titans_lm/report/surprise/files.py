@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 
 from titans_lm.config import check_at_least
 from titans_lm.report.plots import Line, Panels, Plot, draw, save_png, smoothed
-from titans_lm.report.surprise.pack import by_piece
 from titans_lm.report.surprise.page import COLOURS, NAMES, Facts, surprise_page
-from titans_lm.report.surprise.text import TokenText, read_file
+from titans_lm.report.surprise.text import TokenText, by_piece, read_file
 from titans_lm.streaming import load_memory
 from titans_lm.surprise import PARTS, Surprise, check_surprised, measure_surprise
 from titans_lm.train.files import write_atomically

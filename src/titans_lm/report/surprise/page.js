@@ -1,6 +1,6 @@
 "use strict";
 // Colours the text by one number or the mean of several, and shows all numbers of a piece. The numbers lie in #data:
-// 16 bits each on a logarithmic scale (pack.py). Text is only ever set as text.
+// 16 bits each on a logarithmic scale (page.py). Text is only ever set as text.
 (() => {
   const by = (id) => document.getElementById(id);
   const data = JSON.parse(by("data").textContent);
@@ -13,24 +13,19 @@
   const spans = Array.from(text.children);
   const places = new Map(spans.map((span, i) => [span, i]));
 
-  function bytes(base64) {
-    const raw = atob(base64);
-    const found = new Uint8Array(raw.length);
-    for (let i = 0; i < raw.length; i++) found[i] = raw.charCodeAt(i);
-    return found.buffer;
-  }
+  const view = (base64) => new DataView(Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0)).buffer);
 
   function numbers(packed) {
-    const view = new DataView(bytes(packed.codes));
+    const codes = view(packed.codes);
     // Number i of series s.
     return (s, i) => {
-      const code = view.getUint16(2 * (s * pieces + i), true);
+      const code = codes.getUint16(2 * (s * pieces + i), true);
       if (code === NOTHING) return NaN;
       return code === 0 ? 0 : packed.low[s] * Math.exp(packed.step[s] * (code - 1));
     };
   }
 
-  const starts = new DataView(bytes(data.starts));
+  const starts = view(data.starts);
   const tokenOf = (i) => starts.getUint32(4 * i, true);
   const bits = numbers(data.bits);
   const sizes = Object.fromEntries(PARTS.map((what) => [what, numbers(data.sizes[what])]));
@@ -39,25 +34,15 @@
   function chosen() {
     const range = (chooser, count) =>
       chooser.value === "" ? Array.from({ length: count }, (_, i) => i) : [Number(chooser.value)];
-    const found = [];
-    for (const b of range(choosers.block, blocks))
-      for (const h of range(choosers.head, heads))
-        for (const l of range(choosers.layer, layers)) found.push((b * heads + h) * layers + l);
-    return found;
+    return range(choosers.block, blocks).flatMap((b) =>
+      range(choosers.head, heads).flatMap((h) => range(choosers.layer, layers).map((l) => (b * heads + h) * layers + l)),
+    );
   }
 
   // A size of one piece in multiples of its median over the whole text, averaged over the chosen memories.
   function relative(what, memories, i) {
-    const scale = data.sizes[what].scale;
-    let sum = 0;
-    for (const s of memories) sum += sizes[what](s, i) / scale[s];
-    return sum / memories.length;
-  }
-
-  function curve(what, memories) {
-    const found = new Float64Array(pieces);
-    for (let i = 0; i < pieces; i++) found[i] = what === "bits" ? bits(0, i) : relative(what, memories, i);
-    return found;
+    const { scale } = data.sizes[what];
+    return memories.reduce((sum, s) => sum + sizes[what](s, i) / scale[s], 0) / memories.length;
   }
 
   // How many of the sorted numbers are less.
@@ -92,13 +77,12 @@
     const what = choosers.what.value;
     for (const name of ["block", "head", "layer"]) choosers[name].disabled = what === "bits";
     memories = chosen();
-    values = curve(what, memories);
+    values = Float64Array.from(spans, (_, i) => (what === "bits" ? bits(0, i) : relative(what, memories, i)));
     sorted = values.map(least).sort();
     by("view").dataset.what = what;
-    for (let i = 0; i < pieces; i++) {
-      const level = Math.floor((rank(sorted, least(values[i])) * SHADES) / pieces);
-      spans[i].className = `s${level}`;
-    }
+    spans.forEach((span, i) => {
+      span.className = `s${Math.floor((rank(sorted, least(values[i])) * SHADES) / pieces)}`;
+    });
     const known = sorted.filter((value) => value !== -Infinity);
     const ends = { low: 0, middle: known.length >> 1, high: known.length - 1 };
     for (const [name, at] of Object.entries(ends))
@@ -133,17 +117,10 @@
     const means = [];
     const most = [];
     for (let b = 0; b < bins; b++) {
-      let sum = 0;
-      let count = 0;
-      let top = 0;
-      for (let i = edge(b); i < edge(b + 1); i++) {
-        if (Number.isNaN(values[i])) continue;
-        sum += values[i];
-        count += 1;
-        top = Math.max(top, values[i]);
-      }
-      if (count) means.push([b, sum / count]);
-      if (count) most.push([b, top]);
+      const part = values.slice(edge(b), edge(b + 1)).filter((value) => !Number.isNaN(value));
+      if (!part.length) continue;
+      means.push([b, part.reduce((sum, value) => sum + value, 0) / part.length]);
+      most.push([b, Math.max(...part)]);
     }
     const lowest = Math.min(...means.map(([, value]) => value));
     const highest = Math.max(...most.map(([, value]) => value));

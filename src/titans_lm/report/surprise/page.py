@@ -5,15 +5,16 @@ move, and without it the text stands there in its first colours.
 """
 
 import json
+from base64 import b64encode
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
 from titans_lm.config import ForgetTo
 from titans_lm.report.html import Markup, filled, join, page, tag
-from titans_lm.report.surprise.pack import by_piece, page_data
-from titans_lm.report.surprise.text import TokenText
+from titans_lm.report.surprise.text import TokenText, by_piece
 from titans_lm.surprise import PARTS, Surprise
 
 NAMES = {
@@ -26,6 +27,10 @@ COLOURS = {"momentary": (240, 120, 50), "past": (170, 130, 230), "forgotten": (6
 """The strongest shade of each: on all of them the text keeps a contrast of at least 4.5."""
 LEVELS = 16
 """Shades, from the least to the most; the style sheet has one rule for each."""
+NOTHING, TOP = 0xFFFF, 0xFFFE
+"""The code of what is no number, and that of the largest."""
+FLOOR = 1e-50
+"""What is smaller than this share of the largest counts as zero, so that no scale is too coarse."""
 FORGETTING = {
     "zero": ("‖α_t M_{t−1}‖", "nothing"),
     "init": ("‖α_t (M_{t−1} − M_init)‖", "what it was before it had read anything"),
@@ -46,7 +51,6 @@ class Facts:
 
 
 def surprise_page(surprise: Surprise, text: TokenText, facts: Facts, max_tokens: int) -> str:
-    """Put the page together, of the first `max_tokens` tokens."""
     count = text.pieces_within(max_tokens)
     values = by_piece(surprise.summary(), text.starts[: count + 1])
     blocks, heads, layers = surprise.part().shape[1:]
@@ -78,10 +82,7 @@ def surprise_page(surprise: Surprise, text: TokenText, facts: Facts, max_tokens:
 
 
 def levels(values: np.ndarray) -> np.ndarray:
-    """Sort values into shades by rank: every shade gets equally many, whatever their spread.
-
-    Equal values get the same shade, the one of the first of them; NaN gets the least.
-    """
+    """Sort values into shades by rank, equally many into each; equal values get the first one's, NaN the least."""
     values = np.where(np.isnan(values), -np.inf, values)
     return np.searchsorted(np.sort(values), values) * LEVELS // max(len(values), 1)
 
@@ -126,7 +127,49 @@ def _counted(count: int) -> dict[str, str]:
 
 
 def _number(what: str) -> Markup:
-    """Where page.js writes a number of a piece."""
     size = tag("td", tag("span", "= "), tag("span", id_=f"tip-{what}-size"), class_="size")
     value, unit = tag("td", id_=f"tip-{what}"), tag("td", "× median", class_="unit")
     return tag("tr", tag("th", NAMES[what], scope="row"), value, unit, size)
+
+
+def pack(values: np.ndarray) -> dict[str, Any]:
+    """Pack series of numbers of at least 0, (…, N): code 0 is zero, c up to 65534 is low · e^{step · (c − 1)}.
+
+    A number comes back with a relative error of at most ln(1 / FLOOR) / 65533 / 2, which is below 1e-3; what is not
+    finite becomes nothing. Codes are in base64, little-endian, the scales of the series in flat lists.
+    """
+    x = values.astype(np.float64)
+    known = np.isfinite(x)
+    high = np.where(known, x, 0.0).max(-1, initial=0.0)
+    counts = known & (x > FLOOR * high[..., None])
+    low = np.where(counts, x, np.inf).min(-1, initial=np.inf)
+    low, high = (np.where(counts.any(-1), bound, 1.0) for bound in (low, high))
+    step = np.log(high / low) / (TOP - 1)
+    place = np.log(np.where(counts, x, low[..., None]) / low[..., None])
+    codes = np.where(counts, 1 + np.rint(place / np.where(step > 0.0, step, 1.0)[..., None]), 0)
+    packed = base64(np.where(known, codes, NOTHING).astype("<u2"))
+    return {"codes": packed, "low": low.ravel().tolist(), "step": step.ravel().tolist()}
+
+
+def base64(x: np.ndarray) -> str:
+    return b64encode(np.ascontiguousarray(x).tobytes()).decode()
+
+
+def page_data(surprise: Surprise, text: TokenText, pieces: int) -> dict[str, Any]:
+    """What page.js needs of the first pieces: all sizes of each block, head and layer, and bits."""
+    starts = text.starts[: pieces + 1]
+    sizes = {}
+    for what in PARTS:
+        found = by_piece(surprise.part(what), starts)  # (P, blocks, H, L)
+        sizes[what] = {**pack(np.moveaxis(found, 0, -1)), "scale": surprise.scale(what).ravel().tolist()}
+    blocks, heads, layers = surprise.part().shape[1:]
+    return {
+        "blocks": blocks,
+        "heads": heads,
+        "layers": layers,
+        "pieces": pieces,
+        "tokens": int(starts[-1]),
+        "starts": base64(starts[:-1].astype("<u4")),
+        "sizes": sizes,
+        "bits": pack(by_piece(surprise.bits, starts, total=True)),
+    }

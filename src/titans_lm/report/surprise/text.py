@@ -49,6 +49,12 @@ class TokenText:
         return max(int(np.searchsorted(self.starts, tokens, side="right")) - 1, 1)
 
 
+def by_piece(values: np.ndarray, starts: np.ndarray, *, total: bool = False) -> np.ndarray:
+    """The mean, or the total, of the tokens of each piece: (T, …) as (P, …)."""
+    sums = np.add.reduceat(values[: starts[-1]].astype(np.float64), starts[:-1], axis=0)
+    return sums if total else sums / np.diff(starts).reshape(-1, *[1] * (values.ndim - 1))
+
+
 def read_file(path: Path, tokenizer: "PreTrainedTokenizerBase", *, after_open_document: bool = False) -> TokenText:
     """Read a file as a document of its own: the tokens and the marks that `titans read` would read.
 
