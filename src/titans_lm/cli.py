@@ -66,7 +66,7 @@ def parse(args: Sequence[str]) -> Any:
     """Turn the command line into settings; ValueError for what is wrong with it, SystemExit after a help."""
     args = list(args)
     if any(arg.startswith(("--tyro-print-completion", "--tyro-write-completion")) for arg in args):
-        kinds = one_of({key: (cls, cls()) for key, (cls, _) in COMMANDS.items()})
+        kinds = one_of({key: cls for key, (cls, _) in COMMANDS.items()})
         return tyro.cli(kinds, prog="titans", args=args, config=EACH)
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]

@@ -111,10 +111,10 @@ class TitansLM(HFLM):
         """Turn texts into a padded batch and its mask; of those that are too long the beginning is cut."""
         if self.bos is None:
             return super().tok_batch_encode(strings, padding_side, left_truncate_len, truncation)
-        rows = [self.tok_encode(text, left_truncate_len=left_truncate_len) for text in strings]
-        ids = [torch.tensor(tokens, dtype=torch.int64) for tokens in rows]
-        told: dict[str, Any] = {"batch_first": True, "padding_side": padding_side}
-        return pad_sequence(ids, **told), pad_sequence([torch.ones_like(row) for row in ids], **told)
+        tokens = [self.tok_encode(text, left_truncate_len=left_truncate_len) for text in strings]
+        ids = [torch.tensor(row, dtype=torch.int64) for row in tokens]
+        masks = [torch.ones_like(row) for row in ids]
+        return pad_sequence(ids, True, padding_side=padding_side), pad_sequence(masks, True, padding_side=padding_side)
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         with torch.no_grad():  # a state that is kept would be thrown away

@@ -281,9 +281,8 @@ def _question(task: LocalTask, item: Any) -> Question:
         continuation = _text("continuation", item["continuation"])
         pairs = tuple((context, f" {continuation}") for context in contexts)
         return Question(pairs, tuple(map(len, contexts)), _gold(item, len(contexts)))
-    query, choices = _text("query", item["query"]), _texts("choices", item["choices"])
-    context = query.removeprefix(task.cut) + task.add
-    pairs = tuple((context, f" {choice}") for choice in choices)
+    context, choices = _text("query", item["query"]).removeprefix(task.cut), _texts("choices", item["choices"])
+    pairs = tuple((context + task.add, f" {choice}") for choice in choices)
     return Question(pairs, tuple(map(len, choices)), _gold(item, len(choices)))
 
 

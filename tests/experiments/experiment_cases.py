@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from titans_lm.experiments.models import TrainedModel
 from titans_lm.experiments.runner import Run, final_runs, lr_trials
 from titans_lm.experiments.settings import TASK_EXPERIMENTS, CompareSettings
-from titans_lm.experiments.tasks import TaskJob, task_job
+from titans_lm.experiments.tasks import TaskJob, TrainedModel, task_job
 from titans_lm.experiments.text import TextJob, text_job
 
 RecallExperiment: Any = TASK_EXPERIMENTS["mqar"]

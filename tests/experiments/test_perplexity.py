@@ -16,7 +16,7 @@ from cli_cases import titans
 from model_cases import small_config, wake
 from titans_lm.backbone import frozen_memory
 from titans_lm.cli import parse
-from titans_lm.commands.evaluate import command_line
+from titans_lm.commands.measure import command_line
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.evaluate.documents import Encoder, books, spans
 from titans_lm.evaluate.intervals import difference, difference_in_differences, late_minus_early

@@ -14,7 +14,7 @@ from cli_cases import titans
 from question_cases import small_llama, small_titans, word_tokenizer, write_questions, write_tasks
 from titans_lm import lm_eval as harness
 from titans_lm.cli import parse
-from titans_lm.commands.evaluate import command_line
+from titans_lm.commands.measure import command_line
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.experiments.lm_eval import run_questions, short_names
 from titans_lm.experiments.reading_settings import QuestionSettings

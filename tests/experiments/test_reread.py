@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cli_cases import titans
 from model_cases import small_config, wake
 from titans_lm.cli import parse
-from titans_lm.commands.evaluate import command_line
+from titans_lm.commands.measure import command_line
 from titans_lm.data.curriculum import RereadCurriculum
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.evaluate.documents import Encoder, books

@@ -15,7 +15,7 @@ from experiments.experiment_cases import VariablesExperiment
 from experiments.experiment_cases import task_finals as finals
 from model_cases import small_config
 from titans_lm.cli import parse
-from titans_lm.commands.evaluate import command_line
+from titans_lm.commands.measure import command_line
 from titans_lm.data.tasks.common_words import CommonWordsSettings
 from titans_lm.data.tasks.variables import VariablesSettings
 from titans_lm.experiments.settings import TASK_EXPERIMENTS, TaskFit

@@ -16,7 +16,7 @@ from experiments.experiment_cases import task_finals as finals
 from experiments.experiment_cases import task_trials as trials
 from model_cases import small_config
 from titans_lm.cli import parse
-from titans_lm.commands.evaluate import command_line
+from titans_lm.commands.measure import command_line
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.common_words import CommonWordsSettings
 from titans_lm.data.tasks.recall import RecallSettings
@@ -24,7 +24,7 @@ from titans_lm.evaluate.accuracy import TaskScore, task_score
 from titans_lm.experiments.models import model_settings
 from titans_lm.experiments.runner import best_rate, run_job
 from titans_lm.experiments.settings import TASK_EXPERIMENTS, TaskFit
-from titans_lm.experiments.tasks import FILE, FRESH, run_task
+from titans_lm.experiments.tasks import FILE, FRESH, run_task, task_batches
 from titans_lm.report import tasks as scored
 from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.table import screen
@@ -321,19 +321,17 @@ def test_sizes_join_one_after_another() -> None:
     """Over the first half of the steps; the batches of a curriculum are a pure function of the step as well."""
     settings = BabiLongExperiment(train=TaskFit(steps=80, batch_size=2), models=("lmm",), rates=(1e-3,))
     job = finals(settings, 1000, {"lmm": 1e-3})[0]
-    assert job.join_every == 10
+    assert task_batches(job, job.settings).join_every == 10
     tasks = [RecallSettings(pairs=1, symbols=4, length=length) for length in (4, 8, 12, 16)]
-    batches = TaskBatches(tasks, batch_size=1, join_every=job.join_every)
+    batches = TaskBatches(tasks, batch_size=1, join_every=10)
     rare = dataclasses.replace(settings, shares=(97.0, 1.0, 1.0, 1.0))
     assert finals(rare, 1000, {"lmm": 1e-3})[0].shares == rare.shares
     lengths = [batches(step)["input_ids"].shape[1] for step in range(80)]
     assert [set(lengths[:10]), set(lengths[:20]), set(lengths[:30])] == [{4}, {4, 8}, {4, 8, 12}]
     assert set(lengths[30:]) == {4, 8, 12, 16}
     assert lengths == [batches(step)["input_ids"].shape[1] for step in range(80)]
-    assert dataclasses.replace(job, curriculum=False).join_every == 0
-    assert dataclasses.replace(job, settings=dataclasses.replace(job.settings, accumulate=4)).join_every == 40, (
-        "batches"
-    )
+    assert task_batches(dataclasses.replace(job, curriculum=False), job.settings).join_every == 0
+    assert task_batches(job, dataclasses.replace(job.settings, accumulate=4)).join_every == 40, "batches"
     assert {TaskBatches(tasks, batch_size=1)(step)["input_ids"].shape[1] for step in range(20)} == {4, 8, 12, 16}
 
 

@@ -22,9 +22,9 @@ from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.task import Task
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.experiments.models import TrainedModel, folder_name, kind_of, trained_model
+from titans_lm.experiments.models import folder_name, kind_of, trained_model
 from titans_lm.experiments.settings import TaskFit
-from titans_lm.experiments.tasks import FILE, FRESH, run_task
+from titans_lm.experiments.tasks import FILE, FRESH, TrainedModel, run_task
 from titans_lm.report import tasks as scored
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.files import JsonLines

@@ -11,7 +11,7 @@ import pytest
 from cli_cases import titans
 from genomics.genomics_cases import letters, write_table
 from titans_lm.cli import parse
-from titans_lm.commands.genomics import command_line
+from titans_lm.commands.series import command_line
 from titans_lm.genomics.predict import load_classifier
 from titans_lm.genomics.settings import EvaluateSettings
 

@@ -14,7 +14,7 @@ import pytest
 
 from cli_cases import environment, titans
 from repro.repro_cases import DNA, SERIES, dna, micro, quiet, series
-from titans_lm.commands.genomics import command_line
+from titans_lm.commands.series import command_line
 from titans_lm.forecast.evaluate import evaluate_command
 from titans_lm.genomics.records import FASTA
 from titans_lm.genomics.records import TABLES as SEQUENCE_TABLES

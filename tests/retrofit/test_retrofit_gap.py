@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from retrofit.retrofit_cases import SINKS, WINDOW, base_of, with_memory
 from titans_lm.backbone import frozen_memory
 from titans_lm.cli import main
-from titans_lm.commands.evaluate import command_line
+from titans_lm.commands.measure import command_line
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer
 from titans_lm.experiments.gap import run_gap
 from titans_lm.experiments.reading_settings import GapSettings

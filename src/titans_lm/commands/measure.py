@@ -1,27 +1,32 @@
-"""titans demo, bench: what a memory keeps of a long text; time and memory of what runs."""
+"""titans demo, bench, compare, evaluate, repro: what memories keep, and what models can do, measured."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from titans_lm.bench.registry import benchmarks
-from titans_lm.bench.settings import AllSettings, BenchSettings, RenderSettings
-from titans_lm.commands.show import Chosen, Configured, one_of, say, write_result
+from titans_lm.bench.settings import AllSettings, RenderSettings
+from titans_lm.commands.show import Chosen, Configured, one_of, output_of
 from titans_lm.demo.settings import DemoSettings
-from titans_lm.train.options import as_settings
+from titans_lm.experiments.reading_settings import GapSettings, PerplexitySettings, QuestionSettings, RereadSettings
+from titans_lm.experiments.settings import TASK_EXPERIMENTS, CompareSettings
+from titans_lm.train.options import as_settings, written_command
+
+BENCHMARKS = {name: one.settings for name, one in benchmarks().items()}
+EVALUATIONS = {
+    "perplexity": PerplexitySettings, "reread": RereadSettings, **TASK_EXPERIMENTS, "gap": GapSettings,
+    "lm-eval": QuestionSettings,
+}  # fmt: skip
+"""Every evaluation by its word behind `titans evaluate`."""
+Measured: Any = one_of({**BENCHMARKS, "all": AllSettings, "render": RenderSettings})
+Evaluated: Any = one_of(EVALUATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(Configured, DemoSettings):
     """Hide facts in a long text, read it once with what ships, ask its memory files, and write a report."""
-
-
-KINDS = {**{name: one.settings for name, one in benchmarks().items()}, "all": AllSettings, "render": RenderSettings}
-if TYPE_CHECKING:
-    Measured = BenchSettings | RenderSettings
-else:
-    Measured = one_of({name: (kind, kind()) for name, kind in KINDS.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,48 @@ class Bench(Chosen):
     what: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Measured]] = tyro.MISSING
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compare(Configured, CompareSettings):
+    """Train models of equal size on the same tokens, from several seeds, and say which predicts a test text best.
+
+    Begin with `titans compare data/books --test book.txt`; stopped, the same command goes on.
+    """
+
+    data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Chosen):
+    """Measure what models can do: books by position, passages read twice, recall, needles, lm-eval's tasks."""
+
+    what: Annotated[tyro.conf.OmitSubcommandPrefixes[Evaluated], tyro.conf.arg(name="")] = tyro.MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repro(Configured):
+    """Run a table or figure of the paper at a scale that fits, with the paper's numbers beside ours.
+
+    Begin with `titans repro table5 --scale tiny --dry-run`; without a table, those that there are are listed. Stopped,
+    the same command goes on.
+    """
+
+    table: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[TABLE]")] = None
+    """table1 to table5, or figure6 to figure9."""
+    scale: Literal["tiny", "small", "paper"] = "tiny"
+    """tiny: two CPU cores. small: one GPU. paper: commands with their parameters and tokens are printed."""
+    data: str | None = None
+    """What to train on, as titans train takes it; the Python library's source if not set. For paper, tokens. For table3
+    and table4 the folder of their data sets, which are not fetched."""
+    test: Path | None = None
+    """Text that decides, or that facts are hidden in to decide; not in the data. A file of torch if not set."""
+    local: Path | None = None
+    """Folder of questions (titans evaluate lm-eval --local) that the models of table 1 are asked."""
+    out: Path | None = None
+    """Folder of all runs and of repro.json; by default runs/repro/TABLE-SCALE."""
+    dry_run: bool = False
+    """Show the commands with their parameters and tokens, and run none."""
+
+
 def run_demo(command: Demo) -> None:
     from titans_lm.demo.run import run_demo
 
@@ -38,15 +85,99 @@ def run_demo(command: Demo) -> None:
 
 
 def run_bench(command: Bench) -> None:
-    settings = command.what
-    tell = (lambda _: None) if settings.quiet else say
+    settings, output = command.what, output_of(command.what)
     if isinstance(settings, RenderSettings):
         from titans_lm.report.page import render_results
 
         written = [str(path) for path in render_results(settings.results, settings.docs)]
-        tell("\n".join(written))
-        write_result(settings.json, {"files": written})
+        output.say("\n".join(written))
+        output.write({"files": written})
     else:
         from titans_lm.bench.run import run_bench
 
-        write_result(settings.json, run_bench(settings, tell))
+        output.write(run_bench(settings, output.say))
+
+
+def run_compare(command: Compare) -> None:
+    from titans_lm.experiments.text import FILE, run_compare
+    from titans_lm.report.models import title
+    from titans_lm.report.spread import written
+
+    settings = as_settings(CompareSettings, command)
+    result = run_compare(settings, command.say)
+    command.write(result)
+    for one in sorted(result["contenders"], key=lambda one: one["test_bits_per_byte"]["mean"]):
+        command.say(f"{title(one['name'])}: {written(one['test_bits_per_byte'], '.4f')} bits per byte of the test text")
+    command.say(f"numbers in {settings.out / FILE}")
+
+
+def command_line(settings: Any) -> str:
+    """Write the command of an evaluation."""
+    word = next(name for name, kind in EVALUATIONS.items() if type(settings) is kind)
+    if word in TASK_EXPERIMENTS:
+        return written_command("evaluate", word, settings=settings)
+    unsaid = {"models": (), **({"samples": None} if word == "lm-eval" else {})}
+    return written_command("evaluate", word, *settings.models, settings=settings, **unsaid)
+
+
+def run_evaluate(command: Evaluate) -> None:
+    from titans_lm.report.table import screen
+
+    settings, output = command.what, output_of(command.what)
+    command_words, lines = command_line(settings), []
+    match settings:
+        case PerplexitySettings():
+            from titans_lm.experiments.books import FILE, run_perplexity
+            from titans_lm.report.books import tables
+
+            result, written = run_perplexity(settings, command_words, output.say), settings.out / FILE
+        case RereadSettings():
+            from titans_lm.experiments.reread import FILE, run_reread
+            from titans_lm.report.reread import tables
+
+            result, written = run_reread(settings, command_words, output.say), settings.out / FILE
+        case GapSettings():
+            from titans_lm.experiments.gap import FILE, run_gap
+            from titans_lm.report.gap import tables
+
+            result, written = run_gap(settings, command_words, output.say), settings.out / FILE
+        case QuestionSettings():
+            from titans_lm.experiments.lm_eval import run_questions
+            from titans_lm.report.lm_eval import tables
+
+            result, written = run_questions(settings, command_words, output.say), settings.json
+        case _:
+            from titans_lm.experiments.tasks import FILE, run_task
+            from titans_lm.report.tasks import guessed, tables
+
+            result, written = run_task(settings, command_words, output.say), settings.out / FILE
+            lines = [guessed(result)]
+    if not isinstance(settings, QuestionSettings):
+        output.write(result)
+    output.say("\n".join([*screen(tables(result)), *lines]))
+    if written is not None:
+        output.say(f"numbers in {written}")
+
+
+def run_repro(command: Repro) -> None:
+    from titans_lm.repro.plans import list_tables, make_plan
+
+    if command.table is None:
+        command.say("\n".join(["titans repro TABLE --scale tiny|small|paper, where TABLE is one of", *list_tables()]))
+        return
+
+    from titans_lm.repro.run import FILE, run_plan
+    from titans_lm.repro.show import plain_plan, plan_lines, result_lines
+
+    plan = make_plan(
+        command.table, command.scale, out=command.out, data=command.data, test=command.test, questions=command.local
+    )
+    if command.dry_run or not plan.runs:
+        if command.json is not None:  # parameters are counted on models, which takes seconds
+            command.write(plain_plan(plan))
+        if not command.quiet:
+            command.say("\n".join(plan_lines(plan)))
+        return
+    result = run_plan(plan, command.say, quiet=command.quiet)
+    command.write(result)
+    command.say("\n".join(["", *result_lines(result), "", f"numbers in {plan.out / FILE}"]))

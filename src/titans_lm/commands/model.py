@@ -1,4 +1,4 @@
-"""titans prepare, train, generate, serve, info: text into tokens, a model from them, and what it can be used for."""
+"""titans prepare, train, retrofit, generate, serve, info: tokens, models from them, and what they can be used for."""
 
 import dataclasses
 import os
@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import tyro
 
 from titans_lm.checks import load_library
-from titans_lm.commands.show import Configured, Written, say, show, write
+from titans_lm.commands.show import Chosen, Configured, Written, lines_of, say, write
+from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.recipes.find import check_data
 from titans_lm.serve.settings import ServeSettings
@@ -45,6 +46,16 @@ class Train(Configured, LanguageSettings):
     """TFLOP/s that the GPU of --dry-run can do; an H100 does 989 in bfloat16 without sparsity."""
     utilisation: float = 0.05
     """Share of them that training reaches in the estimate of --dry-run; 0.05 is what others report for small chunks."""
+    resume: Path | None = None
+    """Run folder to go on with; its settings are the defaults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrofit(Configured, RetrofitSettings):
+    """Give a pretrained model a memory: its attention keeps a window, and an adapter is trained to recall the rest."""
+
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
+    data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
     resume: Path | None = None
     """Run folder to go on with; its settings are the defaults."""
 
@@ -108,11 +119,8 @@ class Serve(ServeSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Info(Written, OfModel):
+class Info(Chosen, Written, OfModel):
     """Show a model's sizes, parameters, state bytes and training, the versions of what is installed, and devices."""
-
-    config: Path | None = None
-    """A .json or .toml file of these settings, which become the defaults."""
 
 
 def run_prepare(command: Prepare) -> None:
@@ -180,6 +188,22 @@ def say_what_it_takes(command: Train, settings: LanguageSettings) -> None:
     command.say("\n".join(estimate_lines(estimate)))
 
 
+def run_retrofit(command: Retrofit) -> None:
+    from titans_lm.distill.train import retrofit
+    from titans_lm.train.progress import Outlook, ProgressReport
+
+    settings = as_settings(RetrofitSettings, command)
+    if command.resume is not None:
+        settings = dataclasses.replace(settings, out=command.resume)
+    progress = ProgressReport(quiet=command.quiet, outlook=Outlook("--steps N"))
+    result = retrofit(settings, resume=command.resume is not None, progress=progress)
+    command.write(result)
+    shares = ", ".join(
+        f"{result[f'{kind}_share']:.1%} on {kind}" for kind in ("text", "returns") if f"{kind}_share" in result
+    )
+    command.say(f"share of the gap recovered: {shares}; model in {result['model']}")
+
+
 def run_generate(command: Generate) -> None:
     folder = command.model or command.model_option
     if folder is None:
@@ -235,4 +259,4 @@ def run_info(command: Info) -> None:
         trained = progress_of(command.model, step_of(folder)) if Path(command.model) in folder.parents else {}
         result = {**told, **({"training": trained} if trained else {}), **result}
     command.write(result)
-    show(result)
+    say("\n".join(lines_of(result)))

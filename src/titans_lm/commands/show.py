@@ -18,7 +18,10 @@ class Written:
     """Write what came out to this file too."""
 
     def write(self, result: dict[str, Any]) -> None:
-        write_result(self.json, result)
+        if self.json is not None:
+            from titans_lm.train.files import write_json
+
+            write_json(self.json, result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +46,20 @@ class Configured(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """One of several kinds, whose settings a file may hold."""
+    """What has settings that a file may hold: of a command of several kinds, those of the one that is chosen."""
 
     config: Path | None = None
     """A .json or .toml file of these settings, which become the defaults."""
 
 
-def one_of(kinds: dict[str, tuple[type, Any]]) -> Any:
+def output_of(settings: Any) -> Output:
+    """Give the same of one of several kinds, which has these settings of its own."""
+    return Output(json=settings.json, quiet=settings.quiet)
+
+
+def one_of(kinds: dict[str, type]) -> Any:
     """Let a command line choose one of several settings by its name; each comes with its defaults."""
-    parts = (Annotated[kind, tyro.conf.subcommand(name, default=default)] for name, (kind, default) in kinds.items())
-    return reduce(or_, parts)
+    return reduce(or_, (Annotated[kind, tyro.conf.subcommand(name, default=kind())] for name, kind in kinds.items()))
 
 
 def lines_of(value: dict[str, Any], indent: str = "") -> list[str]:
@@ -82,18 +89,6 @@ def check_files(command: Any) -> None:
             path = getattr(settings, name, None)
             if path is not None:
                 check_writable(f"--{name.replace('_', '-')}", path)
-
-
-def write_result(path: Path | None, result: dict[str, Any]) -> None:
-    if path is not None:
-        from titans_lm.train.files import write_json
-
-        write_json(path, result)
-
-
-def show(result: dict[str, Any]) -> None:
-    for line in lines_of(result):
-        say(line)
 
 
 def say(text: str) -> None:

@@ -26,10 +26,7 @@ SUMS = ("tokens", "bytes", "bits")
 
 
 def run_perplexity(settings: PerplexitySettings, command: str, say: Say) -> Result:
-    """Measure all models and write OUT/perplexity.json; stopped, the same call goes on.
-
-    Raises ValueError for models and texts that will not do.
-    """
+    """Measure all models and write OUT/perplexity.json (see `run_reading`)."""
     settings.named()
     return run_reading(Perplexity(settings, books(settings.text)), settings, FILE, command, say)
 
@@ -41,10 +38,6 @@ class CorpusStats:
     encoder: Encoder
     documents: list[Result]
     sum: str
-
-    @property
-    def tokens(self) -> int:
-        return sum(one["tokens"] for one in self.documents)
 
 
 @dataclass(frozen=True)
@@ -85,8 +78,8 @@ class Perplexity:
         return {"carries": reader_for(model, **self._sizes()).constant}
 
     def plan(self, model: "PreTrainedModel", corpus: CorpusStats, mark: str) -> Iterator[Planned]:
-        """List the modes of a model."""
         carries, settings = self.about(model)["carries"], self.settings
+        tokens = sum(one["tokens"] for one in corpus.documents)
         modes = settings.modes(carries=carries, remembers=has_neural_memory(model))
         if not modes:
             raise ValueError("got memory='off' for a model without a neural memory; expected on or reset beside it")
@@ -94,7 +87,7 @@ class Perplexity:
             windows = {"window_step": settings.window_step} if mode.kind == "windows" else {}
             spec = {"tokenizer": mark, "text": corpus.sum, "mode": mode.name, "stretch": settings.stretch}
             yield Planned(
-                mode, mode.name, {**spec, "max_tokens": settings.max_tokens, **windows}, corpus.tokens,
+                mode, mode.name, {**spec, "max_tokens": settings.max_tokens, **windows}, tokens,
                 lambda on_piece, mode=mode: self._measure(model, mode, corpus, on_piece),
             )  # fmt: skip
 
@@ -110,8 +103,7 @@ class Perplexity:
                 model, spans(self.books, corpus.encoder, **self.cut), reading, reset_every=every,
                 batch_size=self.settings.batch_size, on_piece=on_piece,
             )  # fmt: skip
-        tokens = sum(sum(score.tokens) for score in scores)
-        return {"tokens": tokens, "stretches": [asdict(score) for score in scores]}
+        return {"stretches": [asdict(score) for score in scores]}
 
     def describe(self, reading: Reading) -> str:
         score = overall(scores_of(reading))
@@ -129,11 +121,7 @@ class Perplexity:
                 for readings, found in zip(modes, scores, strict=True)
             ],
             "differences": [
-                {
-                    "mode": modes[0][0].key.name,
-                    "minus": readings[0].key.name,
-                    **_difference(scores[0], found, settings),
-                }
+                {"mode": modes[0][0].key.name, "minus": readings[0].key.name, **_difference(scores[0], found, settings)}
                 for readings, found in zip(modes[1:], scores[1:], strict=True)
             ],
         }

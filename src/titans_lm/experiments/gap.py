@@ -23,6 +23,7 @@ from titans_lm.experiments.reading_settings import GapSettings
 from titans_lm.experiments.result import Result
 from titans_lm.experiments.runner import Say
 from titans_lm.report.spread import mean_with_spread
+from titans_lm.train.fresh import size_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,10 +34,7 @@ READ = ("full", "windowed", "ours", "frozen")
 
 
 def run_gap(settings: GapSettings, command: str, say: Say) -> Result:
-    """Measure all adapters and write OUT/gap.json; stopped, the same call goes on.
-
-    Raises ValueError for models and texts that will not do.
-    """
+    """Measure all adapters and write OUT/gap.json (see `run_reading`)."""
     settings.named()
     return run_reading(Gaps(settings, books(settings.text)), settings, FILE, command, say)
 
@@ -71,9 +69,11 @@ class Gaps:
         from titans_lm.retrofit import adapter_of
 
         own: Any = model
-        trained = sum(x.numel() for x in adapter_of(model).parameters())
-        return {"base": own.config._name_or_path, "window": own.retrofit.window, "sinks": own.retrofit.sinks,
-                "adapter_parameters": trained}  # fmt: skip
+        trained = size_of(adapter_of(model))
+        return {
+            "base": own.config._name_or_path, "window": own.retrofit.window, "sinks": own.retrofit.sinks,
+            "adapter_parameters": trained,
+        }  # fmt: skip
 
     def plan(self, model: "PreTrainedModel", corpus: np.ndarray, mark: str) -> Iterator[Planned]:
         """List one reading: all rows, in the four ways and with every window."""
@@ -93,16 +93,13 @@ class Gaps:
             raise ValueError(
                 f"got a window of {max(windows)} and rows of {self.settings.seq_len}; expected longer rows"
             )
-        spec = {
-            "rows": hashlib.blake2b(corpus.tobytes(), digest_size=16).hexdigest(),
-            "windows": list(windows),
-            "read": READ,
-        }
+        rows = hashlib.blake2b(corpus.tobytes(), digest_size=16).hexdigest()
+        spec = {"rows": rows, "windows": list(windows), "read": READ}
         tokens = corpus.shape[0] * self.settings.seq_len * (1 + 3 * len(windows))
 
         def measure(on_piece: Callable[[int], None]) -> Result:
             found = [self._row(own, torch.from_numpy(row[None]), windows, on_piece) for row in corpus]
-            return {"tokens": tokens, "nats": np.array(found).transpose(1, 2, 0).tolist()}
+            return {"nats": np.array(found).transpose(1, 2, 0).tolist()}
 
         yield Planned(tuple(windows), "rows", spec, tokens, measure)
 

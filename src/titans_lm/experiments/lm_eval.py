@@ -27,6 +27,7 @@ from titans_lm.questions import (
 from titans_lm.report.section import FORMAT
 from titans_lm.train.device import hardware
 from titans_lm.train.files import finite, write_atomically, write_json
+from titans_lm.train.fresh import size_of
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import Report
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
@@ -54,7 +55,7 @@ class Answerer:
             "path": str(self.path),
             "model": type(self.model).__name__,
             "architecture": getattr(config, "architecture", None) or config.model_type,
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "parameters": size_of(self.model),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "bos": "tokenizer" if bos is None else bos,
             "max_length": longest if settings.max_length is None else settings.max_length,

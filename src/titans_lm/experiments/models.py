@@ -13,18 +13,13 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from titans_lm.config import MEMORY_ALONE, SHARING_BLOCKS, Architecture, BackboneConfig, nearest
 from titans_lm.train.options import merge_settings
 from titans_lm.train.settings import RULES, ModelSettings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from titans_lm.data.tasks.task import Task
 
 ARCHITECTURES = get_args(Architecture)
 OURS = (*ARCHITECTURES, *RULES)
@@ -37,8 +32,6 @@ VARIED = ("stateful", "weight_decay")
 """Settings of training that a variant may change beside them."""
 WEIGHTS = ("*.safetensors", "*.bin", "config.json", "tokenizer.json")
 """Files that what a model does depends on."""
-INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
-"""Entries of a config.json in which seeds of one model may differ."""
 Shared = TypeVar("Shared", bound=ModelSettings)
 
 
@@ -218,109 +211,3 @@ def kind_of(folder: Path) -> str:
         if "architecture" in config and own == {key: stack[key] for key in own}:
             return name
     return str(config.get("architecture") or config.get("model_type"))
-
-
-def check_seeds(named: Sequence[NamedModel]) -> None:
-    """Refuse models of one name that are no seeds of one model, before anything is read."""
-    from titans_lm.data.prepared import tokenizer_fingerprint
-    from titans_lm.train.run import load_tokenizer, resolve_model
-
-    known: dict[str, tuple[Path, Any]] = {}
-    for name, path in named:
-        config = json.loads((resolve_model(path) / "config.json").read_bytes())
-        sizes = {key: value for key, value in config.items() if key not in INCIDENTAL}
-        found = sizes, tokenizer_fingerprint(load_tokenizer(path))
-        first, expected = known.setdefault(name, (path, found))
-        if expected != found:
-            raise ValueError(
-                f"got {first} and {path}, both named {name!r}, with other settings or tokenizers; "
-                "expected seeds of one model under one name"
-            )
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A trained model that an experiment begins from."""
-
-    name: str
-    path: str
-    """Run folder or saved model, as it was given."""
-    kind: str
-    """Architecture or rule of ours, or model type of Hugging Face."""
-    weights: str
-    """Sum of weights, config and tokenizer: what a path holds may change between two runs."""
-
-    @classmethod
-    def find(cls, name: str) -> "TrainedModel | None":
-        """Find the model NAME=PATH; None for other names. ValueError where there is none at its path."""
-        from titans_lm.train.run import resolve_model
-
-        named = trained_model(name)
-        if named is None:
-            return None
-        folder = resolve_model(named.path)
-        return cls(named.name, str(named.path), kind_of(folder), weights_sum(folder))
-
-    def model(self, device: str) -> "PreTrainedModel":
-        """Load the model, in the precision that it was saved in."""
-        from titans_lm.train.run import load_model
-
-        return load_model(self.path, device)
-
-    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Load the tokenizer that lies beside the model; None where there is none."""
-        from titans_lm.train.run import tokenizer_beside
-
-        return tokenizer_beside(self.path)
-
-    def check(self, task: "Task", longest: int) -> int:
-        """Check that the model has the ids of a task, in its own tokens, and positions for rows of `longest` tokens.
-
-        Gives the number of its parameters. ValueError, saying what to do, and for weights that cannot be loaded.
-        """
-        from titans_lm.evaluate.stream import check_positions
-
-        model: Any = self.model("cpu")
-        ids = model.config.get_text_config().vocab_size
-        if hasattr(task, "tokenizer"):
-            self._check_tokens(ids, task, task.tokenizer)
-        if ids < task.vocab_size:
-            raise ValueError(
-                f"got {self.name}={self.path}, a model of {ids:,} ids, and a task of {task.vocab_size:,}; expected a "
-                "model with as many, or a task with fewer"
-            )
-        sizes = "--sizes and --test-sizes of {:,} tokens or fewer"
-        check_positions(model, longest, sizes, f"{self.name}={self.path}, which has")
-        return sum(parameter.numel() for parameter in model.parameters())
-
-    def _check_tokens(self, ids: int, task: "Task", chosen: str) -> None:
-        from titans_lm.data.tasks.haystack import BYTES
-        from titans_lm.data.tokenizer import is_byte_tokenizer
-        from titans_lm.train.run import resolve_model
-
-        own = self.tokenizer()
-        if own is not None and not same_tokens(own, chosen):
-            folder = BYTES if is_byte_tokenizer(own) else resolve_model(self.path)
-            raise ValueError(
-                f"got task.tokenizer={chosen!r} for {self.name}={self.path}, which was trained with another one; "
-                f"expected its own: pass --task.tokenizer {folder}"
-            )
-        if own is None and ids != task.vocab_size:
-            raise ValueError(
-                f"got task.tokenizer={chosen!r} of {task.vocab_size:,} ids for {self.name}={self.path}, a model of "
-                f"{ids:,} without a tokenizer beside it; expected the one that it was trained with: pass "
-                "--task.tokenizer, or save the model's tokenizer in its folder"
-            )
-
-
-def same_tokens(own: "PreTrainedTokenizerBase", chosen: str) -> bool:
-    """Whether a tokenizer makes the tokens of a task's: bytes, words or a folder, which is compared by its content."""
-    from titans_lm.data.prepared import tokenizer_fingerprint
-    from titans_lm.data.tasks.haystack import BYTES, WORDS, tokenizer_in
-    from titans_lm.data.tasks.vocabulary import word_tokenizer
-    from titans_lm.data.tokenizer import is_byte_tokenizer
-
-    if chosen == BYTES:
-        return is_byte_tokenizer(own)
-    other = word_tokenizer() if chosen == WORDS else tokenizer_in(chosen)
-    return tokenizer_fingerprint(own) == tokenizer_fingerprint(other)

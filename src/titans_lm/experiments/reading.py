@@ -5,6 +5,7 @@ What an evaluation measures is its own (`books.py`, `reread.py`); that no readin
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.evaluate.stream import has_neural_memory
-from titans_lm.experiments.models import NamedModel, check_seeds, kind_of, weights_sum
+from titans_lm.experiments.models import NamedModel, kind_of, weights_sum
 from titans_lm.experiments.reading_settings import ReadingSettings
 from titans_lm.experiments.result import COMMITS, WALL, Clock, Result, once, write_record
 from titans_lm.experiments.runner import SPEC, Say
 from titans_lm.train.files import write_json
+from titans_lm.train.fresh import size_of
 from titans_lm.train.progress import TokenReport
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
 
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 READINGS = "readings"
 """Folder of the readings that are done, a file each."""
+
+
+INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+"""Entries of a config.json in which seeds of one model may differ."""
 
 
 class Planned(NamedTuple):
@@ -112,6 +118,21 @@ def run_reading(
     )
 
 
+def check_seeds(named: Sequence[NamedModel]) -> None:
+    """Refuse models of one name that are no seeds of one model, before anything is read."""
+    known: dict[str, tuple[Path, Any]] = {}
+    for name, path in named:
+        config = json.loads((resolve_model(path) / "config.json").read_bytes())
+        sizes = {key: value for key, value in config.items() if key not in INCIDENTAL}
+        found = sizes, tokenizer_fingerprint(load_tokenizer(path))
+        first, expected = known.setdefault(name, (path, found))
+        if expected != found:
+            raise ValueError(
+                f"got {first} and {path}, both named {name!r}, with other settings or tokenizers; "
+                "expected seeds of one model under one name"
+            )
+
+
 def _read_with(
     named: NamedModel, evaluation: Evaluation, settings: ReadingSettings, corpora: dict[str, Any], say: Say
 ) -> Reader:
@@ -130,7 +151,7 @@ def _read_with(
         "name": named.name,
         "kind": kind_of(folder),
         "memory": has_neural_memory(model),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": size_of(model),
         **evaluation.about(model),
     }
     return Reader(named, about, corpora[mark], readings)
@@ -139,21 +160,17 @@ def _read_with(
 def _read_once(planned: Planned, named: NamedModel, weights: str, settings: ReadingSettings) -> Reading:
     """Take a reading from its file, or do it and keep it."""
     spec = {"weights": weights, **planned.spec}
-    file = reading_file(settings.out, f"{named.name}-{planned.name}", spec)
+    plain = re.sub(r"[^\w.-]", "-", f"{named.name}-{planned.name}")
+    digest = hashlib.blake2b(json.dumps(spec).encode(), digest_size=8).hexdigest()  # of all that its numbers depend on
+    file = settings.out / READINGS / f"{plain}-{digest}.json"
     if not file.is_file():
         clock = Clock()
         with TokenReport(quiet=settings.quiet, title=f"{named.name} {planned.name}").start(planned.tokens) as report:
             found = planned.measure(report.read)
         made = clock.read()
         told = {SPEC: spec, "model": str(named.path), "seconds": made[WALL], COMMITS: made[COMMITS]}
-        write_json(file, {**told, **found})
+        write_json(file, {**told, "tokens": planned.tokens, **found})
     return Reading(planned.key, json.loads(file.read_bytes()))
-
-
-def reading_file(out: Path, name: str, spec: Result) -> Path:
-    """Name the file of a reading that is done, by all that its numbers depend on."""
-    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
-    return out / READINGS / f"{plain}-{hashlib.blake2b(json.dumps(spec).encode(), digest_size=8).hexdigest()}.json"
 
 
 def costs(readings: Sequence[Reading]) -> Result:

@@ -4,14 +4,14 @@ import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import tyro
 
 from titans_lm.config import check_at_least, check_seed
 from titans_lm.data.tasks.task import read_size
 from titans_lm.experiments.models import NamedModel, named_models
-from titans_lm.experiments.settings import check_once
+from titans_lm.experiments.settings import check_least, check_once
 
 MemoryKind = Literal["on", "reset", "off"]
 RANGES = 64
@@ -71,13 +71,20 @@ class ReadingSettings:
     quiet: bool = False
     """Show nothing."""
 
+    needed: ClassVar[tuple[str, ...]] = ("models", "text")
+    """Settings that must be given."""
+    lacking: ClassVar[str]
+    """What is said where one of them is not."""
+
     def __post_init__(self) -> None:
-        check_at_least("piece_len", self.piece_len, 1)
+        check_least(self, piece_len=1)
         check_seed("seed", self.seed)
-        check_at_least("skip_tokens", self.skip_tokens, 0)
+        check_least(self, skip_tokens=0)
 
     def named(self) -> list[NamedModel]:
-        """Give models with their names; ValueError for a model twice, and for two that would be called alike."""
+        """Give models with their names; ValueError for none, for one twice, and for two that would be called alike."""
+        if not all(getattr(self, name) for name in self.needed):
+            raise ValueError(self.lacking)
         return named_models(self.models)
 
 
@@ -110,12 +117,12 @@ class PerplexitySettings(ReadingSettings):
     batch_size: int = 8
     """Stretches that are read side by side."""
     out: Path = Path("runs/perplexity")
-    """Folder of the results; the same command goes on where it was stopped."""
+
+    lacking = "got no model or no text; expected titans evaluate perplexity MODEL … --text FILE_OR_FOLDER …"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("window", "window_step", "batch_size"):
-            check_at_least(name, getattr(self, name), 1)
+        check_least(self, window=1, window_step=1, batch_size=1)
         for name in ("stretch", "max_tokens"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 1)
@@ -124,26 +131,13 @@ class PerplexitySettings(ReadingSettings):
                 f"got window={self.window} and window_step={self.window_step}; expected a window at least as long"
             )
         check_once(self, "memory", "reset_every")
-        for every in self.reset_every:
-            check_at_least("reset_every", every, 1)
-        self._check_ranges()
-
-    def _check_ranges(self) -> None:
+        check_least(self, reset_every=1, near=0, far=0)
         for name in ("near", "far"):
-            for edge in getattr(self, name):
-                check_at_least(name, edge, 0)
-                if edge % RANGES or (edge // RANGES) & (edge // RANGES - 1):
-                    raise ValueError(f"got {name}={getattr(self, name)}; expected two of 0, 64, 128, 256 and so on")
+            if any(edge % RANGES or (edge // RANGES) & (edge // RANGES - 1) for edge in getattr(self, name)):
+                raise ValueError(f"got {name}={getattr(self, name)}; expected two of 0, 64, 128, 256 and so on")
         edges = [*self.near, *self.far]
         if any(a > b for a, b in pairwise(edges)) or self.near[0] == self.near[1] or self.far[0] == self.far[1]:
             raise ValueError(f"got near={self.near} and far={self.far}; expected near ones before far ones, rising")
-
-    def named(self) -> list[NamedModel]:
-        if not self.models or not self.text:
-            raise ValueError(
-                "got no model or no text; expected titans evaluate perplexity MODEL … --text FILE_OR_FOLDER …"
-            )
-        return super().named()
 
     def modes(self, *, carries: bool, remembers: bool) -> list[Mode]:
         """List the readings of a model: one that carries a state of constant size, and may have a neural memory."""
@@ -188,30 +182,24 @@ class RereadSettings(ReadingSettings):
     seed: int = 0
     """Seed of the passages, and of the bootstrap over them."""
     out: Path = Path("runs/reread")
-    """Folder of the results; the same command goes on where it was stopped."""
+
+    needed = ("models", "text", "between")
+    lacking = (
+        "got no model, no text or nothing between; expected titans evaluate reread MODEL … --text FILE … "
+        "--between OTHERS …"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("passages", 2), ("rows", 2), ("max_len", 1), ("context", 0)):
-            check_at_least(name, getattr(self, name), least)
-        for name, least in (("lengths", 2), ("distances", 0)):
+        check_least(self, passages=2, rows=2, max_len=1, context=0, lengths=2, distances=0)
+        for name in ("lengths", "distances"):
             values = getattr(self, name)
-            for value in values:
-                check_at_least(name, value, least)
             if not values or list(values) != sorted(set(values)):
                 raise ValueError(f"got {name}={values}; expected one or more, rising")
         if self.passages % self.rows:
             raise ValueError(
                 f"got passages={self.passages} and rows={self.rows}; expected passages in full groups of rows"
             )
-
-    def named(self) -> list[NamedModel]:
-        if not self.models or not self.text or not self.between:
-            raise ValueError(
-                "got no model, no text or nothing between; expected titans evaluate reread MODEL … --text FILE … "
-                "--between OTHERS …"
-            )
-        return super().named()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,21 +218,13 @@ class GapSettings(ReadingSettings):
     windows: tuple[int, ...] = ()
     """Windows to read with; by default the adapter's own."""
     out: Path = Path("runs/gap")
-    """Folder of the results; the same command goes on where it was stopped."""
+
+    lacking = "got no model or no text; expected titans evaluate gap ADAPTER … --text FILE_OR_FOLDER …"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("rows", 2), ("seq_len", 2)):
-            check_at_least(name, getattr(self, name), least)
-        for window in self.windows:
-            check_at_least("windows", window, 1)
-        if self.windows:
-            check_once(self, "windows")
-
-    def named(self) -> list[NamedModel]:
-        if not self.models or not self.text:
-            raise ValueError("got no model or no text; expected titans evaluate gap ADAPTER … --text FILE_OR_FOLDER …")
-        return super().named()
+        check_least(self, rows=2, seq_len=2, windows=1)
+        check_once(self, empty=("windows",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +269,7 @@ class QuestionSettings:
     """Show nothing."""
 
     def __post_init__(self) -> None:
-        check_at_least("batch_size", self.batch_size, 1)
+        check_least(self, batch_size=1)
         for name, least in (("limit", 1), ("max_length", 2), ("num_fewshot", 0)):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), least)

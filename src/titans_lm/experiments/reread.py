@@ -27,10 +27,7 @@ Drawn = dict[int, list[Passages]]
 
 
 def run_reread(settings: RereadSettings, command: str, say: Say) -> Result:
-    """Measure all models and write OUT/reread.json; stopped, the same call goes on.
-
-    Raises ValueError for models and texts that will not do.
-    """
+    """Measure all models and write OUT/reread.json (see `run_reading`)."""
     settings.named()
     evaluation = Rereading(settings, books(settings.text), books(settings.between))
     paths = {book.path.resolve() for book in evaluation.books}
@@ -50,7 +47,6 @@ class Rereading:
     others: list[Book]
 
     def prepare(self, tokenizer: "PreTrainedTokenizerBase") -> Drawn:
-        """Draw the passages of every length."""
         told, encoder = self.settings, Encoder(tokenizer)
         shared = {name: getattr(told, name) for name in ("passages", "rows", "context", "skip_tokens", "seed")}
         return {
@@ -74,17 +70,16 @@ class Rereading:
             distances = list(told.distances)
             if not reading.constant:
                 distances = fitting_distances(drawn[0], distances, told.max_len)
+            tokens = sum(_tokens(one, distances) for one in drawn)
 
             def measure(
                 on_piece: Callable[[int], None], drawn: list[Passages] = drawn, distances: list[int] = distances
             ) -> Result:
                 bits = [reread(model, one, distances, reading, on_piece=on_piece) for one in drawn]
                 places = [{"document": one.document, "start": start} for one in drawn for start in one.starts]
-                tokens = sum(_tokens(one, distances) for one in drawn)
-                return {"tokens": tokens, "places": places, "bits": np.concatenate(bits, axis=-1).tolist()}
+                return {"places": places, "bits": np.concatenate(bits, axis=-1).tolist()}
 
             spec = {"passages": _sum_of(drawn), "distances": distances}
-            tokens = sum(_tokens(one, distances) for one in drawn)
             yield Planned((length, distances), str(length), spec, tokens, measure)
 
     def describe(self, reading: Reading) -> str:

@@ -37,25 +37,15 @@ Fit = TypeVar("Fit", bound=FitSettings)
 class Job(Protocol):
     """A run: where its result goes, what the result depends on, and how it is come by."""
 
-    @property
-    def name(self) -> str:
-        """Name the model."""
-
-    @property
-    def folder(self) -> Path:
-        """Give the folder of the result."""
-
-    @property
-    def rate(self) -> float:
-        """Give the learning rate."""
-
-    @property
-    def counts(self) -> bool:
-        """Say whether it is no trial; one that diverges is a result as well."""
-
-    @property
-    def work(self) -> int:
-        """Say what it takes beside others of its kind: its steps, or 1; 0 is next to nothing."""
+    name: str
+    """The model."""
+    folder: Path
+    """Where the result goes."""
+    rate: float
+    counts: bool
+    """Whether it is no trial; one that diverges is a result as well."""
+    work: int
+    """What it takes beside others of its kind: its steps, or 1; 0 is next to nothing."""
 
     def spec(self) -> Result:
         """Give all that the result depends on, as JSON holds it."""
@@ -78,14 +68,14 @@ class Run:
     folder: Path
     rate: float
     seed: int
-    steps: int | None = None
+    steps: int | None
     """Steps of a trial; None where it counts and has those of the settings."""
 
     @property
     def counts(self) -> bool:
         return self.steps is None
 
-    def settings(self, base: Fit) -> Fit:
+    def fit(self, base: Fit) -> Fit:
         """Give the settings of the run, from those of its model."""
         run = dataclasses.replace(base, lr=self.rate, seed=self.seed)
         return run if self.steps is None else shorter(run, self.steps, eval_every=0)
@@ -111,7 +101,7 @@ def lr_trials(experiment: Experiment) -> list[Run]:
 def final_runs(experiment: Experiment, rates: dict[str, float]) -> list[Run]:
     """List the runs that count, one for each model and seed: seed by seed, so that all are as far as another."""
     return [
-        Run(name, experiment.out / "runs" / f"{folder_name(name)}-seed{seed}", rates[name], seed)
+        Run(name, experiment.out / "runs" / f"{folder_name(name)}-seed{seed}", rates[name], seed, None)
         for seed in experiment.seeds
         for name in experiment.models
     ]

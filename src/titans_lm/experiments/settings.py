@@ -28,6 +28,14 @@ def check_once(settings: Any, *names: str, empty: tuple[str, ...] = ()) -> None:
             raise ValueError(f"got {name}={values!r}; expected one or more, each once")
 
 
+def check_least(settings: Any, **least: int) -> None:
+    """Check settings, of several values each of them, by the least that there may be."""
+    for name, smallest in least.items():
+        values = getattr(settings, name)
+        for value in values if isinstance(values, tuple) else (values,):
+            check_at_least(name, value, smallest)
+
+
 TRIAL_SEED = 1_000
 """Seed of the trials: none of those that count."""
 
@@ -75,8 +83,7 @@ class Experiment:
     """What all share: sizes of the model, steps, batches."""
 
     def __post_init__(self) -> None:
-        for name in ("tune_steps", "jobs"):
-            check_at_least(name, getattr(self, name), 1)
+        check_least(self, tune_steps=1, jobs=1)
         check_runs(self, "models", "seeds", "rates")
         check_shared(self.train, lr="--rates", seed="--seeds", baseline="--models")
 
@@ -122,20 +129,16 @@ class CompareSettings(Experiment):
     hybrid:layer_types=[lmm,sliding]: any setting of the model but its width and that of its MLP, stateful,
     weight_decay."""
     rates: tuple[float, ...] = (1e-3, 3e-3)
-    """Learning rates that each is tried with before, from a seed that does not count."""
     tune_steps: int = 200
-    """Steps of each trial."""
     positions: int = 16_384
     """Tokens of a stretch of the test text; everybody starts each stretch anew."""
     test_bytes: int = 2**20
     """Bytes of the test text that are read."""
     train: Annotated[LanguageSettings, inside(SharedTraining)] = field(default_factory=small_training)
-    """What all share: sizes of the model, steps, batches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("positions", "test_bytes"):
-            check_at_least(name, getattr(self, name), 1)
+        check_least(self, positions=1, test_bytes=1)
         check_shared(self.train, data="DATA:", out="--out")
         if self.train.init is not None:
             raise ValueError(
@@ -176,8 +179,7 @@ class TaskFit(ModelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("batch_size", self.batch_size, 1)
-        check_at_least("batch_tokens", self.batch_tokens, 0)
+        check_least(self, batch_tokens=0)
         for name in ("lm_loss_weight", "gate_l1"):
             check_not_negative(name, getattr(self, name))
 
@@ -187,7 +189,6 @@ class TaskExperiment(Experiment):
     """Settings of an experiment on a synthetic task; the task's own file says what is drawn (`data/tasks/`)."""
 
     train: Annotated[TaskFit, inside()] = field(default_factory=TaskFit)
-    """What all share: sizes of the model, steps, batches."""
     json: Path | None = None
     """Write the numbers to this file too."""
     quiet: bool = False
@@ -195,8 +196,7 @@ class TaskExperiment(Experiment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        trained = [one for one in map(trained_model, self.models) if one is not None]
-        names = [one.name for one in trained]
+        names = [one.name for one in map(trained_model, self.models) if one is not None]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"got several trained models called {name!r}; expected a name for each: NAME=PATH")

@@ -1,7 +1,6 @@
 """`titans evaluate TASK`: models of equal size on a synthetic task, tested on fresh rows of every size."""
 
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -9,22 +8,26 @@ import numpy as np
 import torch
 
 from titans_lm.data.contents import contents_of
+from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.haystack import BYTES, WORDS, tokenizer_in
 from titans_lm.data.tasks.task import AT, Task
 from titans_lm.data.tasks.vocabulary import FULL_STOP, word_tokenizer
+from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.evaluate.accuracy import bytes_of_state, task_score
-from titans_lm.experiments.models import TrainedModel, model_settings
+from titans_lm.evaluate.stream import check_positions
+from titans_lm.experiments.models import kind_of, model_settings, trained_model, weights_sum
 from titans_lm.experiments.result import Result, kept, runs_of, write_record
 from titans_lm.experiments.runner import CONTENTS, SPEC, Run, Say, run_experiment
 from titans_lm.experiments.settings import TaskFit
 from titans_lm.report.spread import mean_with_spread
+from titans_lm.train.fresh import size_of
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import TaskLoss
 from titans_lm.train.match import MATCHED_BY
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import Outlook, ProgressReport, TokenReport
-from titans_lm.train.run import RunFolder, begun_with
+from titans_lm.train.run import RunFolder, begun_with, load_model, resolve_model, tokenizer_beside
 from titans_lm.train.sized import Sized, own_size, sized_for
 from titans_lm.train.trainer import FitResult
 
@@ -40,6 +43,64 @@ TOKENS_AT_ONCE = 1 << 24
 FRESH = 1_000_003
 """What is added to the seed of a run for the rows of the first size that it is tested on, of the second twice: needles
 at two depths, say, are not the same needles."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model that an experiment begins from."""
+
+    name: str
+    path: str
+    """Run folder or saved model, as it was given."""
+    kind: str
+    """Architecture or rule of ours, or model type of Hugging Face."""
+    weights: str
+    """Sum of weights, config and tokenizer: what a path holds may change between two runs."""
+
+    @classmethod
+    def find(cls, name: str) -> "TrainedModel | None":
+        """Find the model NAME=PATH; None for other names. ValueError where there is none at its path."""
+        named = trained_model(name)
+        if named is None:
+            return None
+        folder = resolve_model(named.path)
+        return cls(named.name, str(named.path), kind_of(folder), weights_sum(folder))
+
+    def check(self, task: Task, longest: int) -> int:
+        """Check that the model has the ids of a task, in its own tokens, and positions for rows of `longest` tokens.
+
+        Gives the number of its parameters. ValueError, saying what to do, and for weights that cannot be loaded.
+        """
+        model: Any = load_model(self.path, "cpu")
+        ids = model.config.get_text_config().vocab_size
+        if hasattr(task, "tokenizer"):
+            self._check_tokens(ids, task)
+        if ids < task.vocab_size:
+            raise ValueError(
+                f"got {self.name}={self.path}, a model of {ids:,} ids, and a task of {task.vocab_size:,}; expected a "
+                "model with as many, or a task with fewer"
+            )
+        sizes = "--sizes and --test-sizes of {:,} tokens or fewer"
+        check_positions(model, longest, sizes, f"{self.name}={self.path}, which has")
+        return size_of(model)
+
+    def _check_tokens(self, ids: int, task: Any) -> None:
+        """Refuse a model of other tokens than those of a task; tokenizers are compared by what they do."""
+        own, other, chosen = tokenizer_beside(self.path), task_tokenizer(task), task.tokenizer
+        if own is not None and not (
+            is_byte_tokenizer(own) if other is None else tokenizer_fingerprint(own) == tokenizer_fingerprint(other)
+        ):
+            folder = BYTES if is_byte_tokenizer(own) else resolve_model(self.path)
+            raise ValueError(
+                f"got task.tokenizer={chosen!r} for {self.name}={self.path}, which was trained with another one; "
+                f"expected its own: pass --task.tokenizer {folder}"
+            )
+        if own is None and ids != task.vocab_size:
+            raise ValueError(
+                f"got task.tokenizer={chosen!r} of {task.vocab_size:,} ids for {self.name}={self.path}, a model of "
+                f"{ids:,} without a tokenizer beside it; expected the one that it was trained with: pass "
+                "--task.tokenizer, or save the model's tokenizer in its folder"
+            )
 
 
 def run_task(settings: Any, command: str, say: Say) -> Result:
@@ -106,46 +167,25 @@ def check_models(settings: Any, longest: int, say: Say) -> tuple[int | None, dic
 
 
 @dataclass(frozen=True)
-class TaskJob:
+class TaskJob(Run):
     """A model to train on tasks, and those to test it on; one that is trained already begins from its weights."""
 
-    name: str
     settings: TaskFit
-    folder: Path
-    counts: bool
     train_tasks: tuple[Task, ...]
     eval_tasks: dict[str, Task]
     examples: int
-    curriculum: bool = False
-    test_tokens: int = 0
-    shares: tuple[float, ...] = ()
-    start: TrainedModel | None = None
-    shown: bool = False
+    curriculum: bool
+    test_tokens: int
+    shares: tuple[float, ...]
+    start: TrainedModel | None
+    shown: bool
     """Whether its progress is shown."""
-
-    @property
-    def join_every(self) -> int:
-        """Batches after which a size joins; 0 where all are there from the first on."""
-        batches = self.settings.steps * self.settings.accumulate
-        return max(1, batches // (2 * len(self.train_tasks))) if self.curriculum else 0
-
-    @property
-    def rate(self) -> float:
-        return self.settings.lr
 
     @property
     def work(self) -> int:
         return self.settings.steps
 
-    def batches(self) -> TaskBatches:
-        """What it is trained on."""
-        return TaskBatches(
-            self.train_tasks, batch_size=self.settings.batch_size, seed=self.settings.seed, join_every=self.join_every,
-            batch_tokens=self.settings.batch_tokens, weights=self.shares or None,
-        )  # fmt: skip
-
     def spec(self) -> Result:
-        """Give what the result depends on: all but where it is kept."""
         began = {} if self.start is None else {"start": plain_settings(self.start)}
         return {
             **began,
@@ -166,7 +206,6 @@ class TaskJob:
         return begun_with(self.folder)
 
     def train(self, outlook: Outlook | None = None) -> Result:
-        """Train it, from where it stopped if it did, and test it."""
         torch.manual_seed(self.settings.seed)
         sized = self._begin()
         ended = self._learn(sized.model, outlook)
@@ -188,12 +227,12 @@ class TaskJob:
         """Make the model with fresh weights, or load the one that is trained: to be trained further in float32."""
         if self.start is None:
             return sized_for(self.settings, self.train_tasks[0].vocab_size)
-        model = self.start.model(self.settings.device)
+        model = load_model(self.start.path, self.settings.device)  # in the precision that it was saved in
         return Sized(model.float() if self.settings.steps else model)
 
     def _learn(self, model: "PreTrainedModel", outlook: Outlook | None) -> FitResult:
         """Train a model in the folder of the run, from where that stopped; without steps it stays as it is."""
-        own = task_tokenizer(self.train_tasks[0]) if self.start is None else self.start.tokenizer()
+        own = task_tokenizer(self.train_tasks[0]) if self.start is None else tokenizer_beside(self.start.path)
         if getattr(self.train_tasks[0], "tokenizer", None) == WORDS and model.generation_config is not None:
             model.generation_config.eos_token_id = FULL_STOP  # where it has answered
             model.generation_config.pad_token_id = None if own is None else own.pad_token_id
@@ -201,7 +240,7 @@ class TaskJob:
         run = RunFolder.open(self.folder, own) if begun else RunFolder.create(self.folder, self.spec(), own)
         if not self.settings.steps:
             return FitResult(step=0, tokens=0, skipped=0, seconds=0.0)
-        batches = self.batches()
+        batches = task_batches(self, self.settings)
         while_training = (lambda model: self._test(model, 128, quiet=True)) if self.settings.eval_every else None
         loss = TaskLoss(self.settings.lm_loss_weight, self.settings.gate_l1)
         progress = ProgressReport(quiet=not self.shown, title=self.folder.name, outlook=outlook)
@@ -230,7 +269,17 @@ class TaskJob:
         return f"{tests}; {result['parameters']:,} parameters, {result['seconds'] / 60:.1f} minutes"
 
 
-def task_tokenizer(task: Task) -> "PreTrainedTokenizerBase | None":
+def task_batches(plan: Any, fit: TaskFit) -> TaskBatches:
+    """What a model is trained on; of a curriculum, sizes join evenly over the first half of the batches."""
+    tasks = plan.train_tasks
+    join_every = max(1, fit.steps * fit.accumulate // (2 * len(tasks))) if plan.curriculum else 0
+    return TaskBatches(
+        tasks, batch_size=fit.batch_size, seed=fit.seed, join_every=join_every, batch_tokens=fit.batch_tokens,
+        weights=plan.shares or None,
+    )  # fmt: skip
+
+
+def task_tokenizer(task: Any) -> "PreTrainedTokenizerBase | None":
     """Load the tokenizer whose tokens a task is of; None where its ids are of its own, as are bytes without marks."""
     name = getattr(task, "tokenizer", BYTES)
     if name == WORDS:
@@ -245,9 +294,10 @@ def task_job(settings: Any, parameters: int | None, run: Run, start: TrainedMode
     else:
         base = replace(settings.train, parameters=None)
     return TaskJob(
-        run.name, run.settings(base), run.folder, run.counts, tuple(settings.train_tasks),
-        settings.eval_tasks if run.counts else settings.trial_tasks, settings.examples, settings.curriculum,
-        settings.test_tokens, settings.shares, start, settings.jobs == 1 and not settings.quiet,
+        **vars(run), settings=run.fit(base), train_tasks=tuple(settings.train_tasks),
+        eval_tasks=settings.eval_tasks if run.counts else settings.trial_tasks, examples=settings.examples,
+        curriculum=settings.curriculum, test_tokens=settings.test_tokens, shares=settings.shares, start=start,
+        shown=settings.jobs == 1 and not settings.quiet,
     )  # fmt: skip
 
 

@@ -42,6 +42,8 @@ KEPT = (
     "parameters", "steps", "tokens", "seconds", "tokens_per_second", "skipped_steps", HELD_OUT, "curve", "test",
     "reset",
 )  # fmt: skip
+TESTED = ("test", "positions", "test_bytes")
+"""Settings of the text that decides."""
 EDGES = (0, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 PIECE = 512
 """Tokens that a model with a state reads at once."""
@@ -108,39 +110,25 @@ def check_models(settings: CompareSettings, say: Say) -> int:
 
 
 @dataclass(frozen=True)
-class TextJob:
-    """A language model to train, and the text to score it on, if any."""
+class TextJob(Run):
+    """A language model to train, and where it counts a text to score it on."""
 
-    name: str
     settings: LanguageSettings
     test: Path | None = None
     positions: int = 0
     test_bytes: int = 0
 
     @property
-    def folder(self) -> Path:
-        assert self.settings.out is not None
-        return self.settings.out
-
-    @property
-    def rate(self) -> float:
-        return self.settings.lr
-
-    @property
     def work(self) -> int:
         return self.settings.steps
 
-    @property
-    def counts(self) -> bool:
-        return self.test is not None
-
     def spec(self) -> Result:
-        """Give what the result depends on: all but where it is kept, and what its texts hold."""
         return {**self._spec(plain_settings(self.settings)), CONTENTS: self.contents()}
 
     def _spec(self, settings: Result) -> Result:
-        told = {**plain_settings(self), "settings": {name: settings[name] for name in settings if name != "out"}}
-        return {**told, "matched_by": MATCHED_BY}
+        own = {name: settings[name] for name in settings if name != "out"}
+        tested = {name: value for name, value in plain_settings(self).items() if name in TESTED}
+        return {"name": self.name, "settings": own, **tested, "matched_by": MATCHED_BY}
 
     def contents(self) -> dict[str, str]:
         """Sum up what the run reads, by path: its texts, and the config of a baseline that is a folder."""
@@ -157,7 +145,6 @@ class TextJob:
         return {**self._spec(settings), CONTENTS: json.loads(noted.read_bytes()) if noted.is_file() else {}}
 
     def train(self, outlook: Outlook | None = None) -> Result:
-        """Train it, from where it stopped if it did, and score it."""
         begun = (self.folder / SETTINGS).is_file()
         if not begun:
             write_json(self.folder / CONTENTS_FILE, self.contents())
@@ -168,10 +155,18 @@ class TextJob:
         kept = {name: value for name, value in result.items() if name not in ("run", "model", "settings")}
         records = [record for record in JsonLines(self.folder / METRICS).read() if HELD_OUT in record]
         kept["curve"] = [{name: record[name] for name in ("step", "seconds", HELD_OUT)} for record in records]
-        if self.test is not None:
-            sizes = {"positions": self.positions, "most_bytes": self.test_bytes, "reset_every": self.settings.seq_len}
-            kept |= score_run(self.folder, self.test, device=self.settings.device, **sizes)
-        return kept
+        return kept if self.test is None else {**kept, **self._score(self.test)}
+
+    def _score(self, source: Path) -> Result:
+        """Score the finished model on the start of a text, one with a state with that state reset as well."""
+        model, tokenizer = load_model(self.folder, self.settings.device), load_tokenizer(self.folder)
+        texts, every = read_texts(source, tokenizer, self.test_bytes), self.settings.seq_len
+        found: Result = {"test": score(model, texts, self.positions)}
+        if has_state(model):  # thrown away every so many tokens
+            pieces = [piece for text in texts for piece in stretches(text, self.positions)]
+            bits = token_bits(model, pieces, reset_every=every, piece_len=PIECE, batch_size=4)
+            found["reset"] = {"every": every, "bits_per_byte": _total(bits) / found["test"]["bytes"]}
+        return found
 
     def describe(self, result: Result) -> str:
         bits = result.get("test", {}).get("bits_per_byte")
@@ -185,14 +180,13 @@ class TextJob:
 def text_job(settings: CompareSettings, parameters: int, run: Run) -> TextJob:
     """Make the job of a run; a trial has the same share of a curriculum's first phase, and reads no test text."""
     base = language_settings(settings, run.name, parameters)
-    if run.counts:
-        final = dataclasses.replace(run.settings(base), out=run.folder)
-        return TextJob(run.name, final, settings.test, settings.positions, settings.test_bytes)
-    assert run.steps is not None
+    if run.steps is None:
+        final = dataclasses.replace(run.fit(base), out=run.folder)
+        return TextJob(**vars(run), settings=final, **{name: getattr(settings, name) for name in TESTED})
     first = base.reread.first_steps * run.steps // base.steps
     plain = dataclasses.replace(base, reread=dataclasses.replace(base.reread, first_steps=0))
     phases = dataclasses.replace(base.reread, first_steps=first)
-    return TextJob(run.name, dataclasses.replace(run.settings(plain), out=run.folder, reread=phases))
+    return TextJob(**vars(run), settings=dataclasses.replace(run.fit(plain), out=run.folder, reread=phases))
 
 
 def bits_at(curve: list[Result], seconds: float) -> float | None:
@@ -220,18 +214,6 @@ def _summary(name: str, rate: float, trials: list[Result], results: list[Result]
         "runs": runs,
         "test_bits_per_byte": mean_with_spread([run["test"]["bits_per_byte"] for run in runs]),
     }
-
-
-def score_run(folder: Path, source: Path, *, device: str, positions: int, most_bytes: int, reset_every: int) -> Result:
-    """Score the finished model of a run on the start of a text, one with a state with that state reset as well."""
-    model, tokenizer = load_model(folder, device), load_tokenizer(folder)
-    texts = read_texts(source, tokenizer, most_bytes)
-    found: Result = {"test": score(model, texts, positions)}
-    if has_state(model):  # thrown away every so many tokens
-        pieces = [piece for text in texts for piece in stretches(text, positions)]
-        bits = token_bits(model, pieces, reset_every=reset_every, piece_len=PIECE, batch_size=4)
-        found["reset"] = {"every": reset_every, "bits_per_byte": _total(bits) / found["test"]["bytes"]}
-    return found
 
 
 def score(model: Any, texts: list[Text], positions: int) -> Result:

@@ -10,7 +10,7 @@ import string
 import sysconfig
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,8 +73,7 @@ class Step:
         default = kind() if self.recipe is None else from_recipe(self.recipe)
         values = [getattr(self.settings, name) for name in positional]
         words = [str(one) for value in values for one in (value if isinstance(value, tuple) else (value,))]
-        named = {n: v for n, v in vars(self.settings).items() if n not in positional}
-        options = as_options(kind(**{n: getattr(default, n) for n in positional} | named), default)
+        options = as_options(replace(self.settings, **{n: getattr(default, n) for n in positional}), default)
         return [*self.command.split(), *([self.recipe] if self.recipe else []), *words, *options]
 
     @property

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from titans_lm.config import BackboneConfig
@@ -11,8 +10,8 @@ from titans_lm.data.tasks.task import TaskPlan
 from titans_lm.data.text import STDLIB
 from titans_lm.data.tokenizer import VOCAB_SIZE
 from titans_lm.experiments.models import model_settings
-from titans_lm.experiments.settings import TRIAL_SEED, CompareSettings, TaskFit
-from titans_lm.experiments.tasks import TaskJob
+from titans_lm.experiments.settings import TRIAL_SEED, CompareSettings
+from titans_lm.experiments.tasks import task_batches
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics import settings as dna
 from titans_lm.report.paper import FORMAT, NOT_MEASURED, number, table
@@ -74,19 +73,14 @@ def _compared(s: Any) -> Work:
         trained = sum(steps for _, steps in runs) * s.train.accumulate * s.train.batch_size * s.train.seq_len
     else:
         tested, vocab = s.examples * sum(task.length for task in s.eval_tasks.values()), s.train_tasks[0].vocab_size
-        trained = sum(_task_tokens(s, replace(s.train, seed=seed, steps=steps)) for seed, steps in runs)
+        fits = [replace(s.train, seed=seed, steps=steps) for seed, steps in runs]
+        trained = sum(task_batches(s, fit).tokens(fit.steps * fit.accumulate) for fit in fits)
     sizes: list[int] = []
     for name in s.models:
         asked = sizes[0] if sizes and s.train.parameters is None else s.train.parameters
         fit = model_settings(s.train, name, asked)
         sizes.append(sized(fit.model, fit.baseline, asked, vocab))
     return Work(parameters=tuple(sizes), trained=trained, tested=len(s.seeds) * tested)
-
-
-def _task_tokens(s: Any, train: TaskFit) -> int:
-    """Count the tokens that a run on tasks reads: sizes may join one by one, and long rows come in smaller batches."""
-    job = TaskJob("", train, Path(), True, tuple(s.train_tasks), {}, 0, s.curriculum, shares=s.shares)
-    return job.batches().tokens(train.steps * train.accumulate)
 
 
 def _vocabulary(data: str | None) -> int:
