@@ -3,8 +3,7 @@
 import codecs
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +149,10 @@ def generate_text(
     else:
         reader, input_ids = None, encode_prompt(tokenizer, prompt).to(model.device)
         prompt_tokens = input_ids.shape[1]
-        with torch.inference_mode(), _seeded(seed, model.device):
+        devices = [model.device] if model.device.type == "cuda" else []
+        with torch.inference_mode(), torch.random.fork_rng(devices, enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
             output = model.generate(
                 input_ids,
                 attention_mask=torch.ones_like(input_ids),
@@ -192,11 +194,9 @@ NOT_UTF_8 = "got a prompt that is not UTF-8; expected UTF-8, as the model reads 
 
 
 class Chooser:
-    """Chooses a token from logits (1, V) as transformers does, with random numbers of its own.
+    """Chooses a token from logits (1, V) as transformers does, by the dials of `generate_text`.
 
-    temperature 0 takes the likeliest; top_k keeps the k likeliest and top_p the likeliest that add up to p (0 and 1
-    keep all). repetition_penalty above 1 makes what it has chosen before less likely. With a seed the choices are the
-    same every time, whatever else draws random numbers meanwhile.
+    Its random numbers are its own: with a seed it chooses the same, whatever else draws some meanwhile.
     """
 
     def __init__(
@@ -267,14 +267,3 @@ def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str | bytes) -> 
     if not ids:
         raise ValueError("got an empty prompt for a tokenizer without a start token; expected some text")
     return torch.tensor([ids])
-
-
-@contextmanager
-def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Draw from a seed inside, and put the random numbers back after."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

@@ -2,9 +2,8 @@
 
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from titans_lm.backbone import frozen_memory
 from titans_lm.demo.search import TEXT
@@ -41,9 +40,6 @@ class Opening:
     written: str
     files: list[str]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def read_opening(out: Path, plan: BooksPlan, seed: int, *, quiet: bool) -> Opening | None:
     """Read the first characters of the demo's text in every mode, write its surprise page, and go on writing.
@@ -64,16 +60,8 @@ def read_opening(out: Path, plan: BooksPlan, seed: int, *, quiet: bool) -> Openi
             found[mode] = overall(score_spans(model, opening, reader, reset_every=every))
     read = Reader(model, tokenizer, piece_len=plan.piece_len)
     read.read(out / OPENING)
-    written = generate_text(
-        model,
-        tokenizer,
-        memory=read.memory,
-        max_new_tokens=plan.new_tokens,
-        temperature=0.7,
-        top_p=0.9,
-        repetition_penalty=1.15,
-        seed=seed,
-    ).text
+    dials = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.15, "seed": seed}
+    written = generate_text(model, tokenizer, memory=read.memory, max_new_tokens=plan.new_tokens, **dials).text
     surprised = write_surprise(model, tokenizer, out / OPENING, out, name=f"{PREFIX}{NAME}", quiet=quiet)
     return Opening(
         model=NAME,

@@ -10,7 +10,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -187,21 +187,18 @@ def long_text(source: Path | None, tokens: int) -> tuple[list[str], list[int]]:
 
     ValueError for a file that is no text or is empty.
     """
-    if source is not None:
-        found = sentences_of(_read(source))
-        if not found:
-            raise ValueError(f"got the file {str(source)!r}, which is empty; expected some text")
-        return found, [count_tokens(one) for one in found]
+    texts = library() if source is None else [_read(source)]
     kept: list[str] = []
     counts: list[int] = []
     total = 0
-    for text in library():
-        for sentence in sentences_of(text):
-            kept.append(sentence)
-            counts.append(count_tokens(sentence))
-            total += counts[-1]
-            if total >= tokens:
-                return kept, counts
+    for sentence in chain.from_iterable(map(sentences_of, texts)):
+        if source is None and total >= tokens:
+            break
+        kept.append(sentence)
+        counts.append(count_tokens(sentence))
+        total += counts[-1]
+    if source is not None and not kept:
+        raise ValueError(f"got the file {str(source)!r}, which is empty; expected some text")
     return kept, counts
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -18,7 +18,7 @@ from rich.console import Console
 from titans_lm.demo.books import Opening, read_opening
 from titans_lm.demo.findings import opening_findings, recall_findings, search_findings
 from titans_lm.demo.recall import RecallOutcome, run_recall
-from titans_lm.demo.search import MODELS, TEXT, Found, make_hidden, search, today
+from titans_lm.demo.search import MODELS, TEXT, Found, make_hidden, search
 from titans_lm.demo.settings import DemoPlan, DemoSettings, full_plan, quick_plan
 from titans_lm.train.device import environment, processor, usable_cores
 from titans_lm.train.files import write_atomically, write_json
@@ -44,22 +44,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class Stages:
-    """A stopwatch with named laps."""
-
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def lap(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - started
-
-    @property
-    def total(self) -> float:
-        return time.perf_counter() - self.started
+@contextmanager
+def lap(stages: dict[str, float], name: str) -> Iterator[None]:
+    """Note the seconds that a stage takes."""
+    started = time.perf_counter()
+    yield
+    stages[name] = time.perf_counter() - started
 
 
 @one_thread()
@@ -71,29 +61,29 @@ def run_demo(settings: DemoSettings, *, quiet: bool = False) -> dict[str, Any]:
     """
     check_folder(settings.out)
     console = Console(quiet=quiet)
-    seed = today() if settings.seed is None else settings.seed
+    seed = int(f"{date.today():%Y%m%d}") if settings.seed is None else settings.seed
     plan = quick_plan(seed) if settings.quick else full_plan(seed)
-    stages = Stages()
+    started, stages = time.perf_counter(), dict[str, float]()
 
     def tell(lines: list[str]) -> None:
         for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
-    with stages.lap("making the text"):
+    with lap(stages, "making the text"):
         hidden = make_hidden(settings, plan.search, seed)
     tell([f"Hidden in {hidden.ends[-1]:,} tokens, by the seed {seed}: {hidden.facts[0].sentence} …"])
-    with stages.lap("reading and asking"):
+    with lap(stages, "reading and asking"):
         found = search(settings, plan.search, hidden, seed, quiet=quiet)
     tell([*search_findings(found), ""])
-    with stages.lap("a book model"):
+    with lap(stages, "a book model"):
         opening = read_opening(settings.out, plan.books, seed, quiet=quiet)
     if opening is not None:
         tell([*opening_findings(opening), f"It goes on: … {opening.written.strip()}", ""])
     tell([f"Learning, from nothing: recall over a gap of {plan.recall.gap} tokens"])
-    with stages.lap("a small training"):
+    with lap(stages, "a small training"):
         recall = run_recall(plan.recall, seed=seed, quiet=quiet)
     tell(recall_findings(recall))
-    results = write_outcome(settings, plan, found, opening, recall, stages)
+    results = write_outcome(settings, plan, found, opening, recall, stages, started)
     shown = {name: file for name, file in results["files"].items() if not name.startswith(("memory", "opening"))}
     tell(["", *(f"{name}: {settings.out / file}" for name, file in shown.items())])
     tell(["Go on with:", *(f"  {command}" for command in results["next"])])
@@ -121,14 +111,15 @@ def write_outcome(
     found: Found,
     opening: Opening | None,
     recall: RecallOutcome,
-    stages: Stages,
+    stages: dict[str, float],
+    started: float,
 ) -> dict[str, Any]:
     """Write the plots, the page and the numbers, each file whole or not at all; results.json comes last."""
     from titans_lm.demo.report import plots, report_page
     from titans_lm.report.plots import draw, inline_svg, save_png
 
     shown = plots(found, recall)
-    with stages.lap("plots"):
+    with lap(stages, "plots"):
         drawn = {name: draw(plot) for name, plot in shown.items()}
         pictures = {
             name: inline_svg(drawn[name], f"Plot: {plot.title}. {plot.y_label} by {plot.x_label}.", name)
@@ -144,11 +135,11 @@ def write_outcome(
             *recall_findings(recall),
         ],
         "search": found.as_dict(),
-        "opening": None if opening is None else opening.as_dict(),
+        "opening": None if opening is None else dataclasses.asdict(opening),
         "recall": recall.as_dict(),
         "next": next_commands(found, settings.out),
-        "wall_seconds": stages.total,
-        "stages": stages.seconds,
+        "wall_seconds": time.perf_counter() - started,
+        "stages": stages,
         "environment": {"processor": processor(), "cores": usable_cores(), **environment()},
         "settings": plain_settings(settings),
         "plan": plain_settings(plan),

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from titans_lm.ask import answer
 from titans_lm.data.tasks.vocabulary import split_words
 from titans_lm.demo.hidden import LIBRARY, Hidden, Kind, drawn_facts, hide, long_text, own_facts
 from titans_lm.demo.settings import DemoSettings, SearchPlan
-from titans_lm.streaming import Memory, Reader, load_memory, save_memory
+from titans_lm.streaming import Reader, load_memory, save_memory
 from titans_lm.streaming.read import ReadingReport
 from titans_lm.train.files import write_atomically
 from titans_lm.train.fresh import describe_model
@@ -80,9 +79,8 @@ class Found:
 
     def as_dict(self) -> dict[str, Any]:
         scores = {
-            MODELS[kind]: {reader: self.score(kind, reader)[0] for reader in READERS}
-            | {"asked": self.score(kind, "memory")[1]}
-            for kind in MODELS
+            name: {reader: self.score(kind, reader)[0] for reader in READERS} | {"asked": self.score(kind, "memory")[1]}
+            for kind, name in MODELS.items()
         }
         kept = {name: value for name, value in vars(self).items() if name not in ("hidden", "readings", "asked")}
         return {
@@ -96,11 +94,6 @@ class Found:
             "readings": [asdict(reading) for reading in self.readings],
             "asked": [asdict(one) for one in self.asked],
         }
-
-
-def today() -> int:
-    """The seed of the day: its date."""
-    return int(f"{date.today():%Y%m%d}")
 
 
 def make_hidden(settings: DemoSettings, plan: SearchPlan, seed: int) -> Hidden:
@@ -177,29 +170,21 @@ def _ask(
     window: int,
 ) -> list[Asked]:
     """Ask all that is known by the end of a part, of the memory file and of those that stand beside it."""
-    owner: Any = model
     end = Reader(model, tokenizer)
     read = "".join(hidden.parts[: part + 1])  # parts may be shorter than the window
+    memories = {"memory": load_memory(file, model), "reset": end.memory}
     end.feed([tokenizer(read[-8 * window :]).input_ids[-window:]])
-    memories = {
-        "memory": load_memory(file, model), "reset": Memory.empty(owner.init_state(1)), "window": end.memory
-    }  # fmt: skip
-    found = []
-    for fact, ago in hidden.known(part).values():
-        if fact.kind != kind:
-            continue
-        answers = {
-            reader: answer(model, tokenizer, fact.question, memories[reader]).text.strip().rstrip(".")
-            for reader in READERS
-        }
-        found.append(
-            Asked(
-                kind=kind,
-                question=fact.question,
-                expected=fact.answer,
-                tokens_ago=ago,
-                at=hidden.ends[part],
-                answers=answers,
-            )
+    memories["window"] = end.memory
+
+    def said(question: str) -> dict[str, str]:
+        texts = {name: answer(model, tokenizer, question, memory).text for name, memory in memories.items()}
+        return {name: text.strip().rstrip(".") for name, text in texts.items()}
+
+    known = [(fact, ago) for fact, ago in hidden.known(part).values() if fact.kind == kind]
+    return [
+        Asked(
+            kind=kind, question=fact.question, expected=fact.answer, tokens_ago=ago, at=hidden.ends[part],
+            answers=said(fact.question),
         )
-    return found
+        for fact, ago in known
+    ]  # fmt: skip

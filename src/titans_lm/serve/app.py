@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,9 +17,9 @@ from starlette.exceptions import HTTPException
 
 from titans_lm.data.tasks.vocabulary import is_word_tokenizer
 from titans_lm.serve.auth import Auth
-from titans_lm.serve.engine import Answer, Emit, Engine
+from titans_lm.serve.engine import Engine
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, failure, not_found
-from titans_lm.serve.metrics import Counted, Metrics
+from titans_lm.serve.metrics import Counted
 from titans_lm.serve.responses import Responses, events
 from titans_lm.serve.runner import Runner
 from titans_lm.serve.schema import NAME_LENGTH, Asked, Chat, Completion, Look, NewMemory, Strict, plain_name
@@ -42,7 +41,6 @@ def create_app(engine: Engine, name: str, api_key: str | None) -> FastAPI:
     settings = engine.settings
     # Those that write wait for the batch, not for a core: there is a thread for each, and for some that read meanwhile.
     runner = Runner(settings.max_batch + settings.workers, settings.max_batch + settings.max_waiting)
-    metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -53,12 +51,12 @@ def create_app(engine: Engine, name: str, api_key: str | None) -> FastAPI:
     app = FastAPI(title="titans serve", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.stop = runner.stop
     app.add_middleware(Auth, settings=settings, api_key=api_key)
-    app.add_middleware(Counted, metrics=metrics)  # the outer one
+    app.add_middleware(Counted, metrics=engine.metrics)  # the outer one
     _handle_errors(app)
-    _pages(app, engine, runner, metrics)
+    _pages(app, engine, runner)
     _models(app, name, engine)
-    _answers(app, engine, runner, metrics, name)
-    _memories(app, engine, runner, metrics)
+    _answers(app, engine, runner, name)
+    _memories(app, engine, runner)
     return app
 
 
@@ -91,17 +89,14 @@ async def _parsed(kind: type[Given], request: Request) -> Given:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         # where several kinds are allowed, what was sent is taken for the one that it comes nearest to
         nearest = max(errors, key=lambda one: (not one["type"].endswith("_type"), len(one["loc"])))
-        parts = [str(part) for part in nearest["loc"] if not isinstance(part, str) or _is_field(part)]
+        kinds = ("str", "int")  # that are allowed there, as others such as list[str] are: they name no field
+        named = [part for part in nearest["loc"] if not isinstance(part, str) or part.isidentifier()]
+        parts = [str(part) for part in named if part not in kinds]
         place = ".".join(parts)[:200]
         raise bad_request(f"{place}: {nearest['msg']}" if place else nearest["msg"], place or None) from None
 
 
-def _is_field(part: str) -> bool:
-    """Whether this names a field, and not one of the kinds that requests allow there, such as list[str] or str."""
-    return part.isidentifier() and part not in ("str", "int")
-
-
-def _pages(app: FastAPI, engine: Engine, runner: Runner, metrics: Metrics) -> None:
+def _pages(app: FastAPI, engine: Engine, runner: Runner) -> None:
     @app.get("/health")
     async def health() -> dict[str, Any]:
         return {"status": "ok", "active": runner.active, **engine.store.counts()}
@@ -120,7 +115,7 @@ def _pages(app: FastAPI, engine: Engine, runner: Runner, metrics: Metrics) -> No
                 },
             ),
         }
-        return Response(metrics.text(gauges), media_type="text/plain; version=0.0.4")
+        return Response(engine.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
     for path, (file, kind) in PAGE.items():
         content = resources.files("titans_lm.serve").joinpath("page", file).read_bytes()
@@ -159,22 +154,17 @@ def _models(app: FastAPI, name: str, engine: Engine) -> None:
         return card
 
 
-def _answers(app: FastAPI, engine: Engine, runner: Runner, metrics: Metrics, name: str) -> None:
-    def work(asked: Chat | Completion, emit: Emit, cancel: threading.Event) -> Answer:
-        found = engine.answer(asked, emit, cancel)
-        metrics.count_tokens(prompt=found.prompt_tokens, completion=found.new_tokens)
-        return found
-
+def _answers(app: FastAPI, engine: Engine, runner: Runner, name: str) -> None:
     async def answer(asked: Chat | Completion, request: Request) -> Response:
         _check(asked, request, name, engine.settings.max_new_tokens)
         own = None if asked.conversation is None else f"conversation {asked.conversation}"
         responses = Responses(asked, name)
         if asked.stream:
-            items = runner.stream(own, partial(work, asked), request)
+            items = runner.stream(own, partial(engine.answer, asked), request)
             first = await anext(items)  # what is wrong with the request shows before there is an answer
             parts = events(responses, first, items)
             return StreamingResponse(parts, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        found = await runner.run(own, lambda _, cancel: work(asked, lambda _: None, cancel), request)
+        found = await runner.run(own, lambda _, cancel: engine.answer(asked, lambda _: None, cancel), request)
         return JSONResponse(responses.whole(found))
 
     @app.post("/v1/completions")
@@ -203,31 +193,18 @@ def _check(asked: Asked, request: Request, name: str, most: int) -> None:
         raise bad_request(f"this server writes at most {most:,} tokens at once", "max_tokens")
 
 
-def _counting(
-    metrics: Metrics, read: Callable[[threading.Event], tuple[dict[str, Any], int]]
-) -> Callable[[Emit, threading.Event], dict[str, Any]]:
-    """Work for the runner which gives what it has found and the tokens that it has read, and these are counted."""
-
-    def work(_: Emit, cancel: threading.Event) -> dict[str, Any]:
-        found, tokens = read(cancel)
-        metrics.count_tokens(prompt=tokens)
-        return found
-
-    return work
-
-
-def _memories(app: FastAPI, engine: Engine, runner: Runner, metrics: Metrics) -> None:
+def _memories(app: FastAPI, engine: Engine, runner: Runner) -> None:
     @app.post("/v1/memories")
     async def ingest(request: Request) -> dict[str, Any]:
         asked = await _parsed(NewMemory, request)
         if asked.name is None:
             asked.name = f"mem-{uuid.uuid4().hex}"
-        return await runner.run(f"memory {asked.name}", _counting(metrics, partial(engine.ingest, asked)), request)
+        return await runner.run(f"memory {asked.name}", lambda _, cancel: engine.ingest(asked, cancel), request)
 
     @app.post("/v1/surprise")
     async def surprise(request: Request) -> dict[str, Any]:
         asked = await _parsed(Look, request)
-        return await runner.run(None, _counting(metrics, partial(engine.look, asked)), request)
+        return await runner.run(None, lambda _, cancel: engine.look(asked, cancel), request)
 
     def serve(kind: Kind, path: str) -> None:
         async def every() -> dict[str, Any]:

@@ -3,10 +3,12 @@
 import asyncio
 import hmac
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from titans_lm.serve.errors import ClientError
@@ -38,12 +40,12 @@ class Auth:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        request = Request(scope, receive)
         try:
-            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-            self._check_host(headers.get("host", ""))
-            self._check_origin(headers)
-            self._check_key(scope["path"], headers)
-            await self._pass(headers, scope, receive, send)
+            self._check_host(request.headers.get("host", ""))
+            self._check_origin(request.headers)
+            self._check_key(scope["path"], request.headers)
+            await self._pass(request, send)
             return
         except ClientError as error:
             refusal = error
@@ -60,7 +62,7 @@ class Auth:
                 "set a key, or --host, to serve others",
             )  # fmt: skip
 
-    def _check_origin(self, headers: dict[str, str]) -> None:
+    def _check_origin(self, headers: Mapping[str, str]) -> None:
         """Without a key, a page of another place must not have a browser ask in its name."""
         origin, host = headers.get("origin"), headers.get("host", "")
         if self.key is None and origin is not None and origin.partition("://")[2].lower() != host.lower():
@@ -69,62 +71,56 @@ class Auth:
                 "and let a proxy pass the header Host on",
             )  # fmt: skip
 
-    def _check_type(self, method: str, headers: dict[str, str]) -> None:
+    def _check_type(self, method: str, headers: Mapping[str, str]) -> None:
         """What browsers send to other places without asking them first is no JSON."""
         kind = headers.get("content-type", "")
         if method == "POST" and kind.partition(";")[0].strip().lower() != "application/json":
             raise ClientError(415, f"got Content-Type: {kind[:100] or 'none'}; expected application/json")
 
-    def _check_key(self, path: str, headers: dict[str, str]) -> None:
+    def _check_key(self, path: str, headers: Mapping[str, str]) -> None:
         if self.key is None or not path.startswith("/v1"):
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not hmac.compare_digest(given.strip(" \t").encode("latin-1"), self.key.encode()):
             raise ClientError(401, "this server asks for a key: Authorization: Bearer KEY", code="invalid_api_key")
 
-    async def _pass(self, headers: dict[str, str], scope: Any, receive: Any, send: Any) -> None:
+    async def _pass(self, request: Request, send: Any) -> None:
         """Take in the body and give the request to the application; ClientError where it is refused."""
         body = bytearray()
         try:
             try:
                 async with asyncio.timeout(self.settings.max_seconds):
-                    whole = await self._receive(headers, receive, body)
+                    await self._receive(request, body)
             except TimeoutError as error:
                 raise ClientError(408, "the request took too long to arrive", code="timeout") from error
-            if whole:  # else the client has gone
-                self._check_type(scope["method"], headers)
-                whole_body = bytes(body)
-                await asyncio.to_thread(self._check_parts, whole_body)
-                await self.app(scope, _replayed(whole_body, receive), send)
+            except ClientDisconnect:
+                return
+            self._check_type(request.method, request.headers)
+            whole = bytes(body)
+            await asyncio.to_thread(self._check_parts, whole)
+            await self.app(request.scope, _replayed(whole, request.receive), send)
         finally:
             self.held -= _counted(len(body))
 
-    async def _receive(self, headers: dict[str, str], receive: Any, body: bytearray) -> bool:
-        """Receive a body; whether all of it has come."""
+    async def _receive(self, request: Request, body: bytearray) -> None:
+        """Receive a body; ClientDisconnect where the client goes before all of it has come."""
         most = self.settings.max_body_bytes
-        told = headers.get("content-length", "0")
+        told = request.headers.get("content-length", "0")
         size = int(told) if told.isdecimal() else 0
         too_large = ClientError(
             413, f"the body is larger than {most:,} bytes (--max-body-bytes); send less", code="too_large"
         )
         if size > most:
-            await _drain(receive, size, most)
+            await _drain(request.receive, size, most)
             raise too_large
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return False
-            part = message.get("body", b"")
-            more = message.get("more_body", False)
+        async for part in request.stream():
             if len(body) + len(part) > most:
-                await _drain(receive, most, most)
+                await _drain(request.receive, most, most)
                 raise too_large
             self.held += _counted(len(body) + len(part)) - _counted(len(body))
             body += part
             if self.held > AT_ONCE * max(most, SMALL):
                 raise ClientError(429, "too many large requests arrive at once; come back later", code="busy")
-        return True
 
     def _check_parts(self, body: bytes) -> None:
         """Refuse what would take seconds to parse, from the marks that stand outside of texts."""

@@ -2,7 +2,8 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from titans_lm.generate import Chooser
 from titans_lm.ops.state import map_state
 from titans_lm.serve.errors import Cancelled
 from titans_lm.streaming import Memory, Reader
+from titans_lm.streaming.memory import TOLD
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,34 +33,30 @@ class Answering:
 
     def __init__(self, memory: Memory, chooser: Chooser, take: Take, most: int) -> None:
         self.memory, self.chooser, self.take, self.left = memory, chooser, take, most
-        self.error: Exception | None = None
-        self.done = threading.Event()
+        self.ended: Future[None] = Future()
+        """Done when no more tokens come; what went wrong is this answer's own affair, and raised where it is asked."""
         self.left_seat = False
         """Whether its row of the batch may be another's: its memory has been taken, or nobody wants it."""
 
     def choose(self, logits: Tensor) -> int:
-        """Choose a token from logits (1, V); what goes wrong is this answer's own affair."""
+        """Choose a token from logits (1, V)."""
         try:
             return self.chooser(logits)
         except Exception as error:  # noqa: BLE001 - whoever asked gets to hear it
-            self.error = error
+            self.ended.set_exception(error)
             return 0
 
     def put(self, token: int, memory: Callable[[], Memory]) -> bool:
         """Take the next token; whether another one is wanted."""
         self.left -= 1
         try:
-            wanted = self.error is None and self.take(token, memory) and self.left > 0
+            wanted = self.take(token, memory) and self.left > 0
         except Exception as error:  # noqa: BLE001 - whoever asked gets to hear it
-            self.error, wanted = error, False
+            self.ended.set_exception(error)
+            return False
         if not wanted:
-            self.done.set()
+            self.ended.set_result(None)
         return wanted
-
-    def fail(self, error: Exception) -> None:
-        """End it without another token."""
-        self.error = error
-        self.done.set()
 
 
 class Batcher:
@@ -87,7 +85,7 @@ class Batcher:
         return len(self._active())
 
     def _active(self) -> list[int]:
-        return [i for i, one in enumerate(self._seats) if not one.done.is_set()]
+        return [i for i, one in enumerate(self._seats) if not one.ended.done()]
 
     @contextmanager
     def write(self, memory: Memory, chooser: Chooser, take: Take, most: int) -> Iterator[None]:
@@ -105,10 +103,8 @@ class Batcher:
                 self._thread.start()
             self._waiting.append(mine)
             self._changed.notify()
-        mine.done.wait()
         try:
-            if mine.error is not None:
-                raise mine.error
+            mine.ended.result()
             yield
         finally:
             mine.left_seat = True
@@ -136,13 +132,9 @@ class Batcher:
                 assert reader is not None, "there are rows"
                 reader = self._step(reader)
             except Exception as error:  # noqa: BLE001 - the model failed, and all who took part get to hear it
-                for one in {*self._seats, *new}:
-                    if not one.done.is_set():
-                        one.fail(error)
+                _fail({*self._seats, *new}, error)
                 self._seats, reader = [], None
-        for one in (*self._seats, *self._waiting):
-            if not one.done.is_set():
-                one.fail(Cancelled())
+        _fail([*self._seats, *self._waiting], Cancelled())
 
     def _seat(self, reader: Reader | None, new: list[Answering]) -> Reader:
         """Give everybody who comes an empty row, or one more."""
@@ -183,6 +175,13 @@ class Batcher:
         return tokens
 
 
+def _fail(answers: Iterable[Answering], error: Exception) -> None:
+    """End those that are still being written."""
+    for one in answers:
+        if not one.ended.done():
+            one.ended.set_exception(error)
+
+
 def replaced(memory: Memory, index: int, new: Memory) -> Memory:
     """The memory with another row in the place of one, which is written over: nobody may want it any more.
 
@@ -198,10 +197,10 @@ def replaced(memory: Memory, index: int, new: Memory) -> Memory:
         old[index : index + 1] = row
         return old
 
-    fields = {name: list(getattr(memory, name)) for name in ("tokens", "open", "sources")}
-    for name, values in fields.items():
-        values[index] = getattr(new, name)[0]
     pending = memory.pending.clone()
     pending[index] = new.pending[0]
-    told = {name: tuple(values) for name, values in fields.items()}
+    told = {}
+    for name in TOLD:
+        values = getattr(memory, name)
+        told[name] = (*values[:index], *getattr(new, name), *values[index + 1 :])
     return replace(memory, state=map_state(put, memory.state, new.state), pending=pending, **told)

@@ -18,12 +18,12 @@ from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.generate import Chooser
 from titans_lm.report.surprise.text import by_piece, token_text
 from titans_lm.serve.batching import Batcher
-from titans_lm.serve.chat import TURNS, divide, has_template, remembered, render, said
+from titans_lm.serve.chat import TURNS, Writing, divide, has_template, remembered, render, said
 from titans_lm.serve.errors import Cancelled, ClientError, bad_request, not_found
-from titans_lm.serve.schema import Asked, Chat, Completion, Look, Message, NewMemory
+from titans_lm.serve.metrics import Metrics
+from titans_lm.serve.schema import Chat, Completion, Look, Message, NewMemory
 from titans_lm.serve.settings import ServeSettings
 from titans_lm.serve.store import Entry, Store
-from titans_lm.serve.writing import Writing
 from titans_lm.streaming import Memory, Reader, TokenStream
 from titans_lm.streaming.reader import document_marks, ending_tokens, opening_marks
 from titans_lm.surprise import check_surprised, measure_surprise
@@ -65,6 +65,7 @@ class Watch:
 
     def __init__(self, cancel: threading.Event, most: float) -> None:
         self.cancel, self.most, self.end = cancel, most, time.monotonic() + most
+        self()
 
     def __call__(self, *_: Any) -> None:
         if self.cancel.is_set():
@@ -86,6 +87,7 @@ class Engine:
         self.model, self.tokenizer, self.store, self.settings = model.eval(), tokenizer, store, settings
         self.ends = ending_tokens(model, tokenizer)
         self.batcher = Batcher(self.model, tokenizer, settings.max_batch)
+        self.metrics = Metrics()
         self._reading = threading.Semaphore(settings.workers)
 
     @property
@@ -104,8 +106,9 @@ class Engine:
 
     def answer(self, asked: Chat | Completion, emit: Emit, cancel: threading.Event) -> Answer:
         """Read what is new, write the answer, and keep the memory of both where it belongs to a conversation."""
-        watch = self._watch(cancel)
-        chooser = self._chooser(asked)
+        watch = Watch(cancel, self.settings.max_seconds)
+        temperature = 1.0 if asked.temperature is None else asked.temperature
+        chooser = Chooser(temperature, asked.top_k or 0, asked.top_p or 1.0, asked.seed, self.model.device)
         start, notes = self._begin(asked.conversation, asked.memory, grows=True)
         reader = Reader(self.model, self.tokenizer, memory=start, piece_len=PIECE)
         before = reader.tokens
@@ -126,6 +129,7 @@ class Engine:
             if watch.cancel.is_set():  # what nobody has heard did not happen
                 raise Cancelled
             self.store.put(Entry("conversation", asked.conversation, memory, notes))
+        self.metrics.count_tokens(prompt=prompt_tokens, completion=new)
         finish = "stop" if writing.stopped or ended is not None else "length"
         split = split_words(" ".join(said(message, self.tokenizer) for message in turn or ()), self.tokenizer)
         return Answer(writing.text, finish, prompt_tokens, new, memory.tokens[0], split)
@@ -160,24 +164,22 @@ class Engine:
             memory = last.memory
         return writing, memory, new, None  # the token that would have ended it may be in the stop text
 
-    def _chooser(self, asked: Asked) -> Chooser:
-        temperature = 1.0 if asked.temperature is None else asked.temperature
-        return Chooser(temperature, asked.top_k or 0, asked.top_p or 1.0, asked.seed, self.model.device)
-
-    def ingest(self, asked: NewMemory, cancel: threading.Event) -> tuple[dict[str, Any], int]:
-        """Read a document into a memory of its own, from nothing or onto another one; and the tokens that were read."""
+    def ingest(self, asked: NewMemory, cancel: threading.Event) -> dict[str, Any]:
+        """Read a document into a memory of its own, from nothing or onto another one."""
         assert asked.name is not None, "the application names it"
         if self.store.describe("memory", asked.name) is not None:
             raise ClientError(409, f"there is a memory {asked.name[:100]!r} already; delete it, or take another name")
         self.store.check_room("memory", asked.name)
         reader = Reader(self.model, self.tokenizer, memory=self._given(asked.onto), piece_len=PIECE)
         before = reader.tokens
-        self._read(reader, asked.text, asked.source or asked.name, self._watch(cancel), document=True)
+        watch = Watch(cancel, self.settings.max_seconds)
+        self._read(reader, asked.text, asked.source or asked.name, watch, document=True)
         made = self.store.put(Entry("memory", asked.name, reader.memory, {"memory": asked.onto}))
-        return made, reader.tokens - before
+        self.metrics.count_tokens(prompt=reader.tokens - before)
+        return made
 
-    def look(self, asked: Look, cancel: threading.Event) -> tuple[dict[str, Any], int]:
-        """How surprising a text would be to a memory, and the tokens that were read; nothing is changed by looking.
+    def look(self, asked: Look, cancel: threading.Event) -> dict[str, Any]:
+        """How surprising a text would be to a memory; nothing is changed by looking.
 
         The text is read as a completion would read it: after <bos> where it begins a document.
         """
@@ -185,7 +187,7 @@ class Engine:
             check_surprised(self.model)
         except ValueError as error:
             raise bad_request(str(error)) from error
-        watch = self._watch(cancel)
+        watch = Watch(cancel, self.settings.max_seconds)
         base, _ = self._begin(asked.conversation, asked.memory)
         begins = base is None or not base.open[0]
         marks = opening_marks(document_marks(self.tokenizer), after_open=False) if begins else []
@@ -204,12 +206,8 @@ class Engine:
             {"text": piece, "bits": round(b, 4) if there else None, "surprise": round(size, 4)}
             for piece, b, there, size in zip(text.pieces, bits.tolist(), known, sizes.tolist(), strict=True)
         ]
-        return {"object": "surprise", "pieces": pieces[text.marks :]}, len(text.ids)
-
-    def _watch(self, cancel: threading.Event) -> Watch:
-        if cancel.is_set():
-            raise Cancelled
-        return Watch(cancel, self.settings.max_seconds)
+        self.metrics.count_tokens(prompt=len(text.ids))
+        return {"object": "surprise", "pieces": pieces[text.marks :]}
 
     @contextmanager
     def _reads(self, watch: Watch) -> Iterator[None]:
@@ -254,17 +252,17 @@ class Engine:
         return text, new
 
     def _prompt(self, asked: Completion) -> str | list[int]:
-        prompt, size = asked.prompt, self.model.config.vocab_size
+        prompt: Any = asked.prompt  # of one kind: text, texts or ids
+        size = self.model.config.vocab_size
         if isinstance(prompt, str):
             return prompt
-        ids = [part for part in prompt if isinstance(part, int)]
-        if len(ids) == len(prompt):
-            if ids and not 0 <= min(ids) <= max(ids) < size:
-                raise bad_request(f"got token ids outside of 0 to {size - 1}", "prompt")
-            return ids
-        if len(prompt) > 1:
-            raise bad_request(f"got {len(prompt)} prompts; send one in each request", "prompt")
-        return str(prompt[0])
+        if prompt and isinstance(prompt[0], str):
+            if len(prompt) > 1:
+                raise bad_request(f"got {len(prompt)} prompts; send one in each request", "prompt")
+            return prompt[0]
+        if prompt and not 0 <= min(prompt) <= max(prompt) < size:
+            raise bad_request(f"got token ids outside of 0 to {size - 1}", "prompt")
+        return prompt
 
     def _read(
         self, reader: Reader, text: str | list[int], name: str, watch: Watch, *, document: bool | None = None

@@ -25,27 +25,21 @@ class Responses:
         self.head = {"id": ident, "created": int(time.time()), "model": model}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": answer.finish, "logprobs": None}
-        if self.chat:
-            choice["message"] = {"role": "assistant", "content": answer.text, "refusal": None}
-        else:
-            choice["text"] = answer.text
-        return {**self.head, "object": self.kind, "choices": [choice], "usage": answer.usage, **self._memory(answer)}
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        choice = self._choice(answer, {"message": message} if self.chat else {"text": answer.text})
+        return {**self.head, "object": self.kind, **choice, "usage": answer.usage, **self._memory(answer)}
 
     def piece(self, text: str | None = None, answer: Answer | None = None, first: bool = False) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": 0, "finish_reason": None if answer is None else answer.finish, "logprobs": None,
-        }  # fmt: skip
-        if self.chat:
-            role = {"role": "assistant"} if first else {}
-            choice["delta"] = role | ({} if text is None else {"content": text})
-        else:
-            choice["text"] = text or ""
-        memory = {} if answer is None else self._memory(answer)
-        return {**self.head, "object": self.part, "choices": [choice], **memory}
+        delta = ({"role": "assistant"} if first else {}) | ({} if text is None else {"content": text})
+        choice = self._choice(answer, {"delta": delta} if self.chat else {"text": text or ""})
+        return {**self.head, "object": self.part, **choice, **({} if answer is None else self._memory(answer))}
 
     def usage(self, answer: Answer) -> dict[str, Any]:
         return {**self.head, "object": self.part, "choices": [], "usage": answer.usage}
+
+    def _choice(self, answer: Answer | None, said: dict[str, Any]) -> dict[str, Any]:
+        finish = None if answer is None else answer.finish
+        return {"choices": [{"index": 0, "finish_reason": finish, "logprobs": None, **said}]}
 
     def _memory(self, answer: Answer) -> dict[str, Any]:
         spelled = {"split_words": answer.split_words} if answer.split_words else {}

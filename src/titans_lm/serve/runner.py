@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
@@ -17,28 +18,6 @@ LOOK = 0.25
 """Seconds between two looks at whether a client is still there."""
 
 
-class Locks:
-    """One lock for each name in use, and none for the others."""
-
-    def __init__(self) -> None:
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
-
-    @asynccontextmanager
-    async def hold(self, name: str | None) -> AsyncIterator[None]:
-        if name is None:
-            yield
-            return
-        lock, users = self._locks.get(name, (asyncio.Lock(), 0))
-        self._locks[name] = lock, users + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks.pop(name)
-            if users > 1:
-                self._locks[name] = lock, users - 1
-
-
 class Runner:
     """Runs work in threads, and tells it when its client has gone.
 
@@ -47,7 +26,9 @@ class Runner:
 
     def __init__(self, threads: int, most: int) -> None:
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="titans")
-        self.locks, self.most = Locks(), most
+        self.most = most
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """One for each name in use: those who hold it, or wait for it, keep it here."""
         self._tasks: dict[asyncio.Task[None], Job] = {}
 
     @property
@@ -101,7 +82,7 @@ class Runner:
 
     async def _do(self, name: str | None, job: "Job") -> None:
         try:
-            async with self.locks.hold(name):
+            async with nullcontext() if name is None else self._locks.setdefault(name, asyncio.Lock()):
                 job.begun = True
                 job.queue.put_nowait(await job.loop.run_in_executor(self.pool, job.work, job.emit, job.cancel))
         except Exception as error:  # noqa: BLE001 - whatever fails in a thread is what its request gets to hear

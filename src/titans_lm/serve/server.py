@@ -120,15 +120,12 @@ def serve_model(
 
 def _listen(host: str, port: int) -> socket.socket:
     """Take an address; whoever connects from now on waits until the server is there."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    six = ":" in host
+    family = socket.AF_INET6 if six else socket.AF_INET
+    both = six and socket.has_dualstack_ipv6()
     try:
-        listening.bind((host, port))
-        listening.listen(2048)
-    except (OSError, OverflowError) as error:
-        listening.close()
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
+    except OSError as error:
         raise ValueError(
             f"got the address {host}:{port}, which cannot be had ({error}); expected a free port, or 0 for any"
         ) from error
-    return listening

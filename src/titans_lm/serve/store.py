@@ -82,15 +82,14 @@ class Store:
 
     def describe(self, kind: Kind, name: str) -> dict[str, Any] | None:
         """What a client may know of an entry; None where there is none, ClientError 409 where it is damaged."""
-        self._check_whole(kind, name)
+        path = self._whole(kind, name)
         with self._lock:
-            return self._known.get(self.path(kind, name))
+            return self._known.get(path)
 
     def get(self, kind: Kind, name: str) -> Entry | None:
         """Find an entry, in RAM or on disk; None where there is none, ClientError 409 where it is damaged."""
-        path = self.path(kind, name)
         while True:
-            self._check_whole(kind, name)
+            path = self._whole(kind, name)
             with self._lock:
                 if path in self._loaded:
                     self._loaded.move_to_end(path)
@@ -102,9 +101,8 @@ class Store:
                 header, memory = open_memory(path, self.model)
             except ValueError as error:
                 with self._lock:
-                    if self._known.get(path) is not known:  # deleted or written meanwhile
-                        continue
-                    self._refuse(path, error)
+                    if self._known.get(path) is known:  # else it was deleted or written meanwhile
+                        self._refuse(path, error)
                 continue
             entry = Entry(kind, name, memory, header.notes)
             if self._keep(path, entry, known):
@@ -117,13 +115,11 @@ class Store:
         now = int(time.time())
         notes = {"created": now, **entry.notes, "used": now, "kind": entry.kind, "name": entry.name}
         try:
-            try:
-                header = save_memory(entry.memory, path, self.model, notes=notes)
-            except ValueError as error:
-                raise ClientError(409, f"nothing is kept: {error}", code="not_kept") from error
-            known = described(header, path)
+            known = described(save_memory(entry.memory, path, self.model, notes=notes), path)
             with self._lock:
                 self._known[path] = known
+        except ValueError as error:
+            raise ClientError(409, f"nothing is kept: {error}", code="not_kept") from error
         finally:
             with self._lock:
                 self._coming.pop(path, None)
@@ -132,8 +128,7 @@ class Store:
 
     def check_room(self, kind: Kind, name: str, *, reserve: bool = False) -> None:
         """Refuse a new entry where the store is full; with `reserve` keep its place until it is written."""
-        path = self.path(kind, name)
-        self._check_whole(kind, name)
+        path = self._whole(kind, name)
         with self._lock:
             count = sum(known["object"] == kind for known in self._known.values())
             count += sum(other == kind for other in self._coming.values())
@@ -160,13 +155,15 @@ class Store:
         self._known.pop(path, None)
         self._damaged.add(path)
 
-    def _check_whole(self, kind: Kind, name: str) -> None:
+    def _whole(self, kind: Kind, name: str) -> Path:
+        """Where an entry is, unless what is there is damaged."""
         path = self.path(kind, name)
         if path in self._damaged:
             raise ClientError(
                 409, f"the {kind} {name[:100]!r} is kept in a file that cannot be read ({path.name}; see the log); "
                 "delete it, or take another name", code="damaged",
             )  # fmt: skip
+        return path
 
     def _keep(self, path: Path, entry: Entry, known: dict[str, Any]) -> bool:
         """Hold an entry in RAM, unless what is known of it has changed since: then it is an old one."""
@@ -184,10 +181,8 @@ class Store:
         with self._lock:
             stored = [known["object"] for known in self._known.values()]
             loaded = [entry.kind for entry in self._loaded.values()]
-        return {
-            name: len(kinds) if kind is None else kinds.count(kind)
-            for name, kinds in (("stored", stored), ("in_memory", loaded))
-        }
+        kinds = {"stored": stored, "in_memory": loaded}
+        return {name: len(found) if kind is None else found.count(kind) for name, found in kinds.items()}
 
 
 def json_hash(value: Any) -> str:

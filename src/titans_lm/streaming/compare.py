@@ -14,7 +14,6 @@ from titans_lm.streaming.memory import Source
 def describe_memory(path: str | Path) -> dict[str, Any]:
     """Say what a memory file holds: what was read, by which model, and the norm of every tensor of the state."""
     header, tensors = read_memory_file(path)
-    tensors |= {name: tensors[same] for name, same in header.shared.items()}
     return {
         "file": str(path),
         "file_bytes": Path(path).stat().st_size,
@@ -25,7 +24,7 @@ def describe_memory(path: str | Path) -> dict[str, Any]:
         "model": asdict(header.model),
         "precision": header.precision,
         "rounding": max(header.loss.values(), default=None),
-        "norms": {name: _norm(x) for name, x in sorted(tensors.items()) if x.is_floating_point()},
+        "norms": {name: _norm(x) for name, x in sorted(header.whole(tensors).items()) if x.is_floating_point()},
     }
 
 
@@ -40,7 +39,7 @@ def compare_memories(first: str | Path, second: str | Path) -> dict[str, Any]:
         raise ValueError(f"got memories of two models: in {str(second)!r}, against {str(first)!r}, {other}")
     if len(a.tokens) != len(b.tokens):
         raise ValueError(f"got memories of {len(a.tokens)} and {len(b.tokens)} rows; expected equally many")
-    xs, ys = ({**t, **{name: t[same] for name, same in h.shared.items()}} for h, t in ((a, xs), (b, ys)))
+    xs, ys = a.whole(xs), b.whole(ys)
     apart = {name: _apart(xs[name], ys[name]) for name in sorted(xs.keys() & ys.keys()) if xs[name].is_floating_point()}
     return {
         "first": str(first),

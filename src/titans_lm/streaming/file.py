@@ -45,7 +45,7 @@ _DAMAGE = (
     SafetensorError, KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError,
     struct.error,
 )  # fmt: skip
-_known: "weakref.WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], str]]" = weakref.WeakKeyDictionary()
+_known: "weakref.WeakKeyDictionary[nn.Module, tuple[dict[str, tuple[Any, ...]], str]]" = weakref.WeakKeyDictionary()
 _forms: "weakref.WeakKeyDictionary[nn.Module, tuple[str, Any]]" = weakref.WeakKeyDictionary()
 
 
@@ -70,24 +70,19 @@ def fingerprint(model: nn.Module) -> Fingerprint:
     """Compute a model's fingerprint; weights are hashed again only where a tensor was changed or replaced."""
     digest = hashlib.sha256(json.dumps(_settings(model), sort_keys=True).encode()).hexdigest()
     tensors = {name: _at_hand(model, name, x) for name, x in sorted(model.state_dict().items())}
-    marks = tuple((name, x.data_ptr(), _version(x), x.dtype, _sample(x)) for name, x in tensors.items())
+    marks = {name: _mark(x) for name, x in tensors.items()}
     known = _known.get(model)
     if known is None or known[0] != marks:
-        known = (marks, hash_tensors(tensors))
-        _known[model] = known
+        known = _known[model] = (marks, hash_tensors(tensors))
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return Fingerprint(digest, known[1], dtype)
 
 
-def _version(x: Tensor) -> int:
-    """How often a tensor was changed in place; one of inference mode does not count."""
-    return 0 if x.is_inference() else x._version
-
-
-def _sample(x: Tensor) -> float:
-    """The sum of some numbers of a tensor: what is changed through `.data` changes no version."""
+def _mark(x: Tensor) -> tuple[Any, ...]:
+    """What tells that a tensor was changed; some of its numbers too: through `.data` they change without a version."""
     numbers = x.detach().flatten()
-    return float(numbers[:: max(1, len(numbers) // SAMPLED)].double().sum())
+    sample = float(numbers[:: max(1, len(numbers) // SAMPLED)].double().sum())
+    return x.data_ptr(), 0 if x.is_inference() else x._version, x.dtype, sample
 
 
 def _at_hand(model: nn.Module, name: str, x: Tensor) -> Tensor:
@@ -162,6 +157,10 @@ class Header:
     notes: dict[str, Any] = field(default_factory=dict)
     """What whoever wrote it wanted to say beside it."""
 
+    def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """All tensors of the state, those that are another one among them."""
+        return tensors | {name: tensors[same] for name, same in self.shared.items() if same in tensors}
+
     @classmethod
     def parse(cls, text: str) -> "Header":
         values = json.loads(text)
@@ -188,13 +187,13 @@ def save_memory(
     check_choice("precision", precision, ("exact", "bfloat16"))
     tensors: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
-    seen: dict[int, str] = {}
+    first: dict[int, str] = {}
     for name, x in named_state(memory.state, "state"):
-        if id(x) in seen:
-            shared[name] = seen[id(x)]
-            continue
-        seen[id(x)] = name
-        tensors[name] = x.detach().to("cpu").contiguous()
+        same = first.setdefault(id(x), name)
+        if same == name:
+            tensors[name] = x.detach().to("cpu").contiguous()
+        else:
+            shared[name] = same
     if broken := not_finite(tensors):
         raise ValueError(
             f"got a memory with numbers that are not finite, in {', '.join(broken[:3])}; expected that of a model that "
@@ -212,7 +211,7 @@ def save_memory(
     header = Header(
         fingerprint(model), memory.tokens, memory.open, memory.sources, now, precision, loss, shared, notes or {}
     )
-    if not _fits(header, tensors | {name: tensors[same] for name, same in shared.items()}, model, _form(model, header)):
+    if not _fits(header, header.whole(tensors), model, _form(model, header)):
         raise ValueError(
             "got a memory whose tensors are not those of this model's state; expected the model that has read it, such "
             "as reader.model"
@@ -242,12 +241,14 @@ def open_memory(path: str | Path, model: nn.Module) -> tuple[Header, Memory]:
     for name, x in tensors.items():
         if x.is_floating_point():
             tensors[name] = x.to(precision)
-    tensors |= {name: tensors[same] for name, same in header.shared.items() if same in tensors}
+    tensors = header.whole(tensors)
     if not _fits(header, tensors, model, pattern):
         raise ValueError(f"got the memory {str(path)!r}, whose tensors are not those of this model's state")
     if not_finite(tensors):
         raise ValueError(f"the memory {str(path)!r} holds numbers that are not finite")
-    memory = Memory(_rebuild(pattern, "state", tensors), tensors["pending"], header.tokens, header.open, header.sources)
+    parts = (tensors[name] for name, _ in named_state(pattern, "state"))
+    state = map_state(lambda _: next(parts), pattern)
+    memory = Memory(state, tensors["pending"], header.tokens, header.open, header.sources)
     owner: Any = model
     return header, memory.to(device_of(owner.get_input_embeddings()))
 
@@ -268,24 +269,20 @@ def _form(model: Any, header: Header) -> Any:
 
 
 def _fits(header: Header, tensors: dict[str, Tensor], model: Any, form: Any) -> bool:
-    """Whether names, shapes, precisions and rows are those of a model's state."""
+    """Whether names, shapes, kinds of numbers and rows are those of a model's state."""
     rows, pattern, vocab_size = len(header.tokens), dict(named_state(form, "state")), model.config.vocab_size
     if tensors.keys() != pattern.keys() | {"pending"} or not tensors.keys() >= set(header.shared.values()):
         return False
     pending = tensors["pending"]
+    pairs = [(tensors[name], x) for name, x in pattern.items()]
     return (
-        all(tensors[name].shape == (rows, *x.shape[1:]) for name, x in pattern.items())
-        and all(_kind(tensors[name]) == _kind(x) for name, x in pattern.items())
+        all(x.shape == (rows, *like.shape[1:]) for x, like in pairs)
+        and all(x.dtype == like.dtype or (x.is_floating_point() and like.is_floating_point()) for x, like in pairs)
         and (pending.shape, pending.dtype) == ((rows,), torch.int64)
         and bool(((pending >= NONE) & (pending < vocab_size)).all())
         and rows == len(header.open) == len(header.sources)
         and all(isinstance(count, int) for count in header.tokens)
     )
-
-
-def _kind(x: Tensor) -> torch.dtype | None:
-    """A tensor's precision; None for those of real numbers, which are read in the model's."""
-    return None if x.is_floating_point() else x.dtype
 
 
 def read_memory_file(path: str | Path) -> tuple[Header, dict[str, Tensor]]:
@@ -346,12 +343,6 @@ def named_state(state: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         fields = getattr(state, "_fields", None) or range(len(state))
         for field, part in zip(fields, state, strict=True):
             yield from named_state(part, f"{name}.{field}")
-
-
-def _rebuild(pattern: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A state of the pattern's form from tensors by path."""
-    parts = (tensors[path] for path, _ in named_state(pattern, name))
-    return map_state(lambda _: next(parts), pattern)
 
 
 def _digest(header: str, tensors: dict[str, Tensor]) -> str:

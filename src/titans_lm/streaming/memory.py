@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from titans_lm.hf.history import Call, Places
-from titans_lm.ops.state import map_state, repeat_rows, state_bytes, state_tensors, take_rows
+from titans_lm.ops.state import map_state, state_bytes, state_tensors, take_rows
 
 NONE = -1
 """In `Memory.pending`: this row has no token yet."""
+TOLD = ("tokens", "open", "sources")
+"""Of a `Memory`, what is told of every row beside its state."""
 
 
 @dataclass(frozen=True)
@@ -79,38 +81,29 @@ class Memory:
         if len(kinds) != 1:
             raise ValueError(f"got memories of {len(kinds)} kinds of states; expected one or more, all of one model")
         state = map_state(lambda *rows: torch.cat(rows), *(memory.state for memory in memories))
-        tokens, opened, sources = (
-            tuple(x for memory in memories for x in getattr(memory, name)) for name in ("tokens", "open", "sources")
-        )
-        return cls(state, torch.cat([memory.pending for memory in memories]), tokens, opened, sources)
+        told = {name: tuple(x for memory in memories for x in getattr(memory, name)) for name in TOLD}
+        return cls(state, torch.cat([memory.pending for memory in memories]), **told)
 
     def take(self, rows: Sequence[int]) -> "Memory":
-        """Some of the rows, in the order given."""
+        """Some of the rows, in the order given and as often."""
         rows = list(rows)
         if not rows or not set(rows) <= set(range(self.rows)):
             raise ValueError(f"got rows {rows} of a memory of {self.rows}; expected some of 0 to {self.rows - 1}")
         if rows == list(range(self.rows)):
             return self
         index = torch.tensor(rows)
-        tokens, opened, sources = (tuple(part[row] for row in rows) for part in (self.tokens, self.open, self.sources))
-        return Memory(take_rows(self.state, index), self.pending[index], tokens, opened, sources)
+        told = {name: tuple(getattr(self, name)[row] for row in rows) for name in TOLD}
+        return Memory(take_rows(self.state, index), self.pending[index], **told)
 
     def row(self, index: int) -> "Memory":
         """One row alone."""
-        if not 0 <= index < self.rows:
-            raise ValueError(f"got row {index} of a memory of {self.rows}; expected 0 to {self.rows - 1}")
         return self.take([index])
 
     def repeat(self, times: int) -> "Memory":
         """Every row `times` times, next to itself."""
         if times < 1:
             raise ValueError(f"got times={times}; expected at least 1")
-        if times == 1:
-            return self
-        tokens, opened, sources = (
-            tuple(x for x in part for _ in range(times)) for part in (self.tokens, self.open, self.sources)
-        )
-        return Memory(repeat_rows(self.state, times), self.pending.repeat_interleave(times), tokens, opened, sources)
+        return self.take([row for row in range(self.rows) for _ in range(times)])
 
 
 class Told(NamedTuple):

@@ -86,11 +86,13 @@ def read_files(
     memory, done, unfinished = _start(model, paths, out, onto, resume)
     reader = Reader(model, tokenizer, piece_len=piece_len, memory=memory)
     first = reader.tokens
-    job = _Job(model, out, save_every, reader)
-    report = ReadingReport(quiet=quiet, title="reading").start(_total(paths[done:]), first)
-    with report as job.report, StopRequest() as job.stop:
-        for index, path in enumerate(paths[done:]):
-            source = _Waited(sys.stdin.buffer, job.stop) if str(path) == STDIN else path
+    left = paths[done:]
+    total = None if Path(STDIN) in left else sum(path.stat().st_size for path in left)
+    report = ReadingReport(quiet=quiet, title="reading").start(total, first)
+    with report, StopRequest() as stop:
+        job = _Job(reader, out, save_every, report, stop)
+        for index, path in enumerate(left):
+            source = _Waited(sys.stdin.buffer, stop) if str(path) == STDIN else path
             opened = reader.resume if unfinished and index == 0 else reader.stream
             job.read(opened(source, _name(path)))
     whole = out.exists() and job.saved == reader.memory.sources
@@ -113,13 +115,11 @@ def read_files(
 class _Job:
     """One reading: what is saved, and when."""
 
-    def __init__(self, model: nn.Module, out: Path, save_every: int, reader: Reader) -> None:
-        self.model, self.out, self.save_every, self.reader = model, out, save_every, reader
+    def __init__(self, reader: Reader, out: Path, save_every: int, report: ReadingReport, stop: StopRequest) -> None:
+        self.reader, self.out, self.save_every, self.report, self.stop = reader, out, save_every, report, stop
         self.saved, self.saved_tokens = reader.memory.sources, reader.tokens
         self.bytes, self.reads_bytes = 0, is_byte_tokenizer(reader.tokenizer)
         """Of the files that have been read to their end; a byte is a token, or some of a token's."""
-        self.report: ReadingReport
-        self.stop: StopRequest
 
     def read(self, stream: TokenStream) -> None:
         try:
@@ -147,7 +147,7 @@ class _Job:
 
     def save(self, precision: Precision = "exact") -> None:
         """Only the last save may round: reading that goes on from an earlier one is to give the same memory."""
-        save_memory(self.reader.memory, self.out, self.model, precision=precision)
+        save_memory(self.reader.memory, self.out, self.reader.model, precision=precision)
         self.saved, self.saved_tokens = self.reader.memory.sources, self.reader.tokens
 
 
@@ -216,10 +216,3 @@ def _single(memory: Memory, path: Path) -> Memory:
 
 def _name(path: Path) -> str:
     return "stdin" if str(path) == STDIN else str(path)
-
-
-def _total(paths: list[Path]) -> int | None:
-    """How many bytes there are to read, where that is known beforehand."""
-    if any(str(path) == STDIN for path in paths):
-        return None
-    return sum(path.stat().st_size for path in paths)

@@ -1,7 +1,6 @@
 """Read text of any length at constant memory, and go on from any token as if it had been one call."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from titans_lm.config import check_at_least
 from titans_lm.data.tokenizer import BOS, EOS, VOCAB_SIZE, is_byte_tokenizer
@@ -72,22 +72,17 @@ class Reader:
             self._start(memory)
 
     def _start(self, memory: Memory) -> None:
-        self._told = Told(memory.open, memory.sources)
-        self._state = memory.to(self.device).state
-        self._pending = memory.pending.tolist()
-        self._tokens, self._open, self._sources = list(memory.tokens), list(memory.open), list(memory.sources)
+        self._told, self._memory = Told(memory.open, memory.sources), memory.to(self.device)
 
     @property
     def memory(self) -> Memory:
         """What has been read so far, as a value."""
-        return Memory(
-            self._state, torch.tensor(self._pending), tuple(self._tokens), tuple(self._open), tuple(self._sources)
-        )
+        return self._memory
 
     @property
     def tokens(self) -> int:
         """Tokens read by all rows together, marks of starts and ends included."""
-        return sum(self._tokens)
+        return sum(self._memory.tokens)
 
     def fork(self, times: int = 1) -> "Reader":
         """Another reader that goes on from the same memory, with every row `times` times; this one is not touched."""
@@ -107,7 +102,8 @@ class Reader:
         from a new opening of it (see `resume`). Raises ValueError for more tokens than were read, or than are kept.
         """
         check_at_least("tokens", tokens, 0)
-        now, keep, fewest = tuple(self._tokens), self._history.keep, min(self._tokens)
+        now, keep = self._memory.tokens, self._history.keep
+        fewest = min(now)
         if tokens > fewest:
             raise ValueError(f"got undo({tokens}) of a row that has read {fewest} tokens; expected {fewest} at most")
         if tokens == 0:
@@ -115,9 +111,8 @@ class Reader:
         target = tuple(n - tokens for n in now)
         found = self._history.back(target, now)
         if found is None:
-            limit = (
-                f"can take back {keep} tokens, of those that it has read itself" if keep else "keeps nothing earlier"
-            )
+            can = f"can take back {keep} tokens, of those that it has read itself"
+            limit = can if keep else "keeps nothing earlier"
             more = f"Reader(…, keep={tokens}) or more before these are read, or a fork made there"
             less = "fewer, with those that were taken back before, or a fork made there"
             raise ValueError(f"got undo({tokens}) of a reader that {limit}; expected {more if tokens > keep else less}")
@@ -166,29 +161,30 @@ class Reader:
         on_piece: "Callable[[Reader], None] | None",
     ) -> int:
         begun = [stream.tokens > 0 or stream.exhausted for stream in streams]  # an empty one is, once it was read
-        for sources, stream, old in zip(self._sources, streams, begun, strict=True):
-            if old:
-                _check_goes_on(stream, sources[-1] if self._history.keep and sources else None)
         unmarked = [row for row, s in enumerate(streams) if new_document and s.of_text and not begun[row]]
-        kept = [
-            sources[:-1] if old and sources and stream.stands_at(sources[-1]) else sources
-            for sources, stream, old in zip(self._sources, streams, begun, strict=True)
-        ]
+        kept = list(self._memory.sources)
+        for row, (sources, stream) in enumerate(zip(kept, streams, strict=True)):
+            if begun[row]:
+                _check_goes_on(stream, sources[-1] if self._history.keep and sources else None)
+                kept[row] = sources[:-1] if sources and stream.stands_at(sources[-1]) else sources
         read = 0
         while not all(stream.exhausted for stream in streams):
             count = self.piece_len if max_tokens is None else min(self.piece_len, max_tokens - read)
             if count == 0:
                 break
             hashed = tuple(stream.tokens_hashed() for stream in streams) if self._history.keep else None
-            with _read_whole(streams):
-                rows = [np.empty(0, dtype=np.int64) if stream.exhausted else stream.take(count) for stream in streams]
-                for row in unmarked:  # not before: a source that cannot be read leaves the memory as it was
-                    self._mark(row, opening_marks((self.bos, self.eos), after_open=self._open[row]), opened=True)
-                unmarked = []
-                self._feed(self._rows(rows), hashed=hashed)
+            for stream in streams:
+                stream.broken_off = True  # unless what is taken of it now is read
+            rows = [np.empty(0, dtype=np.int64) if stream.exhausted else stream.take(count) for stream in streams]
+            for row in unmarked:  # not before: a source that cannot be read leaves the memory as it was
+                self._mark(row, opening_marks((self.bos, self.eos), after_open=self._memory.open[row]), opened=True)
+            unmarked = []
+            self._feed(self._rows(rows), hashed=hashed)
+            for stream in streams:
+                stream.broken_off = False
             read += max(map(len, rows))
             after = [(*old, stream.record()) for old, stream in zip(kept, streams, strict=True)]
-            self._tell(self._open, after, by_step=any(map(len, rows)))
+            self._tell(self._memory.open, after, by_step=any(map(len, rows)))
             if on_piece is not None:
                 on_piece(self)
         return read
@@ -209,26 +205,26 @@ class Reader:
     def resume(self, source: Readable, name: str | None = None) -> TokenStream:
         """Open the source that row 0 was reading, at the token where it stopped; ValueError where it is another."""
         stream = self.stream(source, name)
-        if not self._sources[0]:
+        if not self._memory.sources[0]:
             raise ValueError(f"got {stream.name!r} to go on with, and a memory that has read nothing")
-        stream.skip(self._sources[0][-1])
+        stream.skip(self._memory.sources[0][-1])
         return stream
 
     def end_document(self) -> None:
         """Write <eos> in the rows that stand inside a document, where the tokenizer has one."""
-        for row in range(self.batch_size):
-            self._mark(row, [self.eos] if self._open[row] and self.eos is not None else [], opened=False)
+        for row, opened in enumerate(self._memory.open):
+            self._mark(row, [self.eos] if opened and self.eos is not None else [], opened=False)
 
     def _mark(self, row: int, marks: list[int], *, opened: bool) -> None:
-        opens = [opened if one == row else was for one, was in enumerate(self._open)]
+        opens = tuple(opened if one == row else was for one, was in enumerate(self._memory.open))
         # marks that no step can read together are told one by one: between an end and a start no document is open
         steps = [marks] if 0 < len(marks) <= self.piece_len else [[mark] for mark in marks]
         for left, several in zip(range(len(steps) - 1, -1, -1), steps, strict=True):
             rows = [np.empty(0, dtype=np.int64)] * self.batch_size
             rows[row] = np.array(several, dtype=np.int64)
             self._feed(self._rows(rows), marks=True)
-            self._tell([was and not (left and one == row) for one, was in enumerate(opens)], self._sources)
-        self._open = opens
+            self._tell([was and not (left and one == row) for one, was in enumerate(opens)], self._memory.sources)
+        self._memory = replace(self._memory, open=opens)
 
     def feed(self, ids: "Tensor | np.ndarray | Sequence[Any]", *, logits: bool = False) -> Tensor | None:
         """Read token ids (B, T), or one array for each row, as they are.
@@ -247,28 +243,33 @@ class Reader:
         """Read tokens a piece at a time; return what each piece predicted, with `logits`."""
         found = []
         while max(map(len, rows)) > 0:
-            pieces = [self.piece_len + (token == NONE) for token in self._pending]  # less the one that waits
+            waits = (self._memory.pending != NONE).tolist()
+            pieces = [self.piece_len + (not one) for one in waits]
             piece = [row[:length] for row, length in zip(rows, pieces, strict=True)]
-            found += self._step(piece, Told(tuple(self._open), tuple(self._sources), **told), logits)
+            found += self._step(piece, Told(self._memory.open, self._memory.sources, **told), logits)
             rows = [row[length:] for row, length in zip(rows, pieces, strict=True)]
         return found
 
     def _step(self, rows: list[np.ndarray], told: Told, logits: bool = False) -> list[Any]:
         """Read one piece, of which the last token of every row waits; what it predicted, if it could, with `logits`."""
-        before = self._before()
-        runs = []
-        for token, new in zip(self._pending, rows, strict=True):
-            whole = np.concatenate([np.array([] if token == NONE else [token], dtype=np.int64), new])
-            runs.append(whole[:-1] if len(new) else whole[:0])
-        found = [self._run(runs, logits)] if max(map(len, runs)) else []
-        self._pending = [int(new[-1]) if len(new) else old for old, new in zip(self._pending, rows, strict=True)]
-        self._tokens = [old + len(new) for old, new in zip(self._tokens, rows, strict=True)]
+        before, memory = self._before(), self._memory
+        runs, pending = [], []
+        for token, new in zip(memory.pending.tolist(), rows, strict=True):
+            waiting = np.array([] if token == NONE else [token], dtype=np.int64)
+            runs.append(np.concatenate([waiting, new[:-1]]) if len(new) else new)
+            pending.append(int(new[-1]) if len(new) else token)
+        found, state = [], memory.state
+        if max(map(len, runs)):
+            predicted, state = self._run(runs, logits)
+            found.append(predicted)
+        tokens = tuple(old + len(new) for old, new in zip(memory.tokens, rows, strict=True))
+        self._memory = replace(memory, state=state, pending=torch.tensor(pending), tokens=tokens)
         self._record(before, rows, told)
         return found
 
     def _before(self) -> Memory | None:
         """The memory before a step, as the last one left it, where anybody may go back to it."""
-        return replace(self.memory, open=self._told.open, sources=self._told.sources) if self._history.keep else None
+        return replace(self._memory, open=self._told.open, sources=self._told.sources) if self._history.keep else None
 
     def _record(self, before: Memory | None, rows: list[np.ndarray], told: Told) -> None:
         """Keep a step that was read."""
@@ -278,8 +279,9 @@ class Reader:
 
     def _tell(self, opened: Sequence[bool], sources: Sequence[tuple[Source, ...]], by_step: bool = False) -> None:
         """Note whether rows stand inside documents after the last step, and what they have read, it or since."""
-        self._open, self._sources = list(opened), list(sources)
-        told = {"open": tuple(opened), "sources": tuple(sources), **({"left": tuple(sources)} if by_step else {})}
+        told = {"open": tuple(opened), "sources": tuple(sources)}
+        self._memory = replace(self._memory, **told)
+        told |= {"left": tuple(sources)} if by_step else {}
         self._told = self._told._replace(**told)
         if self._history.calls:
             last = self._history.calls[-1]
@@ -287,13 +289,9 @@ class Reader:
 
     def next_logits(self) -> Tensor:
         """Predict what follows: logits (B, V) after the last token of every row; nothing is written."""
-        if NONE in self._pending:
+        if NONE in self._memory.pending:
             raise ValueError("got a row that has read nothing; expected at least one token to predict from")
-        state = self._state
-        logits = self._run([np.array([token], dtype=np.int64) for token in self._pending], True)
-        self._state = state
-        assert logits is not None, "asked for"
-        return logits[:, -1]
+        return self._run(_columns(self._memory.pending), True)[0][:, -1]
 
     def write(self, choose: Callable[[Tensor], int], max_new_tokens: int) -> Iterator[int]:
         """Write on, token by token, each chosen from logits (1, V) and read like any other, up to one that ends a text.
@@ -302,7 +300,7 @@ class Reader:
         """
         if self.batch_size != 1:
             raise ValueError(f"got {self.batch_size} rows to write; expected one (see fork, Memory.row)")
-        if self._pending[0] == NONE:
+        if self._memory.pending[0] == NONE:
             raise ValueError("got nothing to write on from; expected at least one token read")
         for _ in range(max_new_tokens):
             [token] = self.decode(lambda logits: [choose(logits)])
@@ -315,17 +313,14 @@ class Reader:
 
         Every row must have read something: its last token waits (see `Memory`).
         """
-        before, state = self._before(), self._state
-        logits = self._run([np.array([token], dtype=np.int64) for token in self._pending], True)
-        assert logits is not None, "asked for"
-        after, self._state = self._state, state  # whoever breaks off the choice has a memory that goes on as before
+        before, memory = self._before(), self._memory
+        logits, state = self._run(_columns(memory.pending), True)
         tokens = [int(token) for token in choose(logits[:, -1])]
-        self._state = after
-        self._pending = list(tokens)
-        self._tokens = [read + 1 for read in self._tokens]
-        self._open = [token != self.eos for token in tokens]
-        rows = [np.array([token], dtype=np.int64) for token in tokens]
-        self._record(before, rows, Told(tuple(self._open), tuple(self._sources)))
+        pending, read = torch.tensor(tokens), tuple(count + 1 for count in memory.tokens)
+        opened = tuple(token != self.eos for token in tokens)
+        # not before: whoever breaks off the choice has a memory that goes on as it did
+        self._memory = Memory(state, pending, read, opened, memory.sources)
+        self._record(before, _columns(pending), Told(opened, memory.sources))
         return tokens
 
     def _rows(self, ids: Any) -> list[np.ndarray]:
@@ -340,32 +335,22 @@ class Reader:
         return [row.astype(np.int64) for row in rows]
 
     @torch.no_grad()
-    def _run(self, rows: list[np.ndarray], logits: bool) -> Tensor | None:
-        """One forward pass over up to `piece_len` tokens of every row, some of which may have fewer."""
-        longest = max(map(len, rows))
-        ids, valid = np.zeros((len(rows), longest), dtype=np.int64), np.zeros((len(rows), longest), dtype=bool)
-        for row, tokens in enumerate(rows):
-            ids[row, : len(tokens)], valid[row, : len(tokens)] = tokens, True
-        mask = None if valid.all() else torch.from_numpy(valid).to(self.device)
+    def _run(self, rows: list[np.ndarray], logits: bool) -> tuple[Any, Any]:
+        """One forward pass over up to `piece_len` tokens of every row, some of which may have fewer: logits, state."""
+        ids = pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True).to(self.device)
+        lengths, mask = [len(row) for row in rows], None
+        if min(lengths) < max(lengths):
+            mask = torch.arange(max(lengths), device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
         read = self.model if logits else self.model.base_model
-        out = read(
-            torch.from_numpy(ids).to(self.device),
-            attention_mask=mask, state=self._state, return_state=True, use_cache=False,
-        )  # fmt: skip
-        self._state = out.state
+        out = read(ids, attention_mask=mask, state=self._memory.state, return_state=True, use_cache=False)
         if not logits:
-            return None
-        return out.logits if mask is None else out.logits * mask[..., None]
+            return None, out.state
+        return out.logits if mask is None else out.logits * mask[..., None], out.state
 
 
-@contextmanager
-def _read_whole(streams: list[TokenStream]) -> Iterator[None]:
-    """Mark streams as broken off, unless what the block takes from them is read by its end."""
-    for stream in streams:
-        stream.broken_off = True
-    yield
-    for stream in streams:
-        stream.broken_off = False
+def _columns(tokens: Tensor) -> list[np.ndarray]:
+    """A token for every row."""
+    return list(tokens.numpy()[:, None])
 
 
 def _check_goes_on(stream: TokenStream, last: Source | None) -> None:

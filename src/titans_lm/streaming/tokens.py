@@ -1,6 +1,7 @@
 """Tokens of a text, a file, a pipe or an iterator, drawn a few at a time; nothing that was drawn is kept."""
 
 import hashlib
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -55,12 +56,9 @@ class TokenStream:
     def _blocks(self, source: Any) -> Iterator[bytes]:
         """The bytes of the source, hashed on their way."""
         data = source.encode("utf-8", "surrogateescape") if isinstance(source, str) else source
-        if isinstance(data, bytes):
-            blocks: Iterator[bytes] = (data[i : i + BLOCK] for i in range(0, len(data), BLOCK))
-        else:
-            draw = getattr(data, "read1", data.read)  # a pipe gives what is there, and does not wait for more
-            blocks = iter(lambda: draw(BLOCK), b"")
-        for block in blocks:
+        file = io.BytesIO(data) if isinstance(data, bytes) else data
+        draw = getattr(file, "read1", None) or file.read  # a pipe gives what is there, and does not wait for more
+        for block in iter(lambda: draw(BLOCK), b""):
             if not isinstance(block, bytes):
                 raise ValueError(f"got {self.name!r}, opened as text; expected it opened in binary mode ('rb')")
             self._bytes_sha.update(block)
