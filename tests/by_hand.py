@@ -17,7 +17,7 @@ from titans_lm.attention import QKVProjection
 from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.layers import RMSNorm, ShortConvolution
 from titans_lm.memory import NeuralMemory
-from titans_lm.memory_gates import GateProjection
+from titans_lm.memory_rule import GateProjection
 from titans_lm.ops import MemoryState, PerToken, neural_memory
 from titans_lm.ops.state import PLAIN
 

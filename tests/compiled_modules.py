@@ -16,9 +16,9 @@ from hf.hf_cases import GREEDY, prompt, small_model
 from model_cases import small_backbone
 from titans_lm import MemoryConfig, NeuralMemory
 from titans_lm.backbone import frozen_memory
-from titans_lm.memory_gates import PolynomialKeys
-from titans_lm.ops.opaque import memory_operator
+from titans_lm.memory_rule import PolynomialKeys
 from titans_lm.ops.polynomial import polynomial
+from titans_lm.ops.run import memory_operator
 
 # torch looks at the gradients of what is no leaf while it traces
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor")

@@ -18,7 +18,7 @@ ROOMS = (
     ("checks", "allocator"),
     ("caching_config", "tnt_config"),
     ("config", "former", "ops"),
-    ("layers", "attention", "memory_gates", "memory_rule", "caching", "shards", "memory", "tnt"),
+    ("layers", "attention", "memory_rule", "caching", "shards", "memory", "tnt"),
     ("blocks",),
     ("backbone",),
     ("",),

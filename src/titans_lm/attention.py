@@ -72,6 +72,9 @@ class QKVProjection(nn.Module):
     streams, each through a scale and an offset by channel; rows that are no tokens have the scale alone (D41).
     """
 
+    slots = 0
+    """Tokens whose keys and values a state has room for from the start."""
+
     def __init__(self, config: BackboneConfig, shared: nn.Module | None = None) -> None:
         super().__init__()
         E = config.hidden_size
@@ -88,10 +91,10 @@ class QKVProjection(nn.Module):
         else:
             self.affine = nn.ModuleList(Affine(E) for _ in range(3))
 
-    def init_kv(self, batch_size: int, length: int) -> KeyValues:
-        """Room for `length` keys and values, and empty tails."""
+    def init_state(self, batch_size: int) -> KeyValues:
+        """Room for keys and values, and empty tails."""
         weight = self.o_proj.weight
-        shape = (batch_size, length, self.heads, weight.shape[0] // self.heads)
+        shape = (batch_size, self.slots, self.heads, weight.shape[0] // self.heads)
         k = torch.zeros(shape, dtype=state_dtype(weight.dtype), device=device_of(self.o_proj))
         return KeyValues(k, torch.zeros_like(k), tuple(conv.init_tail(batch_size) for conv in self.convs))
 
@@ -118,12 +121,12 @@ class QKVProjection(nn.Module):
             q, rows = self.q_proj(x), (persistent, x.flatten(0, 1))
             (pk, k), (pv, v) = (proj(torch.cat(rows)).split([P, B]) for proj in (self.k_proj, self.v_proj))
             qk, v = torch.cat([q, k[:, None]], dim=-1), v[:, None]
-        elif streams is not None:
-            of_q, of_k, of_v = self.affine
-            qk, v = torch.cat([of_q(streams.q), of_k(streams.k)], dim=-1), of_v(streams.v)
-            pk, pv = self.key_values(persistent, kv)
         else:
-            qk, v, tails = self._streams(x, tails, ctx)
+            if streams is None:
+                qk, v, tails = self._streams(x, tails, ctx)
+            else:
+                of_q, of_k, of_v = self.affine
+                qk, v = torch.cat([of_q(streams.q), of_k(streams.k)], dim=-1), of_v(streams.v)
             pk, pv = self.key_values(persistent, kv)
         pk = F.pad(self.split(pk)[..., self.rotary :], [self.rotary, 0]).expand(B, -1, -1, -1)
         pv = self.split(pv).expand(B, -1, -1, -1)
@@ -176,9 +179,6 @@ class FullAttention(QKVProjection):
 
     rows = 256
 
-    def init_state(self, batch_size: int) -> KeyValues:
-        return self.init_kv(batch_size, 0)
-
     def forward(
         self, x: Float[Tensor, "B T E"], state: KeyValues, ctx: ForwardContext, persistent: Float[Tensor, "P E"]
     ) -> tuple[Float[Tensor, "B T E"], KeyValues]:
@@ -224,10 +224,7 @@ class WindowAttention(QKVProjection):
 
     def __init__(self, config: BackboneConfig, shared: nn.Module | None = None) -> None:
         super().__init__(config, shared)
-        self.window = config.window
-
-    def init_state(self, batch_size: int) -> KeyValues:
-        return self.init_kv(batch_size, self.window)
+        self.slots = config.window
 
     def forward(
         self,
@@ -237,7 +234,7 @@ class WindowAttention(QKVProjection):
         persistent: Float[Tensor, "P E"],
         streams: Streams | None = None,
     ) -> tuple[Float[Tensor, "B T E"], KeyValues]:
-        T, W = x.shape[1], self.window
+        T, W = x.shape[1], self.slots
         q, (pk, k), (pv, v), conv = self.project(x, state.conv, ctx, persistent, streams)
         if T == 1 and ctx.lengths is None:
             y, k, v = self._step(q, (pk, k), (pv, v), state, ctx)
@@ -250,11 +247,18 @@ class WindowAttention(QKVProjection):
             y = torch.cat([y, self._others(q, (pk, k), (pv, v))], dim=1)
         return self.merge(y), KeyValues(*kept, conv)
 
+    @staticmethod
+    def _look(q: Heads, keys: Pair, values: Pair, mask: Bool[Tensor, "_ T N"] | None) -> Heads:
+        """Attend to the prefix and to what the mask shows of tokens."""
+        prefix = keys[0].shape[1]
+        k, v = (torch.cat([pre, x.to(pre.dtype)], dim=1) for pre, x in (keys, values))
+        return attend(q, k, v, None if mask is None else see_prefix(mask, prefix))
+
     def _step(
         self, q: Heads, keys: Pair, values: Pair, state: KeyValues, ctx: ForwardContext
     ) -> tuple[Heads, Heads, Heads]:
         """One token: the window moves on by one and is all that the token sees."""
-        W = self.window
+        W = self.slots
         (pk, k), (pv, v) = keys, values
         k, v = (torch.cat([old[:, 1:], new.to(old.dtype)], dim=1) for old, new in ((state.k, k), (state.v, v)))
         start, mask = 0, None
@@ -263,13 +267,12 @@ class WindowAttention(QKVProjection):
             start = W - min(W, 1 + known[0])
         else:
             c = torch.arange(W, device=q.device)
-            mask = see_prefix((c >= W - 1 - ctx.position[:, None])[:, None], pk.shape[1])
-        seen_k, seen_v = torch.cat([pk, k[:, start:].to(pk.dtype)], 1), torch.cat([pv, v[:, start:].to(pv.dtype)], 1)
-        return attend(q, seen_k, seen_v, mask), k, v
+            mask = (c >= W - 1 - ctx.position[:, None])[:, None]
+        return self._look(q, (pk, k[:, start:]), (pv, v[:, start:]), mask), k, v
 
     def _first(self, q: Heads, keys: Pair, values: Pair, ctx: ForwardContext) -> Heads:
-        """The first tokens of the ctx, which look back at what the state kept."""
-        T, W = q.shape[1], self.window
+        """The first tokens of the call, which look back at what the state kept."""
+        T, W = q.shape[1], self.slots
         (pk, k), (pv, v) = keys, values
         i = torch.arange(T, device=q.device)[:, None]
         c = torch.arange(W + T, device=q.device)  # key c stands c − W tokens after the first query
@@ -278,11 +281,11 @@ class WindowAttention(QKVProjection):
             k, v, mask = k[:, W:], v[:, W:], mask[..., W:]
         else:
             mask = mask & (c >= W - ctx.position[:, None, None])
-        return attend(q, torch.cat([pk, k], 1), torch.cat([pv, v], 1), see_prefix(mask, pk.shape[1]))
+        return self._look(q, (pk, k), (pv, v), mask)
 
     def _others(self, q: Heads, keys: Pair, values: Pair) -> Heads:
         """Blocks of `window` tokens, each looking at itself and the block before it, all at once."""
-        B, T, W = q.shape[0], q.shape[1], self.window
+        B, T, W = q.shape[0], q.shape[1], self.slots
         (pk, k), (pv, v) = keys, values
         blocks = -(-T // W) - 1
         pad = [0, 0, 0, 0, 0, (blocks + 1) * W - T]
@@ -292,8 +295,7 @@ class WindowAttention(QKVProjection):
         k, v = (F.pad(y[:, W:], pad).unfold(1, 2 * W, W).permute(0, 1, 4, 2, 3).flatten(0, 1) for y in (k, v))
         i = torch.arange(W, device=q.device)[:, None]
         c = torch.arange(2 * W, device=q.device)
-        mask = see_prefix(((c > i) & (c <= i + W))[None], pk.shape[1])
-        y = attend(q, torch.cat([pk, k], 1), torch.cat([pv, v], 1), mask)
+        y = self._look(q, (pk, k), (pv, v), ((c > i) & (c <= i + W))[None])
         return y.unflatten(0, (B, blocks)).flatten(1, 2)[:, : T - W]
 
 
@@ -314,14 +316,11 @@ class SegmentAttention(QKVProjection):
 
     def __init__(self, config: BackboneConfig, shared: nn.Module | None = None) -> None:
         super().__init__(config, shared)
-        self.segment_len = config.segment_len
-
-    def init_state(self, batch_size: int) -> KeyValues:
-        return self.init_kv(batch_size, self.segment_len)
+        self.slots = config.segment_len
 
     def init_recalled(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """Room for the keys and values of the recalled rows."""
-        kv = self.init_kv(batch_size, self.segment_len)
+        kv = self.init_state(batch_size)
         return kv.k, kv.v
 
     def prepare(self, tokens: int) -> SegmentCall:
@@ -342,7 +341,7 @@ class SegmentAttention(QKVProjection):
         T = q.shape[1]
         call = self.prepare(T) if call is None else call
         uniform = isinstance(phase, int) and ctx.lengths is None
-        filled = phase + T if isinstance(phase, int) else self.segment_len
+        filled = phase + T if isinstance(phase, int) else self.slots
         slots = None
         if not uniform:
             slots = torch.arange(T, device=q.device)[None] + (phase if isinstance(phase, int) else phase[:, None])
@@ -379,7 +378,7 @@ class SegmentAttention(QKVProjection):
         new = new.to(old.dtype)
         T = new.shape[1]
         if isinstance(phase, int) and ctx.lengths is None:
-            if self.segment_len == T:  # a view of the call's tokens, which `compact` makes an end of
+            if self.slots == T:  # a view of the call's tokens, which `compact` makes an end of
                 return new
             return torch.cat([old[:, :phase], new, old[:, phase + T :]], dim=1)
         assert slots is not None, "only a uniform call has no need of them"
@@ -387,8 +386,8 @@ class SegmentAttention(QKVProjection):
         if valid is None:
             return old.scatter(1, slots[..., None, None].expand_as(new), new)
         # Padding goes to one slot too many, which is cut off again.
-        index = torch.where(valid, slots, self.segment_len)[..., None, None].expand_as(new)
-        return F.pad(old, [0, 0, 0, 0, 0, 1]).scatter(1, index, new)[:, : self.segment_len]
+        index = torch.where(valid, slots, self.slots)[..., None, None].expand_as(new)
+        return F.pad(old, [0, 0, 0, 0, 0, 1]).scatter(1, index, new)[:, : self.slots]
 
 
 def _filled(parts: list[Heads], filled: int, dtype: torch.dtype) -> Heads:

@@ -121,7 +121,9 @@ class Backbone(nn.Module):
         self._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
         self._layout: list[tuple[int, ...]] | None = None
         self._compiled: Callable[..., Any] | None = None
-        self._mark_outputs()
+        for name, module in self.named_modules():  # said here, as weights may be drawn module by module, in any order
+            if isinstance(module, nn.Linear) and name.endswith(("o_proj", "down_proj")):
+                module.init_std = (800 * config.num_hidden_layers * module.in_features) ** -0.5
         if config.time_scales == "shifted":
             memories = [module for module in self.modules() if isinstance(module, MemoryRule)]
             for place, memory in enumerate(memories):
@@ -141,12 +143,6 @@ class Backbone(nn.Module):
             nn.init.normal_(module.weight, std=0.5 * module.embedding_dim**-0.5)
         elif hasattr(module, "reset_parameters"):
             module.reset_parameters()
-
-    def _mark_outputs(self) -> None:
-        """Tell maps into the residual stream how they start: weights may be drawn module by module, in any order."""
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear) and name.endswith(("o_proj", "down_proj")):
-                module.init_std = (800 * self.config.num_hidden_layers * module.in_features) ** -0.5
 
     def init_state(self, batch_size: int) -> BackboneState:
         """The state at the start of a document, persistent tokens read."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from titans_lm.attention import (
     FullAttention,
     KeyValues,
+    QKVProjection,
     SegmentAttention,
     WindowAttention,
     compact,
@@ -51,10 +52,7 @@ class HybridState(NamedTuple):
 
 
 class Block(nn.Module, ABC):
-    """The macro-architecture that all blocks share: x + mix(norm(x)), then x + mlp(norm(x)).
-
-    Its config is that of a stack of this block alone.
-    """
+    """What all blocks share; the config is that of a stack of this block alone."""
 
     beside = False
     """Whether attention reads the same tokens as the memory, which then has a norm of its own for the embeddings."""
@@ -128,15 +126,26 @@ class LMMBlock(Block):
     x̃ = [P | x],   o = M(x̃)
     """
 
+    kind: type[NeuralMemory] = NeuralMemory
+
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
-        self.memory = NeuralMemory(config)
+        self.memory = self.kind(config)
 
     def init_state(self, batch_size: int, frozen: bool = False) -> LayerState:
         return self.memory_start(self.memory, batch_size, frozen)
 
     def mix(self, x: Hidden, state: LayerState, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, LayerState]:
         return self.memory(x, state, ctx.lengths, ctx.diagnostics, ctx.frozen)
+
+
+class TNTBlock(LMMBlock):
+    """A global memory and local ones that start anew in every shard; the memories alone mix tokens (`tnt.py`).
+
+    It has no persistent tokens: shards and chunks begin with the document, each with an M_init of its own.
+    """
+
+    kind = TNTMemory
 
 
 class MACBlock(Block):
@@ -256,7 +265,19 @@ class Gate(nn.Module):
         return gated_linear(self.gating, self.o_proj, y, m, self.attention_norm, self.memory_norm)
 
 
-class MAGBlock(Block):
+class HybridBlock(Block):
+    """A memory and sliding-window attention."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
+        self.memory = NeuralMemory(config)
+        self.attention = WindowAttention(config, self.memory if config.shared_qkv else None)
+
+    def init_state(self, batch_size: int, frozen: bool = False) -> HybridState:
+        return HybridState(self.memory_start(self.memory, batch_size, frozen), self.attention.init_state(batch_size))
+
+
+class MAGBlock(HybridBlock):
     """Memory as a gate: sliding-window attention and memory side by side, multiplied.
 
     x̃ = [P | x],   y = SWA(x̃)                                                                (eq. 26–27)
@@ -270,12 +291,7 @@ class MAGBlock(Block):
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
-        self.memory = NeuralMemory(config)
-        self.attention = WindowAttention(config, self.memory if config.shared_qkv else None)
         self.gate = Gate(config)
-
-    def init_state(self, batch_size: int, frozen: bool = False) -> HybridState:
-        return HybridState(self.memory_start(self.memory, batch_size, frozen), self.attention.init_state(batch_size))
 
     def mix(self, x: Hidden, state: HybridState, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, HybridState]:
         streams = self.memory.streams(x, state.memory.conv, ctx.lengths) if self.config.shared_qkv else None
@@ -285,7 +301,7 @@ class MAGBlock(Block):
         return self.gate(y, m), HybridState(memory, attention)
 
 
-class MALBlock(Block):
+class MALBlock(HybridBlock):
     """Memory as a layer: the memory compresses, then sliding-window attention looks at what it made.
 
     x̃ = [P | x],   y = M(x̃)                                                                  (eq. 29–30)
@@ -297,12 +313,7 @@ class MALBlock(Block):
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
-        self.memory = NeuralMemory(config)
-        self.attention = WindowAttention(config)
         self.between = RMSNorm(config.hidden_size, config.norm_eps)
-
-    def init_state(self, batch_size: int, frozen: bool = False) -> HybridState:
-        return HybridState(self.memory_start(self.memory, batch_size, frozen), self.attention.init_state(batch_size))
 
     def mix(self, x: Hidden, state: HybridState, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, HybridState]:
         y, memory = self.memory(x, state.memory, ctx.lengths, ctx.diagnostics, ctx.frozen)
@@ -310,29 +321,14 @@ class MALBlock(Block):
         return y + o, HybridState(memory, attention)
 
 
-class TNTBlock(Block):
-    """A global memory and local ones that start anew in every shard; the memories alone mix tokens (`tnt.py`).
-
-    It has no persistent tokens: shards and chunks begin with the document, each with an M_init of its own.
-    """
-
-    def __init__(self, config: BackboneConfig) -> None:
-        super().__init__(config)
-        self.memory = TNTMemory(config)
-
-    def init_state(self, batch_size: int, frozen: bool = False) -> LayerState:
-        return self.memory.init_state(batch_size)
-
-    def mix(self, x: Hidden, state: LayerState, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, LayerState]:
-        return self.memory(x, state, ctx.lengths, ctx.diagnostics, ctx.frozen)
-
-
 class AttentionBlock(Block):
     """No memory: full causal attention over everything read so far."""
 
+    kind: type[QKVProjection] = FullAttention
+
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
-        self.attention = FullAttention(config)
+        self.attention = self.kind(config)
 
     def init_state(self, batch_size: int, frozen: bool = False) -> KeyValues:
         return self.attention.init_state(batch_size)
@@ -341,29 +337,16 @@ class AttentionBlock(Block):
         return self.attention(x, state, ctx, self.persistent)
 
 
-class SlidingBlock(Block):
+class SlidingBlock(AttentionBlock):
     """No memory: what is left of MAG and MAL, sliding-window attention."""
 
-    def __init__(self, config: BackboneConfig) -> None:
-        super().__init__(config)
-        self.attention = WindowAttention(config)
-
-    def init_state(self, batch_size: int, frozen: bool = False) -> KeyValues:
-        return self.attention.init_state(batch_size)
-
-    def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, KeyValues]:
-        return self.attention(x, state, ctx, self.persistent)
+    kind = WindowAttention
 
 
-class SegmentBlock(Block):
+class SegmentBlock(AttentionBlock):
     """No memory: what is left of MAC, attention inside segments."""
 
-    def __init__(self, config: BackboneConfig) -> None:
-        super().__init__(config)
-        self.attention = SegmentAttention(config)
-
-    def init_state(self, batch_size: int, frozen: bool = False) -> KeyValues:
-        return self.attention.init_state(batch_size)
+    kind = SegmentAttention
 
     def mix(self, x: Hidden, state: KeyValues, ctx: ForwardContext, stream: Hidden) -> tuple[Hidden, KeyValues]:
         call, outputs = self.attention.prepare(x.shape[1]), []

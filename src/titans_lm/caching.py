@@ -14,17 +14,15 @@ powers of two that the number of segments is made of (37 → 32, 4, 1).
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from titans_lm.config import MemoryConfig
 from titans_lm.ops import MemoryNetwork, MemoryState, read
 from titans_lm.ops.state import PerToken, map_state, select_rows
-
-if TYPE_CHECKING:
-    from titans_lm.config import MemoryConfig
 
 
 class CachedMemories(NamedTuple):
@@ -57,7 +55,7 @@ class Recall(NamedTuple):
     """How cached memories are read: the network, the settings, and b, the logit that the open segment has besides."""
 
     network: MemoryNetwork
-    config: "MemoryConfig"
+    config: MemoryConfig
     open_logit: Float[Tensor, " H"] | float
 
 
@@ -78,7 +76,7 @@ def pieces(read_before: list[int], lengths: list[int], segment: int) -> list[tup
 
 
 def cache_segment(
-    cached: CachedMemories, M: tuple[Float[Tensor, "B H _ _"], ...], ends: Bool[Tensor, " B"], config: "MemoryConfig"
+    cached: CachedMemories, M: tuple[Float[Tensor, "B H _ _"], ...], ends: Bool[Tensor, " B"], config: MemoryConfig
 ) -> CachedMemories:
     """Put the memories of the rows whose segment ends here into a slot, and open the next segment.
 

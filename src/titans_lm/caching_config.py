@@ -1,9 +1,9 @@
 """Settings of memory caching, and every check of them."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from titans_lm.checks import check_at_least, check_between, check_choice
+from titans_lm.checks import check_between
 
 Caching = Literal["residual", "grm", "ssc"]
 CachingStart = Literal["checkpoint", "independent"]
@@ -34,16 +34,9 @@ class CachingConfig:
     """Segments of one length, the last of them kept; or fenwick: joined to powers of two, so that few cover all."""
 
     def check_caching(self) -> None:
-        for name, kind in (("caching_start", CachingStart), ("caching_lengths", CachingLengths)):
-            check_choice(name, getattr(self, name), get_args(kind))
-        for name in ("caching_segment", "caching_slots", "caching_top"):
-            check_at_least(name, getattr(self, name), 1)
         check_between("caching_open", self.caching_open, -100.0, 100.0)
         if self.memory_caching is None:
             return
-        if self.memory_caching == "soup":
-            raise ValueError("got memory_caching='soup', which is grm for a linear memory; expected 'grm'")
-        check_choice("memory_caching", self.memory_caching, get_args(Caching))
         if self.caching_lengths == "fenwick" and self.caching_slots > MOST_POWERS:
             raise ValueError(
                 f"got caching_slots={self.caching_slots} with caching_lengths='fenwick', each of which is a power of "

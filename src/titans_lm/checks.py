@@ -5,7 +5,8 @@ import difflib
 import importlib
 import math
 from collections.abc import Iterable
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 Start = float | tuple[float, float]
 """Where a gate starts: one value for all heads, or (from, to), log-spaced over the heads."""
@@ -59,13 +60,12 @@ def check_not_negative(what: str, got: Any) -> None:
         raise ValueError(f"got {what}={got!r}; expected a finite number of at least 0")
 
 
-def check_start(what: str, got: Any, most: float, said: str = "") -> None:
-    """Check one value above 0 and below `most`, which is called what is `said`, or an ascending pair of them."""
+def check_start(what: str, got: Any, most: float) -> None:
+    """Check one value above 0 and below `most`, or an ascending pair of them."""
     pair = isinstance(got, tuple)
     for value in got if pair else (got,):
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 < value < most:
-            below = said or format(most, "g")
-            raise ValueError(f"got {what}={got!r}; expected a number above 0 and below {below}, or a pair of them")
+            raise ValueError(f"got {what}={got!r}; expected a number above 0 and below {most:g}, or a pair of them")
     if pair and (len(got) != 2 or not got[0] < got[1]):
         raise ValueError(f"got {what}={got!r}; expected one number, or two that ascend: (from, to) over the heads")
 
@@ -86,6 +86,24 @@ def log_spaced(start: Start, count: int, place: int = 0, of: int = 1) -> list[fl
 def check_switch(what: str, got: Any) -> None:
     if not isinstance(got, bool):
         raise ValueError(f"got {what}={got!r}; expected True or False")
+
+
+def check_fields(settings: Any, zero: Iterable[str] = ()) -> None:
+    """Check every field of a dataclass that is a count, a switch or one of some words, or None, by its annotation.
+
+    Counts are 1 or more; those that `zero` names may be 0.
+    """
+    for field in dataclasses.fields(settings):
+        name, kinds, got = field.name, get_args(field.type), getattr(settings, field.name)
+        if got is None and NoneType in kinds:
+            continue
+        for kind in kinds if NoneType in kinds else (field.type,):
+            if kind is int:
+                check_at_least(name, got, 0 if name in zero else 1)
+            elif kind is bool:
+                check_switch(name, got)
+            elif get_origin(kind) is Literal:
+                check_choice(name, got, get_args(kind))
 
 
 def check_known(cls: type, settings: Iterable[str]) -> None:

@@ -14,16 +14,17 @@ from typing import Any, Literal, get_args
 from titans_lm.caching_config import CachingConfig
 from titans_lm.checks import (
     Start,
-    check_at_least,
     check_between,
     check_choice,
+    check_fields,
     check_positive,
     check_start,
-    check_switch,
 )
+from titans_lm.checks import check_at_least as check_at_least
 from titans_lm.checks import check_known as check_known
 from titans_lm.checks import check_not_negative as check_not_negative
 from titans_lm.checks import check_seed as check_seed
+from titans_lm.checks import check_switch as check_switch
 from titans_lm.checks import log_spaced as log_spaced
 from titans_lm.checks import nearest as nearest
 from titans_lm.tnt_config import TNTConfig
@@ -51,10 +52,6 @@ SHARING_BLOCKS = ("mac", "mag")
 CACHING_BLOCKS = ("lmm", "mag", "mal")
 """Blocks whose memory is asked once a token, and so can answer from earlier segments too (D52)."""
 
-_COUNTS = (
-    "hidden_size", "num_attention_heads", "memory_depth", "memory_expansion", "chunk_size", "gate_rank", "conv_size",
-    "omega_window", "key_degree",
-)  # fmt: skip
 LARGEST_POLYNOMIAL = 2**21
 """Numbers of one head's memory, at most, where keys are polynomials: 8 MiB in float32."""
 
@@ -135,8 +132,9 @@ class MemoryConfig(CachingConfig, TNTConfig):
         for name in ("theta_init", "theta_later_init", "eta_init", "alpha_init", "threshold_init"):
             if isinstance(getattr(self, name), list):  # as JSON has a pair
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in _COUNTS:
-            check_at_least(name, getattr(self, name), 1)
+        if self.memory_caching == "soup":
+            raise ValueError("got memory_caching='soup', which is grm for a linear memory; expected 'grm'")
+        check_fields(self, zero=["num_persistent"])
         if self.memory_depth > 4:
             raise ValueError(f"got memory_depth={self.memory_depth}; expected 1 to 4 layers")
         if self.hidden_size % self.num_attention_heads:
@@ -144,25 +142,14 @@ class MemoryConfig(CachingConfig, TNTConfig):
                 f"got hidden_size={self.hidden_size} and num_attention_heads={self.num_attention_heads}; "
                 "expected a width that the heads divide"
             )
-        check_choice("memory_activation", self.memory_activation, get_args(Activation))
-        check_choice("memory_objective", self.memory_objective, get_args(Objective))
-        check_choice("forget_to", self.forget_to, get_args(ForgetTo))
-        check_choice("gates", self.gates, get_args(Gates))
-        check_choice("memory_backend", self.memory_backend, get_args(Backend))
-        for name in ("momentum", "decay", "decay_first", "induction_init", "gates_see_keys", "lookahead_values"):
-            check_switch(name, getattr(self, name))
-        for name in ("memory_residual", "memory_norm"):
-            if getattr(self, name) is not None:
-                check_switch(name, getattr(self, name))
         check_positive("norm_eps", self.norm_eps)
-        check_between("theta_bound", self.theta_bound, 0.0, 1.0)
-        check_between("theta_stretch", self.theta_stretch, 0.0, 1.0)
-        check_choice("time_scales", self.time_scales, get_args(TimeScales))
+        for name in ("theta_bound", "theta_stretch", "alpha_stretch"):
+            check_between(name, getattr(self, name), 0.0, 1.0)
         for name in ("theta_init", "theta_later_init", "eta_init", "threshold_init"):
             check_start(name, getattr(self, name), 1.0)
-        check_between("alpha_stretch", self.alpha_stretch, 0.0, 1.0)
         check_between("eta_max", self.eta_max, 0.0, 0.999)
         self._check_alpha_init()
+        self._check_decay_first()
         self._check_window()
         self._check_keys()
         self.check_caching()
@@ -208,7 +195,6 @@ class MemoryConfig(CachingConfig, TNTConfig):
                 f"got alpha_init={self.alpha_init} with decay=False, which never forgets; expected no alpha_init, or "
                 "decay=True"
             )
-        self._check_decay_first()
 
     def _check_decay_first(self) -> None:
         """Refuse what the substitution by θ and v is not exact for: all but a linear memory that forgets to zero."""
@@ -253,11 +239,6 @@ class MemoryConfig(CachingConfig, TNTConfig):
         return [1.0] + [1.0 if self.use_norm else 1.0 / width for width in self.memory_widths[1:-1]]
 
     @property
-    def theta_starts(self) -> list[Start]:
-        """Share of its bound at which θ of each layer starts (D2, D14); one gate for all layers starts as the first."""
-        return [self.theta_init] + [self.theta_later_init] * (self.memory_depth - 1)
-
-    @property
     def alpha_max(self) -> float:
         """Largest share of the memory that a token may forget; `decay_first` divides by what it keeps (D44)."""
         return 0.999 if self.decay_first else 1.0
@@ -273,13 +254,9 @@ class MemoryConfig(CachingConfig, TNTConfig):
         """Largest step (1 − η_max) min(c / (C + 2 η_max / (1 − η_max)), 1 − α_max / 2), so that no text can make a
         linear memory grow (D10); the second term counts at C = 1 alone."""
         eta_max, alpha_max = self.eta_max if self.momentum else 0.0, self.alpha_max if self.decay else 0.0
+        pull = 3.0 * self.head_dim**0.5 if self.memory_objective == "lp" else 1.0  # 3 e² to 2 e, e up to 2 √D (D48)
         of_chunk = self.theta_bound / (self.chunk_size + 2.0 * eta_max / (1.0 - eta_max))
-        return (1.0 - eta_max) * min(of_chunk, 1.0 - 0.5 * alpha_max) / self.largest_pull
-
-    @property
-    def largest_pull(self) -> float:
-        """How many times as hard as ℓ2 an objective can pull: 3 e² to 2 e, where e is up to 2 √D (D48)."""
-        return 3.0 * self.head_dim**0.5 if self.memory_objective == "lp" else 1.0
+        return (1.0 - eta_max) * min(of_chunk, 1.0 - 0.5 * alpha_max) / pull
 
     @property
     def threshold_max(self) -> float:
@@ -325,15 +302,6 @@ class BackboneConfig(MemoryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("architecture", self.architecture, get_args(Architecture))
-        check_choice("gating", self.gating, get_args(Gating))
-        for name in ("num_hidden_layers", "segment_len", "window", "attention_conv_size"):
-            check_at_least(name, getattr(self, name), 1)
-        check_at_least("num_persistent", self.num_persistent, 0)
-        if self.intermediate_size is not None:
-            check_at_least("intermediate_size", self.intermediate_size, 1)
-        for name in ("memory_reads_residual", "memory_reads_embeddings", "shared_qkv"):
-            check_switch(name, getattr(self, name))
         check_positive("rope_theta", self.rope_theta)
         check_between("rotary_fraction", self.rotary_fraction, 0.0, 1.0)
         if self.layer_types is not None:

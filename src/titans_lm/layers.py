@@ -1,6 +1,6 @@
 """The ordinary parts: RMSNorm, SwiGLU, rotary embedding, short convolution, and what a call tells every layer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from titans_lm.config import SurpriseSizes
 from titans_lm.ops.fused import causal_taps, is_plain, joined_weight, rms_norm, swiglu
 from titans_lm.ops.matmul import linear
-from titans_lm.ops.state import state_dtype
+from titans_lm.ops.state import state_dtype, take_places
 
 
 class Rope(NamedTuple):
@@ -48,6 +48,12 @@ class Diagnostics:
     surprise: SurpriseSizes = False
     surprise_norms: list[Tensor] = field(default_factory=list)
     hidden_states: list[Tensor] = field(default_factory=list)
+
+    def join(self, calls: int, whole: Callable[[list[Tensor]], Tensor]) -> None:
+        """Make what so many calls told one after another what one call would have told, `whole` of their parts."""
+        for told in (self.surprise_norms, self.hidden_states):
+            layers = len(told) // calls
+            told[:] = [whole(told[layer::layers]) for layer in range(layers)]
 
 
 class ForwardContext(NamedTuple):
@@ -100,12 +106,10 @@ class Packing(NamedTuple):
         return cls(valid.sum(1), order, (valid.cumsum(1) - 1).clamp(min=0))
 
     def pack(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
-        return x.gather(1, self.source[..., None].expand_as(x))
+        return take_places(x, self.source)
 
     def unpack(self, x: Tensor, valid: Bool[Tensor, "B T"]) -> Tensor:
-        tail = [1] * (x.dim() - 2)
-        x = x.gather(1, self.target.view(*self.target.shape, *tail).expand_as(x))
-        return x * valid.view(*valid.shape, *tail)
+        return take_places(x, self.target) * valid.view(*valid.shape, *[1] * (x.dim() - 2))
 
 
 def length_mask(lengths: Int[Tensor, " B"] | None, length: int) -> Bool[Tensor, "B T"] | None:
@@ -119,9 +123,7 @@ def last_valid(x: Tensor, keep: int, lengths: Int[Tensor, " B"] | None) -> Tenso
     """The last `keep` rows that count: x is (B, keep + T, …), of which the first keep + lengths are real."""
     if lengths is None:  # a copy: a view would keep all of x alive in the state
         return x[:, x.shape[1] - keep :].clone(memory_format=torch.contiguous_format)
-    index = lengths[:, None] + torch.arange(keep, device=x.device)
-    tail = [1] * (x.dim() - 2)
-    return x.gather(1, index.view(*index.shape, *tail).expand(-1, -1, *x.shape[2:]))
+    return take_places(x, lengths[:, None] + torch.arange(keep, device=x.device))
 
 
 def check_precision(x: Tensor, weights: torch.dtype) -> None:

@@ -24,8 +24,7 @@ from titans_lm.layers import (
     make_short_convs,
     project_and_convolve,
 )
-from titans_lm.memory_gates import GateProjection, JoinedGates, PolynomialKeys, join_gates
-from titans_lm.memory_rule import Hidden, MemoryRule
+from titans_lm.memory_rule import GateProjection, Hidden, JoinedGates, MemoryRule, PolynomialKeys, join_gates
 from titans_lm.ops import MemoryNetwork, MemoryState, read
 from titans_lm.ops.fused import gated_linear, rms_norm, unit_norm, unit_qkv
 from titans_lm.ops.state import detach_state, move_state, state_dtype
@@ -309,8 +308,8 @@ class NeuralMemory(MemoryRule):
             memory = memory._replace(tail=state.memory.tail)
         found = norms[0] if norms else None
         if kept is not None and found is not None:  # the op was given v / (1 − α): ∇ℓ is as many times too large
-            first, others = (found[..., :1], found[..., 1:]) if surprise == "parts" else (found, None)
-            found = first * kept if others is None else torch.cat([first * kept[..., None], others], dim=-1)
+            parts = surprise == "parts"
+            found = torch.cat([found[..., :1] * kept[..., None], found[..., 1:]], dim=-1) if parts else found * kept
         return o, state._replace(memory=memory, cached=cached), found
 
     def project_query(

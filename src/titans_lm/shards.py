@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from titans_lm.config import Backend
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
-from titans_lm.ops.state import map_state, select_rows, take_rows
+from titans_lm.ops.state import map_state, select_rows, take_places, take_rows
 
 State = TypeVar("State")
 
@@ -73,7 +73,7 @@ class Shards(NamedTuple):
                 x = F.pad(x, [0, 0] * (x.dim() - 2) + [self.lead, trail])
         else:
             place = torch.arange(self.n * self.size, device=x.device)
-            x = _gather(x, (place - self.read[:, None]).clamp(0, T - 1))
+            x = take_places(x, (place - self.read[:, None]).clamp(0, T - 1))
         return x.reshape(B * self.n, self.size, *x.shape[2:])
 
     def unfold(self, x: Tensor, tokens: int) -> Tensor:
@@ -83,7 +83,8 @@ class Shards(NamedTuple):
         x = x.reshape(-1, self.n * self.size, *x.shape[2:])
         if self.lead is not None:
             return x[:, self.lead : self.lead + tokens]
-        return _gather(x, self.read[:, None] + torch.arange(tokens, device=x.device))
+        place = self.read[:, None] + torch.arange(tokens, device=x.device)
+        return take_places(x, place.clamp(max=x.shape[1] - 1))
 
     def start(self, state: State, fresh: Callable[[int], State]) -> State:
         """The states at the start of all shards: the row's own for its first one, made afresh for so many rows."""
@@ -112,15 +113,6 @@ class Shards(NamedTuple):
             if all(rows) or not any(rows):
                 return fresh(B) if all(rows) else state
         return select_rows(ended, fresh(B), state)
-
-    def read_after(self) -> Int[Tensor, " B"]:
-        """Tokens of the open shard after the call."""
-        return (self.read + self.lengths) % self.size
-
-
-def _gather(x: Tensor, place: Int[Tensor, "B G"]) -> Tensor:
-    index = place.clamp(max=x.shape[1] - 1).view(*place.shape, *[1] * (x.dim() - 2))
-    return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
 
 
 def project(

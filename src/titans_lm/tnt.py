@@ -130,5 +130,6 @@ class TNTMemory(NeuralMemory):
             o = o + answer
             memories.append(memory)
             sizes += found
-        after = state._replace(local=LocalMemories(tuple(memories), keys, shards.read_after()))
+        open_shard = (shards.read + shards.lengths) % shards.size
+        after = state._replace(local=LocalMemories(tuple(memories), keys, open_shard))
         return o, after, torch.stack(sizes).square().sum(0).sqrt() if sizes else None

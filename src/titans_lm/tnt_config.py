@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from titans_lm.checks import check_at_least, check_switch
+from titans_lm.checks import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,6 @@ class TNTConfig:
     """Whether a query to a local memory is projected on the keys of its shard (tnt)."""
 
     def check_tnt(self) -> None:
-        for name in ("tnt_global_chunk", "tnt_shard"):
-            check_at_least(name, getattr(self, name), 1)
-        check_switch("tnt_projection", self.tnt_projection)
         given: Any = self.tnt_local_chunks
         if not isinstance(given, list | tuple) or not given:
             raise ValueError(

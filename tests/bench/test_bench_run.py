@@ -1,6 +1,6 @@
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -121,8 +121,8 @@ def test_a_side_that_fails_in_any_round_has_no_ratio(monkeypatch):
 
 
 def test_an_op_that_is_wrong_is_not_reported(tmp_path, monkeypatch):
-    def wrong(*args, **settings):
-        o, state, surprise = ops.BACKENDS["chunked"](*args, **settings)
+    def wrong(call):
+        o, state, surprise = ops.BACKENDS["chunked"](call)
         return o * (1.0 + 1e-7), state, surprise
 
     monkeypatch.setitem(ops.BACKENDS, "auto", wrong)
@@ -134,9 +134,9 @@ def test_an_op_that_is_wrong_is_not_reported(tmp_path, monkeypatch):
 
 
 def test_wrong_gradients_are_found_too(monkeypatch):
-    def wrong(q, k, v, theta, *args, **settings):
-        theta = tuple(1.001 * x - (0.001 * x).detach() for x in theta)
-        return ops.BACKENDS["chunked"](q, k, v, theta, *args, **settings)
+    def wrong(call):
+        theta = tuple(1.001 * x - (0.001 * x).detach() for x in call.theta)
+        return ops.BACKENDS["chunked"](replace(call, theta=theta))
 
     monkeypatch.setitem(ops.BACKENDS, "auto", wrong)
     with pytest.raises(ValueError, match="gradient of theta"):
@@ -144,9 +144,9 @@ def test_wrong_gradients_are_found_too(monkeypatch):
 
 
 def test_wrong_decoding_is_found_too(monkeypatch):
-    def wrong(q, *args, **settings):
-        o, state, surprise = ops.BACKENDS["chunked"](q, *args, **settings)
-        return o + 1e-6 * (q.shape[1] == 1), state, surprise
+    def wrong(call):
+        o, state, surprise = ops.BACKENDS["chunked"](call)
+        return o + 1e-6 * (call.q.shape[1] == 1), state, surprise
 
     monkeypatch.setitem(ops.BACKENDS, "auto", wrong)
     with pytest.raises(ValueError, match="o, token by token, differs"):

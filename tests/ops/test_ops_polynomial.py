@@ -213,7 +213,7 @@ def test_groups_make_polynomial_keys(case: Case, kept: int, least: int, monkeypa
     monkeypatch.setattr(groups.ChunkedCall, "forward", noted(groups.ChunkedCall.forward, calls))
     assert_agree(replace(case, chunk=16, tokens=83), "reference", "chunked")  # small chunks go by tiles
     assert calls
-    assert all(call.wide and call.inputs.q.shape[-1] == case.keys and call.roots is not None for call in calls)
+    assert all(call.wide and call.q.shape[-1] == case.keys and call.roots is not None for call in calls)
 
 
 def test_coefficients_of_another_form_are_refused() -> None:

@@ -4,9 +4,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from titans_lm.hf.cache import TitansCache
-from titans_lm.hf.classification import TitansForSequenceClassification
 from titans_lm.hf.configuration import TitansConfig
-from titans_lm.hf.modeling import TitansForCausalLM, TitansModel
+from titans_lm.hf.modeling import TitansForCausalLM, TitansForSequenceClassification, TitansModel
 
 __all__ = ["TitansCache", "TitansConfig", "TitansForCausalLM", "TitansForSequenceClassification", "TitansModel"]
 

@@ -48,17 +48,12 @@ class TitansCacheLayer(CacheLayerMixin):
         self.state: BackboneState | None = None
         self.seen = 0
 
+    def store(self, state: Any, slots: int) -> None:
+        """Keep the state after so many more slots."""
+        self.state, self.seen = state, self.seen + slots
+
     def crop(self, *_: Any) -> None:
         raise ValueError("a layer cannot be cropped alone, since its tokens are read again by all: crop the cache")
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.state = take_rows(self.state, indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.state = repeat_rows(self.state, repeats)
 
     def offload(self) -> None:
         self.state = map_state(lambda x: x.to("cpu", non_blocking=True), self.state)
@@ -202,8 +197,7 @@ class TitansCache(CroppableCache):
     def store(self, state: BackboneState, tokens: int) -> None:
         """Keep the state after `tokens` more token slots."""
         followed = any(x.requires_grad for x in state_tensors(state))  # seldom while decoding: nothing to cut off
-        self.layers[0].state = detach_state(state) if followed else state
-        self.layers[0].seen += tokens
+        self.layers[0].store(detach_state(state) if followed else state, tokens)
 
     def read_again(self, model: Any, call: Call, count: int) -> None:
         x, valid = (None if part is None else part[:, :count].contiguous() for part in call.inputs)
@@ -211,7 +205,16 @@ class TitansCache(CroppableCache):
         self.store(model(x, self.state, valid)[1], count)
 
 
-def check_prompt(prompt: Any, mask: Tensor | None, cache: Any, embeds: Tensor | None = None) -> None:
+def check_call(inputs: Any, kwargs: dict[str, Any], settings: Any) -> None:
+    """Refuse what a call of `generate` with these arguments and settings cannot mean."""
+    prompt, embeds = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("inputs_embeds")
+    if isinstance(prompt, Tensor) and prompt.shape[-1] == 0 and embeds is None:
+        raise ValueError("got a prompt without a token; expected one at least, such as that which begins a text")
+    _check_prompt(prompt, kwargs.get("attention_mask"), kwargs.get("past_key_values"), embeds)
+    _check_drafts(prompt, kwargs, settings)
+
+
+def _check_prompt(prompt: Any, mask: Tensor | None, cache: Any, embeds: Tensor | None) -> None:
     """Refuse a prompt of which a cache has read everything: without a token to predict from, all would be read again.
 
     A mask that is longer than the prompt says that this is what comes after the cache. Embeddings are, to
@@ -231,6 +234,32 @@ def check_prompt(prompt: Any, mask: Tensor | None, cache: Any, embeds: Tensor | 
         raise ValueError(
             f"got a prompt of {prompt.shape[1]} tokens and a cache that has read {seen}; expected the cache to lack at "
             "least the last one: crop(-1) of a cache with keep=1, or only new tokens with the mask of all"
+        )
+
+
+def _check_drafts(prompt: Any, kwargs: dict[str, Any], settings: Any) -> None:
+    """Refuse to draft tokens beside a cache that has read some, or beside embeddings.
+
+    transformers' first step of a drafted text gives the whole prompt, which would be read after what was read of it;
+    and it drafts from the ids of a prompt whose embeddings are read. Drafts by the model's own first layers are refused
+    too: transformers makes the model shorter for them, and leaves it so where a draft fails.
+    """
+    if kwargs.get("assistant_early_exit", getattr(settings, "assistant_early_exit", None)):
+        raise ValueError(
+            "got assistant_early_exit; expected none: the first layers' state is not the model's. Draft with "
+            "assistant_model or prompt_lookup_num_tokens"
+        )
+    looked_up = kwargs.get("prompt_lookup_num_tokens", getattr(settings, "prompt_lookup_num_tokens", None))
+    cache, drafted = kwargs.get("past_key_values"), kwargs.get("assistant_model") is not None
+    if kwargs.get("inputs_embeds") is not None and (drafted or (looked_up and isinstance(prompt, Tensor))):
+        raise ValueError(
+            "got tokens to draft and inputs_embeds; expected one of them: drafts come from ids, which are not what is "
+            "read here"
+        )
+    if (looked_up or drafted) and cache is not None and cache.get_seq_length():
+        raise ValueError(
+            f"got tokens to draft and a cache that has read {cache.get_seq_length()}; expected one of them: without "
+            "past_key_values the whole prompt is read, and with them no assistant_model or prompt_lookup_num_tokens"
         )
 
 

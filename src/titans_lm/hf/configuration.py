@@ -71,7 +71,8 @@ class TitansConfig(PreTrainedConfig):
             setattr(self, name, settings.pop(name, default))
         self.vocab_size = vocab_size
         self.use_cache = use_cache
-        self._refuse_unknown(settings)
+        for name in _unknown(settings):
+            raise ValueError(f"unknown setting {name!r} for TitansConfig; {nearest(name, _OWN)}")
         stack = self.backbone_config()
         for name, value in vars(stack).items():  # JSON has lists for tuples
             setattr(self, name, value)
@@ -84,11 +85,6 @@ class TitansConfig(PreTrainedConfig):
             **settings,
         )
         self.architecture, self.layer_types = stack.architecture, list(stack.blocks) if stack.is_mixed else None
-
-    @staticmethod
-    def _refuse_unknown(settings: dict[str, Any]) -> None:
-        for name in _unknown(settings):
-            raise ValueError(f"unknown setting {name!r} for TitansConfig; {nearest(name, _OWN)}")
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -1,8 +1,7 @@
 """Several documents in one row: cut apart by what clients say of them, read side by side, and put back into place."""
 
-from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,9 +10,11 @@ from torch.nn import functional as F
 
 from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.layers import Diagnostics
-from titans_lm.ops.state import map_state, repeat_rows, take_rows
+from titans_lm.ops.state import map_state, repeat_rows, select_rows, take_rows
 
 Hidden = Float[Tensor, "B T E"]
+PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+"""What clients may say of rows with several documents, besides position_ids."""
 
 
 class Documents(NamedTuple):
@@ -45,12 +46,8 @@ class Documents(NamedTuple):
         sizes = torch.tensor([int(length).bit_length() for length in self.lengths.tolist()], device=self.row.device)
         return [(sizes == size).nonzero()[:, 0] for size in sizes.unique().tolist()]
 
-    def last(self) -> Int[Tensor, " B"]:
-        """The last document of every row."""
-        return self.of_token[:, -1]
 
-
-def starts_by_position(
+def _starts_by_position(
     position_ids: Tensor, x: Hidden, valid: Bool[Tensor, "B T"] | None, read: Int[Tensor, " B"] | None
 ) -> tuple[Bool[Tensor, "B T"], Bool[Tensor, " B"]] | None:
     """Where positions begin at 0 again, and the rows that begin so; None where nothing begins but what a call begins.
@@ -81,7 +78,7 @@ def starts_by_position(
     return (inside, resets) if bool(inside.any() | resets.any()) else None
 
 
-def starts_by_index(seq_idx: Tensor, x: Hidden, valid: Bool[Tensor, "B T"] | None) -> Bool[Tensor, "B T"]:
+def _starts_by_index(seq_idx: Tensor, x: Hidden, valid: Bool[Tensor, "B T"] | None) -> Bool[Tensor, "B T"]:
     """Where the number of a token's document is another than that of the real token before it; padding starts none."""
     if seq_idx.shape != x.shape[:2]:
         raise ValueError(f"got seq_idx {tuple(seq_idx.shape)}; expected (B, T) = {tuple(x.shape[:2])}")
@@ -95,7 +92,7 @@ def starts_by_index(seq_idx: Tensor, x: Hidden, valid: Bool[Tensor, "B T"] | Non
     return starts
 
 
-def starts_by_length(cu_seq_lens: Tensor, x: Hidden) -> Bool[Tensor, "B T"]:
+def _starts_by_length(cu_seq_lens: Tensor, x: Hidden) -> Bool[Tensor, "B T"]:
     """Where documents start by their cumulative lengths, 0 first and the number of all tokens last, in a single row."""
     ends, (B, T) = cu_seq_lens.tolist(), x.shape[:2]
     if B != 1 or ends[0] != 0 or ends[-1] != T or any(a > b for a, b in pairwise(ends)):
@@ -108,6 +105,33 @@ def starts_by_length(cu_seq_lens: Tensor, x: Hidden) -> Bool[Tensor, "B T"]:
     return starts
 
 
+def find_documents(
+    x: Tensor, state: BackboneState | None, valid: Tensor | None, position_ids: Tensor | None, packing: dict[str, Any]
+) -> Documents | None:
+    """The documents of packed rows; None where every row is one that goes on."""
+    if unknown := set(packing) - PACKING:
+        raise ValueError(f"got unknown arguments {sorted(unknown)}; expected those of TitansModel.forward")
+    ends, keys, index = (packing.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"))
+    if keys is not None and (ends is None or not torch.equal(keys, ends)):
+        raise ValueError(
+            "got cu_seq_lens_k other than cu_seq_lens_q; expected both alike: a memory has no cross-attention"
+        )
+    if x.shape[1] == 0 or (position_ids is None and ends is None and index is None):
+        return None
+    rows = torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
+    if ends is not None:
+        if state is not None and bool((state.position > 0).any()):
+            raise ValueError(
+                "got cu_seq_lens_q beside a state that has read tokens; expected no state, or seq_idx, by which "
+                "the first document goes on"
+            )
+        return Documents.of(_starts_by_length(ends, x), ~rows)
+    if index is not None:
+        return Documents.of(_starts_by_index(index, x, valid), rows)
+    found = _starts_by_position(position_ids, x, valid, None if state is None else state.position)
+    return None if found is None else Documents.of(*found)
+
+
 def read_documents(
     backbone: Backbone,
     x: Hidden,
@@ -118,7 +142,7 @@ def read_documents(
 ) -> tuple[Hidden, BackboneState]:
     """Read every document as if alone; outputs in their places, and the state after each row's last document."""
     real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
-    last, outputs, states, told = documents.last(), torch.zeros_like(x), [], []
+    outputs, states, places = torch.zeros_like(x), [], []
     for group in documents.groups():
         among = torch.full_like(documents.lengths, -1).index_copy(0, group, torch.arange(len(group), device=x.device))
         here = among[documents.of_token]
@@ -127,35 +151,29 @@ def read_documents(
         size = len(group), int(documents.lengths[group].max())
         rows = x.new_zeros(*size, x.shape[-1]).index_put(at, x[mine])
         mask = torch.zeros(size, dtype=torch.bool, device=x.device).index_put(at, real[mine])
-        start = _start(backbone, state, documents, group)
-        found = None if diagnostics is None else Diagnostics(diagnostics.surprise)
-        y, after = backbone(rows, start, mask, found)
+        start, goes_on = None, documents.continues[group]
+        if state is not None and bool(goes_on.any()):
+            anew = repeat_rows(backbone.init_state(1), len(group))
+            start = _joined(goes_on, take_rows(state, documents.row[group]), anew)
+        y, after = backbone(rows, start, mask, diagnostics)
         outputs = outputs.index_put((mine,), y[at])
         states.append((group, after))
-        told.append((mine, at, found))
+        places.append((mine, at))
+
+    def put_back(parts: list[Tensor]) -> Tensor:
+        whole = parts[0].new_zeros(*x.shape[:2], *parts[0].shape[2:])
+        for (mine, at), part in zip(places, parts, strict=True):
+            whole = whole.index_put((mine,), part[at])
+        return whole
+
     if diagnostics is not None:
-        _put_back(diagnostics, told, x)
-    return outputs, _pick(states, last)
-
-
-def _start(
-    backbone: Backbone, state: BackboneState | None, documents: Documents, group: Int[Tensor, " _"]
-) -> BackboneState | None:
-    """The state before each document of a group: that of its row where it goes on, else that of a start."""
-    goes_on = documents.continues[group]
-    if state is None or not bool(goes_on.any()):
-        return None
-    return _joined(goes_on, take_rows(state, documents.row[group]), repeat_rows(backbone.init_state(1), len(group)))
+        diagnostics.join(len(places), put_back)
+    return outputs, _pick(states, documents.of_token[:, -1])
 
 
 def _joined(mask: Bool[Tensor, " N"], a: BackboneState, b: BackboneState) -> BackboneState:
     """Rows of a where the mask is true, else of b; keys and values that grow are as long as the longer ones."""
-
-    def pick(x: Tensor, y: Tensor) -> Tensor:
-        x, y = _grown(x, y), _grown(y, x)
-        return torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, y)
-
-    return map_state(pick, a, b)
+    return select_rows(mask, map_state(_grown, a, b), map_state(_grown, b, a))
 
 
 def _grown(x: Tensor, like: Tensor) -> Tensor:
@@ -174,16 +192,3 @@ def _pick(states: list[tuple[Tensor, BackboneState]], wanted: Int[Tensor, " B"])
         picked = here if picked is None else _joined(matches.any(1), here, picked)
     assert picked is not None, "a row has a document"
     return picked
-
-
-def _put_back(
-    diagnostics: Diagnostics, told: list[tuple[Tensor, tuple[Tensor, Tensor], Diagnostics]], x: Hidden
-) -> None:
-    """What the groups have told, in the places of the call's tokens."""
-    lists: list[Callable[[Diagnostics], list[Tensor]]] = [lambda d: d.surprise_norms, lambda d: d.hidden_states]
-    for of in lists:
-        for parts in zip(*(of(found) for *_, found in told), strict=True):
-            whole = parts[0].new_zeros(*x.shape[:2], *parts[0].shape[2:])
-            for (mine, at, _), part in zip(told, parts, strict=True):
-                whole = whole.index_put((mine,), part[at])
-            of(diagnostics).append(whole)

@@ -3,8 +3,6 @@
 from collections import deque
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from titans_lm.config import check_at_least
 from titans_lm.ops.state import map_state
 
@@ -98,35 +96,3 @@ class History:
         call = self.calls.pop()
         if self.states and self.states[-1][0] == call.start:
             self.states.pop()
-
-
-def check_begins(prompt: Any, kwargs: dict[str, Any]) -> None:
-    """ValueError where a call of `generate` has no token to begin with."""
-    if isinstance(prompt, Tensor) and prompt.shape[-1] == 0 and kwargs.get("inputs_embeds") is None:
-        raise ValueError("got a prompt without a token; expected one at least, such as that which begins a text")
-
-
-def check_drafts(prompt: Any, kwargs: dict[str, Any], settings: Any) -> None:
-    """ValueError where a call of `generate` drafts tokens beside a cache that has read some, or beside embeddings.
-
-    transformers' first step of a drafted text gives the whole prompt, which would be read after what was read of it;
-    and it drafts from the ids of a prompt whose embeddings are read. Drafts by the model's own first layers are refused
-    too: transformers makes the model shorter for them, and leaves it so where a draft fails.
-    """
-    if kwargs.get("assistant_early_exit", getattr(settings, "assistant_early_exit", None)):
-        raise ValueError(
-            "got assistant_early_exit; expected none: the first layers' state is not the model's. Draft with "
-            "assistant_model or prompt_lookup_num_tokens"
-        )
-    looked_up = kwargs.get("prompt_lookup_num_tokens", getattr(settings, "prompt_lookup_num_tokens", None))
-    cache, drafted = kwargs.get("past_key_values"), kwargs.get("assistant_model") is not None
-    if kwargs.get("inputs_embeds") is not None and (drafted or (looked_up and isinstance(prompt, Tensor))):
-        raise ValueError(
-            "got tokens to draft and inputs_embeds; expected one of them: drafts come from ids, which are not what is "
-            "read here"
-        )
-    if (looked_up or kwargs.get("assistant_model") is not None) and cache is not None and cache.get_seq_length():
-        raise ValueError(
-            f"got tokens to draft and a cache that has read {cache.get_seq_length()}; expected one of them: without "
-            "past_key_values the whole prompt is read, and with them no assistant_model or prompt_lookup_num_tokens"
-        )

@@ -1,7 +1,7 @@
-"""Titans as Hugging Face models: embedding, backbone, head, and the contract of `generate()`."""
+"""Titans as Hugging Face models: embedding, backbone, heads, and the contract of `generate()`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,17 +14,14 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import ModelOutput
 
 from titans_lm.backbone import Backbone, BackboneState
-from titans_lm.blocks import BLOCKS
+from titans_lm.blocks import BLOCKS, concat_segments
 from titans_lm.config import SurpriseSizes
-from titans_lm.hf.cache import TitansCache, begin_cache, check_prompt, check_rows
+from titans_lm.hf.cache import TitansCache, begin_cache, check_call, check_rows
 from titans_lm.hf.configuration import TitansConfig
-from titans_lm.hf.documents import Documents, read_documents, starts_by_index, starts_by_length, starts_by_position
-from titans_lm.hf.history import check_begins, check_drafts
+from titans_lm.hf.documents import PACKING, find_documents, read_documents
 from titans_lm.layers import Diagnostics, Linear
 from titans_lm.ops.validate import check_surprise
 
-PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
-"""What clients may say of rows with several documents, besides position_ids."""
 LOSS = {"ignore_index", "num_items_in_batch", "shift_labels"}
 """What transformers' loss takes besides logits and labels."""
 UNREAD = {"assistant_tokenizer", "cache_position", "tokenizer"}
@@ -75,22 +72,23 @@ class TitansPreTrainedModel(PreTrainedModel):
         super()._set_gradient_checkpointing(enable, partial(gradient_checkpointing_func, use_reentrant=False))
         self.base_model.backbone.checkpoint_every = every_n_layers
 
-    def _returns_tuple(self, return_dict: bool | None) -> bool:
-        return (self.config.return_dict if return_dict is None else return_dict) is False
+    def init_state(self, batch_size: int) -> BackboneState:
+        """The state at the start of a document."""
+        return self.base_model.backbone.init_state(batch_size)
+
+    def compile_decoding(self, backend: str = "inductor") -> None:
+        """Compile what reads single tokens (see `Backbone.compile_decoding`)."""
+        self.base_model.backbone.compile_decoding(backend)
+
+    def _returned(self, output: TitansOutput, return_dict: bool | None) -> TitansOutput | tuple:
+        wanted = self.config.return_dict if return_dict is None else return_dict
+        return output.to_tuple() if wanted is False else output
 
     def _output(
         self, loss: Tensor | None, logits: Tensor, trunk: Any, return_dict: bool | None
-    ) -> "TitansOutput | tuple":
+    ) -> TitansOutput | tuple:
         """Give what a head makes of its trunk, and what the trunk carries."""
-        output = TitansOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=trunk.past_key_values,
-            hidden_states=trunk.hidden_states,
-            state=trunk.state,
-            surprise=trunk.surprise,
-        )
-        return output.to_tuple() if self._returns_tuple(return_dict) else output
+        return self._returned(replace(trunk, loss=loss, logits=logits, last_hidden_state=None), return_dict)
 
 
 class TitansModel(TitansPreTrainedModel):
@@ -101,14 +99,6 @@ class TitansModel(TitansPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.backbone = Backbone(config.backbone_config())
         self.post_init()
-
-    def compile_decoding(self, backend: str = "inductor") -> None:
-        """Compile what reads single tokens (see `Backbone.compile_decoding`)."""
-        self.backbone.compile_decoding(backend)
-
-    def init_state(self, batch_size: int) -> BackboneState:
-        """The state at the start of a document."""
-        return self.backbone.init_state(batch_size)
 
     def forward(
         self,
@@ -149,7 +139,7 @@ class TitansModel(TitansPreTrainedModel):
         valid = _valid(attention_mask, x, 0 if cache is None else cache.get_seq_length())
         diagnostics = Diagnostics(output_surprise) if output_surprise or output_hidden_states else None
         embedded = x
-        documents = self._documents(x, state, valid, position_ids, packing)
+        documents = find_documents(x, state, valid, position_ids, packing)
         if documents is not None:
             x, state = read_documents(self.backbone, x, state, valid, documents, diagnostics)
             if cache is not None:
@@ -165,7 +155,7 @@ class TitansModel(TitansPreTrainedModel):
             state=state if return_state else None,
             surprise=tuple(diagnostics.surprise_norms) if diagnostics and output_surprise else None,
         )
-        return output.to_tuple() if self._returns_tuple(return_dict) else output
+        return self._returned(output, return_dict)
 
     def _read_into(
         self,
@@ -176,46 +166,17 @@ class TitansModel(TitansPreTrainedModel):
         diagnostics: Diagnostics | None,
     ) -> tuple[Tensor, BackboneState | None]:
         """Read a call into a cache, in two parts where one may go back into the second alone."""
-        outputs, told, start = [], [], 0
+        outputs, start = [], 0
         for count in cache.cuts(x.shape[1]):
             inputs = tuple(None if part is None else part[:, start : start + count] for part in (x, valid))
-            told.append(None if diagnostics is None else Diagnostics(diagnostics.surprise))
             cache.record(self.backbone, count, inputs)
-            y, state = self.backbone(inputs[0], state, inputs[1], told[-1])
+            y, state = self.backbone(inputs[0], state, inputs[1], diagnostics)
             cache.store(state, count)
             outputs.append(y)
             start += count
         if diagnostics is not None:
-            diagnostics.surprise_norms = side_by_side([part.surprise_norms for part in told])
-            diagnostics.hidden_states = side_by_side([part.hidden_states for part in told])
-        return side_by_side([[y] for y in outputs])[0], state
-
-    @staticmethod
-    def _documents(
-        x: Tensor, state: BackboneState | None, valid: Tensor | None, position_ids: Tensor | None, packing: dict
-    ) -> Documents | None:
-        """The documents of packed rows; None where every row is one that goes on."""
-        if unknown := set(packing) - PACKING:
-            raise ValueError(f"got unknown arguments {sorted(unknown)}; expected those of TitansModel.forward")
-        cu_seq_lens, keys = packing.get("cu_seq_lens_q"), packing.get("cu_seq_lens_k")
-        if keys is not None and (cu_seq_lens is None or not torch.equal(keys, cu_seq_lens)):
-            raise ValueError(
-                "got cu_seq_lens_k other than cu_seq_lens_q; expected both alike: a memory has no cross-attention"
-            )
-        if x.shape[1] == 0 or (position_ids is None and cu_seq_lens is None and packing.get("seq_idx") is None):
-            return None
-        rows = torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
-        if cu_seq_lens is not None:
-            if state is not None and bool((state.position > 0).any()):
-                raise ValueError(
-                    "got cu_seq_lens_q beside a state that has read tokens; expected no state, or seq_idx, by which "
-                    "the first document goes on"
-                )
-            return Documents.of(starts_by_length(cu_seq_lens, x), ~rows)
-        if packing.get("seq_idx") is not None:
-            return Documents.of(starts_by_index(packing["seq_idx"], x, valid), rows)
-        found = starts_by_position(position_ids, x, valid, None if state is None else state.position)
-        return None if found is None else Documents.of(*found)
+            diagnostics.join(len(outputs), concat_segments)
+        return concat_segments(outputs), state
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         if input_ids.dim() != 2 or input_ids.dtype not in (torch.int32, torch.int64):
@@ -283,11 +244,6 @@ def _predicted(labels: Tensor | None, real: Tensor | None, settings: dict[str, A
     return torch.cat([labels[:, :1], labels[:, 1:].masked_fill(behind, ignored)], dim=1)
 
 
-def side_by_side(parts: list[list[Tensor]]) -> list[Tensor]:
-    """Lists of what each part of a call gave as one list; that of a single part as it is."""
-    return parts[0] if len(parts) == 1 else [torch.cat(same, dim=1) for same in zip(*parts, strict=True)]
-
-
 def last_places(x: Float[Tensor, "B T E"], count: int, mask: Tensor | None) -> Float[Tensor, "B N E"]:
     """The last `count` places of every row; padding after a token stands for that token, whose successor is asked for.
 
@@ -317,14 +273,6 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def init_state(self, batch_size: int) -> BackboneState:
-        """The state at the start of a document."""
-        return self.model.init_state(batch_size)
-
-    def compile_decoding(self, backend: str = "inductor") -> None:
-        """Compile what reads single tokens (see `Backbone.compile_decoding`)."""
-        self.model.compile_decoding(backend)
-
     def generate(self, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Generate as every transformers model does, with the memory's state as the cache."""
         settings = generation_config or self.generation_config
@@ -334,10 +282,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 f"got cache_implementation={asked!r}; expected none: between tokens this model keeps the state of its "
                 "memory, of constant size, in a TitansCache"
             )
-        prompt, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
-        check_begins(prompt, kwargs)
-        check_prompt(prompt, mask, kwargs.get("past_key_values"), kwargs.get("inputs_embeds"))
-        check_drafts(prompt, kwargs, settings)
+        check_call(inputs, kwargs, settings)
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     def _prepare_attention_mask_for_generation(
@@ -431,4 +376,54 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=size, **loss_settings)
             except IndexError as error:  # as for token ids
                 raise ValueError(f"got labels that are no token ids: {error}; expected 0 to {size - 1}") from error
+        return self._output(loss, logits, trunk, return_dict)
+
+
+class TitansForSequenceClassification(TitansPreTrainedModel):
+    """`config.num_labels` scores (B, num_labels) from each row's last real token, which has read the whole text.
+
+    `forward(…)` takes what `TitansModel.forward` takes, and `labels` (B,), or (B, num_labels) for several classes at
+    once. Without a mask, `pad_token_id` of the config says which tokens of input_ids are padding.
+    """
+
+    def __init__(self, config: TitansConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = TitansModel(config)
+        self.score = Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
+    accepts_loss_kwargs = False
+    """The loss is a mean over rows, which Trainer divides among the batches of a step."""
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        inputs_embeds: Float[Tensor, "B T E"] | None = None,
+        position_ids: Tensor | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> TitansOutput | tuple:
+        """Score every row; raises ValueError for a row without a token.
+
+        What a data set may have as columns stands here by name: Trainer drops all others.
+        """
+        others.pop("num_items_in_batch", None)
+        pad = self.config.pad_token_id
+        if attention_mask is None and input_ids is not None and pad is not None:
+            attention_mask = input_ids != pad
+        given = {"inputs_embeds": inputs_embeds, "position_ids": position_ids, **others}
+        trunk = self.model(input_ids, attention_mask, return_dict=True, **given)
+        hidden = trunk.last_hidden_state
+        T = hidden.shape[1]
+        if T == 0 or (attention_mask is not None and not bool((attention_mask[:, -T:] != 0).any(1).all())):
+            raise ValueError("got a row without a real token; expected at least one, whose output is scored")
+        logits = self.score(last_places(hidden, 1, attention_mask)[:, 0]).to(
+            torch.promote_types(hidden.dtype, torch.float32)
+        )
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
         return self._output(loss, logits, trunk, return_dict)

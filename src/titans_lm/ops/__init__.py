@@ -1,20 +1,22 @@
 """The mathematics of the neural memory: pure functions on tensors, no nn.Module.
 
-`neural_memory` writes and reads, `read` only reads. Every backend has the same signature and gives the same results;
+`neural_memory` writes and reads, `read` only reads. Every backend takes the same call and gives the same results;
 `reference.py` is the definition, `chunkwise.py` the closed form of a chunk, which "auto" is; `triton/` is the same in
 fused kernels, experimental: it was never measured on a GPU.
 """
+
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans_lm.config import THRESHOLDS, Backend, SurpriseSizes, check_choice
+from titans_lm.ops.call import Call
 from titans_lm.ops.matmul import needs_grad
 from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters, recall
-from titans_lm.ops.opaque import run_opaque
 from titans_lm.ops.recurrent import can_step, recall_one
-from titans_lm.ops.run import BACKENDS, filled, full_precision, run
+from titans_lm.ops.run import BACKENDS, filled, full_precision, run, run_opaque
 from titans_lm.ops.state import PLAIN, MemoryState, PerToken, state_dtype
 from titans_lm.ops.validate import (
     check_call,
@@ -82,31 +84,22 @@ def neural_memory(
         parts = (3,) if return_surprise == "parts" else ()
         surprise = q.new_zeros(*q.shape[:3], len(state.M), *parts, dtype=state.M[0].dtype)
         return (torch.zeros_like(v), state, surprise) if return_surprise else (torch.zeros_like(v), state)
-    tokens = q, k, v
-    traced = not torch.compiler.is_compiling() or _is_traced(tokens, gates, state, network, valid, backend, extra)
-    if not traced and network.coefficients is not None:  # the operator is not told of them
-        tokens = tuple([x.to(state.M[0].dtype) for x in tokens])
-        network, keys = network.make_keys(*[filled(x, valid, 0.0) for x in tokens[:2]])
-        tokens = *keys, tokens[2]
-    way = run if traced else run_opaque
-    o, state, surprise = way(tokens, gates, state, network, chunk_size, valid, return_surprise, backend, extra)
+    call = Call(q, k, v, *gates, state, network, chunk_size, valid, return_surprise, extra)
+    # a compiler may look into one token without gradients, and into kernels, which are operators
+    if not torch.compiler.is_compiling() or backend == "triton" or (backend != "reference" and can_step(call)):
+        o, state, surprise = run(call, backend)
+    else:
+        o, state, surprise = run_opaque(_prepared(call), backend)
     o = o.to(q.dtype)
     return (o, state, surprise) if return_surprise else (o, state)
 
 
-def _is_traced(
-    tokens: tuple[Tensor, Tensor, Tensor],
-    gates: list[tuple[Tensor, ...]],
-    state: MemoryState,
-    network: MemoryNetwork,
-    valid: Tensor | None,
-    backend: Backend,
-    extra: PerToken,
-) -> bool:
-    """Whether a compiler may look into the call: one token without gradients, or kernels, which are operators."""
-    given = (*tokens, *[g for gate in gates for g in gate], *state.M, *state.S, *state.anchor, *extra.given())
-    given += () if network.coefficients is None else (network.coefficients,)
-    return backend == "triton" or (backend != "reference" and can_step(tokens[0], valid, given))
+def _prepared(call: Call) -> Call:
+    """The call with its polynomial keys made, since the operator is not told of them."""
+    if call.network.coefficients is None:
+        return call
+    q, k, v = (x.to(call.state.M[0].dtype) for x in (call.q, call.k, call.v))
+    return replace(call, q=filled(q, call.valid, 0.0), k=filled(k, call.valid, 0.0), v=v).with_keys()
 
 
 def read(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from titans_lm.ops.chunk_backward import ChunkBackward
 from titans_lm.ops.chunk_forward import BatchedNetwork, ChunkStates, ReadCache, by_chunk, halves
-from titans_lm.ops.gates import Adjoint, ChunkGates, Gates, Grads, by_gate
+from titans_lm.ops.gates import Adjoint, ChunkGates, Gates, by_autograd
 from titans_lm.ops.matmul import add_bmm_, bmm
 from titans_lm.ops.network import activate_into, activation_grad
 
@@ -23,33 +23,22 @@ def end_gates(
     gates: Gates, present: Bool[Tensor, "n _ 1 C"] | None, adjoint: bool = False
 ) -> tuple[list[ChunkGates], Adjoint | None]:
     """`chunk_gates` without what is inside a chunk: a and f at its end alone, and no G."""
-    leaves = [x.detach().requires_grad_(adjoint) for x in gates]
-    with torch.set_grad_enabled(adjoint):
-        layers = []
-        for layer in zip(*by_gate(tuple(leaves)), strict=True):
-            theta, eta, alpha = ((x if x.dim() == 5 else x.unsqueeze(-1)).transpose(2, 3) for x in layer)
-            there = torch.ones_like(eta[..., :1]) if present is None else present.unsqueeze(-1).to(eta.dtype)
-            layers.append(ChunkGates(*(x.flatten(0, 2) for x in weights_at_end(theta, eta, alpha, there))))
-
-    def back(grads: Grads) -> list[Tensor]:
-        names = [name for name in ChunkGates._fields if name != "G"]
-        outputs = [getattr(g, name) for g in layers for name in names]
-        by_output = [d[name].view_as(getattr(g, name)) for d, g in zip(grads, layers, strict=True) for name in names]
-        found = torch.autograd.grad(outputs, leaves, by_output, allow_unused=True)
-        return [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, found, strict=True)]
-
-    return [ChunkGates(*(x.detach() for x in g)) for g in layers], back if adjoint else None
+    return by_autograd(gates, lambda *layer: weights_at_end(*layer, present), adjoint)
 
 
 def weights_at_end(
-    theta: Float[Tensor, "*s C _"], eta: Float[Tensor, "*s C _"], alpha: Float[Tensor, "*s C _"], there: Tensor
+    theta: Float[Tensor, "*s C _"],
+    eta: Float[Tensor, "*s C _"],
+    alpha: Float[Tensor, "*s C _"],
+    present: Bool[Tensor, "n _ 1 C"] | None,
 ) -> ChunkGates:
     """What M_0, S_0 and every gradient of a chunk weigh in M_C and S_C, by products over the tokens that follow.
 
     Token t leads (M, S) to ((1 − α) M + η S, η S) and then adds −θ u to both. A product of such steps keeps their form,
     (A, F, H): M ← A M + F S, S ← H S. Those over all tokens from t on double in length, as in `interval_products`. A
-    place without a token (θ = 0, `there` 0) leads to (M, S) itself.
+    place without a token (θ = 0, not `present`) leads to (M, S) itself.
     """
+    there = torch.ones_like(eta[..., :1]) if present is None else present.unsqueeze(-1).to(eta.dtype)
     keep, eta, theta = torch.broadcast_tensors(1.0 - alpha, torch.where(there > 0, eta, 1.0), theta)
     A, F, H = keep, eta * there, eta
     length = A.shape[-2]

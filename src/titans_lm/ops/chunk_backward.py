@@ -157,7 +157,16 @@ class ChunkBackward:
     def _similar(
         self, d_weighted: Tensor, raw: Tensor | None, x: Tensor, h: Tensor, G: Tensor, dx: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return similarity_backward(d_weighted, raw, x, h, G, dx)
+        """Through (x hᵀ) ∘ G, whose gradient is used up: adds to x̄, and returns h̄ and Ḡ."""
+        if raw is not None:
+            d_G = d_weighted * raw
+            d_weighted.mul_(G)
+            add_bmm_(dx, d_weighted, h)
+            return bmm(d_weighted.mT, x), d_G
+        through_x = torch.einsum("ntj,ndtj->ntjd", d_weighted, G)
+        dx += torch.einsum("ntjd,njd->ntd", through_x, h)
+        dh = torch.einsum("ntjd,ntd->njd", through_x, x)
+        return dh, torch.einsum("ntj,ntd,njd->ndtj", d_weighted, x, h)
 
     # Writes: last chunk first.
 
@@ -381,18 +390,3 @@ class ChunkBackward:
 def summed_to(x: Tensor, like: Tensor) -> Tensor:
     """x summed to the shape of another, never x itself."""
     return x.clone() if x.shape == like.shape else x.sum_to_size(like.shape)
-
-
-def similarity_backward(
-    d_weighted: Tensor, raw: Tensor | None, x: Tensor, h: Tensor, G: Tensor, dx: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Through (x hᵀ) ∘ G, whose gradient is used up: adds to x̄, and returns h̄ and Ḡ."""
-    if raw is not None:
-        d_G = d_weighted * raw
-        d_weighted.mul_(G)
-        add_bmm_(dx, d_weighted, h)
-        return bmm(d_weighted.mT, x), d_G
-    through_x = torch.einsum("ntj,ndtj->ntjd", d_weighted, G)
-    dx += torch.einsum("ntjd,njd->ntd", through_x, h)
-    dh = torch.einsum("ntjd,ntd->njd", through_x, x)
-    return dh, torch.einsum("ntj,ntd,njd->ndtj", d_weighted, x, h)

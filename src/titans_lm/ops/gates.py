@@ -147,7 +147,12 @@ def chunk_gates(
         return _of_tokens(gates[0], present, adjoint)
     if len(gates) == 2:
         return _of_windows(*gates, present, adjoint)
-    return _of_channels(by_gate(gates), present, adjoint)
+
+    def weigh(theta: Tensor, eta: Tensor, alpha: Tensor) -> ChunkGates:
+        eta = eta if present is None else torch.where(present.unsqueeze(-1), eta, 1.0)
+        return channel_gates(theta, eta, alpha, present)
+
+    return by_autograd(gates, weigh, adjoint)
 
 
 def _of_tokens(gates: Tensor, present: Tensor | None, adjoint: bool) -> tuple[list[ChunkGates], Adjoint | None]:
@@ -212,28 +217,26 @@ def band(window: Float[Tensor, "*s C c"]) -> Float[Tensor, "*s C J"]:
     return Omega
 
 
-def _of_channels(
-    gates: tuple[Gates, ...], present: Tensor | None, adjoint: bool
+def by_autograd(
+    gates: Gates, weigh: Callable[[Tensor, Tensor, Tensor], ChunkGates], adjoint: bool
 ) -> tuple[list[ChunkGates], Adjoint | None]:
-    """Some gates have a value per channel: layer by layer, and back by autograd."""
-    leaves = [tuple(x.detach().requires_grad_(adjoint) for x in gate) for gate in gates]
+    """Layer by layer what `weigh` makes of θ, η and α, (n, B, H, C, 1 or D_in); and back by autograd."""
+    leaves = [x.detach().requires_grad_(adjoint) for x in gates]
     with torch.set_grad_enabled(adjoint):
         layers = []
-        for layer in zip(*leaves, strict=True):
-            widest = max(gate.dim() for gate in layer)
-            theta, eta, alpha = ((x if x.dim() == widest else x.unsqueeze(-1)).transpose(2, 3) for x in layer)
-            if present is not None:
-                eta = torch.where(present.unsqueeze(-1), eta, 1.0)
-            layers.append(ChunkGates(*(x.flatten(0, 2) for x in channel_gates(theta, eta, alpha, present))))
+        for layer in zip(*by_gate(tuple(leaves)), strict=True):
+            given = ((x if x.dim() == 5 else x.unsqueeze(-1)).transpose(2, 3) for x in layer)
+            layers.append(ChunkGates(*(x.flatten(0, 2) for x in weigh(*given))))
 
     def back(grads: Grads) -> list[Tensor]:
-        outputs = [x for layer in layers for x in layer]
-        by_output = [
-            layer[name].view_as(x) for layer, g in zip(grads, layers, strict=True) for name, x in g._asdict().items()
-        ]
-        flat = [x for gate in leaves for x in gate]
-        found = torch.autograd.grad(outputs, flat, by_output, allow_unused=True)
-        return [torch.zeros_like(x) if d is None else d for x, d in zip(flat, found, strict=True)]
+        outputs, by_output = [], []
+        for layer, g in zip(grads, layers, strict=True):
+            for name, x in g._asdict().items():
+                if name in layer:
+                    outputs.append(x)
+                    by_output.append(layer[name].view_as(x))
+        found = torch.autograd.grad(outputs, leaves, by_output, allow_unused=True)
+        return [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, found, strict=True)]
 
     return [ChunkGates(*(x.detach() for x in g)) for g in layers], back if adjoint else None
 
@@ -259,13 +262,8 @@ def channel_gates(theta: Tensor, eta: Tensor, alpha: Tensor, present: Bool[Tenso
     return ChunkGates(a, f, G, eta_end, surprise_end, memory_end)
 
 
-class Kept(NamedTuple):
-    """What `token_gates_backward` needs: θ (X, 1, C), interval products, [f | R] and which positions hold a token."""
-
-    theta: Tensor
-    P: Tensor
-    fR: Tensor
-    mask: Tensor | None
+Kept = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""What `token_gates_backward` needs: θ (X, 1, C), interval products, [f | R] and which positions hold a token."""
 
 
 def token_gates(
@@ -283,7 +281,7 @@ def token_gates(
     fR = torch.bmm(later, H if mask is None else H * mask)
     (f, R), (eta_end, H_end) = fR.split([1, C], dim=-1), H[:, -1:].split([1, C], dim=-1)
     G = R * theta
-    return ChunkGates(a, f, G, eta_end, (H_end * theta).mT, G[:, -1:].mT), Kept(theta, P, fR, mask)
+    return ChunkGates(a, f, G, eta_end, (H_end * theta).mT, G[:, -1:].mT), (theta, P, fR, mask)
 
 
 def token_gates_backward(kept: Kept, grads: ChunkGates) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,13 +9,15 @@ on the memory: chunk by chunk (chunk_forward.py), by tiles (tiles.py), at its an
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from titans_lm.config import SurpriseSizes
 from titans_lm.ops.anchor import LARGEST_GROUP, AnchorBackward, end_gates, read_anchors
-from titans_lm.ops.call import CallSpec, Inputs, Inside, Saved, State, copied
 from titans_lm.ops.chunk_backward import ChunkBackward, Parameters, StateGrads
 from titans_lm.ops.chunk_forward import (
     BatchedNetwork,
@@ -30,10 +32,10 @@ from titans_lm.ops.chunk_forward import (
 )
 from titans_lm.ops.gates import Adjoint, ChunkGates, by_gate, chunk_gates
 from titans_lm.ops.layout import merge_heads, split_heads
+from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.polynomial import Narrow
 from titans_lm.ops.surprise import momentary_norms, surprise_norms
-from titans_lm.ops.tiles import System, make_system, write_tiles
-from titans_lm.ops.tiles_adjoint import TileBackward
+from titans_lm.ops.tiles import System, TileBackward, make_system, write_tiles
 from titans_lm.ops.wide import WideBackward, is_wide, read_wide, transposed, write_wide
 
 LEAST_CHUNKS = 8
@@ -61,12 +63,98 @@ def lagging_group(chunks: int, size: int) -> int:
     return min(group_size(chunks), max(1, LARGEST_GROUP // size))
 
 
+State = tuple[Weights, Weights, Weights | None]
+"""M and S, (B, H, D_in, D_out), and the anchor by rows, (R, D_in, D_out); an anchor of None is M itself."""
+
+
+def copied(state: State, into: Sequence[Tensor] = (), order: torch.memory_format = torch.contiguous_format) -> State:
+    """Copies of a state's tensors, in the given ones as far as they go; `order` is that of new ones in memory."""
+    given, parts = iter(into), []
+    for part in state:
+        copies = []
+        for x in part or ():
+            buffer = next(given, None)
+            copies.append(x.clone(memory_format=order) if buffer is None else buffer.copy_(x))
+        parts.append(None if part is None else tuple(copies))
+    M, S, anchor = parts
+    return M, S, anchor
+
+
+class Saved(NamedTuple):
+    """What the forward pass keeps for the backward pass besides its inputs.
+
+    `starts` is the state before every group but the first. `written` and `read` are z_L of the keys at the anchor and
+    of the queries, (n R, C, D) for each group: the size of k and of o, and with them the last layer's products are not
+    made again. Of a wide memory `parts` are the two of what is read, (n R, C, 2 D) (wide.py). All three are empty where
+    the call keeps its inside.
+    """
+
+    starts: list[State]
+    written: list[Tensor]
+    read: list[Tensor]
+    parts: list[Tensor]
+
+
+class Inside(NamedTuple):
+    """What a group makes on its way that its gradients need."""
+
+    tokens: Tokens
+    gates: list[ChunkGates]
+    back: Adjoint | None
+    written: WriteCache
+    system: System | None
+    found: ReadCache
+
+
+class Inputs(NamedTuple):
+    """Everything a gradient may reach.
+
+    `tokens` are q, k and v laid out in chunks, (N, B, C, H, D), k and v of windows with those before each chunk, and
+    thresholds (N, B, C, H, 1) if there are any; so are the gates (ops/gates.py). Weights are (B, H, D_{l−1}, D_l),
+    `anchor` is empty where the first chunk takes its gradients at M, and `initial` is (H, D_{l−1}, D_l) or empty. With
+    `roots`, √a (H, P), queries and keys are those that every group makes polynomials of.
+    """
+
+    tokens: Weights
+    gates: Weights
+    M: Weights
+    S: Weights
+    anchor: Weights
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+    roots: Tensor | None
+    initial: Weights
+
+    def flat(self) -> list[Tensor | None]:
+        """All tensors in a row, as autograd wants them."""
+        return [x for part in self for x in (part if isinstance(part, tuple) else (part,))]
+
+    @classmethod
+    def of(cls, flat: Sequence[Tensor | None], counts: Sequence[int | None]) -> "Inputs":
+        """Undo `flat`, by the tensors of each part; None for one that is a tensor or None itself."""
+        rest = iter(flat)
+        return cls(*[next(rest) if n is None else tuple(islice(rest, n)) for n in counts])
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """What a call is besides the tensors of `Inputs`; the tensors of `network` are to be taken from there."""
+
+    network: MemoryNetwork
+    present: Tensor | None
+    complete: tuple[bool | Tensor, ...]
+    surprise: SurpriseSizes
+    inside: int | None = None
+    """Tokens of a chunk where what is laid out are tiles of them; None where it is the chunks."""
+
+
 class ChunkedCall:
     """A call laid out in chunks, group after group of them: forward, and from the last one backward."""
 
     def __init__(self, spec: CallSpec, inputs: Inputs) -> None:
         self.spec, self.inputs, self.L = spec, inputs, len(inputs.M)
-        N, B, C, H, _ = inputs.q.shape
+        self.q, self.k, self.v = inputs.tokens[:3]
+        N, B, C, H, _ = self.q.shape
         self.lags = spec.network.read_at == "anchor"
         self.wide = spec.inside is None and is_wide(spec.network, inputs.M, by_channel=len(inputs.gates) > 2)
         size = lagging_group(N, C) if self.lags else group_size(N)
@@ -86,32 +174,31 @@ class ChunkedCall:
 
         On a CPU that is a call of one group, not by tiles; on a GPU any that fits.
         """
-        x, (N, _, C, _, _), D = self.inputs, self.inputs.q.shape, self.inputs.M[0].shape[2]
-        if self.lags or (not x.q.is_cuda and (self.spec.inside is not None or group < N)):
+        x, q, (N, _, C, _, _), D = self.inputs, self.q, self.q.shape, self.inputs.M[0].shape[2]
+        if self.lags or (not q.is_cuda and (self.spec.inside is not None or group < N)):
             return False
         pairs = 3 * self.L * C * (D if len(x.gates) > 2 else 1)  # x hᵀ, G and their product; G by channel if gates are
         by_token = 12 * sum([w.shape[-1] for w in x.M]) + pairs
-        by_token += (2 if self.wide else 8) * max(0, D - x.v.shape[-1])  # keys that are wider, and weighted copies
-        numbers = 2 * (N + 1) * sum([w.numel() for w in x.M]) + x.q.numel() // x.q.shape[-1] * by_token
-        if x.q.is_cuda:
-            return KEPT_SHARE * numbers * x.q.element_size() <= _memory(x.q.device)
+        by_token += (2 if self.wide else 8) * max(0, D - self.v.shape[-1])  # keys that are wider, and weighted copies
+        numbers = 2 * (N + 1) * sum([w.numel() for w in x.M]) + q.numel() // q.shape[-1] * by_token
+        if q.is_cuda:
+            return KEPT_SHARE * numbers * q.element_size() <= _memory(q.device)
         return numbers <= KEPT
 
     def room(self) -> Saved:
         """Room for what gradients need: of several groups, as it has to come before all that ends with the call."""
-        x, R = self.inputs, self.rows.count
         if len(self.groups) == 1:
             return Saved([], [], [], [])
-        N, n, D = len(x.q), self.groups[0].stop, x.v.shape[-1]
+        N, n, R, D = len(self.q), self.groups[0].stop, self.rows.count, self.v.shape[-1]
         written, read, parts = (
             list(y.new_empty(N * R, y.shape[2], width).split(n * R)) if width else []
-            for y, width in ((x.k, D), (x.q, D), (x.q, 2 * D * self.wide))
+            for y, width in ((self.k, D), (self.q, D), (self.q, 2 * D * self.wide))
         )
         return Saved([], written, read, parts)
 
     def first_state(self) -> State:
         x = self.inputs
-        return x.M, x.S, tuple([w.flatten(0, 1) for w in x.anchor]) if self.spec.anchored else None
+        return x.M, x.S, tuple([w.flatten(0, 1) for w in x.anchor]) if x.anchor else None
 
     def _part(self, x: Tensor, where: slice) -> Tensor:
         """A group's part of what the call has, which is all of it where there is one group."""
@@ -130,8 +217,7 @@ class ChunkedCall:
         present = None if self.spec.present is None else self.spec.present[where]
         weigh = end_gates if self.lags else chunk_gates
         layers, back = weigh(tuple([self._part(x, where) for x in self.inputs.gates]), present, adjoint)
-        given = (*self.inputs[:3], *(() if self.inputs.threshold is None else (self.inputs.threshold,)))
-        tokens = Tokens(*[merge_heads(self._part(x, where)) for x in given])
+        tokens = Tokens(*[merge_heads(self._part(x, where)) for x in self.inputs.tokens])
         if self.roots is not None:  # a group at a time, polynomials are never all there, nor in another order
             narrow = Narrow(tokens.q, tokens.k, self.roots)
             q, k = narrow.monomials()
@@ -140,8 +226,10 @@ class ChunkedCall:
 
     def _complete(self, where: slice) -> tuple[bool | Tensor, ...]:
         """Which chunks of a group are complete, tensors by row as (R, 1, 1)."""
-        H, flags = self.inputs.q.shape[3], self.spec.complete[where]
-        return tuple([c.repeat_interleave(H).view(-1, 1, 1) if isinstance(c, Tensor) else c for c in flags])
+        H = self.rows.heads
+        return tuple(
+            [c.repeat_interleave(H).view(-1, 1, 1) if isinstance(c, Tensor) else c for c in self.spec.complete[where]]
+        )
 
     def _write(
         self, where: slice, tokens: Tokens, gates: list[ChunkGates], z: Tensor | None = None, collect: bool = False
@@ -175,14 +263,14 @@ class ChunkedCall:
 
         What gradients need is left in `saved`, or with `keep` in the call itself.
         """
-        q, state = self.inputs.q, self.first_state()
+        q, state = self.q, self.first_state()
         N, B, C, H, _ = q.shape
         # What outlives the call comes first: behind and between what does not, it would leave holes that an allocator
         # cannot fill with tensors of the same size. A call of one group leaves little.
         last = [x.new_empty(x.shape) for x in (*state[0], *state[1])] if len(self.groups) > 1 else ()
         # Of one group of several chunks `TokenLayout.restore` makes a copy in the order of the text.
         apart = len(self.groups) > 1 or N == 1
-        out = q.new_empty(B, N, C, H, self.inputs.v.shape[-1]).transpose(0, 1) if apart else None
+        out = q.new_empty(B, N, C, H, self.v.shape[-1]).transpose(0, 1) if apart else None
         parts = (3,) if self.spec.surprise == "parts" else ()
         norms = q.new_empty(N, B, C, H, self.L, *parts) if self.spec.surprise else None
         self.states = states = ChunkStates(self.groups[0].stop, state[0], self.rows)
@@ -239,29 +327,28 @@ class ChunkedCall:
             self.states = ChunkStates(self.groups[0].stop, starts[0][0], self.rows)
         after = [
             (w.new_zeros(w.shape) if d is None else d.clone(memory_format=torch.contiguous_format)).flatten(0, 1)
-            for w, d in zip((*x.M, *x.S, *x.anchor), d_state, strict=False)
+            for w, d in zip((*x.M, *x.S, *x.M), d_state, strict=False)
         ]
         after = [w.mT for w in after] if self.wide else after
         both = [torch.cat(pair, dim=1) for pair in zip(after[:L], after[L : 2 * L], strict=True)]
         carried = StateGrads(both, after[2 * L :] or None, self.rows.heads, self.wide)
-        norm = [x.q.new_empty(0) if w is None else torch.zeros_like(w) for w in (x.norm_weight, x.norm_bias)]
-        roots = x.q.new_empty(0) if self.roots is None else torch.zeros_like(self.roots)
-        shared = Parameters(*norm, [torch.zeros_like(w) for w in self.rows.decay_target or ()], roots)
-        tokens_grad = [torch.empty_like(y) for y in (*x[:3], *(() if x.threshold is None else (x.threshold,)))]
-        gates_grad = tuple([torch.empty_like(y) for y in x.gates])
+        weight, bias, roots = (
+            self.q.new_empty(0) if w is None else torch.zeros_like(w) for w in (x.norm_weight, x.norm_bias, self.roots)
+        )
+        shared = Parameters(weight, bias, [torch.zeros_like(w) for w in self.rows.decay_target or ()], roots)
+        tokens_grad, gates_grad = (tuple(map(torch.empty_like, part)) for part in (x.tokens, x.gates))
         for g in range(len(self.groups) - 1, -1, -1):
             where = self.groups[g]
             inside = self.inside or self._inside(where, starts[g], *[several[g] for several in saved[1:] if several])
             d = None if d_out is None else d_out[where]
             self._backward_group(where, inside, d, carried, shared, tokens_grad, gates_grad)
-        by_anchor = [w.mT for w in carried.anchor or ()] if self.wide else carried.anchor or ()
-        anchor = tuple([w.unflatten(0, (B, -1)) for w in by_anchor]) if self.spec.anchored else (None,) * L
-        weight, bias = (w if w.numel() else None for w in norm)
-        dq, dk, dv, *d_threshold = tokens_grad
-        by_extra = d_threshold[0] if d_threshold else None
-        by_roots = None if self.roots is None else roots.squeeze(1)
-        M, S = tuple(carried.W), tuple(carried.S)
-        return Inputs(dq, dk, dv, gates_grad, M, S, anchor, by_extra, weight, bias, by_roots, tuple(shared.initial))
+        by_anchor = carried.anchor if x.anchor and carried.anchor else ()
+        anchor = tuple([(w.mT if self.wide else w).unflatten(0, (B, -1)) for w in by_anchor])
+        if self.roots is not None:
+            roots = roots.squeeze(1)
+        norm = (w if w.numel() else None for w in (weight, bias, roots))
+        state = tuple(carried.W), tuple(carried.S), anchor or (None,) * len(x.anchor)
+        return Inputs(tokens_grad, gates_grad, *state, *norm, tuple(shared.initial))
 
     def _inside(self, where: slice, start: State, z: Tensor | None = None, *read: Tensor) -> Inside:
         """Write and read a group again, with what was kept of it."""
@@ -277,7 +364,7 @@ class ChunkedCall:
         d_out: Tensor | None,
         carried: StateGrads,
         shared: Parameters,
-        tokens_grad: list[Tensor],
+        tokens_grad: Weights,
         gates_grad: Weights,
     ) -> None:
         """Lead the gradients of a group back."""

@@ -63,6 +63,11 @@ class MemoryNetwork:
         if self.forget_to == "init" and self.initial is None:
             raise ValueError('got forget_to="init" without initial; expected the tuple of weights it forgets to')
 
+    @property
+    def decay_target(self) -> tuple[Tensor, ...]:
+        """M_init where forgetting leads there, else nothing."""
+        return () if self.forget_to == "zero" or self.initial is None else self.initial
+
     def make_keys(self, *x: Tensor) -> tuple["MemoryNetwork", tuple[Tensor, ...]]:
         """The polynomials of queries or keys (B, T, H, D), and the network that takes them; as given if it has none."""
         if self.coefficients is None:
@@ -195,36 +200,24 @@ class _Recall(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        with torch.autocast(device_type=grads[0].device.type, enabled=False):  # for a backward() inside autocast
-            return _recall_adjoint(ctx.network, ctx.needs_input_grad[4:], grads[0], *ctx.saved_tensors)
-
-
-def _recall_adjoint(
-    network: MemoryNetwork,
-    needed: Sequence[bool],
-    d_out: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    q: Tensor,
-    *M: Tensor,
-) -> tuple[Any, ...]:
-    """The gradients of `recall`, in the order of its function's arguments."""
-    pre = _layers(q, M, network)
-    grad, d_weight, d_bias = d_out.flatten(0, 1), None, None
-    dz = grad
-    if weight is not None:
-        unit, _, rstd = torch.native_layer_norm(pre[-1], (grad.shape[-1],), None, None, LAYER_NORM_EPS)
-        d_weight = (grad * unit).view(d_out.shape).sum((0, 2)).unsqueeze(1)
-        d_bias = None if bias is None else d_out.sum((0, 2)).unsqueeze(1)
-        dz = layer_norm_backward((d_out * weight).flatten(0, 1), unit, rstd)
-    d_M: list[Tensor | None] = []
-    for layer in range(len(M) - 1, -1, -1):
-        h = q.flatten(0, 1) if layer == 0 else activate(pre[layer - 1], network.activation)
-        d_M.insert(0, bmm(h.transpose(1, 2), dz).view(M[layer].shape) if needed[layer] else None)
-        d_h = bmm(dz, M[layer].flatten(0, 1).transpose(1, 2))
-        dz = d_h if layer == 0 else activation_grad(d_h, pre[layer - 1], d_h, network.activation)
-    d_q = dz.add_(grad) if network.residual else dz
-    return None, d_weight, d_bias, d_q.view(q.shape), *d_M
+        (d_out,), (weight, bias, q, *M), network = grads, ctx.saved_tensors, ctx.network
+        grad, d_weight, d_bias = d_out.flatten(0, 1), None, None
+        d_M: list[Tensor | None] = []
+        with torch.autocast(device_type=d_out.device.type, enabled=False):  # for a backward() inside autocast
+            pre, dz = _layers(q, M, network), grad
+            if weight is not None:
+                unit, _, rstd = torch.native_layer_norm(pre[-1], (grad.shape[-1],), None, None, LAYER_NORM_EPS)
+                d_weight = (grad * unit).view(d_out.shape).sum((0, 2)).unsqueeze(1)
+                d_bias = None if bias is None else d_out.sum((0, 2)).unsqueeze(1)
+                dz = layer_norm_backward((d_out * weight).flatten(0, 1), unit, rstd)
+            for layer in range(len(M) - 1, -1, -1):
+                h = q.flatten(0, 1) if layer == 0 else activate(pre[layer - 1], network.activation)
+                needed = ctx.needs_input_grad[4 + layer]
+                d_M.insert(0, bmm(h.transpose(1, 2), dz).view(M[layer].shape) if needed else None)
+                d_h = bmm(dz, M[layer].flatten(0, 1).transpose(1, 2))
+                dz = d_h if layer == 0 else activation_grad(d_h, pre[layer - 1], d_h, network.activation)
+        d_q = dz.add_(grad) if network.residual else dz
+        return None, d_weight, d_bias, d_q.view(q.shape), *d_M
 
 
 def _layers(q: Tensor, M: Sequence[Tensor], network: MemoryNetwork) -> list[Tensor]:

@@ -9,37 +9,33 @@ import math
 import torch
 from torch import Tensor
 
-from titans_lm.config import Activation, SurpriseSizes
+from titans_lm.config import Activation
+from titans_lm.ops.call import Call, Outcome
 from titans_lm.ops.errors import pull
 from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, layer_norm_backward, norm_parameters
-from titans_lm.ops.state import PLAIN, MemoryState, PerToken, Weights, select_rows
+from titans_lm.ops.state import MemoryState, Weights, select_rows
 
 
-def can_step(q: Tensor, valid: Tensor | None, tensors: tuple[Tensor, ...]) -> bool:
+def can_step(call: Call) -> bool:
     """Whether the call is one token that every row has, and nobody asks for gradients."""
-    if q.shape[1] != 1 or valid is not None:
+    if call.q.shape[1] != 1 or call.valid is not None:
         return False
-    return not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in followed(call)))
 
 
-def step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    theta: tuple[Tensor, ...],
-    eta: tuple[Tensor, ...],
-    alpha: tuple[Tensor, ...],
-    state: MemoryState,
-    *,
-    network: MemoryNetwork,
-    chunk_size: int,
-    return_surprise: SurpriseSizes = False,
-    extra: PerToken = PLAIN,
-) -> tuple[Tensor, MemoryState, Tensor | None]:
+def followed(call: Call) -> tuple[Tensor, ...]:
+    """All that gradients may be asked of, but LayerNorm and M_init."""
+    M, S, anchor, *_ = call.state
+    given = (call.q, call.k, call.v, *call.theta, *call.eta, *call.alpha, *M, *S, *anchor, *call.extra.given())
+    return given if call.network.coefficients is None else (*given, call.network.coefficients)
+
+
+def step(call: Call) -> Outcome:
     """Write one token, (B, 1, H, D), then read with its query; no gradients.
 
     S ← η S − θ h ⊗ δ,   M ← (1 − α) M [+ α M_init] + S,   o = M(q)                               (eq. 13–15)
     """
+    q, k, v, state, network, extra = call.q, call.k, call.v, call.state, call.network, call.extra
     tail = state.tail
     if extra.window is not None:  # c tokens in place of one, the last of which is new
         k, v = (torch.cat(pair, dim=1) for pair in zip(state.earlier(k, v), (k, v), strict=True))
@@ -50,13 +46,13 @@ def step(
     inputs, deltas = _errors(state.anchor, k, v, network, weight, bias, threshold)
     M, S, others = [], [], []
     for layer, (W, past) in enumerate(zip(state.M, state.S, strict=True)):
-        th, et, al = (_spread(gate[layer]) for gate in (theta, eta, alpha))
+        th, et, al = (_spread(gate[layer]) for gate in call.gates)
         written = inputs[layer] * th.transpose(-1, -2)
         if extra.window is not None:
             written = written * extra.window[:, 0].flip(-1).unsqueeze(-1)
-        base = _leads_to(network, layer, W)
+        base = network.decay_target[layer].to(W.dtype) if network.decay_target else None
         new = (past * et).contiguous()  # of a state in another order too, since it is written into by rows
-        if return_surprise == "parts":
+        if call.return_surprise == "parts":
             others.append(torch.stack((_size(new), _size(al * (W if base is None else W - base))), dim=-1))
         new.flatten(0, 1).baddbmm_(written.flatten(0, 1).transpose(1, 2), deltas[layer].flatten(0, 1), alpha=-1)
         S.append(new)
@@ -66,12 +62,12 @@ def step(
         M.append(memory)
     at = tuple(M) if network.read_at == "token" else state.anchor
     o = recall_one(at, q, network, weight, bias).transpose(1, 2)
-    after = close(MemoryState(tuple(M), tuple(S), state.anchor, state.offset + 1, tail), chunk_size)
-    if not return_surprise:
+    after = close(MemoryState(tuple(M), tuple(S), state.anchor, state.offset + 1, tail), call.chunk_size)
+    if not call.return_surprise:
         return o, after, None
     sizes = [h[..., -1:, :].norm(dim=-1) * d[..., -1:, :].norm(dim=-1) for h, d in zip(inputs, deltas, strict=True)]
     surprise = torch.stack(sizes, dim=-1).transpose(1, 2)  # (B, 1, H, L)
-    if return_surprise == "parts":
+    if call.return_surprise == "parts":
         surprise = torch.cat((surprise.unsqueeze(-1), torch.stack(others, dim=-2).unsqueeze(1)), dim=-1)
     return o, after, surprise
 
@@ -79,13 +75,6 @@ def step(
 def _size(weight: Tensor) -> Tensor:
     """‖W‖ of every row and head."""
     return weight.flatten(-2).norm(dim=-1)
-
-
-def _leads_to(network: MemoryNetwork, layer: int, W: Tensor) -> Tensor | None:
-    """M_init of a layer, where forgetting leads there."""
-    if network.forget_to == "zero" or network.initial is None:
-        return None
-    return network.initial[layer].to(W.dtype)
 
 
 def times(x: Tensor, W: Tensor) -> Tensor:

@@ -137,6 +137,11 @@ def take_rows(state: State, index: Int[Tensor, " N"]) -> State:
     return map_state(lambda x: x.index_select(0, index.to(x.device)), state)
 
 
+def take_places(x: Tensor, places: Int[Tensor, "B N"]) -> Tensor:
+    """Pick places of (B, T, …) for every row, in any order: (B, N, …)."""
+    return x.gather(1, places.reshape(*places.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
+
+
 def repeat_rows(state: State, times: int) -> State:
     """Repeat every row next to itself, as beam search and several samples per prompt do."""
     return map_state(lambda x: x.repeat_interleave(times, dim=0), state)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,10 @@ from torch import Tensor, nn
 
 from titans_lm.checks import load_library
 from titans_lm.config import check_known
-from titans_lm.hf.cache import begin_cache, check_prompt, check_rows
-from titans_lm.hf.history import check_begins, check_drafts
+from titans_lm.hf.cache import begin_cache, check_call, check_rows
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.attention import IMPLEMENTATION, PACKED, Call, Reach, check_reach
-from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState, after, until
+from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.rotary import find_rotations
 from titans_lm.retrofit.settings import AdapterSettings
@@ -211,11 +211,7 @@ def _add_lora(model: Any, attention: Any, rank: int) -> None:
 
 
 def _generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Generate as transformers does."""
-    prompt = kwargs.get("input_ids") if inputs is None else inputs
-    check_begins(prompt, kwargs)
-    check_prompt(prompt, kwargs.get("attention_mask"), kwargs.get("past_key_values"))
-    check_drafts(prompt, kwargs, generation_config or model.generation_config)
+    check_call(inputs, kwargs, generation_config or model.generation_config)
     return type(model).generate(model, inputs, generation_config, *args, **kwargs)
 
 
@@ -250,13 +246,11 @@ def _withholding(model: Any, attentions: list[Any]) -> list[tuple[nn.Module, Any
         if "reach" in kwargs:
             given.append(attention)
 
-    hooks = [attention.register_forward_pre_hook(look, with_kwargs=True) for attention in attentions]
-    try:
+    with ExitStack() as hooks:
+        for attention in attentions:
+            hooks.enter_context(attention.register_forward_pre_hook(look, with_kwargs=True))
         ids = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
         model.base_model(input_ids=ids, use_cache=False, reach=None)
-    finally:
-        for hook in hooks:
-            hook.remove()
     names = {module: name for name, module in model.named_modules()}
     others = [attention for attention in attentions if attention not in given]
     return [(model.get_submodule(names[attention].rpartition(".")[0]), attention) for attention in others]
@@ -410,8 +404,8 @@ def _recorded(
     first, *rest = cache.cuts(inputs.length)
     if rest:
         names = {name: value for name, value in kwargs.items() if name not in Inputs._fields}
-        begun = model(**until(inputs, first), **names, begun=None)
-        args, kwargs = (), {**names, **after(inputs, first), "begun": begun}
+        begun = model(**inputs.part(slice(first)), **names, begun=None)
+        args, kwargs = (), {**names, **inputs.part(slice(first, None)), "begun": begun}
         inputs = Inputs.of(args, kwargs)
     told = {"reach": kwargs["reach"]} if kwargs.get("reach") is not None else {}
     cache.record(model, inputs.length, inputs, told)

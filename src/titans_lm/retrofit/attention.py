@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from titans_lm.ops import MemoryState
-from titans_lm.ops.state import detach_state
+from titans_lm.ops.state import detach_state, take_places
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.rotary import Rotation
 
@@ -150,7 +150,7 @@ def attend(
     order = lengths = None
     if attention_mask is not None:
         order, lengths = torch.argsort(~attention_mask, dim=1, stable=True), attention_mask.sum(1)
-        tokens = Tokens(*(_pick(x, order) for x in tokens))
+        tokens = Tokens(*(take_places(x, order) for x in tokens))
     cache = retrofit.cache
     state, seen, whole = (None, 0, False) if cache is None else (cache.state, cache.seen, cache.whole)
     if state is None:
@@ -162,13 +162,17 @@ def attend(
         cache.store(detach_state(state) if torch.is_grad_enabled() else state, query.shape[2])
     if "watch" in own:
         own["watch"](module, query, key, value, retrofit, scale, o)
-    return (o if order is None else _pick(o, torch.argsort(order, dim=1))), None
+    return (o if order is None else take_places(o, torch.argsort(order, dim=1))), None
 
 
 def tokens_of(query: Tensor, key: Tensor, value: Tensor, call: Call, layer: Layer) -> Tokens:
     """The tokens of a call of `attend`, with what is kept of them for this layer's memory."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    return Tokens(q, k, v, _notes(layer, call), call.hidden)
+    notes = call.hidden[..., :0] if layer.memory is None else layer.memory.notes(call.hidden)
+    if layer.turned_back is not None:
+        assert call.angles is not None, "find_rotations has seen them"
+        notes = torch.cat((notes, *(x.expand(len(notes), -1, -1) for x in call.angles)), -1)
+    return Tokens(q, k, v, notes, call.hidden)
 
 
 PACKED = "got packed rows or a mask of another form; expected one text per row and a mask (B, T)"
@@ -223,7 +227,7 @@ def read(
         last = [x[:, kept + T - size :].clone() for x in (k, v, notes)]
     else:
         slots = (kept + lengths - size)[:, None] + torch.arange(size, device=position.device)
-        last, position = [_pick(x, slots.clamp(min=0)) for x in (k, v, notes)], position + lengths
+        last, position = [take_places(x, slots.clamp(min=0)) for x in (k, v, notes)], position + lengths
     return o, LayerState(sink_k.clone(), sink_v.clone(), *last, position, memory)
 
 
@@ -306,22 +310,6 @@ def _first(old: Tensor, x: Tensor, place: Place, count: int, stop: Int[Tensor, "
     if isinstance(place, int) or stop is None:
         return torch.cat((old[:, :place], x[:, : max(0, count - place)]), 1)
     slots, ones = torch.arange(count, device=x.device) - place, (1,) * (x.dim() - 2)
-    now = _pick(x, slots.clamp(0, x.shape[1] - 1)).masked_fill((slots >= stop).view(*slots.shape, *ones), 0.0)
+    now = take_places(x, slots.clamp(0, x.shape[1] - 1)).masked_fill((slots >= stop).view(*slots.shape, *ones), 0.0)
     before = F.pad(old, (0, 0) * (old.dim() - 2) + (0, count - old.shape[1]))
     return torch.where((slots >= 0).view(*slots.shape, *ones), now, before)
-
-
-def _notes(layer: Layer, call: Call) -> Float[Tensor, "B T X"]:
-    if layer.memory is None:
-        return call.hidden[..., :0]
-    notes = layer.memory.notes(call.hidden)
-    if layer.turned_back is None:
-        return notes
-    assert call.angles is not None, "find_rotations has seen them"
-    return torch.cat((notes, *(x.expand(len(notes), -1, -1) for x in call.angles)), -1)
-
-
-def _pick(x: Tensor, slots: Int[Tensor, "B N"]) -> Tensor:
-    """Slots of every row, in any order."""
-    shape = *slots.shape, *x.shape[2:]
-    return x.gather(1, slots.reshape(*slots.shape, *[1] * (x.dim() - 2)).expand(shape))

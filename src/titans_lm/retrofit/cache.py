@@ -41,19 +41,16 @@ class Inputs(NamedTuple):
         """How many slots there are."""
         return next(x.shape[1] for x in (self.input_ids, self.inputs_embeds) if x is not None)
 
+    def part(self, tokens: slice) -> dict[str, Tensor]:
+        """The arguments of a call of some of its tokens."""
+        return {name: x[:, tokens].contiguous() for name, x in self._asdict().items() if x is not None}
+
 
 class RetrofitCacheLayer(TitansCacheLayer):
     """The `LayerState` of one layer, and the slots it has read, padding included."""
 
     whole = False
     """Whether a state that is begun has all slots of its window."""
-
-    def store(self, state: Any, slots: int) -> None:
-        """Keep the state after so many more slots."""
-        self.state, self.seen = state, self.seen + slots
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing is laid out beforehand."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Hand on the keys and values of the call alone; `attend` knows those before."""
@@ -70,7 +67,7 @@ class RetrofitCache(CroppableCache):
         super().__init__([RetrofitCacheLayer() for _ in range(num_layers)], keep)
 
     def read_again(self, model: Any, call: Call, count: int) -> None:
-        model(**until(call.inputs, count), **call.told, past_key_values=self, use_cache=True)
+        model(**call.inputs.part(slice(count)), **call.told, past_key_values=self, use_cache=True)
 
     @classmethod
     def around(cls, state: RetrofitState | None, num_layers: int, *, masked: bool) -> "RetrofitCache":
@@ -102,13 +99,3 @@ class RetrofitCache(CroppableCache):
         """The state that a cache of `around` holds."""
         position = self.position
         return RetrofitState(position, tuple(layer.state._replace(position=position) for layer in self.layers))
-
-
-def until(inputs: Inputs, count: int) -> dict[str, Tensor]:
-    """The arguments of a call that ends after so many of its tokens."""
-    return {name: x[:, :count].contiguous() for name, x in inputs._asdict().items() if x is not None}
-
-
-def after(inputs: Inputs, count: int) -> dict[str, Tensor]:
-    """The arguments of a call that begins after so many of its tokens."""
-    return {name: x[:, count:].contiguous() for name, x in inputs._asdict().items() if x is not None}

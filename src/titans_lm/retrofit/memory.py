@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from titans_lm.backbone import is_frozen
 from titans_lm.config import MemoryConfig, Start, log_spaced
-from titans_lm.memory_gates import PolynomialKeys
+from titans_lm.memory_rule import PolynomialKeys
 from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.settings import Keys, Rotary
@@ -85,13 +85,12 @@ class LayerMemory(nn.Module):
         """Numbers that the gates of one token are."""
         return self.gate_proj.out_features
 
-    def gates(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B T G"]:
-        """The shares of θ, α and η for tokens with these hidden states, by kind and then by head."""
-        return self._gate(self.gate_proj, hidden)
-
     def notes(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B T X"]:
-        """What is kept of tokens with these hidden states until they are written: gates, and own keys."""
-        gates = self.gates(hidden)
+        """What is kept of tokens with these hidden states until they are written, and own keys.
+
+        First come the shares of θ, α and η, by kind and then by head.
+        """
+        gates = self._gate(self.gate_proj, hidden)
         if self.key_proj is None:
             return gates
         return torch.cat((gates, self.key_proj(hidden.to(self.key_proj.weight.dtype))), -1)
@@ -143,7 +142,7 @@ class LayerMemory(nn.Module):
         q, k, v = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k, v))
         q, k = (F.normalize(x, dim=-1) for x in (q, k))
         if c.use_norm:  # what ends in a LayerNorm cannot reach other sizes
-            v = _rms_norm(v)
+            v = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + EPS)
         theta, alpha, *rest = (
             share * bound for share, (_, bound) in zip(gates.to(dtype).split(heads, -1), self.starts, strict=True)
         )
@@ -166,7 +165,3 @@ class LayerMemory(nn.Module):
     @staticmethod
     def _gate(proj: nn.Linear, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B T G"]:
         return torch.sigmoid(proj(F.normalize(hidden.to(proj.weight.dtype), dim=-1)))
-
-
-def _rms_norm(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)

@@ -9,6 +9,7 @@ between P / 2 and P.
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -109,16 +110,13 @@ def find_rotations(model: "PreTrainedModel", attentions: list[Any]) -> dict[int,
             raise ValueError(f"got a {kind}, whose rotary frequencies are unknown; expected a model like Llama or Qwen")
         found[attention.layer_idx] = made[apart.index(min(apart))]
 
-    hooks = [attention.register_forward_pre_hook(look, with_kwargs=True) for attention in attentions]
-    was_training = model.training
-    model.eval()  # dropout would change answers too
-    try:
+    with ExitStack() as afterwards:
+        afterwards.callback(model.train, model.training)
+        model.eval()  # dropout would change answers too
+        for attention in attentions:
+            afterwards.enter_context(attention.register_forward_pre_hook(look, with_kwargs=True))
         device = next(model.parameters()).device
         owner.base_model(input_ids=torch.arange(3, device=device)[None], use_cache=False)
-    finally:
-        model.train(was_training)
-        for hook in hooks:
-            hook.remove()
     return found
 
 

@@ -2,9 +2,10 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
-from titans_lm.config import MemoryConfig, Start, check_at_least, check_choice, check_known
+from titans_lm.checks import check_fields
+from titans_lm.config import MemoryConfig, Start, check_known
 
 Rotary = Literal["before", "after"]
 Keys = Literal["attention", "hidden"]
@@ -34,7 +35,7 @@ class AdapterMemory:
 
     def of_layer(self, heads: int, head_dim: int) -> MemoryConfig:
         """The settings of the memory beside an attention layer of these sizes, checked."""
-        check_choice("keys", self.keys, get_args(Keys))
+        check_fields(self)
         own = {name: value for name, value in dataclasses.asdict(self).items() if name != "keys"}
         return MemoryConfig(hidden_size=heads * head_dim, num_attention_heads=heads, gates="head", **own)
 
@@ -59,10 +60,7 @@ class AdapterSettings:
     """The memories."""
 
     def __post_init__(self) -> None:
-        check_at_least("window", self.window, 1)
-        check_at_least("sinks", self.sinks, 0)
-        check_at_least("lora_rank", self.lora_rank, 0)
-        check_choice("rotary", self.rotary, get_args(Rotary))
+        check_fields(self, zero=["sinks", "lora_rank"])
         if isinstance(self.memory, dict):  # as JSON has it
             check_known(AdapterMemory, self.memory)
             object.__setattr__(self, "memory", AdapterMemory(**self.memory))

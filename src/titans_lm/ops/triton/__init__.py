@@ -1,4 +1,4 @@
-"""Fused kernels in Triton behind the signature of every backend: a linear memory, and one of two layers.
+"""Fused kernels in Triton for the call that every backend takes: of a linear memory, and of one of two layers.
 
 Triton is known by name only, and imported when the first call asks for it. What the kernels do not do is refused with a
 ValueError that says what they do. Experimental. Design, and what ran on a GPU: docs/kernels.md.
@@ -7,14 +7,10 @@ ValueError that says what they do. Experimental. Design, and what ran on a GPU: 
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from titans_lm.checks import load_library
-from titans_lm.config import SurpriseSizes
+from titans_lm.ops.call import Call, Outcome
 from titans_lm.ops.gates import have_channels
-from titans_lm.ops.network import MemoryNetwork
-from titans_lm.ops.state import PLAIN, MemoryState, PerToken
 
 __all__ = ["fused"]
 
@@ -34,27 +30,18 @@ def import_triton() -> Any:
     return load_library("triton", 'backend="triton" needs', install)
 
 
-def check_supported(
-    q: Tensor,
-    gates: tuple[tuple[Tensor, ...], ...],
-    state: MemoryState,
-    chunk_size: int,
-    return_surprise: SurpriseSizes,
-    network: MemoryNetwork,
-    extra: PerToken,
-) -> None:
+def check_supported(call: Call) -> None:
     """Refuse what no kernel does."""
-    got = unsupported([tuple(w.shape[2:]) for w in state.M], chunk_size)
-    if got is None and have_channels(gates):
-        got = "channel-wise gates"
-    if got is None and network.objective not in ("l2", "dot"):
-        got = f"objective={network.objective!r}"
-    if got is None and network.read_at != "token":
-        got = f"read_at={network.read_at!r}"
-    if got is None and extra.window is not None:
-        got = "a window"
-    if got is None and return_surprise == "parts":
-        got = 'return_surprise="parts"'
+    network = call.network
+    others = {
+        "channel-wise gates": have_channels(call.gates),
+        f"objective={network.objective!r}": network.objective not in ("l2", "dot"),
+        f"read_at={network.read_at!r}": network.read_at != "token",
+        "a window": call.extra.window is not None,
+        'return_surprise="parts"': call.return_surprise == "parts",
+    }
+    got = unsupported([tuple(w.shape[2:]) for w in call.state.M], call.chunk_size)
+    got = got or next((what for what, asked in others.items() if asked), None)
     if got is not None:
         raise ValueError(
             f'got backend="triton" with {got}; expected a linear memory or one of two layers, heads of at most '
@@ -62,7 +49,7 @@ def check_supported(
             f"({LARGEST_TILE:,} numbers of a chunk together), gates per head or per head and layer, objective l2 or "
             f"dot, read_at token, no window, return_surprise False or True; {ELSEWHERE}"
         )
-    check_device(q.device, q.dtype)
+    check_device(call.q.device, call.q.dtype)
 
 
 def unsupported(shapes: list[tuple[int, ...]], chunk_size: int) -> str | None:
@@ -111,22 +98,7 @@ def interpreted() -> bool:
     return not isinstance(matmul, import_triton().JITFunction)
 
 
-def fused(
-    q: Float[Tensor, "B T H K"],
-    k: Float[Tensor, "B T H K"],
-    v: Float[Tensor, "B T H D"],
-    theta: tuple[Tensor, ...],
-    eta: tuple[Tensor, ...],
-    alpha: tuple[Tensor, ...],
-    state: MemoryState,
-    *,
-    network: MemoryNetwork,
-    chunk_size: int,
-    valid: Bool[Tensor, "B T"] | None = None,
-    return_surprise: SurpriseSizes = False,
-    extra: PerToken = PLAIN,
-    precision: str = "ieee",
-) -> tuple[Float[Tensor, "B T H D"], MemoryState, Float[Tensor, "B T H L"] | None]:
+def fused(call: Call, precision: str) -> Outcome:
     """Write and read by kernels; the same values and gradients as `chunked`.
 
     The loop over chunks runs inside one kernel, with one program per row and head; see docs/kernels.md. `precision`
@@ -137,10 +109,7 @@ def fused(
     dot, windows, the parts of the surprise.
     """
     import_triton()
-    check_supported(q, (theta, eta, alpha), state, chunk_size, return_surprise, network, extra)
+    check_supported(call)
     from titans_lm.ops.triton.operators import run
 
-    return run(
-        q, k, v, (theta, eta, alpha), state,
-        network=network, chunk_size=chunk_size, valid=valid, return_surprise=return_surprise, precision=precision,
-    )  # fmt: skip
+    return run(call, precision)

@@ -1,23 +1,33 @@
-"""A whole call as two operators of torch: forward and backward, each opaque to compilers and known to autograd.
+"""A whole call through the kernels, forward and backward: pointers, sizes, scratch memory. Nothing here knows autograd.
 
 A call is cut into segments of some chunks, as in chunkwise.py: what tokens weigh is computed segment by segment, the
 state at the start of each is kept, and the backward pass goes through them from the last. Tokens are laid out in chunks
-(N, B, C, H, D), gates (N, B, C, H), weights are (B, H, D_in, D_out).
+(N, B, C, H, D), gates (N, B, C, H), weights are (B, H, D_in, D_out). In a segment tokens are (n, R, C, D) for its n
+chunks, and weights (R, D_in, D_out).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from titans_lm.ops.chunk_forward import Tokens
-from titans_lm.ops.gates import Adjoint, ChunkGates, chunk_gates
+from titans_lm.ops.gates import Adjoint, chunk_gates
 from titans_lm.ops.groups import group_size
 from titans_lm.ops.layout import merge_heads, split_heads
-from titans_lm.ops.network import MemoryNetwork
-from titans_lm.ops.triton.launch import Gates, Segment, Shared, State, lead_back, write_and_read
+from titans_lm.ops.triton import power_of_two
+from titans_lm.ops.triton.kernels.deep import deep_forward, deep_step
+from titans_lm.ops.triton.kernels.deep_adjoint import deep_read_adjoint, deep_write_adjoint
+from titans_lm.ops.triton.kernels.linear import (
+    linear_forward,
+    linear_read_adjoint,
+    linear_step,
+    linear_write_adjoint,
+)
+
+ACTIVATIONS = {"gelu": 0, "silu": 1, "relu": 2}
 
 
 class Inputs(NamedTuple):
@@ -55,23 +65,104 @@ class Options(NamedTuple):
     keep: bool
 
 
+@dataclass
+class State:
+    """M, S and the anchor of every layer, (R, D_in, D_out) each, or gradients by them; kernels write in place."""
+
+    W: list[Tensor]
+    S: list[Tensor]
+    A: list[Tensor]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((*self.W, *self.S, *self.A))
+
+    def join_anchor(self) -> None:
+        """Where the anchor is the memory itself, so are their gradients: add them, and leave none by the anchor."""
+        for memory, anchor in zip(self.W, self.A, strict=True):
+            memory += anchor
+            anchor.zero_()
+
+    def replayed(self, chunks: int, fresh: bool) -> "State":
+        """Room for the state at every chunk's start and at the end, (n + 1, R, D_in, D_out), begun with this one."""
+
+        def room(x: Tensor) -> Tensor:
+            states = x.new_empty(chunks + 1, *x.shape)
+            states[0] = x
+            return states
+
+        W, S = [room(x) for x in self.W], [room(x) for x in self.S]
+        return State(W, S, W if fresh else [room(x) for x in self.A])
+
+
+class Segment(NamedTuple):
+    """One segment of a call.
+
+    G (n, R, C, C) and lines (n, R, 5, C) of a, f, both ends and η_end are what tokens weigh in each layer, and `back`
+    is the way back to the gates. `complete` (n, R) is 1 where a chunk ends, and `fresh` says that all do and that each
+    takes its gradients at the memory at its start.
+    """
+
+    tokens: list[Tensor]
+    G: list[Tensor]
+    lines: list[Tensor]
+    complete: Tensor
+    fresh: bool
+    back: Adjoint | None
+
+
+def by_row(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Copies (R, D_in, D_out) of weights (B, H, D_in, D_out), since kernels write in place."""
+    return [w.flatten(0, 1).clone(memory_format=torch.contiguous_format) for w in weights]
+
+
+def shared_tensors(
+    like: Tensor, M: Sequence[Tensor], norm: tuple[Tensor | None, Tensor | None], initial: Sequence[Tensor]
+) -> list[Tensor]:
+    """LayerNorm (H, D) and M_init (H, D_in, D_out); for what the network lacks, tensors of which no value is used."""
+    present = [like if w is None else w.contiguous() for w in norm]
+    return [*present, *([w.contiguous() for w in initial] or M)]
+
+
+def constants(
+    norm: tuple[Tensor | None, Tensor | None],
+    initial: Sequence[Tensor],
+    activation: str,
+    residual: bool,
+    objective: str,
+    channels: int,
+    deep: bool,
+) -> dict[str, Any]:
+    """What every kernel is compiled with; Triton wants to be told to do products and sums in one operation."""
+    form = {
+        "NORM": sum(x is not None for x in norm), "RESIDUAL": residual, "DOT": objective == "dot",
+        "INIT": bool(initial), "BD": power_of_two(channels), "enable_fp_fusion": True,
+    }  # fmt: skip
+    return form | ({"ACT": ACTIVATIONS[activation]} if deep else {})
+
+
 @dataclass(frozen=True)
-class Call:
-    """Segments of a call, and each as the kernels want it."""
+class KernelCall:
+    """Segments of a call, and each through the kernels."""
 
     inputs: Inputs
     options: Options
 
-    @property
-    def network(self) -> MemoryNetwork:
+    @cached_property
+    def shared(self) -> list[Tensor]:
+        x = self.inputs
+        return shared_tensors(x.q, x.M, (x.norm_weight, x.norm_bias), x.initial)
+
+    @cached_property
+    def hidden(self) -> tuple[int, ...]:
+        """The hidden channels of a memory of two layers."""
+        return tuple([w.shape[-1] for w in self.inputs.M[:-1]])
+
+    @cached_property
+    def form(self) -> dict[str, Any]:
         x, o = self.inputs, self.options
-        norm = (None if y is None else y.contiguous() for y in (x.norm_weight, x.norm_bias))
-        return MemoryNetwork(
-            o.activation, o.residual, *norm,
-            objective=o.objective,
-            forget_to="init" if x.initial else "zero",
-            initial=tuple(w.contiguous() for w in x.initial) or None,
-        )  # fmt: skip
+        norm, (C, _, D) = (x.norm_weight, x.norm_bias), x.q.shape[2:]
+        form = constants(norm, x.initial, o.activation, o.residual, o.objective, D, bool(self.hidden))
+        return {**form, "PRECISION": o.precision, "BC": power_of_two(C)}
 
     def segments(self) -> list[slice]:
         N = len(self.inputs.q)
@@ -84,11 +175,7 @@ class Call:
         return before and all(self.options.ends[where])
 
     def first_state(self) -> State:
-        """Copies by row, since kernels write in place."""
-        x = self.inputs
-        M, S, A = (
-            [w.flatten(0, 1).clone(memory_format=torch.contiguous_format) for w in p] for p in (x.M, x.S, x.anchor)
-        )
+        M, S, A = (by_row(x) for x in (self.inputs.M, self.inputs.S, self.inputs.anchor))
         return State(M, S, A or [w.clone() for w in M])
 
     def room(self) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
@@ -105,82 +192,155 @@ class Call:
         last = state[: 2 * L] if self.options.ends[-1] else state
         return o, written, read, x.q.new_empty(N, B, C, H, L), last, kept
 
-    def segment(self, where: slice, adjoint: bool = False) -> tuple[Segment, Adjoint | None]:
+    def segment(self, where: slice, adjoint: bool = False) -> Segment:
         x, o = self.inputs, self.options
         present = None if o.present is None else o.present[where]
         gates = torch.stack([g[where] for gate in (x.theta, x.eta, x.alpha) for g in gate], dim=-1)
         layers, back = chunk_gates((gates,), present, adjoint)
-        heads, rows = x.q.shape[3], x.q.shape[1] * x.q.shape[3]
-        tokens = Tokens(*(merge_heads(y[where]).unflatten(0, (-1, rows)) for y in (x.q, x.k, x.v)))
-        complete = o.complete[where].to(torch.int32).repeat_interleave(heads, dim=1)
-        gates = [Gates.of(ChunkGates(*[y.unflatten(0, (-1, rows)) for y in g])) for g in layers]
-        return Segment(self.network, heads, tokens, gates, complete, self.fresh(where), o.precision), back
+        by_chunk = -1, x.q.shape[1] * x.q.shape[3]
+        tokens = [merge_heads(y[where]).unflatten(0, by_chunk) for y in (x.q, x.k, x.v)]
+        complete = o.complete[where].to(torch.int32).repeat_interleave(x.q.shape[3], dim=1)
+        G, lines = [g.G.unflatten(0, by_chunk).contiguous() for g in layers], []
+        for g in layers:
+            columns = torch.cat((g.a, g.f, g.memory_end, g.surprise_end, g.eta_end.expand_as(g.a)), dim=-1)
+            lines.append(columns.unflatten(0, by_chunk).transpose(2, 3).contiguous())
+        return Segment(tokens, G, lines, complete, self.fresh(where), back)
+
+    def write(self, segment: Segment, state: State, outputs: Sequence[Tensor], replay: bool = False) -> None:
+        """Write and read a segment, of which `state` becomes the state behind it.
+
+        Outputs are o, z_L of the keys and of the queries (n, R, C, D), and ‖∇_{W_l} ℓ‖ (n, R, L, C). A replay reads
+        nothing and leaves the states of all chunks.
+        """
+        (n, R, C, D), H = segment.tokens[0].shape, self.inputs.q.shape[3]
+        anchors = state.W if segment.fresh else state.A
+        (deep_forward if self.hidden else linear_forward)[(R,)](
+            *segment.tokens, *segment.G, *segment.lines, segment.complete, *self.shared,
+            *state.W, *state.S, *anchors, *outputs,
+            n, R, H, C, D, *self.hidden, REPLAY=replay, FRESH=segment.fresh, **self.form,
+        )  # fmt: skip
+
+    def lead_back(
+        self, segment: Segment, start: State, written: Tensor, read: Tensor, d_o: Tensor, d: State, shared: list[Tensor]
+    ) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+        """The gradients of a segment from its state at the `start`, by tokens and by every layer's `ChunkGates`.
+
+        `d` and `shared`, which are those by the LayerNorm (R, D) and M_init (R, D_in, D_out), are led back in place.
+        """
+        q, L = segment.tokens[0], len(start.W)
+        (n, R, C, D), H = q.shape, self.inputs.q.shape[3]
+        states = start.replayed(n, segment.fresh)
+        self.write(segment, states, (q, written, read, q), replay=True)
+        d_q, d_k, d_v, d_delta, d_z = (torch.empty_like(q) for _ in range(5))
+        d_hidden = [q.new_empty(n, R, C, F) for F in self.hidden * 4]
+        d_G, d_norm = [torch.empty_like(g) for g in segment.G], [q.new_empty(n, R, D) for _ in range(2)]
+        d_af, d_lines = ([q.new_empty(n, R, 2, C) for _ in range(L)] for _ in range(2))
+        d_ends = [q.new_empty(n, R, 3) for _ in range(L)]
+        deep = bool(self.hidden)
+        reads, writes = (deep_read_adjoint, deep_write_adjoint) if deep else (linear_read_adjoint, linear_write_adjoint)
+        reads[(R, n)](
+            d_o, *segment.tokens, *segment.G, *segment.lines, *self.shared,
+            *states.W, *states.S, *(states.A if deep else ()), written, read,
+            d_q, d_k, d_delta, d_z, *d_hidden, *d_G, *d_af, *d_norm, R, H, C, D, *self.hidden, **self.form,
+        )  # fmt: skip
+        (weight, bias, *initial) = shared
+        for whole, part in zip((weight, bias), d_norm, strict=True):
+            whole += part.sum(0)
+        writes[(R,)](
+            *segment.tokens, *segment.lines, segment.complete, *self.shared, *states, written, d_delta, d_z, *d_hidden,
+            *d, *(initial or d.W), d_k, d_v, *d_lines, *d_ends, weight, bias,
+            n, R, H, C, D, *self.hidden, FRESH=segment.fresh, **self.form,
+        )  # fmt: skip
+        by_gates = [gate_gradients(*parts) for parts in zip(d_G, d_af, d_lines, d_ends, strict=True)]
+        return [d_q, d_k, d_v], by_gates
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
+def gate_gradients(d_G: Tensor, d_af: Tensor, d_lines: Tensor, d_ends: Tensor) -> dict[str, Tensor]:
+    """Gradients by the fields of `ChunkGates`; a and f are also what W and S weigh at the end of a chunk."""
+    d_af[..., -1] += d_ends[..., :2]
+    a, f, memory_end, surprise_end = (x.unsqueeze(-1) for x in (*d_af.unbind(2), *d_lines.unbind(2)))
+    eta_end = d_ends[..., 2, None, None]
+    return {
+        "a": a, "f": f, "G": d_G, "eta_end": eta_end, "surprise_end": surprise_end, "memory_end": memory_end,
+    }  # fmt: skip
+
+
+def forward(call: KernelCall) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
     """Write and read all segments.
 
     Returns o (N, B, C, H, D), z_L of the keys and of the queries (N, R, C, D), the size of the momentary surprise
     (N, B, C, H, L), the last state, and those between segments, one tensor for each part: M and S, and the anchor
     where a segment has another than M.
     """
-    x = call.inputs
-    B, H = x.q.shape[1], x.q.shape[3]
+    _, B, C, H, _ = call.inputs.q.shape
     o, written, read, sizes, _, kept = call.room()
     state, fresh = call.first_state(), True
     for i, where in enumerate(call.segments()):
-        was_fresh, fresh = fresh, call.fresh(where)
+        segment = call.segment(where)
+        was_fresh, fresh = fresh, segment.fresh
         if was_fresh and not fresh and where.start > 0:  # nobody has followed the anchor so far
             for anchor, memory in zip(state.A, state.W, strict=True):
                 anchor.copy_(memory)
         for room, part in zip(kept if i > 0 else (), state, strict=False):
             room[i - 1] = part
-        segment, _ = call.segment(where)
-        got = write_and_read(segment, state)
-        o[where], sizes[where] = (split_heads(y.flatten(0, 1), B, H) for y in (got.o, got.sizes.transpose(2, 3)))
+        q = segment.tokens[0]
+        *tokens, norms = *(torch.empty_like(q) for _ in range(3)), q.new_empty(len(q), B * H, len(state.W), C)
+        call.write(segment, state, (*tokens, norms))
+        o[where], sizes[where] = (split_heads(y.flatten(0, 1), B, H) for y in (tokens[0], norms.transpose(2, 3)))
         if call.options.keep:
-            written[where], read[where] = got.written, got.read
+            written[where], read[where] = tokens[1:]
     after = [*state.W, *state.S, *(() if call.options.ends[-1] else state.A)]
     return o, written, read, sizes, [w.unflatten(0, (B, H)) for w in after], kept
 
 
 def backward(
-    call: Call, written: Tensor, read: Tensor, kept: Sequence[Tensor], d_o: Tensor, d_after: Sequence[Tensor]
+    call: KernelCall, written: Tensor, read: Tensor, kept: Sequence[Tensor], d_o: Tensor, d_after: Sequence[Tensor]
 ) -> list[Tensor]:
     """Gradients by all inputs that are there, in their order."""
     x, L = call.inputs, len(call.inputs.M)
     _, B, _, H, D = x.q.shape
-    d = _led_from(d_after, L)
+    parts = by_row(d_after)
+    d = State(parts[:L], parts[L : 2 * L], parts[2 * L :] or [torch.zeros_like(w) for w in parts[:L]])
     starts = [call.first_state()]
-    for i in range(len(kept[0]) if kept else 0):
-        parts = [part[i] for part in kept]
+    for parts in map(list, zip(*kept, strict=True)):
         starts.append(State(parts[:L], parts[L : 2 * L], parts[2 * L :] or parts[:L]))
-    norm = (x.q.new_zeros(B * H, D) for _ in range(2))
-    shared = Shared(*norm, [torch.zeros_like(w) for w in d.W] if x.initial else [])
+    shared = [x.q.new_zeros(B * H, D) for _ in range(2)]
+    shared += [torch.zeros_like(w) for w in (d.W if x.initial else ())]
     tokens_grad = [torch.empty_like(y) for y in (x.q, x.k, x.v)]
     gates_grad = [torch.empty_like(y) for gate in (x.theta, x.eta, x.alpha) for y in gate]
     for where, start in zip(reversed(call.segments()), reversed(starts), strict=True):
-        if call.fresh(where):
+        segment = call.segment(where, adjoint=True)
+        assert segment.back is not None, "it was asked for"
+        if segment.fresh:
             d.join_anchor()
-        segment, back = call.segment(where, adjoint=True)
-        assert back is not None, "it was asked for"
-        d_out = merge_heads(d_o[where]).view_as(segment.tokens.q)
-        got = lead_back(segment, start, written[where], read[where], d_out, d, shared)
-        for whole, part in zip(tokens_grad, (got.q, got.k, got.v), strict=True):
+        d_out = merge_heads(d_o[where]).view_as(segment.tokens[0])
+        by_token, by_gates = call.lead_back(segment, start, written[where], read[where], d_out, d, shared)
+        for whole, part in zip(tokens_grad, by_token, strict=True):
             whole[where] = split_heads(part.flatten(0, 1), B, H)
-        for whole, part in zip(gates_grad, back(got.gates)[0].unbind(-1), strict=True):
+        for whole, part in zip(gates_grad, segment.back(by_gates)[0].unbind(-1), strict=True):
             whole[where] = part
     if not x.anchor:
         d.join_anchor()
     states = [*d.W, *d.S, *(d.A if x.anchor else ())]
-    weight, bias = (y.view(B, H, D).sum(0) for y in (shared.weight, shared.bias))
+    weight, bias, *initial = [w.unflatten(0, (B, H)).sum(0) for w in shared]
     return [
         *tokens_grad, *gates_grad, *(w.unflatten(0, (B, H)) for w in states),
-        *(() if x.norm_weight is None else (weight,)), *(() if x.norm_bias is None else (bias,)),
-        *(w.unflatten(0, (B, H)).sum(0) for w in shared.initial),
+        *(() if x.norm_weight is None else (weight,)), *(() if x.norm_bias is None else (bias,)), *initial,
     ]  # fmt: skip
 
 
-def _led_from(d_after: Sequence[Tensor], L: int) -> State:
-    parts = [w.flatten(0, 1).clone(memory_format=torch.contiguous_format) for w in d_after]
-    return State(parts[:L], parts[L : 2 * L], parts[2 * L :] or [torch.zeros_like(w) for w in parts[:L]])
+def step_rows(
+    q: Tensor, k: Tensor, v: Tensor, gates: Sequence[Tensor],
+    M: Sequence[Tensor], S: Sequence[Tensor], anchor: Sequence[Tensor],
+    norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor], *form: Any,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """One token (B, H, D): o, surprise (B, H, L), and new tensors M and S; gates are θ, η, α in (B, H, 3)."""
+    (B, H, D), norm, deep = q.shape, (norm_weight, norm_bias), len(M) == 2
+    state = [w.contiguous() for w in (*M, *S, *anchor)]
+    o, sizes = q.new_empty(B, H, D), q.new_empty(B, H, len(M))
+    after = [torch.empty_like(w) for w in state[: 2 * len(M)]]
+    (deep_step if deep else linear_step)[(B * H,)](
+        *(x.contiguous() for x in (q, k, v, *gates)), *shared_tensors(q, M, norm, initial), *state, o, *after, sizes,
+        H, D, *(w.shape[-1] for w in M[:-1]), **constants(norm, initial, *form, D, deep),
+    )  # fmt: skip
+    return o, sizes, after

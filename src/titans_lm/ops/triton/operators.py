@@ -10,48 +10,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from titans_lm.config import SurpriseSizes
+from titans_lm.ops.call import Call, Outcome
 from titans_lm.ops.layout import TokenLayout, make_layout
-from titans_lm.ops.network import MemoryNetwork
-from titans_lm.ops.recurrent import can_step, close
+from titans_lm.ops.recurrent import can_step, close, followed
 from titans_lm.ops.state import MemoryState
-from titans_lm.ops.triton.call import Call, Inputs, Options, backward, forward
-from titans_lm.ops.triton.launch import step_rows
+from titans_lm.ops.triton.call import Inputs, KernelCall, Options, backward, forward, step_rows
 
 TENSORS = len(Inputs._fields)
+FORM = "str activation, bool residual, str objective"
+SHARED = "Tensor? norm_weight, Tensor? norm_bias, Tensor[] initial"
+GIVEN = (
+    "Tensor q, Tensor k, Tensor v, Tensor[] theta, Tensor[] eta, Tensor[] alpha, Tensor[] M, Tensor[] S, "
+    f"Tensor[] anchor, {SHARED}, Tensor? present, Tensor complete, bool[] ends, {FORM}, str precision, bool keep"
+)
+"""`Inputs` and `Options` of a call, one after the other."""
 
 
-def _call(*given: Any) -> Call:
-    """Put together what `memory` is given."""
-    return Call(Inputs(*given[:TENSORS]), Options(*given[TENSORS:]))
+def _call(*given: Any) -> KernelCall:
+    return KernelCall(Inputs(*given[:TENSORS]), Options(*given[TENSORS:]))
 
 
-@torch.library.custom_op("titans_lm::memory", mutates_args=())
-def memory(
-    q: Tensor, k: Tensor, v: Tensor, theta: Sequence[Tensor], eta: Sequence[Tensor], alpha: Sequence[Tensor],
-    M: Sequence[Tensor], S: Sequence[Tensor], anchor: Sequence[Tensor],
-    norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor],
-    present: Tensor | None, complete: Tensor, ends: Sequence[bool],
-    activation: str, residual: bool, objective: str, precision: str, keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
+@torch.library.custom_op(
+    "titans_lm::memory", mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor[], Tensor[])"
+)
+def memory(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
     """Write and read a call: o, z_L of keys and of queries, surprise, the last state, the states between segments."""
-    inputs = Inputs(q, k, v, theta, eta, alpha, M, S, anchor, norm_weight, norm_bias, initial)
-    return forward(Call(inputs, Options(present, complete, ends, activation, residual, objective, precision, keep)))
+    return forward(_call(*given))
 
 
-@torch.library.custom_op("titans_lm::memory_backward", mutates_args=())
-def memory_backward(
-    q: Tensor, k: Tensor, v: Tensor, theta: Sequence[Tensor], eta: Sequence[Tensor], alpha: Sequence[Tensor],
-    M: Sequence[Tensor], S: Sequence[Tensor], anchor: Sequence[Tensor],
-    norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor],
-    present: Tensor | None, complete: Tensor, ends: Sequence[bool],
-    activation: str, residual: bool, objective: str, precision: str, keep: bool,
-    written: Tensor, read: Tensor, kept: Sequence[Tensor], d_o: Tensor, d_after: Sequence[Tensor],
-) -> list[Tensor]:  # fmt: skip
+@torch.library.custom_op(
+    "titans_lm::memory_backward",
+    mutates_args=(),
+    schema=f"({GIVEN}, Tensor written, Tensor read, Tensor[] kept, Tensor d_o, Tensor[] d_after) -> Tensor[]",
+)
+def memory_backward(*given: Any) -> list[Tensor]:
     """The gradients of `memory` by all its tensors that are there, in their order."""
-    inputs = Inputs(q, k, v, theta, eta, alpha, M, S, anchor, norm_weight, norm_bias, initial)
-    call = Call(inputs, Options(present, complete, ends, activation, residual, objective, precision, keep))
-    return backward(call, written, read, kept, d_o, d_after)
+    return backward(_call(*given[:-5]), *given[-5:])
 
 
 @memory.register_fake
@@ -91,69 +85,49 @@ def _backward(ctx: Any, d_o: Tensor | None, *others: Any) -> tuple[Any, ...]:
 memory.register_autograd(_backward, setup_context=_setup_context)
 
 
-@torch.library.custom_op("titans_lm::memory_step", mutates_args=())
-def memory_step(
-    q: Tensor, k: Tensor, v: Tensor, gates: Sequence[Tensor], M: Sequence[Tensor], S: Sequence[Tensor],
-    anchor: Sequence[Tensor], norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor],
-    activation: str, residual: bool, objective: str,
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+@torch.library.custom_op(
+    "titans_lm::memory_step",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor[] gates, Tensor[] M, Tensor[] S, Tensor[] anchor, "
+    f"{SHARED}, {FORM}) -> (Tensor, Tensor, Tensor[])",
+)
+def memory_step(*given: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     """One token (B, H, D), without gradients: o, surprise (B, H, L), and the new M and S; gates are (B, H, 3)."""
-    network = MemoryNetwork(
-        activation, residual, norm_weight, norm_bias, objective, "init" if initial else "zero", tuple(initial) or None
-    )
-    return step_rows(network, q, k, v, gates, M, S, anchor)
+    return step_rows(*given)
 
 
 @memory_step.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, gates: Sequence[Tensor], M: Sequence[Tensor], S: Sequence[Tensor],
-    anchor: Sequence[Tensor], norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor],
-    activation: str, residual: bool, objective: str,
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, gates: Any, M: Sequence[Tensor], S: Sequence[Tensor], *_: Any
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     return q.new_empty(q.shape), q.new_empty(*q.shape[:2], len(M)), [w.new_empty(w.shape) for w in (*M, *S)]
 
 
-Gate = tuple[Tensor, ...]
-
-
-def run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: tuple[Gate, Gate, Gate],
-    state: MemoryState,
-    *,
-    network: MemoryNetwork,
-    chunk_size: int,
-    valid: Tensor | None,
-    return_surprise: SurpriseSizes,
-    precision: str,
-) -> tuple[Tensor, MemoryState, Tensor | None]:
+def run(call: Call, precision: str) -> Outcome:
     """Write and read a call that the backend's checks have let through."""
-    dtype, initial = q.dtype, network.initial if network.forget_to == "init" else None
+    q, k, v, state, network, gates = call.q, call.k, call.v, call.state, call.network, call.gates
+    L, dtype = len(state.M), q.dtype
     norm = [None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)]
-    decay_target = [w.to(dtype) for w in initial or ()]
+    decay_target = [w.to(dtype) for w in network.decay_target]
     form = (network.activation, network.residual, network.objective)
-    followed = (q, k, v, *(x for gate in gates for x in gate), *state.M, *state.S, *state.anchor)
-    if can_step(q, valid, followed):
+    if can_step(call):
         by_layer = [torch.stack(layer, dim=-1).squeeze(1) for layer in zip(*gates, strict=True)]
         token = (x.squeeze(1) for x in (q, k, v))
         o, sizes, after = memory_step(*token, by_layer, state.M, state.S, state.anchor, *norm, decay_target, *form)
-        L = len(state.M)
-        after = close(MemoryState(tuple(after[:L]), tuple(after[L:]), state.anchor, state.offset + 1), chunk_size)
-        return o.unsqueeze(1), after, sizes.unsqueeze(1) if return_surprise else None
-    grid = make_layout(state.offset, q.shape[1], chunk_size, valid)
+        new = MemoryState(tuple(after[:L]), tuple(after[L:]), state.anchor, state.offset + 1)
+        return o.unsqueeze(1), close(new, call.chunk_size), sizes.unsqueeze(1) if call.return_surprise else None
+    grid = make_layout(state.offset, q.shape[1], call.chunk_size, call.valid)
     aliased = all(a is w for a, w in zip(state.anchor, state.M, strict=True))
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*followed, *norm, *decay_target))
+    asked = (*followed(call), *norm, *decay_target)
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in asked)
     ends = [flag is True for flag in grid.complete]
     o, _, _, sizes, after, _ = memory(
         *(grid.place(x) for x in (q, k, v)), *([grid.place(x) for x in gate] for gate in gates),
         state.M, state.S, () if aliased else state.anchor, *norm, decay_target,
         grid.mask(), _complete(grid, q), ends, *form, precision, keep,
     )  # fmt: skip
-    L = len(state.M)
     M, S, anchor = tuple(after[:L]), tuple(after[L : 2 * L]), tuple(after[2 * L :])
-    sizes = grid.restore(sizes) if return_surprise else None
+    sizes = grid.restore(sizes) if call.return_surprise else None
     return grid.restore(o), MemoryState(M, S, anchor or M, grid.offset), sizes
 
 

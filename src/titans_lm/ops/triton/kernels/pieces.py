@@ -1,9 +1,16 @@
-"""What the kernels are made of: tiles, the activation, the LayerNorm, the error of the inner loss, and their gradients.
+"""What the kernels are made of: tiles, activation, LayerNorm, error of the inner loss, one layer of a memory.
+
+All come with their gradients. Which tiles and warps are tried for a kernel is at the top.
 
 Rows are the positions of a chunk, padded with zeros to BC of them, and channels are padded to BD; whatever is summed
 over a padded place is zero there. ACT is 0 for GELU, 1 for SiLU, 2 for ReLU; NORM is 0 without a LayerNorm, 1 with its
-weight, 2 with weight and bias; DOT means the dot-product objective.
+weight, 2 with weight and bias; DOT means the dot-product objective. Of a layer, x are rows that read and y = x M_t, h
+and δ the inputs and errors of the keys; `a`, `f`, `memory_end` and `surprise_end` are columns, `ends` is
+(a_C, f_C, η_end). Sections 4 and 10 of docs/derivation.md.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -11,6 +18,41 @@ import triton.language as tl
 EPS = tl.constexpr(1e-5)
 ROOT_HALF = tl.constexpr(0.7071067811865476)
 ROOT_TWO_PI = tl.constexpr(0.3989422804014327)
+WARPS = (4, 8)
+TILES = (16, 32, 64)
+"""Hidden channels of a deep memory that are worked on at a time."""
+INTERPRETED_TILE = 16
+KEYS = ("C", "D", "F", "NORM", "INIT", "FRESH", "REPLAY", "PRECISION")
+"""What a choice depends on, as far as a kernel is told it; the types of its tensors come on their own."""
+
+
+def configurations(tiles: bool) -> list[triton.Config]:
+    """List what is tried; `tiles` for kernels that work on BF hidden channels at a time."""
+    if triton.knobs.runtime.interpret:
+        return [triton.Config({"BF": INTERPRETED_TILE} if tiles else {})]
+    return [
+        triton.Config({"BF": tile} if tiles else {}, num_warps=warps, num_stages=1)
+        for tile in (TILES if tiles else TILES[:1])
+        for warps in WARPS
+    ]
+
+
+def tuned(*restored: str, tiles: bool = False) -> Callable[[Any], Any]:
+    """Decorate a kernel, whose tiles and warps are the fastest of a few: no choice changes what it computes.
+
+    `restored` names what it changes in place, which a trial must not.
+    """
+
+    def decorate(kernel: Any) -> Any:
+        keys = [key for key in KEYS if key in kernel.arg_names]
+        return triton.autotune(
+            configurations(tiles),
+            key=keys,
+            restore_value=list(restored),
+            cache_results=not triton.knobs.runtime.interpret,
+        )(kernel)
+
+    return decorate
 
 
 @triton.jit
@@ -217,3 +259,77 @@ def answer_adjoint(g, z, w, D, NORM: tl.constexpr, BD: tl.constexpr):
 def row_sums(x):
     """Σ over the channels, (BC, 1)."""
     return tl.sum(x, 1)[:, None]
+
+
+@triton.jit
+def met(x, a, f, memory, surprise, base, INIT: tl.constexpr, PRECISION: tl.constexpr):
+    """What rows x meet of the state at the chunk's start: (a x) W + (f x) S [+ ((1 − a) x) M_init]."""
+    y = matmul(a * x, memory, PRECISION) + matmul(f * x, surprise, PRECISION)
+    if INIT:
+        y += matmul(x - a * x, base, PRECISION)
+    return y
+
+
+@triton.jit
+def met_adjoint(x, y_bar, a, f, memory, surprise, base, INIT: tl.constexpr, PRECISION: tl.constexpr):
+    """Back through `met`: x̄, and what a and f get of it."""
+    kept, past = matmul(y_bar, tl.trans(memory), PRECISION), matmul(y_bar, tl.trans(surprise), PRECISION)
+    x_bar = a * kept + f * past
+    if INIT:
+        based = matmul(y_bar, tl.trans(base), PRECISION)
+        x_bar += (1.0 - a) * based
+        kept -= based
+    return x_bar, row_sums(x * kept), row_sums(x * past)
+
+
+@triton.jit
+def advanced(
+    memory, surprise, base, h, delta, memory_end, surprise_end, ends, INIT: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """W ← a W + f S [+ (1 − a) M_init] − (h ∘ memory_end)ᵀ δ and S ← η_end S − (h ∘ surprise_end)ᵀ δ."""
+    a_end, f_end, eta_end = ends
+    new = a_end * memory + f_end * surprise - matmul(tl.trans(memory_end * h), delta, PRECISION)
+    if INIT:
+        new += (1.0 - a_end) * base
+    return new, eta_end * surprise - matmul(tl.trans(surprise_end * h), delta, PRECISION)
+
+
+@triton.jit
+def advanced_adjoint(h, delta, W_bar, S_bar, memory_end, surprise_end, PRECISION: tl.constexpr):
+    """Back through the outer products of `advanced`: h̄, δ̄, and what memory_end and surprise_end get."""
+    to_memory, to_surprise = matmul(delta, tl.trans(W_bar), PRECISION), matmul(delta, tl.trans(S_bar), PRECISION)
+    h_bar = -memory_end * to_memory - surprise_end * to_surprise
+    delta_bar = -matmul(memory_end * h, W_bar, PRECISION) - matmul(surprise_end * h, S_bar, PRECISION)
+    return h_bar, delta_bar, -row_sums(h * to_memory), -row_sums(h * to_surprise)
+
+
+@triton.jit
+def ends_adjoint(W_bar, S_bar, memory, surprise, base, INIT: tl.constexpr):
+    """What a_C, f_C and η_end get of `advanced`."""
+    by_a = tl.sum(W_bar * (memory - base)) if INIT else tl.sum(W_bar * memory)
+    return by_a, tl.sum(W_bar * surprise), tl.sum(S_bar * surprise)
+
+
+@triton.jit
+def state_adjoint(W_bar, S_bar, x, y_bar, a, f, ends, INIT: tl.constexpr, PRECISION: tl.constexpr):
+    """Gradients by the state at a chunk's start: W̄, S̄, and what M_init gets."""
+    a_end, f_end, eta_end = ends
+    base_bar = W_bar
+    if INIT:
+        base_bar = (1.0 - a_end) * W_bar + matmul(tl.trans(x - a * x), y_bar, PRECISION)
+    before = eta_end * S_bar + f_end * W_bar + matmul(tl.trans(f * x), y_bar, PRECISION)
+    return a_end * W_bar + matmul(tl.trans(a * x), y_bar, PRECISION), before, base_bar
+
+
+@triton.jit
+def stepped(memory, surprise, base, h, delta, gates, INIT: tl.constexpr):
+    """One token: M and S after it, for inputs h (…, 1) and errors δ (1, …); `gates` points at θ, η, α.
+
+    S ← η S − θ h ⊗ δ,   M ← (1 − α) M [+ α M_init] + S                                           (eq. 13–14)
+    """
+    theta, eta, alpha = tl.load(gates), tl.load(gates + 1), tl.load(gates + 2)
+    surprise = eta * surprise - theta * h * delta
+    memory = (1.0 - alpha) * memory + surprise
+    if INIT:
+        memory += alpha * base
+    return memory, surprise
