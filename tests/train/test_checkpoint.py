@@ -88,7 +88,11 @@ def test_a_checkpoint_is_a_saved_model(titans, saved):
 
 
 def test_models_of_other_kinds_are_saved_too(llama, tmp_path):
-    for name, make in (("llama", llama), ("torch", lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))):
+    def without_numbers():
+        return nn.ParameterList([torch.zeros(0, 4), torch.zeros(0, 4), torch.ones(2)])
+
+    layers = "torch", lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
+    for name, make in (("llama", llama), layers, ("none", without_numbers)):
         model, other = make(), make()
         save_checkpoint(tmp_path / name, model, TRAINER)
         with torch.no_grad():

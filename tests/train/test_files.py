@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import stat
@@ -12,6 +13,7 @@ from titans_lm.train.files import (
     JsonLines,
     claimed,
     new_folder,
+    read_json,
     remove_folder,
     remove_unfinished,
     write_atomically,
@@ -184,6 +186,28 @@ def test_a_folder_belongs_to_one_process(tmp_path, other_owner):
         pass
     with claimed(path):
         pass
+
+
+def test_a_lock_that_its_owner_took_away_meanwhile_is_made_again(tmp_path, monkeypatch):
+    path, lock, opened = tmp_path / "in-use", fcntl.lockf, []
+
+    def late(file, how):
+        if not opened:
+            path.unlink()
+        opened.append(file)
+        lock(file, how)
+
+    monkeypatch.setattr("titans_lm.train.files.fcntl.lockf", late)
+    with claimed(path):
+        assert path.read_text().startswith(f"process {os.getpid()} on ")
+    assert len(opened) == 2
+
+
+def test_a_file_that_was_cut_off_is_named(tmp_path):
+    (tmp_path / "settings.json").write_text('{"steps": ')
+    with pytest.raises(ValueError, match=r"settings\.json, which is not JSON: .*bring it back from a copy") as caught:
+        read_json(tmp_path / "settings.json")
+    assert is_mistake(caught.value)
 
 
 def test_a_folder_is_removed_at_once(tmp_path):

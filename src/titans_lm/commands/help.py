@@ -41,7 +41,7 @@ def overview(commands: dict[str, str], version: str) -> str:
         *(f"  {name:<{width}}  {said}" for name, said in commands.items()), "",
         "titans COMMAND --help shows the settings that people change, --help-all shows all of them.",
         "Begin with: titans demo, or titans train stdlib --out runs/first",
-        "Completion for a shell: titans --tyro-print-completion bash (or zsh, tcsh)",
+        "Completion for a shell: titans --tyro-print-completion bash (or zsh)",
     ])  # fmt: skip
 
 

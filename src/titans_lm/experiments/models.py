@@ -8,7 +8,6 @@ NAME=PATH                             a model that is trained already
 
 import dataclasses
 import hashlib
-import json
 import os
 import re
 import tomllib
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from titans_lm.config import MEMORY_ALONE, SHARING_BLOCKS, Architecture, BackboneConfig, nearest
+from titans_lm.train.files import read_json
 from titans_lm.train.options import merge_settings
 from titans_lm.train.settings import RULES, ModelSettings
 
@@ -204,7 +204,7 @@ def weights_sum(folder: Path) -> str:
 
 def kind_of(folder: Path) -> str:
     """Tell what a saved model is: an architecture or a rule (delta-net) of ours, or the model type of Hugging Face."""
-    config = json.loads((folder / "config.json").read_bytes())
+    config = read_json(folder / "config.json")
     stack = {**vars(BackboneConfig()), **config}  # a file leaves out what is the default
     for name, rule in RULES.items():  # where its memory starts is no part of a rule
         own = {key: value for key, value in rule.items() if not key.endswith("_init")}

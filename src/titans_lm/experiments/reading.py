@@ -17,7 +17,7 @@ from titans_lm.experiments.models import NamedModel, kind_of, weights_sum
 from titans_lm.experiments.reading_settings import ReadingSettings
 from titans_lm.experiments.result import COMMITS, WALL, Clock, Result, once, write_record
 from titans_lm.experiments.runner import SPEC, Say
-from titans_lm.train.files import write_json
+from titans_lm.train.files import read_json, write_json
 from titans_lm.train.fresh import size_of
 from titans_lm.train.progress import TokenReport
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
@@ -122,7 +122,7 @@ def check_seeds(named: Sequence[NamedModel]) -> None:
     """Refuse models of one name that are no seeds of one model, before anything is read."""
     known: dict[str, tuple[Path, Any]] = {}
     for name, path in named:
-        config = json.loads((resolve_model(path) / "config.json").read_bytes())
+        config = read_json(resolve_model(path) / "config.json")
         sizes = {key: value for key, value in config.items() if key not in INCIDENTAL}
         found = sizes, tokenizer_fingerprint(load_tokenizer(path))
         first, expected = known.setdefault(name, (path, found))
@@ -170,7 +170,7 @@ def _read_once(planned: Planned, named: NamedModel, weights: str, settings: Read
         made = clock.read()
         told = {SPEC: spec, "model": str(named.path), "seconds": made[WALL], COMMITS: made[COMMITS]}
         write_json(file, {**told, "tokens": planned.tokens, **found})
-    return Reading(planned.key, json.loads(file.read_bytes()))
+    return Reading(planned.key, read_json(file))
 
 
 def costs(readings: Sequence[Reading]) -> Result:

@@ -21,7 +21,7 @@ from titans_lm.data.contents import check_contents
 from titans_lm.experiments.models import folder_name
 from titans_lm.experiments.result import WALL, Clock, Result, kept
 from titans_lm.experiments.settings import TRIAL_SEED, Experiment
-from titans_lm.train.files import write_json
+from titans_lm.train.files import read_json, write_json
 from titans_lm.train.progress import Outlook
 from titans_lm.train.settings import FitSettings
 from titans_lm.train.trainer import Diverged
@@ -227,7 +227,7 @@ def run_job(job: Job, outlook: Outlook | None = None) -> Result:
     """
     done, spec = job.folder / RESULT, job.spec()
     if done.is_file():
-        result = json.loads(done.read_bytes())
+        result = read_json(done)
         _check_same(job, result[SPEC], spec)
         return result
     saved = job.saved_spec()

@@ -4,7 +4,6 @@ Learning rates are chosen by the held-out part of the training data; the test te
 """
 
 import dataclasses
-import json
 import math
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -24,7 +23,7 @@ from titans_lm.experiments.result import Result, kept, runs_of, write_record
 from titans_lm.experiments.runner import CONTENTS, SPEC, Run, Say, run_experiment
 from titans_lm.experiments.settings import CompareSettings
 from titans_lm.report.spread import mean_with_spread
-from titans_lm.train.files import JsonLines, write_json
+from titans_lm.train.files import JsonLines, read_json, write_json
 from titans_lm.train.fresh import special_ids
 from titans_lm.train.language import language_data, train_language_model
 from titans_lm.train.match import MATCHED_BY
@@ -142,7 +141,7 @@ class TextJob(Run):
         settings, noted = begun_with(self.folder), self.folder / CONTENTS_FILE
         if settings is None:
             return None
-        return {**self._spec(settings), CONTENTS: json.loads(noted.read_bytes()) if noted.is_file() else {}}
+        return {**self._spec(settings), CONTENTS: read_json(noted) if noted.is_file() else {}}
 
     def train(self, outlook: Outlook | None = None) -> Result:
         begun = (self.folder / SETTINGS).is_file()

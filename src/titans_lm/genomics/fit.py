@@ -23,7 +23,7 @@ from titans_lm.genomics.predict import Classifier, load_classifier, load_nucleot
 from titans_lm.genomics.records import VOCAB_SIZE, Sequences, Tokens, read_sequences
 from titans_lm.genomics.settings import COUNTED, GenomicsFit, PretrainSettings, TrainSettings, extra, small_model
 from titans_lm.train.device import environment, to_device
-from titans_lm.train.files import write_json
+from titans_lm.train.files import read_json, write_json
 from titans_lm.train.fresh import size_of
 from titans_lm.train.loop import Interrupted, fit
 from titans_lm.train.match import match_parameters
@@ -62,7 +62,7 @@ def train_on_file(settings: TrainSettings, *, progress: ProgressReport | None = 
         check_network(chosen, len(data.classes))
     begin(settings.out, settings, resume=settings.resume)
     if (settings.out / RESULT).is_file():  # it was finished
-        return json.loads((settings.out / RESULT).read_bytes())
+        return read_json(settings.out / RESULT)
     try:
         classifier, fitted = train_classifier(chosen, train, valid, settings.out, shown)
     except Interrupted as stopped:
@@ -97,7 +97,7 @@ def begin(path: Path, settings: Any, *, resume: bool) -> None:
         RunFolder.create(path, now)
         return
     RunFolder.open(path)
-    before, now = json.loads((path / SETTINGS).read_bytes()), json.loads(json.dumps(now))
+    before, now = read_json(path / SETTINGS), json.loads(json.dumps(now))
     other = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if other:
         raise ValueError(

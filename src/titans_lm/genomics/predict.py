@@ -4,7 +4,6 @@ A folder has config.json and model.safetensors, which say all that prediction ne
 settings, and which of two kinds it is: a classifier, or a model of nucleotides that a classifier may start from.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from titans_lm.genomics.records import Sequences, Tokens, read_sequences, revers
 from titans_lm.genomics.settings import GenomicsFit, PredictSettings, extra
 from titans_lm.train.checkpoint import WEIGHTS
 from titans_lm.train.device import choose_device, to_device
-from titans_lm.train.files import check_writable, new_folder, one_line, write_atomically, write_json
+from titans_lm.train.files import check_writable, new_folder, one_line, read_json, write_atomically, write_json
 from titans_lm.train.fresh import size_of
 from titans_lm.train.options import merge_settings, plain_settings
 from titans_lm.train.run import MODEL, SETTINGS
@@ -124,10 +123,7 @@ def find_model(path: Path, kind: str) -> tuple[Path, dict[str, Any]]:
     if folder is None:
         found = "a run that is not finished" if (path / SETTINGS).is_file() else "no saved model"
         raise ValueError(f"got the model {str(path)!r}, which holds {found}; expected the run of {made}")
-    try:
-        config = json.loads((folder / CONFIG).read_bytes())
-    except ValueError as error:
-        raise ValueError(f"got {folder / CONFIG}, which is not JSON: {error}") from error
+    config = read_json(folder / CONFIG)
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(
             f"got {folder}, which holds no model of sequences in the format {FORMAT!r}; expected one of {made}"

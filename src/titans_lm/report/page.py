@@ -1,6 +1,5 @@
 """The pages of results, one for each topic: made of the JSON that the commands wrote, and of nothing else."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 from titans_lm.report import books, forecast, gap, genomics, lm_eval, paper, reread, speed, tasks, text
 from titans_lm.report.figures import Drawn
 from titans_lm.report.section import FORMAT, Result, Section, is_earlier, status, without_folders
-from titans_lm.train.files import write_atomically
+from titans_lm.train.files import read_json, write_atomically
 
 SECTIONS: dict[str, Section] = {
     **speed.SECTIONS,
@@ -68,10 +67,7 @@ def read_results(folder: Path) -> Results:
         raise ValueError(f"got --results {folder}, which is no folder; expected one that titans bench wrote to")
     found: Results = {kind: [] for kind in SECTIONS}
     for path in sorted(folder.glob("*.json"), key=lambda path: (len(path.stem), path.stem)):
-        try:
-            result = json.loads(path.read_bytes())
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f"got {path}, which is not JSON: {error}") from error
+        result = read_json(path)
         kind = result.get("what") if isinstance(result, dict) else None
         if isinstance(kind, str) and kind not in found and result.get("format") == FORMAT:
             raise ValueError(

@@ -18,7 +18,7 @@ from titans_lm.genomics.settings import EvaluateSettings
 from titans_lm.report.paper import FORMAT
 from titans_lm.report.spread import Spread, in_percent, mean_with_spread
 from titans_lm.repro.plans import SOURCE, Plan, Step, Table, published
-from titans_lm.train.files import write_json
+from titans_lm.train.files import read_json, write_json
 from titans_lm.train.options import plain_settings
 
 PLAN, FILE = "plan.json", "repro.json"
@@ -43,7 +43,7 @@ def run_plan(plan: Plan, say: Say, *, quiet: bool = False) -> Result:
                 _do(step, say, quiet)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("stopped; the same command goes on") from None
-        results[step.name] = json.loads(step.file.read_bytes())
+        results[step.name] = read_json(step.file)
     result = report(plan, results)
     write_json(plan.out / FILE, result)
     return result
@@ -106,7 +106,7 @@ def _begin(plan: Plan) -> None:
     if not path.is_file():
         write_json(path, {**asked, "contents": now})
         return
-    begun = json.loads(path.read_bytes())
+    begun = read_json(path)
     before = begun.pop("contents", {})
     if _meant(begun) != _meant(asked):
         raise ValueError(

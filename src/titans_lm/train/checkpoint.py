@@ -132,8 +132,8 @@ def save_model(
 
 
 def _without_ties(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Leave out further names of one tensor; whoever loads them ties them again."""
-    first = {(x.data_ptr(), x.shape, x.stride()): name for name, x in reversed(weights.items())}
+    """Leave out further names of one tensor, which has a place only if it has numbers; whoever loads them ties them."""
+    first = {(x.data_ptr() or name, x.shape, x.stride()): name for name, x in reversed(weights.items())}
     return {name: weights[name].contiguous() for name in weights if name in first.values()}
 
 

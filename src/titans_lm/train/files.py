@@ -103,6 +103,17 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json_text(value, indent=2) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """Read a file of ours; ValueError where it is no JSON any more."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(
+            f"got {path}, which is not JSON: {error}; it was cut off or changed since it was written: bring it back "
+            "from a copy, or remove it with what it belongs to"
+        ) from error
+
+
 def json_text(value: Any, indent: int | None = None) -> str:
     """Write a value as JSON that UTF-8 can hold: the name of a file may have bytes that are no text, and is escaped."""
     text = json.dumps(finite(value), indent=indent, ensure_ascii=False)
@@ -195,6 +206,10 @@ def claimed(path: Path) -> Iterator[None]:
                 f"got the folder {path.parent}, which {file.read()[:200] or 'another process'} has in use; "
                 "wait for it, stop it, or take another folder"
             ) from None
+        if not os.fstat(file.fileno()).st_nlink:  # whoever had it has removed it since it was opened here
+            with claimed(path):
+                yield
+            return
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()

@@ -38,6 +38,7 @@ from titans_lm.train.files import (
     claimed,
     new_folder,
     one_line,
+    read_json,
     remove_folder,
     remove_unfinished,
     write_atomically,
@@ -176,20 +177,20 @@ class RunFolder:
 def begun_with(run: Path) -> dict[str, Any] | None:
     """Tell what a run was begun with; None where there is none."""
     path = run / SETTINGS
-    return json.loads(path.read_bytes()) if path.is_file() else None
+    return read_json(path) if path.is_file() else None
 
 
 def commits_of(run: Path) -> list[str]:
     """Name the commits that a run was trained with, the first one first; none where there is no run."""
     path = run / ENVIRONMENT
-    return json.loads(path.read_bytes()).get(COMMITS, [UNKNOWN]) if path.is_file() else []
+    return read_json(path).get(COMMITS, [UNKNOWN]) if path.is_file() else []
 
 
 def _note_commit(run: Path) -> None:
     """Add the commit of now to those of a run, where it is another than the one before."""
     known, now = commits_of(run), commit()
     if known and known[-1] != now:
-        told = json.loads((run / ENVIRONMENT).read_bytes())
+        told = read_json(run / ENVIRONMENT)
         write_json(run / ENVIRONMENT, {**told, COMMITS: [*known, now]})
 
 
@@ -304,5 +305,5 @@ def step_of(folder: Path) -> int:
     """Read the step that a saved model was saved at."""
     if folder.name == MODEL:
         file = folder / f"{STEP}.json"
-        return int(json.loads(file.read_bytes())[STEP]) if file.is_file() else 0
+        return int(read_json(file)[STEP]) if file.is_file() else 0
     return int(folder.name[5:])
