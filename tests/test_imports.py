@@ -119,6 +119,40 @@ def test_rooms_of_one_row_do_not_import_each_other_both_ways() -> None:
     assert list(graphlib.TopologicalSorter(graph).static_order())  # a cycle raises graphlib.CycleError
 
 
+def module_of(name: str, package: Path) -> str:
+    """The module of the package that a dotted name is, or is in; "" is the package itself."""
+    while name and not exists(name, package):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def files_in_circles(package: Path) -> list[str]:
+    graph: dict[str, set[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        own, names = name_of(path, package), [name.partition(".") for _, name in imported(path, package)]
+        found = {module_of(rest, package) for root, _, rest in names if root == "titans_lm"}
+        graph[own] = found - {own}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_file_imports_one_that_imports_it() -> None:
+    """Imports inside functions count; what a package makes public is imported from its files inside the package."""
+    assert files_in_circles(PACKAGE) == []
+
+
+def test_a_circle_of_files_is_found(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("from titans_lm.two import a")
+    (tmp_path / "two.py").write_text("def f():\n    from titans_lm import three")
+    (tmp_path / "three.py").write_text("from titans_lm.one.b import c")
+    assert set(files_in_circles(tmp_path)) == {"one", "two", "three"}
+    (tmp_path / "three.py").write_text("import torch")
+    assert files_in_circles(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "line",
     [

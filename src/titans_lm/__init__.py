@@ -47,7 +47,7 @@ def pretrained(name: str) -> Any:
 
     ValueError for a name that none has, with the nearest.
     """
-    return import_module("titans_lm.train.shipped").pretrained(name)
+    return import_module("titans_lm.train.run").pretrained(name)
 
 
 def __getattr__(name: str) -> Any:

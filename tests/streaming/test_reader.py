@@ -25,7 +25,7 @@ from streaming.stream_cases import (
 from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer
 from titans_lm.streaming import Reader, TokenStream
 from titans_lm.train.fresh import model_for
-from titans_lm.train.shipped import pretrained
+from titans_lm.train.run import pretrained
 
 
 @pytest.mark.parametrize("piece_len", [1, 5])

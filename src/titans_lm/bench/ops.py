@@ -4,13 +4,8 @@ from itertools import product
 from typing import Any
 
 from titans_lm.bench.registry import Case, Cases, Comparison, Place, allocators, benchmark
-from titans_lm.bench.settings import KernelsSettings, OpsSettings
+from titans_lm.bench.settings import ONE_HEAD, PAPER, QUICK, KernelsSettings, OpsSettings
 
-PAPER: dict[str, Any] = {"heads": 6, "width": 64, "depth": 2, "expansion": 4, "chunk": 16, "forget_to": "zero"}
-"""The paper's form, which one size after the other is varied of."""
-ONE_HEAD: dict[str, Any] = {"heads": 1, "width": 384, "depth": 2, "expansion": 4, "chunk": 64, "forget_to": "zero"}
-"""One head over the whole width, as titans-pytorch has it by default."""
-QUICK = {"heads": 2, "width": 8}
 MODEL_WIDTH = 384
 
 

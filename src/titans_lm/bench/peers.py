@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from titans_lm.bench.models import model_case
-from titans_lm.bench.ops import ONE_HEAD, PAPER
 from titans_lm.bench.registry import Case, Cases, Comparison, Place, allocators, benchmark
-from titans_lm.bench.settings import PEER, PeersSettings
+from titans_lm.bench.settings import ONE_HEAD, PAPER, PEER, PeersSettings
 
 TRAIN = "forward+backward"
 VERSIONS = "import importlib.metadata as m; print(m.version('torch'), m.version('titans-pytorch'))"

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from titans_lm.bench.models import SIZES
-from titans_lm.bench.ops import ONE_HEAD
 from titans_lm.bench.registry import Case, Cases, Place, Repeated, allocators, benchmark
-from titans_lm.bench.settings import ScalingSettings
+from titans_lm.bench.settings import ONE_HEAD, ScalingSettings
 
 FORMS = ((2, 4096), (2, 16_384))
 """Rows and tokens that are measured beside one row of every length."""

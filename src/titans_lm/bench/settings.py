@@ -18,6 +18,11 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 }
 """Environments of a worker. Tuned tells glibc to keep what is freed, instead of giving it back to the kernel and
 asking for it, zeroed and page by page, in the next step."""
+PAPER: dict[str, Any] = {"heads": 6, "width": 64, "depth": 2, "expansion": 4, "chunk": 16, "forget_to": "zero"}
+"""The paper's form, which one size after the other is varied of."""
+ONE_HEAD: dict[str, Any] = {"heads": 1, "width": 384, "depth": 2, "expansion": 4, "chunk": 64, "forget_to": "zero"}
+"""One head over the whole width, as titans-pytorch has it by default."""
+QUICK = {"heads": 2, "width": 8}
 MODES = ("forward", "forward+backward", "decode")
 MODELS = (*get_args(Architecture), "llama", "mamba2")
 LINEAR = "lmm:memory_depth=1,chunk_size=16"

@@ -16,9 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from titans_lm.bench.gate import check_kernels
 from titans_lm.bench.measure import Runnable, one_pass
-from titans_lm.bench.ops import PAPER, QUICK
 from titans_lm.bench.registry import Case, Cases, Place, subject
-from titans_lm.bench.settings import OpsSettings
+from titans_lm.bench.settings import PAPER, QUICK, OpsSettings
 
 LENGTHS = (2048, 4096, 8192, 16_384, 32_768, 65_536)
 """Tokens of a row on a GPU, where none are asked for."""

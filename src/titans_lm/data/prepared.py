@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from titans_lm.data.text import HELD_OUT
+from titans_lm.data.text import HELD_OUT, INDEX, STARTED
 from titans_lm.data.tokenizer import TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = "titans-lm tokens 1"
-INDEX, TOKENIZER = "tokens.json", "tokenizer"
-STARTED = "preparing.json"
-"""Stands in the place of the index until a folder is finished."""
+TOKENIZER = "tokenizer"
 TRAIN, VALID = "train", "valid"
 ENDS, BYTES = 0, 1
 """Columns of a shard's .npy file."""

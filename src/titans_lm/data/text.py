@@ -16,6 +16,8 @@ BLOCK = 1 << 22
 """Bytes that are read at a time."""
 HELD_OUT = 0.05
 """Share of the documents that is held out, where nothing else is asked for."""
+INDEX, STARTED = "tokens.json", "preparing.json"
+"""The index of a prepared folder, and what stands in its place until the folder is finished."""
 OF_RUNS = "settings.json", "environment.json"
 """Files that runs have from the start."""
 
@@ -201,8 +203,6 @@ def files_below(folder: Path, left_out: frozenset[str] = frozenset(), made: list
 
 def _is_made(folder: Path) -> bool:
     """Tell a run, and a folder of tokens, by the files that lie in them from the start."""
-    from titans_lm.data.prepared import INDEX, STARTED  # which numpy comes with; no help waits for that
-
     return any(all((folder / name).is_file() for name in names) for names in ((INDEX,), (STARTED,), OF_RUNS))
 
 

@@ -16,7 +16,8 @@ from titans_lm.report.surprise.files import write_surprise
 from titans_lm.streaming import Reader
 from titans_lm.train.files import write_atomically
 from titans_lm.train.fresh import describe_model
-from titans_lm.train.shipped import PREFIX, pretrained, shipped_names
+from titans_lm.train.run import pretrained
+from titans_lm.train.shipped import PREFIX, shipped_names
 
 NAME, OPENING = "books", "opening.txt"
 MODES = ("carried", "frozen", "reset")

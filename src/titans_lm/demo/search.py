@@ -15,7 +15,8 @@ from titans_lm.streaming import Reader, load_memory, save_memory
 from titans_lm.streaming.read import ReadingReport
 from titans_lm.train.files import write_atomically
 from titans_lm.train.fresh import describe_model
-from titans_lm.train.shipped import pretrained, shipped_names
+from titans_lm.train.run import pretrained
+from titans_lm.train.shipped import shipped_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -7,10 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from titans_lm.retrofit.add import adapter_of, add_memory
+    from titans_lm.retrofit.add import add_memory
     from titans_lm.retrofit.attention import FULL, Reach
     from titans_lm.retrofit.cache import RetrofitCache, RetrofitState
-    from titans_lm.retrofit.file import load, save
+    from titans_lm.retrofit.file import load
+    from titans_lm.retrofit.memory import adapter_of
+    from titans_lm.retrofit.saving import save
     from titans_lm.retrofit.settings import AdapterMemory, AdapterSettings
 
 _HOME = {
@@ -20,10 +22,10 @@ _HOME = {
     "Reach": "attention",
     "RetrofitCache": "cache",
     "RetrofitState": "cache",
-    "adapter_of": "add",
+    "adapter_of": "memory",
     "add_memory": "add",
     "load": "file",
-    "save": "file",
+    "save": "saving",
 }
 __all__ = [
     "FULL",

@@ -16,8 +16,9 @@ from titans_lm.hf.cache import begin_cache, check_call, check_rows
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.attention import IMPLEMENTATION, PACKED, Call, Reach, check_reach
 from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState
-from titans_lm.retrofit.memory import LayerMemory
+from titans_lm.retrofit.memory import OURS, LayerMemory
 from titans_lm.retrofit.rotary import find_rotations
+from titans_lm.retrofit.saving import save
 from titans_lm.retrofit.settings import AdapterSettings
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 PROJECTIONS, OUTPUTS = ("q_proj", "k_proj", "v_proj"), ("o_proj", "dense")
 """Names of attention's projections; Phi calls the last one dense."""
-OURS = "titans"
-"""What PEFT calls the LoRA of an adapter. One that is added later is the only active one until
-`model.set_adapter(["titans", …])`, and is in no file of ours."""
 
 
 def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
@@ -192,18 +190,6 @@ def init_state(model: Any, batch_size: int) -> RetrofitState:
     return model.base_model(input_ids=ids, attention_mask=torch.zeros_like(ids), return_state=True).state
 
 
-def adapter_of(model: "PreTrainedModel") -> nn.ModuleDict:
-    """All that is trained, as one module: memories, and LoRA where there is one; the names are the model's own."""
-    parts = {
-        name.replace(".", "/"): module
-        for name, module in model.named_modules()
-        if isinstance(module, LayerMemory) or name.endswith((f"lora_A.{OURS}", f"lora_B.{OURS}"))
-    }
-    if not hasattr(model, "retrofit"):
-        raise ValueError(f"got a {type(model).__name__} without a memory; expected a model of add_memory or load")
-    return nn.ModuleDict(parts)
-
-
 def _add_lora(model: Any, attention: Any, rank: int) -> None:
     peft = load_library("peft", "lora_rank needs", "pip install peft")
     names = [name for name in (*PROJECTIONS, *OUTPUTS) if hasattr(attention, name)]
@@ -229,8 +215,6 @@ def _save_pretrained(
     model: Any, save_directory: Any, is_main_process: bool = True, *_: Any, push_to_hub: bool = False, **__: Any
 ) -> None:
     """Save the adapter; the base is there already."""
-    from titans_lm.retrofit.file import save
-
     if push_to_hub:
         raise ValueError("got push_to_hub; expected a folder alone, to be uploaded by huggingface_hub's upload_folder")
     if is_main_process:

@@ -1,36 +1,22 @@
-"""An adapter as a folder: its tensors in safetensors with a header that says what it is and whose, and a config.json.
-
-adapter.safetensors    metadata: format, version, and `header`: JSON with the settings, the base's name and fingerprint
-config.json            the same for transformers: importing this file lets `AutoModelForCausalLM` load such folders
-"""
+"""Adapters of folders back on their bases: by `load`, and by `AutoModelForCausalLM` once this file is imported."""
 
 import dataclasses
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM
 
 from titans_lm.config import check_known
-from titans_lm.retrofit.add import adapter_of, attach
+from titans_lm.retrofit.add import attach
+from titans_lm.retrofit.memory import adapter_of
+from titans_lm.retrofit.saving import FILE, FORMAT, VERSION, RetrofitConfig, fingerprint
 from titans_lm.retrofit.settings import AdapterSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-FORMAT, VERSION = "titans-retrofit", 2
-FILE = "adapter.safetensors"
-"""The name of an adapter in its folder."""
-
-
-class RetrofitConfig(PreTrainedConfig):
-    """What a folder with an adapter says of itself to transformers: `base`, `fingerprint` and `settings`."""
-
-    model_type = FORMAT
 
 
 class RetrofitForCausalLM:
@@ -44,40 +30,7 @@ class RetrofitForCausalLM:
         return load(folder, getattr(config, "base", None), **settings)
 
 
-AutoConfig.register(FORMAT, RetrofitConfig)
 AutoModelForCausalLM.register(RetrofitConfig, RetrofitForCausalLM)
-
-
-def save(model: "PreTrainedModel", folder: str | Path) -> Path:
-    """Write the adapter of a model, and nothing of its base, to a folder; returns the file of its weights."""
-    owner: Any = model
-    path = Path(folder) / FILE
-    config = path.with_name("config.json")
-    kind = json.loads(config.read_text()).get("model_type") if config.is_file() else FORMAT
-    if kind != FORMAT:
-        raise ValueError(
-            f"got the folder {str(folder)!r}, which holds a model of type {kind!r}; expected a folder of its own"
-        )
-    tensors = {
-        name.replace(".base_layer.", "."): x.detach().to("cpu").contiguous().clone()
-        for name, x in adapter_of(model).state_dict().items()
-        if ".lora_" not in name  # of a LoRA that somebody has put on maps of the memory, which PEFT saves
-    }
-    if any("modules_to_save" in name for name in tensors):
-        raise ValueError("got a memory among PEFT's modules_to_save; expected it in no file but its adapter's own")
-    name = owner.config._name_or_path
-    header = {
-        "base": str(Path(name).resolve()) if name and Path(name).is_dir() else name,
-        "fingerprint": fingerprint(model),
-        "settings": dataclasses.asdict(owner.retrofit),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"format": FORMAT, "version": str(VERSION), "header": json.dumps(header, ensure_ascii=False)}
-    whole = path.with_suffix(".unfinished")
-    safetensors.torch.save_file(tensors, whole, metadata)
-    whole.replace(path)
-    RetrofitConfig.from_dict({**header, "architectures": [RetrofitForCausalLM.__name__]}).save_pretrained(path.parent)
-    return path
 
 
 def load(
@@ -159,18 +112,3 @@ def read_adapter(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         raise ValueError(f"got {str(path)!r}, which is no adapter of format {FORMAT} {VERSION}")
     check_known(AdapterSettings, header["settings"])
     return header, tensors
-
-
-def fingerprint(model: "PreTrainedModel") -> str:
-    """SHA-256 of the base's weights as bfloat16 has them: the same in every precision that a base may be loaded in."""
-    digest = hashlib.sha256()
-    for name, x in sorted(model.named_parameters()):
-        name = name.replace(".base_layer.", ".")
-        if ".memory." in name or ".lora_" in name:
-            continue
-        if x.is_meta:
-            raise ValueError("got a base with offloaded weights; expected it whole on its devices, without disk or cpu "
-                             "in device_map beside a GPU")  # fmt: skip
-        digest.update(f"{name} {tuple(x.shape)}\n".encode())
-        digest.update(x.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().data)
-    return digest.hexdigest()

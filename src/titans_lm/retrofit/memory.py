@@ -14,6 +14,7 @@ are would swing with every step of the optimiser. What is read keeps its size: i
 
 import math
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,8 +28,16 @@ from titans_lm.ops import MemoryNetwork, MemoryState, neural_memory
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.settings import Keys, Rotary
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 EPS = 1e-6
 """Added to mean squares under a root."""
+
+
+OURS = "titans"
+"""What PEFT calls the LoRA of an adapter. One that is added later is the only active one until
+`model.set_adapter(["titans", …])`, and is in no file of ours."""
 
 
 class LayerMemory(nn.Module):
@@ -165,3 +174,15 @@ class LayerMemory(nn.Module):
     @staticmethod
     def _gate(proj: nn.Linear, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B T G"]:
         return torch.sigmoid(proj(F.normalize(hidden.to(proj.weight.dtype), dim=-1)))
+
+
+def adapter_of(model: "PreTrainedModel") -> nn.ModuleDict:
+    """All that is trained, as one module: memories, and LoRA where there is one; the names are the model's own."""
+    parts = {
+        name.replace(".", "/"): module
+        for name, module in model.named_modules()
+        if isinstance(module, LayerMemory) or name.endswith((f"lora_A.{OURS}", f"lora_B.{OURS}"))
+    }
+    if not hasattr(model, "retrofit"):
+        raise ValueError(f"got a {type(model).__name__} without a memory; expected a model of add_memory or load")
+    return nn.ModuleDict(parts)

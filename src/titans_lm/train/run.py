@@ -268,6 +268,11 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     return _load(AutoTokenizer, folder, "tokenizer")
 
 
+def pretrained(name: str) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """Load a model that comes with the package, and its tokenizer."""
+    return load_model(PREFIX + name, "cpu"), load_tokenizer(PREFIX + name)
+
+
 def tokenizer_beside(path: str | Path) -> "PreTrainedTokenizerBase | None":
     """Load the tokenizer that lies beside a model; None where there is none."""
     from titans_lm.data.tasks.haystack import holds_tokenizer

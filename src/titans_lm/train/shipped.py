@@ -1,13 +1,9 @@
 """Trained models that come with the package, by name; each has a card, README.md, beside its weights."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from titans_lm.config import nearest
 from titans_lm.data.tasks.vocabulary import FORMS, in_form
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PREFIX = "pretrained:"
 """What stands before a name wherever the folder of a model is taken."""
@@ -56,11 +52,3 @@ def taught_instead(model: Path, question: str) -> str | None:
         if str(model) == PREFIX + name and in_form(form, question) is None:
             return example
     return None
-
-
-def pretrained(name: str) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """Load a model and its tokenizer."""
-    from titans_lm.train.run import load_model, load_tokenizer
-
-    folder = shipped_model(name)
-    return load_model(folder, "cpu"), load_tokenizer(folder)

@@ -11,6 +11,7 @@ import torch
 from titans_lm.checks import load_library
 from titans_lm.ops.call import Call, Outcome
 from titans_lm.ops.gates import have_channels
+from titans_lm.ops.triton.kernels import power_of_two
 
 __all__ = ["fused"]
 
@@ -68,11 +69,6 @@ def unsupported(shapes: list[tuple[int, ...]], chunk_size: int) -> str | None:
     if len(shapes) == 2 and chunk_size > LARGEST_DEEP_CHUNK:
         return f"a memory of two layers and chunk_size={chunk_size}"
     return None
-
-
-def power_of_two(size: int) -> int:
-    """The least power of two from 16 on that holds `size`."""
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from titans_lm.ops.gates import Adjoint, chunk_gates
 from titans_lm.ops.groups import group_size
 from titans_lm.ops.layout import merge_heads, split_heads
-from titans_lm.ops.triton import power_of_two
+from titans_lm.ops.triton.kernels import power_of_two
 from titans_lm.ops.triton.kernels.deep import deep_forward, deep_step
 from titans_lm.ops.triton.kernels.deep_adjoint import deep_read_adjoint, deep_write_adjoint
 from titans_lm.ops.triton.kernels.linear import (
