@@ -44,13 +44,13 @@ def step(call: Call) -> Outcome:
     weight, bias = norm_parameters(network, q.dtype)
     threshold = None if extra.threshold is None else extra.threshold.transpose(1, 2).unsqueeze(-1)
     inputs, deltas = _errors(state.anchor, k, v, network, weight, bias, threshold)
-    M, S, others = [], [], []
+    M, S, others, gates, target = [], [], [], call.gates, network.decay_target
     for layer, (W, past) in enumerate(zip(state.M, state.S, strict=True)):
-        th, et, al = (_spread(gate[layer]) for gate in call.gates)
+        th, et, al = (_spread(gate[layer]) for gate in gates)
         written = inputs[layer] * th.transpose(-1, -2)
         if extra.window is not None:
             written = written * extra.window[:, 0].flip(-1).unsqueeze(-1)
-        base = network.decay_target[layer].to(W.dtype) if network.decay_target else None
+        base = target[layer].to(W.dtype) if target else None
         new = (past * et).contiguous()  # of a state in another order too, since it is written into by rows
         if call.return_surprise == "parts":
             others.append(torch.stack((_size(new), _size(al * (W if base is None else W - base))), dim=-1))
