@@ -1,6 +1,8 @@
 """The state of a retrofitted model as a value, as a Titans model has it: readers, their memories and their files."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -167,3 +169,10 @@ def test_a_state_of_a_reach_without_memory_goes_on(llama):
 def test_an_empty_prompt_is_refused(llama):
     with pytest.raises(ValueError, match="got a prompt without a token"):
         llama.generate(torch.zeros(1, 0, dtype=torch.int64), max_new_tokens=2)
+
+
+def test_who_can_save_a_model_has_told_transformers_of_its_folder():
+    """In a process of its own, where nothing has been imported for another reason."""
+    code = "import sys; from titans_lm.retrofit import {}; assert 'titans_lm.retrofit.file' in sys.modules"
+    for name in ("add_memory", "save"):
+        subprocess.run([sys.executable, "-c", code.format(name)], check=True, timeout=300)

@@ -184,6 +184,8 @@ def test_only_this_machine_s_names_without_a_key(client: httpx.Client) -> None:
         ("[::1]", 200),
     ):
         assert client.get("/v1/models", headers={"host": host}).status_code == status, host
+    twice = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "http://evil.example")]
+    assert client.get("/v1/models", headers=twice).status_code == 403
 
 
 def test_a_full_store_takes_no_more(client: httpx.Client) -> None:

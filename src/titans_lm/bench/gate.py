@@ -96,6 +96,7 @@ def worst(
 
     A difference is a share of the tensor's largest value, counted from 1e-6 of all tensors' largest on.
     """
+    assert expected.keys() == got.keys(), "both have gradients of the same tensors"
     scale, largest = max(float(x.abs().max()) for x in expected.values()), 0.0
     for name, x in expected.items():
         error = float((x - got[name]).abs().max()) / max(float(x.abs().max()), 1e-6 * scale, 1e-30)

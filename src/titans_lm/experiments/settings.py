@@ -32,7 +32,7 @@ def check_least(settings: Any, **least: int) -> None:
     """Check settings, of several values each of them, by the least that there may be."""
     for name, smallest in least.items():
         values = getattr(settings, name)
-        for value in values if isinstance(values, tuple) else (values,):
+        for value in values if isinstance(values, tuple | list) else (values,):
             check_at_least(name, value, smallest)
 
 

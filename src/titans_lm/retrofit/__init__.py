@@ -44,4 +44,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'titans_lm.retrofit' has no attribute {name!r}")
+    if _HOME[name] in ("add", "saving"):  # of a model that is saved: transformers finds its folder by this file
+        import_module("titans_lm.retrofit.file")
     return getattr(import_module(f"titans_lm.retrofit.{_HOME[name]}"), name)

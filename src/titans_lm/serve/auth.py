@@ -41,10 +41,11 @@ class Auth:
             await self.app(scope, receive, send)
             return
         request = Request(scope, receive)
+        headers = dict(request.headers.items())  # of one that is sent twice the last
         try:
-            self._check_host(request.headers.get("host", ""))
-            self._check_origin(request.headers)
-            self._check_key(scope["path"], request.headers)
+            self._check_host(headers.get("host", ""))
+            self._check_origin(headers)
+            self._check_key(scope["path"], headers)
             await self._pass(request, send)
             return
         except ClientError as error:

@@ -125,7 +125,7 @@ def _listen(host: str, port: int) -> socket.socket:
     both = six and socket.has_dualstack_ipv6()
     try:
         return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise ValueError(
             f"got the address {host}:{port}, which cannot be had ({error}); expected a free port, or 0 for any"
         ) from error

@@ -263,7 +263,7 @@ class Reader:
             predicted, state = self._run(runs, logits)
             found.append(predicted)
         tokens = tuple(old + len(new) for old, new in zip(memory.tokens, rows, strict=True))
-        self._memory = replace(memory, state=state, pending=torch.tensor(pending), tokens=tokens)
+        self._memory = replace(memory, state=state, pending=torch.tensor(pending, device="cpu"), tokens=tokens)
         self._record(before, rows, told)
         return found
 
@@ -316,7 +316,7 @@ class Reader:
         before, memory = self._before(), self._memory
         logits, state = self._run(_columns(memory.pending), True)
         tokens = [int(token) for token in choose(logits[:, -1])]
-        pending, read = torch.tensor(tokens), tuple(count + 1 for count in memory.tokens)
+        pending, read = torch.tensor(tokens, device="cpu"), tuple(count + 1 for count in memory.tokens)
         opened = tuple(token != self.eos for token in tokens)
         # not before: whoever breaks off the choice has a memory that goes on as it did
         self._memory = Memory(state, pending, read, opened, memory.sources)
@@ -350,7 +350,7 @@ class Reader:
 
 def _columns(tokens: Tensor) -> list[np.ndarray]:
     """A token for every row."""
-    return list(tokens.numpy()[:, None])
+    return list(tokens.cpu().numpy()[:, None])
 
 
 def _check_goes_on(stream: TokenStream, last: Source | None) -> None:
