@@ -12,7 +12,7 @@ import titans_lm
 from cli_cases import titans
 from forks import start_titans
 from titans_lm.cli import COMMANDS, _help_of, is_mistake, main, parse
-from titans_lm.commands.help import kinds_in, options_in
+from titans_lm.commands.show import kinds_in, options_in
 from titans_lm.train.run import load_model, resolve_model
 from titans_lm.train.settings import LanguageSettings
 

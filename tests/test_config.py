@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from model_cases import ARCHITECTURES, MEMORIES, MIXED, STACKS, small_config
-from titans_lm.caching_config import CachingConfig
+from titans_lm.beyond_config import CachingConfig, TNTConfig
 from titans_lm.config import (
     HYBRID,
     Architecture,
@@ -20,7 +20,6 @@ from titans_lm.config import (
     nearest,
 )
 from titans_lm.former import drop_former
-from titans_lm.tnt_config import TNTConfig
 
 WRONG = [
     ("hidden_size", 0, "hidden_size=0"),

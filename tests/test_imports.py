@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "titans_lm"
 # itself, which is made of the core and nothing later.
 ROOMS = (
     ("checks", "allocator"),
-    ("caching_config", "tnt_config"),
+    ("beyond_config",),
     ("config", "former", "ops"),
     ("layers", "attention", "memory_rule", "caching", "shards", "memory", "tnt"),
     ("blocks",),

@@ -21,8 +21,18 @@ import tyro
 from titans_lm import __version__
 from titans_lm.allocator import keep_freed_memory
 from titans_lm.commands import COMMANDS
-from titans_lm.commands.help import kinds_in, meant, options_in, overview, plainly, shortened, tidied, unknown_options
-from titans_lm.commands.show import check_files, one_of
+from titans_lm.commands.show import (
+    check_files,
+    kinds_in,
+    meant,
+    one_of,
+    options_in,
+    overview,
+    plainly,
+    shortened,
+    tidied,
+    unknown_options,
+)
 from titans_lm.config import nearest
 from titans_lm.recipes.find import OPTION, read_recipe, recipe_as_option
 from titans_lm.train.options import merge_settings, read_settings_file

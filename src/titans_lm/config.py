@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from titans_lm.caching_config import CachingConfig
+from titans_lm.beyond_config import CachingConfig, TNTConfig
 from titans_lm.checks import (
     Start,
     check_between,
@@ -27,7 +27,6 @@ from titans_lm.checks import check_seed as check_seed
 from titans_lm.checks import check_switch as check_switch
 from titans_lm.checks import log_spaced as log_spaced
 from titans_lm.checks import nearest as nearest
-from titans_lm.tnt_config import TNTConfig
 
 BlockName = Literal["lmm", "mac", "mag", "mal", "tnt", "attention", "sliding", "segment"]
 Architecture = Literal[BlockName, "hybrid"]

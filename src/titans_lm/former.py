@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from titans_lm.caching_config import CachingConfig
-from titans_lm.tnt_config import TNTConfig
+from titans_lm.beyond_config import CachingConfig, TNTConfig
 
 LATER = (
     "threshold_init",

@@ -9,8 +9,8 @@ import torch
 
 from titans_lm.bench import gate, run
 from titans_lm.bench.measure import answer
+from titans_lm.bench.processes import work
 from titans_lm.bench.registry import Case
-from titans_lm.bench.worker import work
 
 REQUEST: dict[str, Any] = {
     "device": "cpu",

@@ -15,7 +15,7 @@ from ops.triton_cases import DEVICE
 from titans_lm import ops
 from titans_lm.bench import gate, run, sides, subjects_op
 from titans_lm.bench.gate import check_kernels
-from titans_lm.bench.ops import kernel_shapes
+from titans_lm.bench.kinds import kernel_shapes
 from titans_lm.bench.registry import benchmarks
 from titans_lm.bench.run import Bench, kinds
 from titans_lm.bench.settings import AllSettings, KernelsSettings, OpsSettings

@@ -9,12 +9,10 @@ import torch
 from bench.bench_cases import OP, check_once, measured, streamed, work_here
 from titans_lm import ops
 from titans_lm.bench import gate, registry, run
-from titans_lm.bench.models import model_cases, tnt, training
-from titans_lm.bench.ops import op_cases
+from titans_lm.bench.kinds import model_cases, op_cases, stream_cases, tnt, training
 from titans_lm.bench.peers import comparisons
 from titans_lm.bench.registry import Case, Place, allocators, benchmark, benchmarks, subjects
 from titans_lm.bench.run import Bench, file_name, kinds, run_bench
-from titans_lm.bench.scaling import stream_cases
 from titans_lm.bench.settings import (
     AllSettings,
     BenchSettings,
@@ -203,7 +201,7 @@ def test_lengths_end_where_one_does_not_fit(tmp_path, monkeypatch):
 
 
 def test_streams_run_for_every_model(tmp_path, monkeypatch):
-    monkeypatch.setattr("titans_lm.bench.scaling.op_cases", lambda *_: [])
+    monkeypatch.setattr("titans_lm.bench.kinds.length_cases", lambda *_: [])
     found = [streamed(1.5, 0.5), streamed(1.0, 0.9), streamed(1.1, 1.4)]
     asked = answers(monkeypatch, found * 2)
     settings = ScalingSettings(out=tmp_path, device="cpu", stream_models=("mac", "lmm"), rounds=3)
@@ -216,7 +214,7 @@ def test_streams_run_for_every_model(tmp_path, monkeypatch):
 
 
 def test_a_stream_that_fails_in_one_round_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr("titans_lm.bench.scaling.op_cases", lambda *_: [])
+    monkeypatch.setattr("titans_lm.bench.kinds.length_cases", lambda *_: [])
     answers(monkeypatch, [streamed(1.0, 1.0), {"error": "no memory"}])
     settings = ScalingSettings(out=tmp_path, device="cpu", stream_models=("mac",), rounds=2)
     assert run_bench(settings, lambda _: None)["rows"][0]["error"] == "no memory"

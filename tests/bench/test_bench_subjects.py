@@ -4,8 +4,8 @@ from torch.utils._pytree import tree_leaves
 
 from bench.bench_cases import MODEL, OP, REQUEST
 from titans_lm.bench import subjects_model, subjects_op
+from titans_lm.bench.processes import work
 from titans_lm.bench.settings import MODELS
-from titans_lm.bench.worker import work
 
 CPU = torch.device("cpu")
 

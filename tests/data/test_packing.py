@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from prepare.prepare_cases import prepared, write_texts
-from titans_lm.data.batches import IGNORED, DocumentLanes
-from titans_lm.data.packing import DocumentRows, PackedRows
+from titans_lm.data.batches import IGNORED, DocumentLanes, DocumentRows, PackedRows
 from titans_lm.data.prepared import Split
 
 KINDS = [PackedRows, DocumentRows]

@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from prepare.prepare_cases import prepared, write_texts
-from titans_lm.data.batches import IGNORED, RandomCrops
+from titans_lm.data.batches import IGNORED, DocumentRows, PackedRows, RandomCrops, RereadRows
 from titans_lm.data.curriculum import RereadCurriculum
-from titans_lm.data.packing import DocumentRows, PackedRows
 from titans_lm.data.prepared import Split
-from titans_lm.data.reread import RereadRows
 
 TOKENS = 5000
 SIZES = {"seq_len": 96, "batch_size": 3, "seed": 5}

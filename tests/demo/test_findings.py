@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from model_cases import small_config
-from titans_lm.demo.findings import recall_findings, search_findings
 from titans_lm.demo.hidden import Hidden, Kind, went
+from titans_lm.demo.report import recall_findings, search_findings
 from titans_lm.demo.search import Asked, Found, Reading
 from titans_lm.evaluate.accuracy import Recall
 

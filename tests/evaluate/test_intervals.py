@@ -5,8 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from titans_lm.evaluate.intervals import Estimate, difference, difference_in_differences, late_minus_early
-from titans_lm.evaluate.positions import SpanScore
+from titans_lm.evaluate.positions import Estimate, SpanScore, difference, difference_in_differences, late_minus_early
 
 NEAR, FAR = (64, 128), (128, 256)
 

@@ -15,10 +15,9 @@ from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.tracking import TrackingSettings
 from titans_lm.evaluate.accuracy import StateBytes, TaskScore, bytes_of_state, recall_accuracy, score_batch, task_score
-from titans_lm.report.models import state_bytes
+from titans_lm.report.section import state_bytes
 from titans_lm.train.baselines import fit_baseline, make_baseline
-from titans_lm.train.fresh import language_model
-from titans_lm.train.match import count_parameters
+from titans_lm.train.fresh import count_parameters, language_model
 
 
 def said(batch: Batch, vocab_size: int, rng: np.random.Generator, right: float) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from titans_lm.experiments.early_stopping import BestStep
+from titans_lm.train.loop import BestStep
 
 
 def rank(found: dict[str, float]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from model_cases import small_config
 from titans_lm.experiments.models import folder_name
 from titans_lm.experiments.settings import CompareSettings, small_training
 from titans_lm.experiments.text import check_models, language_settings
-from titans_lm.report.models import remembers, title
+from titans_lm.report.section import remembers, title
 from titans_lm.train.baselines import fit_baseline
 from titans_lm.train.settings import LanguageSettings
 

@@ -19,8 +19,15 @@ from titans_lm.cli import parse
 from titans_lm.commands.measure import command_line
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.evaluate.documents import Encoder, books, spans
-from titans_lm.evaluate.intervals import difference, difference_in_differences, late_minus_early
-from titans_lm.evaluate.positions import SpanScore, by_position, overall, score_spans
+from titans_lm.evaluate.positions import (
+    SpanScore,
+    by_position,
+    difference,
+    difference_in_differences,
+    late_minus_early,
+    overall,
+    score_spans,
+)
 from titans_lm.evaluate.stream import reader_for
 from titans_lm.experiments.books import FILE, run_perplexity
 from titans_lm.experiments.reading import READINGS
@@ -171,7 +178,7 @@ def test_nothing_is_read_twice(done: Any, monkeypatch: pytest.MonkeyPatch, shelf
         return score_spans(*args, reset_every=reset_every, **more)
 
     monkeypatch.setattr(module, "score_spans", counted)
-    monkeypatch.setattr("titans_lm.experiments.result.commit", lambda: "later")
+    monkeypatch.setattr("titans_lm.experiments.runner.commit", lambda: "later")
     again = run_perplexity(settings, "again", lambda _: None)
     assert read == [None]
     before = result["hardware"]["commit"]

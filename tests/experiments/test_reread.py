@@ -141,7 +141,7 @@ def test_nothing_is_read_twice(done: Any, monkeypatch: pytest.MonkeyPatch) -> No
         return reread(model, drawn, distances, *args, **more)
 
     monkeypatch.setattr(module, "reread", counted)
-    monkeypatch.setattr("titans_lm.experiments.result.commit", lambda: "later")
+    monkeypatch.setattr("titans_lm.experiments.runner.commit", lambda: "later")
     again = run_reread(settings, "again", lambda _: None)
     assert read == [[0, 8], [0, 8]], "both groups of passages"
     assert again["commits"] == [result["hardware"]["commit"], "later"]

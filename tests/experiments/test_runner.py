@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from titans_lm.experiments.result import kept, total_provenance
-from titans_lm.experiments.runner import RESULT, best_rate, run_job, shorter
+from titans_lm.experiments.runner import RESULT, best_rate, kept, run_job, shorter, total_provenance
 from titans_lm.report.section import commits
 from titans_lm.train.run import RunFolder, begun_with, commits_of, seconds_of
 from titans_lm.train.settings import FitSettings
@@ -124,7 +123,7 @@ class Training:
 def at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let the sources be at the commit that stands first in this list."""
     names = ["aaa"]
-    for place in ("titans_lm.experiments.result", "titans_lm.train.run"):
+    for place in ("titans_lm.experiments.runner", "titans_lm.train.run"):
         monkeypatch.setattr(f"{place}.commit", lambda: names[0])
     return names
 

@@ -146,7 +146,7 @@ def test_wall_seconds_and_commits_are_those_of_the_runs(done, tmp_path: Path, mo
     assert result["wall_seconds"] == pytest.approx(sum(part["wall_seconds"] for part in parts))
     assert all(part["commits"] == [result["hardware"]["commit"]] for part in parts)
     assert "commits" not in result
-    for place in ("experiments.result", "train.device"):
+    for place in ("experiments.runner", "train.device"):
         monkeypatch.setattr(f"titans_lm.{place}.commit", lambda: "later")
     again = run_task(settings, "again", lambda _: None)
     assert again["wall_seconds"] == result["wall_seconds"]

@@ -7,7 +7,7 @@ import pytest
 
 from cli_cases import titans
 from forecast.forecast_cases import rows_of, waves, write_csv
-from titans_lm.report.spread import mean_with_spread
+from titans_lm.report.table import mean_with_spread
 
 QUICK = ["--lookback", 12, "--epochs", 1, "--batch-size", 32, "--device", "cpu"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from genomics.genomics_cases import letters, sequences, tiny_fit, words_of
-from titans_lm.genomics.baselines import STRENGTHS, features, fit_baseline
+from titans_lm.genomics.model import STRENGTHS, features, fit_baseline
 from titans_lm.genomics.records import PAD, Sequences, encode, reverse_complement
 from titans_lm.genomics.settings import extra
 

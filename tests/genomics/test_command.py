@@ -11,7 +11,7 @@ import pytest
 from cli_cases import titans
 from genomics.genomics_cases import letters, write_table
 from titans_lm.cli import parse
-from titans_lm.commands.series import command_line
+from titans_lm.commands.measure import genomics_command
 from titans_lm.genomics.predict import load_classifier
 from titans_lm.genomics.settings import EvaluateSettings
 
@@ -112,7 +112,7 @@ def test_evaluate(dna: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_command_line_of_settings_is_the_command() -> None:
     settings = EvaluateSettings(data=Path("my dna.tsv"), folds=4, models=("lmm", "cnn"))
-    written = command_line(settings)
+    written = genomics_command(settings)
     assert written == "titans genomics evaluate 'my dna.tsv' --models lmm cnn --folds 4"
     parsed = parse(shlex.split(written)[1:]).what
     assert (parsed.data, parsed.folds, parsed.models) == (settings.data, 4, ("lmm", "cnn"))

@@ -13,7 +13,6 @@ import pytest
 
 from genomics.genomics_cases import letters, tiny_fit, tiny_model, write_table
 from titans_lm.experiments.runner import run_job
-from titans_lm.genomics.baselines import fit_baseline
 from titans_lm.genomics.batches import folds, held_out
 from titans_lm.genomics.evaluate import (
     FILE,
@@ -24,15 +23,14 @@ from titans_lm.genomics.evaluate import (
     run_evaluation,
     shared_size,
 )
-from titans_lm.genomics.metrics import corrected_t, mcnemar
-from titans_lm.genomics.model import NucleotideModel
-from titans_lm.genomics.predict import save_nucleotides
+from titans_lm.genomics.model import NucleotideModel, fit_baseline
+from titans_lm.genomics.predict import corrected_t, mcnemar, save_nucleotides
 from titans_lm.genomics.records import Sequences, read_sequences
 from titans_lm.genomics.settings import Baseline, EvaluateSettings, GenomicsFit, ReadSettings, small_model
 from titans_lm.report.genomics import BASELINES, heading, named, short, tables
 from titans_lm.report.page import render_results
 from titans_lm.report.table import screen
-from titans_lm.train.match import count_parameters
+from titans_lm.train.fresh import count_parameters
 
 MODELS = ("lmm", "cnn", "kmer-nb", "kmer-lr:k=1")
 FOLDS = 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from titans_lm.genomics.metrics import corrected_t, mcnemar, resampling_ratio, scores
+from titans_lm.genomics.predict import corrected_t, mcnemar, resampling_ratio, scores
 
 
 def test_mcnemar_by_hand() -> None:

@@ -9,9 +9,16 @@ from torch import nn
 
 from genomics.genomics_cases import letters, sequences, tiny_fit, tiny_model
 from model_cases import ARCHITECTURES, wake
-from titans_lm.genomics.baselines import length_features
 from titans_lm.genomics.batches import padded, with_targets
-from titans_lm.genomics.model import Encoder, NucleotideModel, class_loss, make_network, nucleotide_loss, pooled
+from titans_lm.genomics.model import (
+    Encoder,
+    NucleotideModel,
+    class_loss,
+    length_features,
+    make_network,
+    nucleotide_loss,
+    pooled,
+)
 from titans_lm.genomics.records import PAD
 
 ROWS = [row for row in sequences(letters(5, shortest=7, longest=31)).tokens]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from model_cases import ARCHITECTURES, small_config
-from titans_lm.recipes.activation_memory import (
+from titans_lm.recipes.estimate import (
     Precision,
     Step,
     activation_bytes,

@@ -8,8 +8,7 @@ import pytest
 from model_cases import small_config
 from recipes.recipe_cases import estimate_of, settings_of
 from titans_lm.bench.flops import model_flops
-from titans_lm.recipes.activation_memory import Step, held_bytes
-from titans_lm.recipes.estimate import estimate_lines, estimate_training, product_precision
+from titans_lm.recipes.estimate import Step, estimate_lines, estimate_training, held_bytes, product_precision
 from titans_lm.train.fresh import byte_model
 from titans_lm.train.settings import LanguageSettings
 

@@ -14,7 +14,7 @@ import pytest
 
 from cli_cases import environment, titans
 from repro.repro_cases import DNA, SERIES, dna, micro, quiet, series
-from titans_lm.commands.series import command_line
+from titans_lm.commands.measure import genomics_command
 from titans_lm.forecast.evaluate import evaluate_command
 from titans_lm.genomics.records import FASTA
 from titans_lm.genomics.records import TABLES as SEQUENCE_TABLES
@@ -182,7 +182,7 @@ def test_dna_beside_the_paper_s(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     plan = make_plan("table4", "tiny", data=data, out=tmp_path / "out", sizes=micro())
     (step,) = plan.steps
-    assert command_of(step) == command_line(step.settings)
+    assert command_of(step) == genomics_command(step.settings)
     result = run_plan(plan, quiet)
     rows = by_title(result["tables"][0])
     with (step.file.parent / "predictions.tsv").open() as file:

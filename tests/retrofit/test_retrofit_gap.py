@@ -80,7 +80,7 @@ def test_the_table_has_a_row_for_every_adapter_and_window(result):
 
 
 def test_what_is_done_is_not_done_again(settings, result, monkeypatch):
-    monkeypatch.setattr("titans_lm.retrofit.reading.nats", None)
+    monkeypatch.setattr("titans_lm.retrofit.cache.nats", None)
     again = run_gap(settings, "again", lambda _: None)
     assert again["models"] == result["models"]
 

@@ -26,8 +26,8 @@ from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.retrofit import FULL, Reach, RetrofitCache, add_memory, load, save
 from titans_lm.retrofit.add import check_windows
 from titans_lm.retrofit.attention import padding_mask
+from titans_lm.retrofit.cache import check_head
 from titans_lm.retrofit.file import FORMAT, VERSION, read_adapter
-from titans_lm.retrofit.reading import check_head
 from titans_lm.retrofit.settings import AdapterSettings
 
 TINY_EYE = CLIPVisionConfig(

@@ -15,9 +15,8 @@ import uvicorn
 from streaming.stream_cases import reading_model
 from titans_lm.data.tokenizer import byte_tokenizer, decode_bytes
 from titans_lm.generate import Chooser
-from titans_lm.serve.app import create_app
+from titans_lm.serve.app import Connection, create_app
 from titans_lm.serve.engine import Engine
-from titans_lm.serve.server import Connection
 from titans_lm.serve.settings import ServeSettings
 from titans_lm.serve.store import Store
 from titans_lm.streaming import Memory, Reader

@@ -19,7 +19,7 @@ from titans_lm.data.tokenizer import EOS, byte_tokenizer
 from titans_lm.generate import Chooser
 from titans_lm.ops.state import map_state
 from titans_lm.serve.batching import Batcher
-from titans_lm.serve.errors import Cancelled
+from titans_lm.serve.schema import Cancelled
 from titans_lm.streaming import Memory, Reader
 
 PROMPTS = ["a", "two words", "x" * 17, "The lighthouse keeper counted every ship. ", "né", "12345678"]

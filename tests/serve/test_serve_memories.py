@@ -9,7 +9,7 @@ import pytest
 from serve.serve_cases import Expected, complete, plain_model, serving, small_engine, text_of
 from streaming.stream_cases import reading_model
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.serve.errors import ClientError
+from titans_lm.serve.schema import ClientError
 from titans_lm.serve.store import Entry, Store
 from titans_lm.streaming import Memory, Reader
 from titans_lm.streaming.file import open_memory

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from serve.serve_cases import complete, serving, small_engine, wait_until_active
+from titans_lm.serve.app import Connection
 from titans_lm.serve.auth import Auth
-from titans_lm.serve.errors import ClientError
-from titans_lm.serve.server import Connection
+from titans_lm.serve.schema import ClientError
 from titans_lm.serve.settings import ServeSettings
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

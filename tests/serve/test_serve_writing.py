@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hf.hf_cases import words
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.serve.chat import Writing, divide, mark, remembered, render
-from titans_lm.serve.errors import ClientError
-from titans_lm.serve.schema import Message
+from titans_lm.serve.schema import ClientError, Message
 
 TOKENIZER = byte_tokenizer()
 

@@ -15,9 +15,9 @@ from peft import LoraConfig, get_peft_model
 from streaming.stream_cases import CONSTANT, assert_same_memory, reading_model, text
 from titans_lm.former import LATER
 from titans_lm.streaming import Memory, Reader, file, load_memory, save_memory
-from titans_lm.streaming.caching import with_caching
 from titans_lm.streaming.compare import compare_memories, describe_memory, verify_memory
 from titans_lm.streaming.file import named_state, read_memory_file
+from titans_lm.streaming.memory import with_caching
 
 
 def read(model: torch.nn.Module, data: bytes) -> Memory:

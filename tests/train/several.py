@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from titans_lm.config import BackboneConfig
-from titans_lm.data.batches import DocumentLanes
-from titans_lm.data.packing import DocumentRows, PackedRows
+from titans_lm.data.batches import DocumentLanes, DocumentRows, PackedRows
 from titans_lm.data.prepared import TokenFolder
 from titans_lm.train.fresh import model_for
 from titans_lm.train.loop import fit

@@ -12,8 +12,8 @@ from model_cases import small_config
 from titans_lm.config import BackboneConfig
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.train.baselines import Knob, baseline_names, fit_baseline, make_baseline, nearest_size
+from titans_lm.train.fresh import count_parameters
 from titans_lm.train.language import train_language_model
-from titans_lm.train.match import count_parameters
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.settings import LanguageSettings
 from titans_lm.train.sized import sized_model

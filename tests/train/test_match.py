@@ -7,8 +7,14 @@ import torch
 
 from model_cases import ARCHITECTURES, STACKS, small_config
 from titans_lm.config import BackboneConfig
-from titans_lm.train.fresh import byte_model, model_without_weights
-from titans_lm.train.match import check_near, count_parameters, fit_shape, match_parameters
+from titans_lm.train.fresh import (
+    byte_model,
+    check_near,
+    count_parameters,
+    fit_shape,
+    match_parameters,
+    model_without_weights,
+)
 
 SHARED = BackboneConfig(architecture="lmm", hidden_size=128, num_attention_heads=4, num_hidden_layers=3)
 

@@ -14,10 +14,8 @@ from experiments.experiment_cases import trials
 from prepare.prepare_cases import prepared, write_texts
 from titans_lm.cli import parse
 from titans_lm.config import BackboneConfig
-from titans_lm.data.batches import RandomCrops
+from titans_lm.data.batches import PackedRows, RandomCrops, RereadRows
 from titans_lm.data.curriculum import RereadCurriculum
-from titans_lm.data.packing import PackedRows
-from titans_lm.data.reread import RereadRows
 from titans_lm.experiments.settings import CompareSettings
 from titans_lm.train.language import language_data, train_language_model
 from titans_lm.train.loop import Interrupted

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from titans_lm.bench.models import model_case
+from titans_lm.bench.kinds import model_case
 from titans_lm.bench.registry import Case, Cases, Comparison, Place, allocators, benchmark
 from titans_lm.bench.settings import ONE_HEAD, PAPER, PEER, PeersSettings
 

@@ -1,4 +1,7 @@
-"""The processes that cases run in: one for each on a CPU and for a peer, one for all of ours on a GPU."""
+"""The processes that cases run in: one for each on a CPU and for a peer, one for all of ours on a GPU.
+
+python -m titans_lm.bench.processes < request.json
+"""
 
 import json
 import os
@@ -13,10 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from titans_lm.bench.registry import Case
+import torch
+
+from titans_lm.bench.measure import measure, serve
+from titans_lm.bench.registry import Case, subjects
 from titans_lm.bench.settings import ALLOCATORS
 
-OURS = (sys.executable, "-m", "titans_lm.bench.worker")
+OURS = (sys.executable, "-m", "titans_lm.bench.processes")
 PIECE = 65_536
 Row = dict[str, Any]
 
@@ -112,3 +118,14 @@ class Worker:
                 self.unread = line + part
             elif line.startswith(b"{"):
                 return json.loads(line)
+
+
+def work(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Measure what a request names. Everything heavy is imported before the memory is looked at."""
+    subject = subjects()[request["kind"]]
+    subject.load(request["case"])
+    return measure(request, subject.build, device) if subject.timed else subject.build(request, device)
+
+
+if __name__ == "__main__":
+    serve(work)

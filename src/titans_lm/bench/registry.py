@@ -110,7 +110,7 @@ def subject(
 
 def benchmarks() -> dict[str, Benchmark]:
     """Give all benchmarks by name, in the order of the command's help, whoever imported them first."""
-    for module in ("ops", "models", "peers", "scaling"):
+    for module in ("kinds", "peers"):
         import_module(f"titans_lm.bench.{module}")
     order = ("ops", "model", "peers", "scaling", "tnt", "training", "kernels")
     return {name: BENCHMARKS[name] for name in (*order, *BENCHMARKS)}

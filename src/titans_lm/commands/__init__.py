@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from titans_lm.commands import measure, memory, model, series
+from titans_lm.commands import measure, memory, model
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "prepare": (model.Prepare, model.run_prepare),
@@ -20,8 +20,8 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "bench": (measure.Bench, measure.run_bench),
     "compare": (measure.Compare, measure.run_compare),
     "evaluate": (measure.Evaluate, measure.run_evaluate),
-    "forecast": (series.Forecast, series.run_forecast),
-    "genomics": (series.Genomics, series.run_genomics),
+    "forecast": (measure.Forecast, measure.run_forecast),
+    "genomics": (measure.Genomics, measure.run_genomics),
     "repro": (measure.Repro, measure.run_repro),
 }
 """Every command: its settings, and what runs them."""

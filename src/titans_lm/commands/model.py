@@ -242,7 +242,7 @@ def run_generate(command: Generate) -> None:
 
 
 def run_serve(command: Serve) -> None:
-    server = load_library("titans_lm.serve.server", "serving needs", "pip install 'titans-lm[serve]'")
+    server = load_library("titans_lm.serve.app", "serving needs", "pip install 'titans-lm[serve]'")
     server.serve_model(command.model, command, device=command.device, say=None if command.quiet else say)
 
 

@@ -1,15 +1,21 @@
-"""Batches whose content is a pure function of the seed and the step, so that a run resumes at any step without reading
-what came before.
+"""Batches of texts, of prepared tokens and of rows in which passages return (D40), by step.
+
+A batch is a pure function of the seed and the step, so that a run resumes at any step without reading what came before.
 
 Every batch holds `input_ids` and `targets` of one shape (B, T): `targets[b, t]` is the token that follows
 `input_ids[b, t]`, and −100 where nothing is to be predicted. Nothing is shifted afterwards.
+
+Of prepared tokens, every row is read once before any comes again, in an order that the seed alone decides: sample i is
+row i mod n of epoch ⌊i / n⌋, and step s holds samples s B … (s + 1) B − 1. So the place in the data is one number,
+whoever reads: any number of processes or workers gives the same rows, each once.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +23,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from titans_lm.config import check_at_least
+from titans_lm.data.curriculum import RereadCurriculum
+from titans_lm.data.prepared import Split
 from titans_lm.data.tokenizer import PAD, TokenIds
 
 IGNORED = -100
@@ -183,3 +191,188 @@ def prefetched(batches: Callable[[int], Batch], first: int, last: int, workers: 
         multiprocessing_context="spawn",
     )
     return iter(loader)
+
+
+class _Rows(ABC):
+    """The order of n rows, and batches of them; what a row holds is for `_row` to say."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, split: Split, *, seq_len: int, batch_size: int, seed: int = 0) -> None:
+        check_sizes(seq_len, batch_size)
+        if not len(split):
+            raise ValueError(f"got no documents to train on in {split.folder}; expected a folder with some")
+        self.split, self.seq_len, self.batch_size, self.seed = split, seq_len, batch_size, seed
+        self.rows = self._count()
+        self.fingerprint = f"{split.fingerprint} {self.kind} {seq_len} {batch_size} {seed}"
+
+    @abstractmethod
+    def _count(self) -> int:
+        """Rows of an epoch."""
+
+    @abstractmethod
+    def _row(self, row: int) -> np.ndarray:
+        """At most T + 1 tokens."""
+
+    def __call__(self, step: int) -> Batch:
+        samples = range(step * self.batch_size, (step + 1) * self.batch_size)
+        places = (divmod(sample, self.rows) for sample in samples)
+        rows = [int(shuffled(self.seed, epoch, self.rows)[place]) for epoch, place in places]
+        batch = padded([self._row(row) for row in rows], self.seq_len) | {"sample": torch.tensor(rows)}
+        if batch["attention_mask"].all():
+            del batch["attention_mask"]
+        return batch
+
+
+class PackedRows(_Rows):
+    """Rows of T + 1 tokens of all documents laid end to end; each begins with the token that the one before ended with.
+
+        input_ids   (B, T)   tokens, across the borders of documents, which show as <eos> <bos>
+        targets     (B, T)   the token after each
+        sample      (B,)     which rows of the text these are
+
+    A memory goes on across the borders inside a row. ValueError for fewer than T + 1 tokens.
+    """
+
+    kind = "packed"
+
+    def _count(self) -> int:
+        if self.split.tokens <= self.seq_len:
+            raise ValueError(
+                f"got {self.split.tokens:,} tokens to train on; expected at least seq_len + 1 = {self.seq_len + 1:,}: "
+                "prepare more text, or give a smaller seq_len"
+            )
+        return (self.split.tokens - 1) // self.seq_len
+
+    def _row(self, row: int) -> np.ndarray:
+        start = row * self.seq_len
+        return self.split.take(start, start + self.seq_len + 1)
+
+
+class DocumentRows(_Rows):
+    """Rows that hold one document each, or T tokens of one: no memory hears of another document.
+
+        input_ids        (B, T)   tokens of one document, padded on the right with 0
+        targets          (B, T)   the token after each, −100 on padding
+        attention_mask   (B, T)   0 on padding; absent where there is none
+        sample           (B,)     which rows of the text these are
+
+    Every token but a document's first is predicted once in an epoch.
+    """
+
+    kind = "documents"
+
+    def _count(self) -> int:
+        pieces = -(-(self.split.lengths - 1) // self.seq_len)
+        self.ends = np.cumsum(np.maximum(pieces, 0))
+        if not self.ends[-1]:
+            raise ValueError("got no document of two tokens or more; expected text to train on")
+        return int(self.ends[-1])
+
+    def _row(self, row: int) -> np.ndarray:
+        document = int(np.searchsorted(self.ends, row, side="right"))
+        piece = row - (int(self.ends[document - 1]) if document else 0)
+        return self.split[document][piece * self.seq_len : (piece + 1) * self.seq_len + 1]
+
+
+STREAM = 0x52455245
+"""Set beside seed and step, so that what is drawn here is not what the batches of the second phase draw."""
+TRIES = 8
+"""How often a place is drawn for one more passage of a row, until it touches none of those before."""
+
+
+class RereadRows:
+    """Short rows of returning passages for the first steps, then the rows of other batches, some with a passage twice.
+
+        passage gap passage gap new passage …    (B seq_len / T₁, T₁)   the first phase, T₁ = first_len
+        … passage … passage …                    (B, seq_len)           a share of the rows of the second phase
+
+    Passages and gaps of the first phase come from random places of the text. In the second, passages of the row are
+    written over what stands at their gaps, so that the rest is the row as it was. `batches` begin at their own step 0
+    where the first phase ends: no row of theirs is left out.
+    """
+
+    def __init__(
+        self,
+        batches: Callable[[int], Batch],
+        take: Callable[[int, int], np.ndarray],
+        tokens: int,
+        curriculum: RereadCurriculum,
+        *,
+        steps: int,
+        seq_len: int,
+        batch_size: int,
+        seed: int = 0,
+        accumulate: int = 1,
+    ) -> None:
+        """`take(start, stop)` are tokens of a text of so many `tokens`; each of `steps` has `accumulate` batches."""
+        curriculum.check_run(steps, seq_len)
+        self.batches, self.take, self.tokens, self.curriculum, self.seed = batches, take, tokens, curriculum, seed
+        self.first = curriculum.first_steps * accumulate
+        self.second = max(1, (steps - curriculum.first_steps) * accumulate - 1)
+        self.rows = batch_size * seq_len // curriculum.first_len
+        longest = max(curriculum.first_passages[1], *curriculum.first_gaps)
+        if self.first and tokens < longest:
+            raise ValueError(
+                f"got {tokens:,} tokens to train on and passages or gaps of {longest}; expected a longer text"
+            )
+        named: Any = batches
+        over = f" {self.second}" if isinstance(curriculum.share, tuple) else ""
+        self.fingerprint = f"{named.fingerprint} {self.first} {self.rows} {curriculum}{over}"
+
+    def __call__(self, step: int) -> Batch:
+        rng = np.random.default_rng([self.seed, step, STREAM])
+        if step >= self.first:
+            share = self.curriculum.share_at(min(1.0, (step - self.first) / self.second))
+            return self._twice(self.batches(step - self.first), share, rng)
+        rows = np.stack([self._short_row(rng) for _ in range(self.rows)])
+        return as_batch(input_ids=rows[:, :-1], targets=rows[:, 1:])
+
+    def _short_row(self, rng: np.random.Generator) -> np.ndarray:
+        """T₁ + 1 tokens: a passage and a gap in turn, the passage new with a probability, else the last one."""
+        chosen, length = self.curriculum, self.curriculum.first_len + 1
+        parts, filled, passage = [], 0, None
+        while filled < length:
+            if passage is None or rng.random() < chosen.first_new:
+                passage = self._anywhere(rng, int(rng.integers(chosen.first_passages[0], chosen.first_passages[1] + 1)))
+            parts += [passage, self._anywhere(rng, int(rng.choice(chosen.first_gaps)))]
+            filled += len(parts[-1]) + len(parts[-2])
+        return np.concatenate(parts)[:length]
+
+    def _anywhere(self, rng: np.random.Generator, length: int) -> np.ndarray:
+        start = int(rng.integers(0, self.tokens - length + 1))
+        return self.take(start, start + length)
+
+    def _twice(self, batch: Batch, share: float, rng: np.random.Generator) -> Batch:
+        inputs, targets = batch["input_ids"].clone(), batch["targets"].clone()
+        for ids, following in zip(inputs, targets, strict=True):
+            count = int((following != IGNORED).sum())  # padding stands at the right
+            if rng.random() < share:
+                row = torch.cat([ids[:1], following[:count]])
+                self._read_again(row, rng)
+                ids[:count], following[:count] = row[:-1], row[1:]
+        return {**batch, "input_ids": inputs, "targets": targets}
+
+    def _read_again(self, row: Tensor, rng: np.random.Generator) -> None:
+        """Write passages of a row over later parts of it, none over another, as far as the row has room for them."""
+        shortest, longest = self.curriculum.passages
+        longest = min(longest, len(row) // 2)
+        if longest < shortest:
+            return
+        taken = np.zeros(len(row), dtype=bool)
+        for _ in range(self.curriculum.repeats):
+            for _ in range(TRIES):
+                first, again = self._places(rng, len(row), shortest, longest)
+                if not (taken[first].any() or taken[again].any()):
+                    row[again] = row[first].clone()
+                    taken[first] = taken[again] = True
+                    break
+
+    def _places(self, rng: np.random.Generator, width: int, shortest: int, longest: int) -> tuple[slice, slice]:
+        """Where a passage stands in a row of so many tokens, and where it returns."""
+        length = int(rng.integers(shortest, longest + 1))
+        room, most = width - 2 * length, self.curriculum.max_gap
+        gap = int(rng.integers(0, (room if most is None else min(most, room)) + 1))
+        start = int(rng.integers(0, room - gap + 1))
+        again = start + length + gap
+        return slice(start, start + length), slice(again, again + length)

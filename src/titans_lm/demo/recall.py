@@ -13,10 +13,9 @@ from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallCurriculum, RecallSettings
 from titans_lm.demo.settings import RecallPlan
 from titans_lm.evaluate.accuracy import Recall, recall_accuracy, sliding_reach
-from titans_lm.train.fresh import describe_model, language_model
+from titans_lm.train.fresh import count_parameters, describe_model, language_model, match_parameters
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import recall_loss
-from titans_lm.train.match import count_parameters, match_parameters
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.settings import FitSettings

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from titans_lm.demo.books import Opening, read_opening
-from titans_lm.demo.findings import opening_findings, recall_findings, search_findings
 from titans_lm.demo.recall import RecallOutcome, run_recall
-from titans_lm.demo.search import MODELS, TEXT, Found, make_hidden, search
+from titans_lm.demo.report import opening_findings, recall_findings, search_findings
+from titans_lm.demo.search import MODELS, TEXT, Found, Opening, make_hidden, read_opening, search
 from titans_lm.demo.settings import DemoPlan, DemoSettings, full_plan, quick_plan
 from titans_lm.train.device import environment, processor, usable_cores
 from titans_lm.train.files import write_atomically, write_json

@@ -20,8 +20,8 @@ from torch import Tensor
 from titans_lm.data.batches import Batch
 from titans_lm.distill.rows import ReturningRows
 from titans_lm.retrofit.attention import FULL, Call, Layer, LayerState, Reach, read, tokens_of
+from titans_lm.retrofit.cache import as_base, hidden
 from titans_lm.retrofit.memory import LayerMemory
-from titans_lm.retrofit.reading import as_base, hidden
 from titans_lm.train.device import to_device
 
 KEY_BATCHES, BATCHES = 4, 8

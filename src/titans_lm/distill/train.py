@@ -22,9 +22,9 @@ from titans_lm.distill.settings import RetrofitSettings
 from titans_lm.distill.start import start_memories
 from titans_lm.retrofit.add import add_memory, check_windows, keep_memories
 from titans_lm.retrofit.attention import FULL, Reach
+from titans_lm.retrofit.cache import PIECE, as_base, check_head, hidden, nats
 from titans_lm.retrofit.file import from_pretrained, load_base, read_adapter
 from titans_lm.retrofit.memory import adapter_of
-from titans_lm.retrofit.reading import PIECE, as_base, check_head, hidden, nats
 from titans_lm.retrofit.saving import FILE, fingerprint, save
 from titans_lm.retrofit.settings import AdapterSettings
 from titans_lm.train.checkpoint import quiet_transformers

@@ -9,14 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from titans_lm.backbone import frozen_memory
 from titans_lm.evaluate.documents import Book, Encoder, books, spans
-from titans_lm.evaluate.intervals import Estimate, complete, difference, difference_in_differences, late_minus_early
-from titans_lm.evaluate.positions import SpanScore, by_position, overall, score_spans
+from titans_lm.evaluate.positions import (
+    Estimate,
+    SpanScore,
+    by_position,
+    complete,
+    difference,
+    difference_in_differences,
+    late_minus_early,
+    overall,
+    score_spans,
+)
 from titans_lm.evaluate.stream import has_neural_memory, reader_for
 from titans_lm.experiments.reading import Planned, Reader, Reading, costs, run_reading
 from titans_lm.experiments.reading_settings import Mode, PerplexitySettings
-from titans_lm.experiments.result import Result
-from titans_lm.experiments.runner import Say
-from titans_lm.report.spread import mean_with_spread
+from titans_lm.experiments.runner import Result, Say
+from titans_lm.report.table import mean_with_spread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

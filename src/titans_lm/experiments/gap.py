@@ -16,13 +16,12 @@ import torch
 
 from titans_lm.backbone import frozen_memory
 from titans_lm.evaluate.documents import Book, Encoder, TokenSource, books
-from titans_lm.evaluate.intervals import bounds
+from titans_lm.evaluate.positions import bounds
 from titans_lm.evaluate.stream import ENDLESS
 from titans_lm.experiments.reading import Planned, Reader, Reading, costs, run_reading
 from titans_lm.experiments.reading_settings import GapSettings
-from titans_lm.experiments.result import Result
-from titans_lm.experiments.runner import Say
-from titans_lm.report.spread import mean_with_spread
+from titans_lm.experiments.runner import Result, Say
+from titans_lm.report.table import mean_with_spread
 from titans_lm.train.fresh import size_of
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class Gaps:
     def plan(self, model: "PreTrainedModel", corpus: np.ndarray, mark: str) -> Iterator[Planned]:
         """List one reading: all rows, in the four ways and with every window."""
         from titans_lm.retrofit.add import check_windows
-        from titans_lm.retrofit.reading import check_head
+        from titans_lm.retrofit.cache import check_head
 
         own: Any = model
         if not hasattr(model, "retrofit"):
@@ -108,7 +107,7 @@ class Gaps:
     ) -> list[list[float]]:
         """Nats per token of one row beyond every window, in the order of READ."""
         from titans_lm.retrofit import FULL, Reach
-        from titans_lm.retrofit.reading import as_base, nats
+        from titans_lm.retrofit.cache import as_base, nats
 
         ids, targets = row[:, :-1].to(model.device), row[:, 1:].to(model.device)
 

@@ -15,8 +15,7 @@ from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.evaluate.stream import has_neural_memory
 from titans_lm.experiments.models import NamedModel, kind_of, weights_sum
 from titans_lm.experiments.reading_settings import ReadingSettings
-from titans_lm.experiments.result import COMMITS, WALL, Clock, Result, once, write_record
-from titans_lm.experiments.runner import SPEC, Say
+from titans_lm.experiments.runner import COMMITS, SPEC, WALL, Clock, Result, Say, once, write_record
 from titans_lm.train.files import read_json, write_json
 from titans_lm.train.fresh import size_of
 from titans_lm.train.progress import TokenReport

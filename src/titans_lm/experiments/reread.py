@@ -9,14 +9,13 @@ import numpy as np
 
 from titans_lm.evaluate.accuracy import bytes_of_state
 from titans_lm.evaluate.documents import Book, Encoder, books
-from titans_lm.evaluate.intervals import bounds
+from titans_lm.evaluate.positions import bounds
 from titans_lm.evaluate.reread import Drawing, Passages, draw_passages, fitting_distances, reread
 from titans_lm.evaluate.stream import reader_for
 from titans_lm.experiments.reading import Planned, Reader, Reading, costs, run_reading
 from titans_lm.experiments.reading_settings import RereadSettings
-from titans_lm.experiments.result import Result
-from titans_lm.experiments.runner import Say
-from titans_lm.report.spread import mean_with_spread
+from titans_lm.experiments.runner import Result, Say
+from titans_lm.report.table import mean_with_spread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -17,14 +17,12 @@ from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.evaluate.accuracy import bytes_of_state, task_score
 from titans_lm.evaluate.stream import check_positions
 from titans_lm.experiments.models import kind_of, model_settings, trained_model, weights_sum
-from titans_lm.experiments.result import Result, kept, runs_of, write_record
-from titans_lm.experiments.runner import CONTENTS, SPEC, Run, Say, run_experiment
+from titans_lm.experiments.runner import CONTENTS, SPEC, Result, Run, Say, kept, run_experiment, runs_of, write_record
 from titans_lm.experiments.settings import TaskFit
-from titans_lm.report.spread import mean_with_spread
-from titans_lm.train.fresh import size_of
+from titans_lm.report.table import mean_with_spread
+from titans_lm.train.fresh import MATCHED_BY, size_of
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import TaskLoss
-from titans_lm.train.match import MATCHED_BY
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import Outlook, ProgressReport, TokenReport
 from titans_lm.train.run import RunFolder, begun_with, load_model, resolve_model, tokenizer_beside

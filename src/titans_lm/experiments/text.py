@@ -19,14 +19,12 @@ from titans_lm.data.text import Document, overlap, read_documents
 from titans_lm.evaluate.bits_per_byte import Text, buckets, encode_text, token_bits
 from titans_lm.evaluate.stream import check_positions, has_state
 from titans_lm.experiments.models import model_settings
-from titans_lm.experiments.result import Result, kept, runs_of, write_record
-from titans_lm.experiments.runner import CONTENTS, SPEC, Run, Say, run_experiment
+from titans_lm.experiments.runner import CONTENTS, SPEC, Result, Run, Say, kept, run_experiment, runs_of, write_record
 from titans_lm.experiments.settings import CompareSettings
-from titans_lm.report.spread import mean_with_spread
+from titans_lm.report.table import mean_with_spread
 from titans_lm.train.files import JsonLines, read_json, write_json
-from titans_lm.train.fresh import special_ids
+from titans_lm.train.fresh import MATCHED_BY, special_ids
 from titans_lm.train.language import language_data, train_language_model
-from titans_lm.train.match import MATCHED_BY
 from titans_lm.train.options import plain_settings, written_command
 from titans_lm.train.progress import Outlook, ProgressReport
 from titans_lm.train.run import CONTENTS as CONTENTS_FILE

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from titans_lm.experiments.result import Result, kept, write_record
-from titans_lm.experiments.runner import SPEC, Say, best_rate, run_job, run_jobs, run_trials
+from titans_lm.experiments.runner import SPEC, Result, Say, best_rate, kept, run_job, run_jobs, run_trials, write_record
 from titans_lm.forecast.baselines import ModelSpec, make_model, model_spec
 from titans_lm.forecast.fit import fit_model, score, score_streamed
 from titans_lm.forecast.model import Shape
@@ -24,8 +23,7 @@ from titans_lm.forecast.predict import MODEL, save_forecaster
 from titans_lm.forecast.settings import EvaluateForecasters, ForecastSettings, TrainForecaster
 from titans_lm.forecast.table import read_table
 from titans_lm.forecast.windows import Prepared, prepare
-from titans_lm.report.spread import mean_with_spread
-from titans_lm.report.table import aligned
+from titans_lm.report.table import aligned, mean_with_spread
 from titans_lm.train.device import choose_device
 from titans_lm.train.fresh import size_of
 from titans_lm.train.options import plain_settings, written_command

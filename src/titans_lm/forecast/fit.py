@@ -14,14 +14,13 @@ from torch.nn import functional as F
 from titans_lm.backbone import frozen_memory
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.batches import Batch
-from titans_lm.experiments.early_stopping import BestStep
 from titans_lm.forecast.baselines import Linear
 from titans_lm.forecast.model import Forecaster, Future
 from titans_lm.forecast.settings import Memory, Normalisation, TrainSettings
 from titans_lm.forecast.windows import Prepared, WindowBatches, Windows, windows_at_once
 from titans_lm.ops.state import map_state
 from titans_lm.train.device import choose_device
-from titans_lm.train.loop import fit
+from titans_lm.train.loop import BestStep, fit
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import RunFolder
 

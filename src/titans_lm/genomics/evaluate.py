@@ -16,20 +16,37 @@ from numpy.typing import NDArray
 from titans_lm.config import BackboneConfig, check_choice
 from titans_lm.data.batches import fingerprint
 from titans_lm.experiments.models import ARCHITECTURES, STACK, parse_model, split_changes, stack_of, weights_sum
-from titans_lm.experiments.result import Result, kept, runs_of, write_record
-from titans_lm.experiments.runner import SPEC, Say, best_rate, run_jobs, run_trials, shorter
+from titans_lm.experiments.runner import (
+    SPEC,
+    Result,
+    Say,
+    best_rate,
+    kept,
+    run_jobs,
+    run_trials,
+    runs_of,
+    shorter,
+    write_record,
+)
 from titans_lm.experiments.settings import TRIAL_SEED
 from titans_lm.genomics.batches import Places, folds, held_out
 from titans_lm.genomics.fit import check_network, describe_data, train_classifier
-from titans_lm.genomics.metrics import corrected_t, mcnemar, resampling_ratio, scores, write_confusion
-from titans_lm.genomics.predict import NUCLEOTIDES, find_model
+from titans_lm.genomics.predict import (
+    NUCLEOTIDES,
+    corrected_t,
+    find_model,
+    mcnemar,
+    resampling_ratio,
+    scores,
+    write_confusion,
+)
 from titans_lm.genomics.records import VOCAB_SIZE, Sequences, read_sequences
 from titans_lm.genomics.settings import COUNTED, Baseline, EvaluateSettings, GenomicsFit, extra, small_model
 from titans_lm.report.genomics import plot, short
 from titans_lm.report.plots import draw, save_png
-from titans_lm.report.spread import mean_with_spread
+from titans_lm.report.table import mean_with_spread
 from titans_lm.train.files import write_atomically
-from titans_lm.train.match import count_parameters, match_parameters
+from titans_lm.train.fresh import count_parameters, match_parameters
 from titans_lm.train.options import merge_settings, plain_settings
 from titans_lm.train.progress import Outlook, ProgressReport
 from titans_lm.train.run import RunFolder, begun_with

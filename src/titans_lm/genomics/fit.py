@@ -14,19 +14,31 @@ from torch.nn import functional as F
 
 from titans_lm.data.batches import IGNORED
 from titans_lm.evaluate.stream import evaluating
-from titans_lm.experiments.early_stopping import BestStep
-from titans_lm.genomics.baselines import fit_baseline, fit_part
 from titans_lm.genomics.batches import SequenceBatches, held_out, pieces, with_targets
-from titans_lm.genomics.metrics import scores, write_own_confusion
-from titans_lm.genomics.model import NucleotideModel, SequenceClassifier, class_loss, make_network, nucleotide_loss
-from titans_lm.genomics.predict import Classifier, load_classifier, load_nucleotides, save_classifier, save_nucleotides
+from titans_lm.genomics.model import (
+    NucleotideModel,
+    SequenceClassifier,
+    class_loss,
+    fit_baseline,
+    fit_part,
+    make_network,
+    nucleotide_loss,
+)
+from titans_lm.genomics.predict import (
+    Classifier,
+    load_classifier,
+    load_nucleotides,
+    save_classifier,
+    save_nucleotides,
+    scores,
+    write_own_confusion,
+)
 from titans_lm.genomics.records import VOCAB_SIZE, Sequences, Tokens, read_sequences
 from titans_lm.genomics.settings import COUNTED, GenomicsFit, PretrainSettings, TrainSettings, extra, small_model
 from titans_lm.train.device import environment, to_device
 from titans_lm.train.files import read_json, write_json
-from titans_lm.train.fresh import size_of
-from titans_lm.train.loop import Interrupted, fit
-from titans_lm.train.match import match_parameters
+from titans_lm.train.fresh import match_parameters, size_of
+from titans_lm.train.loop import BestStep, Interrupted, fit
 from titans_lm.train.options import as_settings, plain_settings
 from titans_lm.train.parallel import Distributed, joined_distributed
 from titans_lm.train.progress import ProgressReport

@@ -12,12 +12,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans_lm.config import THRESHOLDS, Backend, SurpriseSizes, check_choice
-from titans_lm.ops.call import Call
 from titans_lm.ops.matmul import needs_grad
 from titans_lm.ops.network import MemoryNetwork, forward, norm_parameters, recall
 from titans_lm.ops.recurrent import can_step, recall_one
 from titans_lm.ops.run import BACKENDS, filled, full_precision, run, run_opaque
-from titans_lm.ops.state import PLAIN, MemoryState, PerToken, state_dtype
+from titans_lm.ops.state import PLAIN, Call, MemoryState, PerToken, state_dtype
 from titans_lm.ops.validate import (
     check_call,
     check_coefficients,

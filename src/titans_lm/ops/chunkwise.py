@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from titans_lm.ops.call import Call, Outcome
 from titans_lm.ops.gates import have_channels, stack_gates
 from titans_lm.ops.groups import CallSpec, ChunkedCall, Inputs, Saved
 from titans_lm.ops.layout import TokenLayout, make_layout, ragged, uniform
 from titans_lm.ops.matmul import once_differentiable
 from titans_lm.ops.recurrent import can_step, step
-from titans_lm.ops.state import MemoryState, select_rows
+from titans_lm.ops.state import Call, MemoryState, Outcome, select_rows
 from titans_lm.ops.tiles import Piece, pieces, tile_size
 from titans_lm.ops.wide import is_wide
 

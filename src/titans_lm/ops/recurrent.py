@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from titans_lm.config import Activation
-from titans_lm.ops.call import Call, Outcome
 from titans_lm.ops.errors import pull
 from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, layer_norm_backward, norm_parameters
-from titans_lm.ops.state import MemoryState, Weights, select_rows
+from titans_lm.ops.state import Call, MemoryState, Outcome, Weights, select_rows
 
 
 def can_step(call: Call) -> bool:

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from titans_lm.config import THRESHOLDS, Backend, SurpriseSizes
-from titans_lm.ops.call import Call, Outcome
 from titans_lm.ops.chunkwise import chunked
 from titans_lm.ops.network import MemoryNetwork
 from titans_lm.ops.reference import reference
-from titans_lm.ops.state import PLAIN, MemoryState, PerToken
+from titans_lm.ops.state import PLAIN, Call, MemoryState, Outcome, PerToken
 from titans_lm.ops.triton import fused
 
 BACKENDS: dict[Backend, Callable[..., Outcome]] = {

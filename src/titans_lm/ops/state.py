@@ -1,15 +1,19 @@
-"""The value that flows: what a memory knows after the tokens it has read.
+"""The values that flow: what a memory knows after the tokens it has read, and a checked call that goes on from it.
 
 State is a value, never a buffer of a module: every function takes one and returns a new one, so a sequence may be cut
 anywhere, a state can be kept, compared, forked and saved, and two users of one model never meet.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from titans_lm.config import SurpriseSizes
+from titans_lm.ops.network import MemoryNetwork
 
 State = TypeVar("State")
 Weights = tuple[Float[Tensor, "B H _ _"], ...]
@@ -162,3 +166,35 @@ def state_bytes(state: Any) -> int:
     At a chunk's border M and anchor may be one tensor; a count that noticed would change with the place in the chunk.
     """
     return sum(x.numel() * x.element_size() for x in state_tensors(state))
+
+
+Outcome = tuple[Tensor, MemoryState, Tensor | None]
+"""o (B, T, H, D), the state after the call, and on request the sizes of surprise, (B, T, H, L) or of three parts."""
+
+
+@dataclass
+class Call:
+    """What `neural_memory` is given: gates come as one tensor per memory layer, (B, T, H) or (B, T, H, D_{l-1})."""
+
+    q: Float[Tensor, "B T H K"]
+    k: Float[Tensor, "B T H K"]
+    v: Float[Tensor, "B T H D"]
+    theta: tuple[Tensor, ...]
+    eta: tuple[Tensor, ...]
+    alpha: tuple[Tensor, ...]
+    state: MemoryState
+    network: MemoryNetwork
+    chunk_size: int
+    valid: Bool[Tensor, "B T"] | None = None
+    return_surprise: SurpriseSizes = False
+    extra: PerToken = PLAIN
+
+    @property
+    def gates(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """θ, η and α."""
+        return self.theta, self.eta, self.alpha
+
+    def with_keys(self) -> "Call":
+        """The same call of the polynomials that its queries and keys stand for."""
+        network, (q, k) = self.network.make_keys(self.q, self.k)
+        return replace(self, q=q, k=k, network=network)

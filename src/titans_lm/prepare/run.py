@@ -1,17 +1,24 @@
-"""Text into a token folder: read, split, encode, write; and go on where it was stopped."""
+"""Text into a token folder: read, split, encode, write into shards; and go on where it was stopped."""
 
 import json
 import math
+import os
 import resource
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from titans_lm.data.prepared import (
     FORMAT,
@@ -28,14 +35,99 @@ from titans_lm.data.prepared import (
 from titans_lm.data.text import Document, chance, check_apart, split_position
 from titans_lm.data.tokenizer import TokenIds
 from titans_lm.prepare.settings import PrepareSettings
-from titans_lm.prepare.shards import ShardWriter
 from titans_lm.prepare.sources import Refused, Source, open_source
 from titans_lm.prepare.tokenise import Encoder, grouped, load_tokenizer, train_bpe, use_threads
-from titans_lm.train.files import IN_USE, claimed, made, new_folder, remove_folder, remove_unfinished, write_json
+from titans_lm.train.files import (
+    IN_USE,
+    claimed,
+    hidden,
+    made,
+    new_folder,
+    publish,
+    remove_folder,
+    remove_unfinished,
+    write_atomically,
+    write_json,
+)
 from titans_lm.train.progress import ByteReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class ShardWriter:
+    """The shards of one split: whole documents, a new file after `shard_tokens` tokens.
+
+    `closed` are those that are finished, and `position` is where the source stood when the last of them was: documents
+    before it need not be read again. An OSError names the file and says that finished shards are kept.
+    """
+
+    def __init__(
+        self, folder: Path, split: str, dtype: np.dtype, shard_tokens: int, closed: list[Shard], position: int
+    ) -> None:
+        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
+        self.closed, self.position = closed, position
+        self._begin()
+
+    def _begin(self) -> None:
+        self.file, self.digest = None, blake2b(digest_size=16)
+        self.tokens, self.documents = 0, list[tuple[int, int]]()
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}-{len(self.closed):05d}.bin"
+
+    def add(self, tokens: TokenIds, text_bytes: int, position: int) -> bool:
+        """Write a document, the one before `position` of the source; whether that has closed a shard."""
+        data = np.ascontiguousarray(tokens, self.dtype).tobytes()
+        try:
+            if self.file is None:
+                self.file = tempfile.NamedTemporaryFile(prefix=hidden(), dir=self.folder, delete=False)  # noqa: SIM115
+            self.file.write(data)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.digest.update(data)
+        self.tokens += len(tokens)
+        self.documents.append((self.tokens, text_bytes))
+        return self.tokens >= self.shard_tokens and self.close(position)
+
+    def close(self, position: int) -> bool:
+        """Finish the shard, if one was begun; documents before `position` are done."""
+        self.position = position
+        if self.file is None:
+            return False
+        path = self.folder / self.name
+        documents = np.array(self.documents, np.int64).reshape(-1, 2)
+        ends = BytesIO()
+        np.save(ends, documents)
+        try:
+            write_atomically(path.with_suffix(".npy"), ends.getvalue())
+            publish(self.file, path)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.closed.append(
+            Shard(
+                path.name, self.tokens, len(documents), int(documents[:, 1].sum()), self.digest.hexdigest(),
+                blake2b(ends.getvalue(), digest_size=16).hexdigest(),
+            )
+        )  # fmt: skip
+        self._begin()
+        return True
+
+    def discard(self) -> None:
+        """Remove what is not finished."""
+        if self.file is not None:
+            with suppress(OSError):  # on a full disk what is still in the buffer cannot be written
+                self.file.close()
+            Path(self.file.name).unlink(missing_ok=True)
+            self._begin()
+
+    def _failed(self, error: OSError) -> OSError:
+        self.discard()
+        why = error.strerror or os.strerror(error.errno or 0)
+        told = f"{why}; finished shards are kept: free space, and run the same command again"
+        return OSError(error.errno, told, str(self.folder / self.name))
+
 
 AT_ONCE, MOST_AT_ONCE = 1 << 20, 1024
 """Bytes of text, and documents, that are encoded together."""

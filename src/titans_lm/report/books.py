@@ -2,11 +2,9 @@
 
 from functools import partial
 
-from titans_lm.report.figures import Line, Plot
-from titans_lm.report.models import COLOURS, short_title, title
-from titans_lm.report.section import Result, Section
-from titans_lm.report.spread import written
-from titans_lm.report.table import Column, Table, bold
+from titans_lm.report.plots import Line, Plot
+from titans_lm.report.section import COLOURS, Result, Section, short_title, title
+from titans_lm.report.table import Column, Table, bold, written
 
 EARLY = 1024
 """Positions before this one make one column of the table."""

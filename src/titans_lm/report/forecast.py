@@ -4,11 +4,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from titans_lm.report.figures import Drawn, Plot
-from titans_lm.report.models import TITLES, contender_lines, remembers, title
-from titans_lm.report.section import Result, Section
-from titans_lm.report.spread import written
-from titans_lm.report.table import Column, Table, bold
+from titans_lm.report.plots import Drawn, Plot
+from titans_lm.report.section import TITLES, Result, Section, contender_lines, remembers, title
+from titans_lm.report.table import Column, Table, bold, written
 from titans_lm.report.text import average
 
 NAMES = TITLES | {

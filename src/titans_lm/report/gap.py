@@ -1,8 +1,7 @@
 """What a memory wins back of what a window costs a pretrained model."""
 
 from titans_lm.report.section import Result, Section
-from titans_lm.report.spread import written
-from titans_lm.report.table import Column, Table
+from titans_lm.report.table import Column, Table, written
 
 Row = tuple[Result, Result]
 """An adapter, and what was found with one window."""

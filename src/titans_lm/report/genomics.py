@@ -3,10 +3,9 @@
 from functools import partial
 from pathlib import Path
 
-from titans_lm.report.figures import Plot
 from titans_lm.report.forecast import rates
-from titans_lm.report.models import PARAMETERS, TITLES, contender_lines, remembers, title
-from titans_lm.report.section import Result, Section
+from titans_lm.report.plots import Plot
+from titans_lm.report.section import PARAMETERS, TITLES, Result, Section, contender_lines, remembers, title
 from titans_lm.report.table import Column, Table, bold
 from titans_lm.report.tasks import percent
 from titans_lm.report.text import average

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from titans_lm.report import books, forecast, gap, genomics, lm_eval, paper, reread, speed, tasks, text
-from titans_lm.report.figures import Drawn
+from titans_lm.report.plots import Drawn
 from titans_lm.report.section import FORMAT, Result, Section, is_earlier, status, without_folders
 from titans_lm.train.files import read_json, write_atomically
 

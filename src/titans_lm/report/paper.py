@@ -4,8 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from titans_lm.report.section import Result, Section, commits, linked
-from titans_lm.report.spread import written
-from titans_lm.report.table import Column, Table
+from titans_lm.report.table import Column, Table, written
 
 FORMAT = "titans-lm repro 1"
 Line = tuple[Result, bool]

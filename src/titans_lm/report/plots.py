@@ -1,9 +1,10 @@
-"""Line plots and heat maps, drawn once and given as a PNG file and as SVG to put into a page."""
+"""Line plots, panels and heat maps: plain values, drawn once and given as a PNG file and as SVG to put into a page."""
 
 import math
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -17,9 +18,73 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from titans_lm.report.figures import INK, LINE, SOFT, Drawn, HeatMaps, Line, Panels, Plot
 from titans_lm.report.html import Markup, escaped
 from titans_lm.train.files import write_atomically
+
+INK, SOFT, LINE, ACCENT = "#1b1f27", "#5b6472", "#e3e6eb", "#3451c6"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a plot; `faint` are the single values behind a smoothed one, `spread` lies on both of its sides.
+
+    `band` is a lower and an upper line instead of a spread.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str
+    faint: Sequence[float] | None = None
+    spread: Sequence[float] | None = None
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+    dashed: bool = False
+    dotted: bool = False
+    marker: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """What a plot shows."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    y_range: tuple[float | None, float | None] = (None, None)
+    x_labels: Sequence[str] | None = None
+    """Names of the places 0, 1, 2, … of the horizontal axis, or of `x_places`, instead of numbers."""
+    x_places: Sequence[float] | None = None
+    percent: bool = False
+    """Whether the vertical axis counts shares of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """Plots one below the other over one horizontal axis, or side by side over one vertical axis with one legend."""
+
+    title: str
+    panels: Sequence[Plot]
+    across: bool = False
+    x_label: str = ""
+    y_label: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMaps:
+    """Shares from 0 to 100 over two settings, a panel for each of several things."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x_labels: Sequence[str]
+    y_labels: Sequence[str]
+    panels: dict[str, Sequence[Sequence[float]]]
+    """By name, the rows of numbers from the first of `y_labels` (at the top) to the last."""
+
+
+Drawn = Plot | Panels | HeatMaps
+
 
 DOTS = 180
 """Dots per inch of a PNG."""

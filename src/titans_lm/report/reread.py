@@ -4,11 +4,9 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from titans_lm.report.figures import Line, Panels, Plot
-from titans_lm.report.models import COLOURS, UNSAID, state_bytes, title
-from titans_lm.report.section import Result, Section
-from titans_lm.report.spread import written
-from titans_lm.report.table import Column, Table, bold
+from titans_lm.report.plots import Line, Panels, Plot
+from titans_lm.report.section import COLOURS, UNSAID, Result, Section, state_bytes, title
+from titans_lm.report.table import Column, Table, bold, written
 
 Reading = tuple[Result, Result, dict[int, Result]]
 """A model, its passages of one length, and what was found of them by distance."""

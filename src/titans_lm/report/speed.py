@@ -7,7 +7,7 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from titans_lm.report.figures import ACCENT, Drawn, Line, Plot
+from titans_lm.report.plots import ACCENT, Drawn, Line, Plot
 from titans_lm.report.section import Result, Section
 from titans_lm.report.table import Column, Table
 

@@ -8,11 +8,21 @@ from typing import Any
 
 from titans_lm.data.tasks import TASKS
 from titans_lm.data.tasks.task import AT
-from titans_lm.report.figures import SOFT, Drawn, HeatMaps, Line, Plot
-from titans_lm.report.models import COLOURS, MODEL, PARAMETERS, contender_lines, short_title, state_bytes, title_of
-from titans_lm.report.section import Result, Section, each_said, without_folders
-from titans_lm.report.spread import in_percent, written
-from titans_lm.report.table import Column, Table
+from titans_lm.report.plots import SOFT, Drawn, HeatMaps, Line, Plot
+from titans_lm.report.section import (
+    COLOURS,
+    MODEL,
+    PARAMETERS,
+    Result,
+    Section,
+    contender_lines,
+    each_said,
+    short_title,
+    state_bytes,
+    title_of,
+    without_folders,
+)
+from titans_lm.report.table import Column, Table, in_percent, written
 from titans_lm.report.text import of_results, shapes
 from titans_lm.train.options import plain_settings
 

@@ -6,11 +6,21 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from titans_lm.report.figures import Drawn, Plot
-from titans_lm.report.models import COLOURS, MODEL, PARAMETERS, contender_lines, parts, remembers, title, title_of
-from titans_lm.report.section import Result, Section, each_said
-from titans_lm.report.spread import mean_with_spread, written
-from titans_lm.report.table import Column, Table
+from titans_lm.report.plots import Drawn, Plot
+from titans_lm.report.section import (
+    COLOURS,
+    MODEL,
+    PARAMETERS,
+    Result,
+    Section,
+    contender_lines,
+    each_said,
+    parts,
+    remembers,
+    title,
+    title_of,
+)
+from titans_lm.report.table import Column, Table, mean_with_spread, written
 
 RESET, EQUAL_TIME = "reset − carried", "held out at equal time"
 Row = tuple[Result, Result]

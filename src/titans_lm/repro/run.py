@@ -16,7 +16,7 @@ from titans_lm.experiments.settings import CompareSettings
 from titans_lm.forecast.settings import EvaluateForecasters
 from titans_lm.genomics.settings import EvaluateSettings
 from titans_lm.report.paper import FORMAT
-from titans_lm.report.spread import Spread, in_percent, mean_with_spread
+from titans_lm.report.table import Spread, in_percent, mean_with_spread
 from titans_lm.repro.plans import SOURCE, Plan, Step, Table, published
 from titans_lm.train.files import read_json, write_json
 from titans_lm.train.options import plain_settings

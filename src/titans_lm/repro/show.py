@@ -19,8 +19,7 @@ from titans_lm.report.table import aligned, screen
 from titans_lm.repro.plans import SOURCE, Plan, Published, Step, published, read_toml
 from titans_lm.repro.run import Result, command_of
 from titans_lm.train.baselines import fit_baseline, make_baseline
-from titans_lm.train.fresh import size_of, without_weights
-from titans_lm.train.match import count_parameters, match_parameters
+from titans_lm.train.fresh import count_parameters, match_parameters, size_of, without_weights
 from titans_lm.train.settings import LanguageSettings
 
 

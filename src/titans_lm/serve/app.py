@@ -1,29 +1,53 @@
-"""The application: which address does what, and how answers look."""
+"""The application, which address does what and how answers look; and a model behind it, until somebody asks to stop."""
 
 import asyncio
 import logging
+import os
+import resource
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import resources
+from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from titans_lm.data.tasks.vocabulary import is_word_tokenizer
 from titans_lm.serve.auth import Auth
+from titans_lm.serve.batching import Runner
 from titans_lm.serve.engine import Engine
-from titans_lm.serve.errors import Cancelled, ClientError, bad_request, failure, not_found
 from titans_lm.serve.metrics import Counted
 from titans_lm.serve.responses import Responses, events
-from titans_lm.serve.runner import Runner
-from titans_lm.serve.schema import NAME_LENGTH, Asked, Chat, Completion, Look, NewMemory, Strict, plain_name
-from titans_lm.serve.store import Kind
+from titans_lm.serve.schema import (
+    NAME_LENGTH,
+    Asked,
+    Cancelled,
+    Chat,
+    ClientError,
+    Completion,
+    Look,
+    NewMemory,
+    Strict,
+    bad_request,
+    failure,
+    not_found,
+    plain_name,
+)
+from titans_lm.serve.settings import ServeSettings, check_key
+from titans_lm.serve.store import Kind, Store
+from titans_lm.streaming.reader import check_readable
+from titans_lm.train.run import load_model, load_tokenizer
+from titans_lm.train.shipped import PREFIX
 
 log = logging.getLogger("titans_lm.serve")
 Given = TypeVar("Given", bound=Strict)
@@ -227,3 +251,114 @@ def _memories(app: FastAPI, engine: Engine, runner: Runner) -> None:
 
     serve("conversation", "/v1/conversations")
     serve("memory", "/v1/memories")
+
+
+KEY = "TITANS_API_KEY"
+GRACE = 10
+"""Seconds that running requests are given when the server is asked to stop."""
+KEPT_FREE = 128
+"""Files that are for other things than connections."""
+
+
+class Connection(H11Protocol):
+    """HTTP by h11, closed where no request's header has come whole in time.
+
+    Where there are too many connections the one that has waited longest for a request makes room, so that clients who
+    send nothing keep out nobody.
+    """
+
+    most = max(16, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - KEPT_FREE))
+    """Most connections at once."""
+    seconds = 20.0
+    """Most time that a header may take to arrive."""
+    late: asyncio.TimerHandle | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is no request that is being received or answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._begin()
+        if len(self.connections) > self.most:
+            idle = [other for other in self.connections if isinstance(other, Connection) and other.late is not None]
+            oldest = min(idle, key=lambda other: other.late.when() if other.late is not None else 0.0)
+            oldest.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.waits:
+            self._end()
+        elif self.late is None:
+            self._begin()
+
+    def close(self) -> None:
+        """Close it at once: nobody is told anything."""
+        self._end()
+        self.transport.abort()
+
+    def _begin(self) -> None:
+        self.late = self.loop.call_later(self.seconds, self._late)
+
+    def _late(self) -> None:
+        if self.waits:
+            self.close()
+
+    def _end(self) -> None:
+        if self.late is not None:
+            self.late.cancel()
+            self.late = None
+
+
+def serve_model(
+    folder: Path, settings: ServeSettings, *, device: str = "auto", say: Callable[[str], None] | None = None
+) -> None:
+    """Serve the model of a folder until SIGINT or SIGTERM.
+
+    Every answer that a client has received is in the store by then; requests that still run may finish within 10
+    seconds. Raises ValueError for a model whose state grows with the text, a store in use, or an address that is taken.
+    """
+    model, tokenizer = load_model(folder, device), load_tokenizer(folder)
+    check_readable(model)
+    name = settings.name or folder.resolve().name.removeprefix(PREFIX)
+    key = os.environ.get(KEY) if settings.api_key is None else settings.api_key
+    check_key(KEY, key)
+    listening, store, app = _listen(settings.host, settings.port), None, None
+    try:
+        if torch.device(model.device).type == "cpu":  # threads of one request would wait for those of another
+            torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
+        store = Store(settings.out, model, in_memory=settings.in_memory, most=settings.max_stored)
+        app = create_app(Engine(model, tokenizer, store, settings), name, key)
+        if say is not None:
+            host, port = listening.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            say(f"{name} at http://{shown}:{port}, {store.counts()['stored']} memories in {store.folder}")
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, server_header=False,
+            http=Connection,
+        )  # fmt: skip
+        uvicorn.Server(config).run([listening])
+    finally:
+        listening.close()
+        if app is not None:
+            app.state.stop()  # a second Ctrl-C leaves no time for a proper end
+        if store is not None:
+            store.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Take an address; whoever connects from now on waits until the server is there."""
+    six = ":" in host
+    family = socket.AF_INET6 if six else socket.AF_INET
+    both = six and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"got the address {host}:{port}, which cannot be had ({error}); expected a free port, or 0 for any"
+        ) from error

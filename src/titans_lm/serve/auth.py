@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
-from titans_lm.serve.errors import ClientError
+from titans_lm.serve.schema import ClientError
 from titans_lm.serve.settings import ServeSettings
 
 SMALL = 2**16

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from titans_lm.data.tasks.vocabulary import as_taught
 from titans_lm.generate import RunningText
-from titans_lm.serve.errors import bad_request
-from titans_lm.serve.schema import Message
+from titans_lm.serve.schema import Message, bad_request
 from titans_lm.streaming import Memory
 
 if TYPE_CHECKING:

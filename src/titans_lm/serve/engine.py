@@ -19,9 +19,18 @@ from titans_lm.generate import Chooser
 from titans_lm.report.surprise.text import by_piece, token_text
 from titans_lm.serve.batching import Batcher
 from titans_lm.serve.chat import TURNS, Writing, divide, has_template, remembered, render, said
-from titans_lm.serve.errors import Cancelled, ClientError, bad_request, not_found
 from titans_lm.serve.metrics import Metrics
-from titans_lm.serve.schema import Chat, Completion, Look, Message, NewMemory
+from titans_lm.serve.schema import (
+    Cancelled,
+    Chat,
+    ClientError,
+    Completion,
+    Look,
+    Message,
+    NewMemory,
+    bad_request,
+    not_found,
+)
 from titans_lm.serve.settings import ServeSettings
 from titans_lm.serve.store import Entry, Store
 from titans_lm.streaming import Memory, Reader, TokenStream

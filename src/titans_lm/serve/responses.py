@@ -9,8 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from titans_lm.serve.engine import Answer
-from titans_lm.serve.errors import Cancelled, ClientError, failure
-from titans_lm.serve.schema import Asked, Chat
+from titans_lm.serve.schema import Asked, Cancelled, Chat, ClientError, failure
 
 log = logging.getLogger("titans_lm.serve")
 

@@ -1,8 +1,4 @@
-"""Requests as OpenAI's clients send them, and what is not done here refused by name.
-
-Fields that change nothing about the text (user, metadata, …) are let through; all others that are not known are an
-error, since a client would take the answer for something it is not.
-"""
+"""Requests as OpenAI's clients send them, what is not done here refused by name, and what a client did wrong."""
 
 import unicodedata
 from typing import Annotated, Any, Literal
@@ -10,6 +6,36 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
 from titans_lm.config import nearest
+
+
+class ClientError(Exception):
+    """A request that cannot be answered as it is: a status, a message, and what it is about."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        self.status, self.message, self.param, self.code = status, message, param, code
+        super().__init__(message)
+
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class Cancelled(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def bad_request(message: str, param: str | None = None) -> ClientError:
+    return ClientError(400, message, param=param)
+
+
+def not_found(what: str, name: str) -> ClientError:
+    return ClientError(404, f"there is no {what} {name[:100]!r}", code="not_found")
+
+
+def failure() -> ClientError:
+    """What a client is told of a fault of the server's own."""
+    return ClientError(500, "something went wrong here; it is in the server's log")
+
 
 NAME_LENGTH = 200
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from titans_lm.serve.errors import ClientError
+from titans_lm.serve.schema import ClientError
 from titans_lm.streaming import Memory, save_memory
 from titans_lm.streaming.file import Header, fingerprint, open_memory, read_header
 from titans_lm.train.files import remove_file, remove_unfinished

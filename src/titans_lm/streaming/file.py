@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from titans_lm.caching_config import CachingConfig
+from titans_lm.beyond_config import CachingConfig
 from titans_lm.config import BackboneConfig, check_choice
 from titans_lm.former import LATER, former_settings
 from titans_lm.layers import device_of

@@ -1,15 +1,23 @@
-"""What a model knows of what it has read, as a value: its state, the token it stands at, and where that came from."""
+"""What a model knows of what it has read, as a value; and memory caching given to a model after its training."""
 
+import copy
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from titans_lm.hf.history import Call, Places
+from titans_lm.backbone import Backbone
+from titans_lm.beyond_config import CachingConfig
+from titans_lm.checks import check_known
+from titans_lm.config import CACHING_BLOCKS
+from titans_lm.hf.cache import Call, Places
+from titans_lm.memory import NeuralMemory
 from titans_lm.ops.state import map_state, state_bytes, state_tensors, take_rows
+from titans_lm.tnt import TNTMemory
 
 NONE = -1
 """In `Memory.pending`: this row has no token yet."""
@@ -143,3 +151,32 @@ class Told(NamedTuple):
         read = last.tokens - len(tokens) + count
         cut = tuple((*earlier, Source(last.name, read, None, digest.hexdigest())) for _ in self.sources)
         return self._replace(sources=cut, left=cut)
+
+
+def with_caching(model: nn.Module, **settings: Any) -> nn.Module:
+    """Give the model with memory caching (D52), as another module with the same parameters; `model` is not touched.
+
+    `settings` are those of a config: memory_caching, caching_segment and so on. Segments are weighed by the memory's
+    own queries, as there is no map that was trained for it; the open one has the logit `caching_open` besides. In a
+    mixed stack lmm, mag and mal have it. Raises ValueError for other settings, and for a model without one of them.
+    """
+    check_known(CachingConfig, settings)
+    settings = {"memory_caching": "grm", **settings}
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    other = copy.deepcopy(model, memo=shared)
+    found = 0
+    for module in other.modules():
+        block = getattr(getattr(module, "config", None), "architecture", None)  # None of a layer alone
+        able = isinstance(module, NeuralMemory) and not isinstance(module, TNTMemory)
+        if able and block in (None, *CACHING_BLOCKS):
+            module.config = dataclasses.replace(module.config, **settings)
+            found += 1
+        if isinstance(module, Backbone):
+            module.forget_layout()
+            module._compiled = None  # single tokens are read with the settings of before
+    if not found:
+        raise ValueError(
+            f"got caching for a {type(model).__name__} without a memory that can; expected lmm, mag, mal, or a stack "
+            "with one of them"
+        )
+    return other

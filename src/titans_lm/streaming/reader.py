@@ -13,10 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 from titans_lm.config import check_at_least
 from titans_lm.data.tokenizer import BOS, EOS, VOCAB_SIZE, is_byte_tokenizer
 from titans_lm.evaluate.stream import has_state, state_grows
-from titans_lm.hf.history import Call, History
+from titans_lm.hf.cache import Call, History
 from titans_lm.layers import device_of
-from titans_lm.streaming.caching import with_caching
-from titans_lm.streaming.memory import NONE, Memory, Source, Told
+from titans_lm.streaming.memory import NONE, Memory, Source, Told, with_caching
 from titans_lm.streaming.tokens import TokenStream
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titans_lm.config import BackboneConfig, nearest
 from titans_lm.train.files import one_line
-from titans_lm.train.fresh import size_of, without_weights
-from titans_lm.train.match import check_near, fit_shape, match_parameters
+from titans_lm.train.fresh import check_near, fit_shape, match_parameters, size_of, without_weights
 from titans_lm.train.settings import RULES
 
 if TYPE_CHECKING:

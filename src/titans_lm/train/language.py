@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from titans_lm.data.batches import Batch, DocumentLanes, RandomCrops, fingerprint
-from titans_lm.data.packing import DocumentRows, PackedRows
+from titans_lm.data.batches import Batch, DocumentLanes, DocumentRows, PackedRows, RandomCrops, RereadRows, fingerprint
 from titans_lm.data.prepared import TokenFolder, check_split, is_token_folder, tokenizer_fingerprint
-from titans_lm.data.reread import RereadRows
 from titans_lm.data.text import load_corpus, looks_binary
 from titans_lm.data.tokenizer import VOCAB_SIZE, byte_tokenizer, encode_document
 from titans_lm.evaluate.bits_per_byte import HeldOut

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from titans_lm.config import BackboneConfig
 from titans_lm.train.baselines import fit_baseline, make_baseline
-from titans_lm.train.fresh import language_model, model_without_weights, size_of, special_ids
-from titans_lm.train.match import count_parameters, match_parameters
+from titans_lm.train.fresh import (
+    count_parameters,
+    language_model,
+    match_parameters,
+    model_without_weights,
+    size_of,
+    special_ids,
+)
 from titans_lm.train.run import load_model, resolve_model
 from titans_lm.train.settings import ModelSettings
 

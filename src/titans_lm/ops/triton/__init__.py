@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from titans_lm.checks import load_library
-from titans_lm.ops.call import Call, Outcome
 from titans_lm.ops.gates import have_channels
+from titans_lm.ops.state import Call, Outcome
 from titans_lm.ops.triton.kernels import power_of_two
 
 __all__ = ["fused"]

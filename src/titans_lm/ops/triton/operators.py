@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from titans_lm.ops.call import Call, Outcome
 from titans_lm.ops.layout import TokenLayout, make_layout
 from titans_lm.ops.recurrent import can_step, close, followed
-from titans_lm.ops.state import MemoryState
+from titans_lm.ops.state import Call, MemoryState, Outcome
 from titans_lm.ops.triton.call import Inputs, KernelCall, Options, backward, forward, step_rows
 
 TENSORS = len(Inputs._fields)
