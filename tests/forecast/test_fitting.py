@@ -122,7 +122,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, monkeypa
     whole, weights = fitted(tmp_path / "whole")
     asked = iter([False] * 3 + [True] * 9)
     with monkeypatch.context() as patch:
-        patch.setattr("titans_lm.train.device.Distributed.anybody", lambda self, wish: next(asked))
+        patch.setattr("titans_lm.train.parallel.Distributed.anybody", lambda self, wish: next(asked))
         with pytest.raises(Interrupted):
             fitted(tmp_path / "cut")
     again, others = fitted(tmp_path / "cut", resume=True)
