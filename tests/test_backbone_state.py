@@ -134,8 +134,10 @@ def test_a_state_can_be_taken_apart_and_joined(architecture: str) -> None:
 @pytest.mark.parametrize("length", [0, 1])
 def test_no_token_and_one_token_are_texts(architecture: str, length: int) -> None:
     stack, x = small_backbone(architecture), tokens(length=9)
-    y, state = stack(x[:, :length])
+    told = Diagnostics()
+    y, state = stack(x[:, :length], diagnostics=told)
     assert y.shape == (2, length, 8)
+    assert [h.shape for h in told.hidden_states] == [y.shape] * len(stack.layers)
     rest, _ = stack(x[:, length:], state)
     whole, _ = stack(x)
     assert_close(torch.cat([y, rest], dim=1), whole)

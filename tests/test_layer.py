@@ -16,9 +16,9 @@ from titans_lm.ops.state import take_rows
 T = 11
 
 
-def make() -> NeuralMemory:
+def make(**settings: Any) -> NeuralMemory:
     torch.manual_seed(0)
-    layer = NeuralMemory(small_config("lmm")).double()
+    layer = NeuralMemory(small_config("lmm", **settings)).double()
     wake(layer)
     return layer
 
@@ -90,7 +90,14 @@ def test_hooks_of_a_layer_are_called_once_with_padding_too() -> None:
         (r"got x torch.float16 for weights torch.float64; expected one type", {"x": torch.ones(2, 11, 8).half()}),
         (r"got x of type LayerState; expected a tensor, and a state after it", {"x": make().init_state(2)}),
         (r"got a state of type Tensor; expected LayerState", {"state": torch.zeros(2)}),
-        (r"got a state with tails .*; expected 3 of 2 rows", {"state": make().init_state(3)}),
+        (
+            r"got a state with tails of shapes \[\(3, 3, 8\).*; expected \[\(2, 3, 8\).*, as this layer and x have",
+            {"state": make().init_state(3)},
+        ),
+        (
+            r"got a state with tails of shapes \[\(2, 1, 8\).*; expected \[\(2, 3, 8\).*one conv_size",
+            {"state": make(conv_size=2).init_state(2)},
+        ),
         (r"got valid torch.int64 \(2, 11\); expected bool", {"valid": torch.ones(2, 11).long()}),
         (r"got lengths \[12, 3\]; expected 0 to T = 11", {"lengths": torch.tensor([12, 3])}),
         (r"got lengths torch.int64 \(1,\); expected integers \(B,\) = \(2,\)", {"lengths": torch.tensor([3])}),

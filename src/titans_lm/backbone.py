@@ -211,7 +211,7 @@ class Backbone(nn.Module):
             )
         is_start = state is None
         if x.shape[1] == 0:
-            return x, self.init_state(x.shape[0]) if state is None else state
+            return self._read_nothing(x, state, diagnostics)
         state = self._start(x.shape[0]) if state is None else state
         packing = None
         if valid is not None and not bool(valid.all()):
@@ -250,6 +250,13 @@ class Backbone(nn.Module):
             x = packing.unpack(x, valid)
         after = BackboneState(state.position + (x.shape[1] if lengths is None else lengths), tuple(layers))
         return x, after if decodes else self._compact(after)
+
+    def _read_nothing(
+        self, x: Hidden, state: BackboneState | None, diagnostics: Diagnostics | None
+    ) -> tuple[Hidden, BackboneState]:
+        if diagnostics is not None:
+            diagnostics.hidden_states.extend(x for _ in self.layers)
+        return x, self.init_state(x.shape[0]) if state is None else state
 
     def _compact(self, state: BackboneState) -> BackboneState:
         """The state with a tight storage for each tensor: for any other layout the graph would be compiled again."""

@@ -302,6 +302,9 @@ class ShortConvolution(nn.Module):
         width, dtype = self.weight.shape[1], state_dtype(self.weight.dtype)
         return torch.zeros(batch_size, self.kernel - 1, width, dtype=dtype, device=device_of(self))
 
+    def fits(self, tail: Tensor, batch_size: int) -> bool:
+        return tail.shape == (batch_size, self.kernel - 1, self.weight.shape[1])
+
     def forward(
         self, x: Float[Tensor, "B T E"], tail: Float[Tensor, "B K1 E"], lengths: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B T E"], Float[Tensor, "B K1 E"]]:

@@ -232,13 +232,8 @@ class NeuralMemory(MemoryRule):
             raise ValueError(f"got x {x.dtype} {tuple(x.shape)}; expected floating point (B, T, E) with E = {E}")
         check_precision(x, self.q_proj.weight.dtype)
         B, T, _ = x.shape
-        if state is not None and not isinstance(state, LayerState):
-            raise ValueError(f"got a state of type {type(state).__name__}; expected LayerState (see init_state)")
-        if state is not None and (len(state.conv) != len(self.convs) or any(tail.shape[0] != B for tail in state.conv)):
-            rows = [tuple(tail.shape) for tail in state.conv]
-            raise ValueError(f"got a state with tails {rows}; expected {len(self.convs)} of {B} rows, as x has")
-        if state is not None and not self._has_form_of(state):
-            raise ValueError("got a state of another form; expected one of this layer's: start from init_state()")
+        if state is not None:
+            self._check_state(state, B)
         if valid is not None and (valid.dtype != torch.bool or valid.shape != (B, T) or lengths is not None):
             raise ValueError(
                 f"got valid {valid.dtype} {tuple(valid.shape)}; expected bool (B, T) = ({B}, {T}), without lengths"
@@ -249,6 +244,20 @@ class NeuralMemory(MemoryRule):
             raise ValueError(f"got lengths {lengths.dtype} {tuple(lengths.shape)}; expected integers (B,) = ({B},)")
         if lengths.is_cpu and not torch.compiler.is_compiling() and not bool(((lengths >= 0) & (lengths <= T)).all()):
             raise ValueError(f"got lengths {lengths.tolist()}; expected 0 to T = {T}")
+
+    def _check_state(self, state: Any, rows: int) -> None:
+        """Refuse a state of another layer or batch, by what it carries besides one memory."""
+        if not isinstance(state, LayerState):
+            raise ValueError(f"got a state of type {type(state).__name__}; expected LayerState (see init_state)")
+        tails, convs = state.conv, self.convs
+        if len(tails) != len(convs) or not all(c.fits(tail, rows) for c, tail in zip(convs, tails, strict=True)):
+            got, expected = ([tuple(tail.shape) for tail in found] for found in (tails, self.init_state(rows).conv))
+            raise ValueError(
+                f"got a state with tails of shapes {got}; expected {expected}, as this layer and x have: a state "
+                "belongs to one batch and one conv_size"
+            )
+        if not self._has_form_of(state):
+            raise ValueError("got a state of another form; expected one of this layer's: start from init_state()")
 
     def _has_form_of(self, state: LayerState) -> bool:
         """Whether a state has what this layer carries besides one memory, and no more."""

@@ -393,3 +393,17 @@ def test_a_row_of_padding_alone_is_refused() -> None:
     text, whole = torch.cat([ids, ids[:, :4]], dim=1), torch.cat([torch.ones_like(ids), mask[:, :4]], dim=1)
     with pytest.raises(ValueError, match="got nothing but padding in row 1, beside what a cache may have read"):
         model.generate(text, attention_mask=whole, past_key_values=read, max_new_tokens=2, **GREEDY)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["mask", "padding"])
+def test_guidance_begins_at_the_last_token_of_each_row(told: bool) -> None:
+    model, settings = shallow_model("mac", torch.float64), GREEDY | {"guidance_scale": 3.0, "max_new_tokens": 5}
+    rows = [prompt(11, seed=1), prompt(7, seed=2)]
+    expected = [model.generate(ids, num_beams=2, **settings)[0, ids.shape[1] :] for ids in rows]
+    assert not torch.equal(expected[1], model.generate(rows[1], num_beams=2, max_new_tokens=5, **GREEDY)[0, 7:]), (
+        "guidance changes what is written"
+    )
+    model.generation_config.pad_token_id = 0
+    ids = torch.cat([rows[0], torch.nn.functional.pad(rows[1], (0, 4))])
+    mask = {"attention_mask": (torch.arange(11) < torch.tensor([[11], [7]])).long()} if told else {}
+    assert torch.equal(model.generate(ids, num_beams=2, **mask, **settings)[:, 11:], torch.stack(expected))

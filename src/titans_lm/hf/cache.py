@@ -388,3 +388,12 @@ def begin_cache(generation_config: Any, model_kwargs: dict[str, Any], make: Call
     cache = model_kwargs["past_key_values"] = make()
     if generation_config.is_assistant:  # of what it drafts, only a part is accepted
         cache.activate_past_recording()
+
+
+def last_real(ids: Any, mask: Any) -> Tensor | None:
+    """The last real token of each row (B, 1) of a prompt that has padding on the right; None for any other."""
+    if not (isinstance(ids, Tensor) and isinstance(mask, Tensor)) or ids.dim() != 2 or bool(mask[:, -1].all()):
+        return None
+    places = torch.arange(ids.shape[1], device=mask.device)
+    last = ((mask[:, -ids.shape[1] :] != 0) * places).amax(1, keepdim=True)
+    return ids.repeat_interleave(len(last) // len(ids), dim=0).gather(1, last.to(ids.device))

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import ModelOutput
 from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.blocks import BLOCKS, concat_segments
 from titans_lm.config import SurpriseSizes
-from titans_lm.hf.cache import TitansCache, begin_cache, check_call, check_rows
+from titans_lm.hf.cache import TitansCache, begin_cache, check_call, check_rows, last_real
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.documents import PACKING, find_documents, read_documents
 from titans_lm.layers import Diagnostics, Linear
@@ -317,6 +317,14 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
             return
         begin_cache(generation_config, model_kwargs, TitansCache)
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+
+    # pyrefly: ignore [bad-override]: as above
+    def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Guide by each row's last token, where transformers would take padding if the prompt ends in it."""
+        mask = (kwargs.get("model_kwargs") or {}).get("attention_mask")
+        if generation_config.guidance_scale is not None and kwargs.get("negative_prompt_ids") is None:
+            kwargs["negative_prompt_ids"] = last_real(kwargs.get("encoder_input_ids"), mask)
+        return super()._get_logits_processor(generation_config, *args, **kwargs)
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse transformers' continuous batching, whose pages hold keys and values."""
