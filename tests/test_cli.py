@@ -203,6 +203,22 @@ def test_a_run_is_taken_up_with_its_own_settings(tmp_path, text, capsys):
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()][-1] == 4
 
 
+def test_a_run_that_came_to_nothing_is_no_success(tmp_path, text, capsys):
+    code, out, err = titans(capsys, "train", text, "--out", tmp_path / "run", "--steps", 2, "--lr", 1e30, *SMALL)
+    assert code == 1
+    assert "held-out bits per byte are nan after 2 steps; give a lower --lr" in err
+    assert "go on with" not in out
+
+
+def test_a_run_is_not_taken_up_for_fewer_steps(tmp_path, text, capsys):
+    run = tmp_path / "run"
+    titans(capsys, "train", text, "--out", run, "--steps", 2, *SMALL, "--quiet")
+    code, _, err = titans(capsys, "train", "--resume", run, "--steps", 1)
+    assert code == 2
+    assert f"got steps=1 for the run {run}, which has taken 2; expected as many or more" in err
+    assert json.loads((run / "settings.json").read_text())["steps"] == 2
+
+
 MISTAKES = {
     "no such command": (["trian"], "got the command 'trian'; did you mean 'train'?"),
     "no such kind": (["evaluate", "mqr"], "got 'mqr' behind titans evaluate; did you mean 'mqar'?"),
@@ -237,6 +253,14 @@ MISTAKES = {
     "wrong block": (["train", "x", "--model.layer-types", "lmm", "slidng"], "slidng"),
     "wrong pair": (["train", "x", "--model.hidden-size", "3"], "got hidden_size=3 and num_attention_heads="),
     "missing file": (["train", "x", "--config", "/nowhere.json"], "'/nowhere.json', which does not exist"),
+    "another kind of file": (["train", "x", "--config", __file__], "which is neither; expected a .json or .toml"),
+    "a folder of settings": (["train", "x", "--config", "{tmp}"], "which is a folder; expected a .json or .toml file"),
+    "almost all that is there": (["train", "stdlibb"], "did you mean 'stdlib'?"),
+    "almost bytes": (["prepare", "{tmp}/short", "--out", "{tmp}/x", "--tokenizer", "bytess"], "did you mean 'bytes'?"),
+    "a file for a folder": (["prepare", "{tmp}/short", "--out", "{tmp}/short"], "where a file is in the way"),
+    "one option meant": (["train", "x", "--memory-deth", "1"], "perhaps you meant --model.memory-depth (titans train"),
+    "an empty memory file": (["memory", "show", "{tmp}/empty"], "damaged or not whole (it has 0 bytes)"),
+    "a base that is none": (["retrofit", "{tmp}", "x", "--out", "{tmp}/x"], "a folder without a config.json"),
     "unknown key": (["train", "x", "--config", "{tmp}/bad.json"], "unknown setting 'step'"),
     "no run": (["train", "--resume", "{tmp}"], "holds no settings.json"),
     "a run in another folder": (["train", "--resume", "{tmp}", "--out", "{tmp}/x"], "a run goes on in its own folder"),

@@ -21,7 +21,7 @@ from titans_lm import ask
 from titans_lm.backbone import frozen_memory
 from titans_lm.cli import main
 from titans_lm.demo import search
-from titans_lm.demo.run import check_folder, one_thread
+from titans_lm.demo.run import begin_folder, check_folder, one_thread
 from titans_lm.demo.settings import DemoSettings, full_plan, quick_plan
 from titans_lm.evaluate.accuracy import sliding_reach
 from titans_lm.evaluate.bits_per_byte import token_bits
@@ -222,6 +222,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest
     with pytest.raises(ValueError, match="holds other files"):
         check_folder(tmp_path / "task")
     check_folder(tmp_path / "new")
+    begin_folder(tmp_path / "new")
     (tmp_path / "new" / "text.txt").touch()
     check_folder(tmp_path / "new")  # one that was stopped is begun again
 

@@ -101,8 +101,8 @@ def test_without_sizes_the_task_is_as_it_is_set() -> None:
 @pytest.mark.parametrize(
     ("command", "size", "said"),
     [
-        ("variables", "300", "got length=300; expected more than the"),
-        ("common-words", "300", "got length=300; expected 629 or more"),
+        ("variables", "300", "got length=300 with tokenizer=bytes; expected more than the"),
+        ("common-words", "300", "got length=300 with tokenizer=bytes; expected larger sizes, of 629 tokens"),
     ],
 )
 def test_rows_that_are_too_short_are_told_before_anything_is_trained(

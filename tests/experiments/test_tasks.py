@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import shlex
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,15 @@ def test_it_does_nothing_twice(done, monkeypatch: pytest.MonkeyPatch) -> None:
     assert again["contenders"] == result["contenders"]
     with pytest.raises(ValueError, match="holds a run of other settings"):
         run_task(dataclasses.replace(settings, examples=9), "again", lambda _: None)
+
+
+def test_a_folder_of_other_runs_is_refused_before_anything_is_trained(done, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, _ = done
+    monkeypatch.setattr("titans_lm.experiments.tasks.fit", lambda *_, **__: pytest.fail("trained"))
+    others = dataclasses.replace(settings, examples=9, tune_steps=settings.tune_steps + 1, rates=(0.5, *settings.rates))
+    shutil.rmtree(settings.out / "trials", ignore_errors=True)
+    with pytest.raises(ValueError, match=r"runs/.*seed0 holds a run of other settings"):
+        run_task(others, "again", lambda _: None)
 
 
 def test_a_run_that_was_stopped_goes_on(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,13 +158,15 @@ def test_a_quiet_pipe_is_stopped_and_what_was_read_is_saved(folder: Path, tmp_pa
 def test_what_cannot_be_read_or_resumed_is_named(folder: Path, books: list[Path], tmp_path: Path) -> None:
     model, out = load_model(folder, "cpu"), tmp_path / "out.memory"
     read_files(model, TOKENIZER, books[:2], out, quiet=True)
-    before = out.read_bytes()
+    before, empty = out.read_bytes(), tmp_path / "empty.txt"
+    empty.touch()
     cases = (
         ({"files": books, "resume": False}, "which exists; resume"),
         ({"files": books[1:], "resume": True}, "same files in the same order"),
         ({"files": [tmp_path / "none"], "resume": True}, "which is not there"),
         ({"files": [tmp_path], "resume": True}, "name the files in it"),
         ({"files": [], "resume": True}, "got no files"),
+        ({"files": [empty], "resume": True}, "empty.txt', in which there is nothing; expected text"),
         ({"files": books, "resume": True, "save_every": 0}, "save_every=0"),
         ({"files": books, "resume": True, "precision": "int8"}, "int8"),
         ({"files": books, "resume": True, "onto": out}, "to read onto and to write to; expected two names"),

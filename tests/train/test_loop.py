@@ -323,6 +323,14 @@ def test_a_signal_finishes_the_step_and_saves(llama, tmp_path, number):
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_last_evaluation_says_what_was_saved(llama, tmp_path, number):
+    run = RunFolder.create(tmp_path / "run", {}, byte_tokenizer())
+    with pytest.raises(Interrupted, match=r"stopped after step 8; saved in .*step-000008"):
+        fit(llama(), crops(), next_token_loss, SETTINGS, eval_fn=lambda _: os.kill(os.getpid(), number) or {}, run=run)
+    assert not (run.path / "in-use").exists()
+
+
 def test_a_second_signal_stops_at_once(llama):
     def impatient(step):
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,6 +1,7 @@
 """titans prepare, train, retrofit, generate, serve, info: tokens, models from them, and what they can be used for."""
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +163,7 @@ def run_train(command: Train) -> None:
 
     from titans_lm.train.language import train_language_model
     from titans_lm.train.progress import Outlook, ProgressReport
+    from titans_lm.train.trainer import Diverged
 
     if command.resume is not None:
         settings = dataclasses.replace(settings, out=command.resume)
@@ -171,6 +173,8 @@ def run_train(command: Train) -> None:
         return
     command.write(result)
     bits = result.get("held_out_bits_per_byte")
+    if not math.isfinite(bits):
+        raise Diverged(f"held-out bits per byte are {bits} after {result['steps']} steps; give a lower --lr")
     command.say(f"held-out bits per byte {bits:.4f} after {result['steps']} steps; model in {result['model']}")
     command.say(
         f"go on with: titans generate {result['run']}, titans info {result['run']}, titans serve {result['run']}"

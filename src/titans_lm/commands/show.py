@@ -77,13 +77,15 @@ def lines_of(value: dict[str, Any], indent: str = "") -> list[str]:
         if isinstance(part, dict):
             lines += [label, *lines_of(part, f"{indent}  ")]
         elif part is not None and part != []:
-            lines.append(f"{label}: {', '.join(map(_shown, part if isinstance(part, list) else [part]))}")
+            lines.append(f"{label}: {_shown(part)}")
     return lines
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -261,5 +263,8 @@ def meant(option: str, known: set[str]) -> list[str]:
     wanted = _called_here(last, known)
     same = [other for other in others if other.removeprefix("--").rpartition(".")[2] in (wanted, last)]
     plain = {re.sub(r"\W", "", other): other for other in others}
-    near = difflib.get_close_matches(re.sub(r"\W", "", option), plain, n=2)
-    return (same or [plain[name] for name in near])[:2]
+    written = re.sub(r"\W", "", option)
+    near = difflib.get_close_matches(written, plain, n=2)
+    likeness = [difflib.SequenceMatcher(None, name, written).ratio() for name in near]
+    close = [plain[name] for name, like in zip(near, likeness, strict=True) if like > likeness[0] - 0.1]
+    return (same or close)[:2]

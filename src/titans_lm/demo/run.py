@@ -70,6 +70,7 @@ def run_demo(settings: DemoSettings, *, quiet: bool = False) -> dict[str, Any]:
 
     with lap(stages, "making the text"):
         hidden = make_hidden(settings, plan.search, seed)
+    begin_folder(settings.out)
     tell([f"Hidden in {hidden.ends[-1]:,} tokens, by the seed {seed}: {hidden.facts[0].sentence} …"])
     with lap(stages, "reading and asking"):
         found = search(settings, plan.search, hidden, seed, quiet=quiet)
@@ -156,18 +157,21 @@ def write_outcome(
 
 
 def check_folder(out: Path) -> None:
-    """Fail before minutes of work where the folder cannot be written; an older demo in it is replaced.
-
-    A page is the first file that is written, so a folder that holds one is ours even if it was never finished.
-    """
+    """Refuse a folder of something else; an older demo in it is replaced."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"got --out {out}, which is a file; expected a folder to write the report to")
     found = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.is_dir() else set()
     others = RESULTS in found and _format(out / RESULTS) != FORMAT
     if others or (found and not found & {REPORT, RESULTS}):
         raise ValueError(f"got --out {out}, which holds other files; expected a new folder, or that of an earlier demo")
-    out.mkdir(parents=True, exist_ok=True)
-    if REPORT not in found:
+
+
+def begin_folder(out: Path) -> None:
+    """Fail before minutes of work where the folder cannot be written.
+
+    A page is the first file that is written, so a folder that holds one is ours even if it was never finished.
+    """
+    if not (out / REPORT).exists():
         write_atomically(out / REPORT, "<!doctype html><title>titans demo</title><p>It has not come to its end.</p>\n")
 
 

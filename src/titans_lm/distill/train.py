@@ -34,6 +34,7 @@ from titans_lm.train.loop import fit
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, SETTINGS, RunFolder
+from titans_lm.train.trainer import checkpoint_activations
 
 Hidden = Float[Tensor, "B N E"]
 
@@ -249,8 +250,6 @@ class Gap:
 
 def checkpoint_blocks(model: Any) -> None:
     """Let blocks keep nothing but what enters them; they do so in training mode, which nothing inside of them takes."""
-    renamed = hasattr(model, "activation_checkpointing_enable")  # in the course of transformers 5
-    enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    checkpoint_activations(model, use_reentrant=False)
     for module in model.modules():
         module.training = hasattr(module, "gradient_checkpointing")

@@ -127,7 +127,7 @@ def model_settings(shared: Shared, name: str, parameters: int | None) -> Shared:
 
         known = dict.fromkeys((*OURS, *baseline_names()))  # rules of others in our block are both
         if name not in known and not Path(name).exists():
-            raise ValueError(f"got the model {name!r}; {nearest(name, known)}, or a folder with a model's config.json")
+            raise ValueError(f"got the model {name!r}; {nearest(name, known)} (or a folder with a model's config.json)")
         return dataclasses.replace(given, baseline=name)
     stack, own = split_changes(model, STACK, VARIED)
     config = stack_of(shared.model, model.base, stack)

@@ -16,7 +16,7 @@ from titans_lm.evaluate.stream import has_neural_memory
 from titans_lm.experiments.models import NamedModel, kind_of, weights_sum
 from titans_lm.experiments.reading_settings import ReadingSettings
 from titans_lm.experiments.runner import COMMITS, SPEC, WALL, Clock, Result, Say, once, write_record
-from titans_lm.train.files import read_json, write_json
+from titans_lm.train.files import made, read_json, write_json
 from titans_lm.train.fresh import size_of
 from titans_lm.train.progress import TokenReport
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
@@ -101,11 +101,11 @@ def run_reading(
     """
     named = settings.named()
     check_seeds(named)
-    settings.out.mkdir(parents=True, exist_ok=True)
     corpora: dict[str, Any] = {}
     readers: dict[str, list[Reader]] = {}
-    for one in named:
-        readers.setdefault(one.name, []).append(_read_with(one, evaluation, settings, corpora, say))
+    with made(settings.out):
+        for one in named:
+            readers.setdefault(one.name, []).append(_read_with(one, evaluation, settings, corpora, say))
     models = [
         {**seeds[0].about, "runs": [str(reader.named.path) for reader in seeds], **evaluation.summarize(seeds)}
         for seeds in readers.values()

@@ -174,6 +174,9 @@ def run_experiment(
     Gives learning rates, trials and results by model.
     """
     jobs = [job_of(run) for run in lr_trials(experiment)]
+    at_rates = (final_runs(experiment, dict.fromkeys(experiment.models, rate)) for rate in experiment.rates)
+    for run in (*zip(jobs), *zip(*(map(job_of, runs) for runs in at_rates), strict=True)):
+        _check_begun(run)
     runs = len(experiment.models) * len(experiment.seeds)
     outlook = Outlook("fewer --steps, --models or --seeds", say=say, later=runs * experiment.train.steps)
     trials = run_trials(jobs, experiment.jobs, say, key, outlook=outlook)
@@ -284,14 +287,10 @@ def run_job(job: Job, outlook: Outlook | None = None) -> Result:
     Raises ValueError for a folder of other settings, or of texts that held something else; KeyboardInterrupt where it
     is stopped.
     """
+    _check_begun([job])
     done, spec = job.folder / RESULT, job.spec()
     if done.is_file():
-        result = read_json(done)
-        _check_same(job, result[SPEC], spec)
-        return result
-    saved = job.saved_spec()
-    if saved is not None:
-        _check_same(job, saved, spec)
+        return read_json(done)
     clock = Clock(getattr(job, "run", job.folder))  # the result of a trial may lie beside its run
     try:
         found = job.train(outlook)
@@ -304,6 +303,21 @@ def run_job(job: Job, outlook: Outlook | None = None) -> Result:
     result = {"name": job.name, SPEC: spec, **found, **clock.read()}
     write_json(done, result)
     return result
+
+
+def _check_begun(ways: Sequence[Job]) -> None:
+    """Refuse a folder that holds another run than this one in one of several ways, such as learning rates."""
+    done = ways[0].folder / RESULT
+    before = read_json(done)[SPEC] if done.is_file() else ways[0].saved_spec()
+    if before is None:
+        return
+    refused = []
+    for job in ways:
+        try:
+            return _check_same(job, before, job.spec())
+        except ValueError as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def _check_same(job: Job, before: Result, spec: Result) -> None:

@@ -5,10 +5,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from titans_lm.checks import nearest
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import TokenIds, byte_level, byte_tokenizer, encode_document, is_byte_tokenizer
 from titans_lm.prepare.settings import PrepareSettings
@@ -37,6 +39,8 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     """Load the tokeniser of a name: bytes, a folder, or one on the hub; ValueError where there is none such."""
     if name == "bytes":
         return byte_tokenizer()
+    if not Path(name).exists() and "?" in (hint := nearest(name, ["bytes"])):
+        raise ValueError(f"got the tokenizer {name!r}; {hint}")
     from transformers import AutoTokenizer
 
     try:

@@ -77,9 +77,10 @@ def check_data(data: str | None, recipe: str | None, vocab_size: int | None) -> 
         return
     if data in recipe_names():
         raise ValueError(f"got the recipe {data!r} in the place of data; expected it first: titans train {data} DATA")
+    meant = nearest(data, [STDLIB])
     raise ValueError(
         f"got {data!r}, which does not exist; expected a file, a folder, the word {STDLIB}, or a recipe: "
-        f"{recipe_hint(data)}"
+        f"{meant if meant.endswith('?') else recipe_hint(data)}"
     )
 
 

@@ -90,6 +90,8 @@ def from_pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
             'the folder in titans_lm.retrofit.load(adapter, base), or once and for all as "base" in the adapter\'s '
             "config.json"
         )
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise ValueError(f"got the base {str(name)!r}, a folder without a config.json; expected that of a saved model")
     try:
         return kind.from_pretrained(name, **settings)
     except (OSError, ValueError) as error:

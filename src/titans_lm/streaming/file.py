@@ -319,8 +319,11 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _metadata(path: Path, file: io.BufferedIOBase) -> dict[str, str]:
-    (length,) = struct.unpack("<Q", file.read(8))
     other = ValueError(f"got {str(path)!r}, which is no memory file; expected one that `titans read` has written")
+    first = file.read(8)
+    if len(first) < 8:
+        raise SafetensorError(f"it has {len(first)} bytes")
+    (length,) = struct.unpack("<Q", first)
     if length > MOST_HEADER:
         raise SafetensorError(f"its header would be {length:,} bytes") if file.read(1) == b"{" else other
     metadata = json.loads(file.read(length)).get("__metadata__") or {}

@@ -170,6 +170,8 @@ def _check_files(files: Sequence[str | Path]) -> list[Path]:
         if str(path) != STDIN and not path.is_file():
             found = "a folder; name the files in it" if path.is_dir() else "not there"
             raise ValueError(f"got the file {str(path)!r}, which is {found}")
+    if all(str(path) != STDIN and path.stat().st_size == 0 for path in paths):
+        raise ValueError(f"got {', '.join(map(repr, map(str, paths)))}, in which there is nothing; expected text")
     return paths
 
 

@@ -144,7 +144,7 @@ def _read_config(name: str, given: Settings) -> "PreTrainedConfig":
     path = Path(name)
     if not path.exists():
         raise ValueError(
-            f"got the baseline {name!r}; {nearest(name, baseline_names())}, or a folder with the config.json of a model"
+            f"got the baseline {name!r}; {nearest(name, baseline_names())} (or a folder with a model's config.json)"
         )
     try:
         return AutoConfig.from_pretrained(path, **given)

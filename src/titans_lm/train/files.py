@@ -223,6 +223,8 @@ def claimed(path: Path) -> Iterator[None]:
 def made(folder: Path) -> Iterator[None]:
     """Make a folder for the block; where that fails, new ones that are empty go again."""
     new = [one for one in (folder, *folder.parents) if not one.exists()]
+    if not (new[-1].parent if new else folder).is_dir():
+        raise ValueError(f"got the folder {folder}, where a file is in the way; expected a folder, or a name for one")
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield

@@ -141,8 +141,17 @@ def fit(
             if stop or world.anybody(bool(asked)):
                 raise Interrupted(result.step, checkpoint)
         if eval_fn is not None:
-            writer.evaluate(eval_fn)
+            _evaluate_last(writer, eval_fn, checkpoint)
     return result
+
+
+def _evaluate_last(writer: RunWriter, eval_fn: Callable[[Any], dict[str, Any]], checkpoint: Path | None) -> None:
+    """Evaluate when all is saved, which the first signal ends."""
+    try:
+        with StopRequest() as asked, asked.waiting():
+            writer.evaluate(eval_fn)
+    except StoppedWaiting:
+        raise Interrupted(writer.trainer.result.step, checkpoint) from None
 
 
 Found = dict[str, Any]

@@ -151,7 +151,7 @@ class Trainer:
                 "pass, where its parameters are in parts; expected parallel='ddp'"
             )
         if settings.activation_checkpointing:
-            _checkpoint_activations(model)
+            checkpoint_activations(model)
         if settings.compile:
             _compile_blocks(model, world.device)
         self.wrapped = spread(model, settings.parallel, world)
@@ -305,13 +305,15 @@ class Trainer:
             torch.manual_seed((self.settings.seed * 1_000_003 + self.result.step) * 1_009 + world.rank)
 
 
-def _checkpoint_activations(model: nn.Module) -> None:
-    owner: Any = model
-    if not hasattr(model, "gradient_checkpointing_enable"):
+def checkpoint_activations(model: nn.Module, **settings: Any) -> None:
+    """Let a model of transformers keep what enters its blocks and recompute the rest, with settings of torch's."""
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # renamed in transformers 5
+    enable: Any = next((getattr(model, name) for name in names if hasattr(model, name)), None)
+    if enable is None:
         raise ValueError(
             f"got activation_checkpointing for a {type(model).__name__}, which has none; expected one of transformers"
         )
-    owner.gradient_checkpointing_enable()
+    enable(settings or None)
 
 
 def _compile_blocks(model: nn.Module, device: torch.device) -> None:

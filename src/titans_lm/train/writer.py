@@ -64,6 +64,11 @@ class RunWriter:
             if world.main and any(run.checkpoints.glob(f"{HIDDEN}*")):
                 self.progress.say("a checkpoint was not finished when the run ended: the one before it is used")
             self.trainer.load(checkpoint)
+            done, steps = self.trainer.result.step, self.trainer.settings.steps
+            if done > steps:
+                raise ValueError(
+                    f"got steps={steps} for the run {run.path}, which has taken {done}; expected as many or more"
+                )
             self.saved = (self.trainer.result.step, checkpoint)
             self.progress.say(f"going on from {checkpoint}")
         else:

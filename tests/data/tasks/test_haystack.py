@@ -150,5 +150,8 @@ def test_without_hay_rows_are_as_long_as_they_are() -> None:
 
 
 def test_too_little_room_is_told() -> None:
-    with pytest.raises(ValueError, match="got length=13; expected more than the 13 tokens of facts and questions"):
+    with pytest.raises(
+        ValueError,
+        match="got length=13 with tokenizer=bytes; expected more than the 13 tokens of facts and questions",
+    ):
         text_batch(np.random.default_rng(0), [Story("", ("A fact. ",), (("Q?", " a."),))], noise(), length=13)

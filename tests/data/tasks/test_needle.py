@@ -120,7 +120,7 @@ def test_mistakes_are_told(change: dict, said: str) -> None:
 
 
 def test_a_row_that_is_too_short_is_told() -> None:
-    with pytest.raises(ValueError, match="got length=150; expected more than"):
+    with pytest.raises(ValueError, match="got length=150 with tokenizer=bytes; expected more than"):
         NeedleSettings(length=150).draw(np.random.default_rng(0), 1)
 
 

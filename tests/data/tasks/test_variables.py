@@ -169,5 +169,5 @@ def test_mistakes_are_told(change: dict, said: str) -> None:
 
 
 def test_a_row_that_is_too_short_is_told() -> None:
-    with pytest.raises(ValueError, match="got length=200; expected more than the"):
+    with pytest.raises(ValueError, match="got length=200 with tokenizer=bytes; expected more than the"):
         VariablesSettings(length=200).draw(np.random.default_rng(0), 1)

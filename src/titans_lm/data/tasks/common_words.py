@@ -112,8 +112,8 @@ class CommonWordsSettings:
         rare = rare[ends <= self.length]
         if not len(rare):
             raise ValueError(
-                f"got length={self.length}; expected {ends[0]} or more: common words and question take {taken}, and "
-                "another word must fit in"
+                f"got length={self.length} with tokenizer={self.tokenizer}; expected larger sizes, of {ends[0]} tokens "
+                f"or more: common words and question take {taken}, and another word must fit in"
             )
         order = rng.permutation(np.concatenate([np.repeat(np.arange(self.common), self.often), rare]))
         return [(before,), *((said[one],) for one in order.tolist()), tuple(asked)]

@@ -95,7 +95,11 @@ def text_batch(
         if hay is not None and length is not None:
             taken = sum(len(piece) for part in (before, *facts, *asked) for piece in part)
             if taken >= length:
-                raise ValueError(f"got length={length}; expected more than the {taken} tokens of facts and questions")
+                others = "" if tokenizer == WORDS else ", or fewer: tokenizer=words has one a word"
+                raise ValueError(
+                    f"got length={length} with tokenizer={tokenizer}; expected more than the {taken} tokens of facts "
+                    f"and questions, thus larger sizes{others}"
+                )
             facts = _hide(rng, facts, hay, length - taken, depth)
         made.append([before, *facts, *asked])
     return asked_batch(made)
@@ -154,7 +158,7 @@ def tokenizer_in(name: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     if not Path(name).is_dir():
-        raise ValueError(f"got tokenizer={name!r}; {nearest(name, [BYTES, WORDS])}, or give the folder of a tokenizer")
+        raise ValueError(f"got tokenizer={name!r}; {nearest(name, [BYTES, WORDS])} (or give the folder of a tokenizer)")
     if not holds_tokenizer(Path(name)):  # of a model's folder without one, transformers makes one that knows no word
         raise ValueError(
             f"got tokenizer={name!r}, a folder without a tokenizer; expected one with a tokenizer.json, which of a run "
