@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from titans_lm.caching import CachedMemories, Recall, write_in_segments
-from titans_lm.config import MemoryConfig, SurpriseSizes, check_known
+from titans_lm.config import MemoryConfig, SurpriseSizes
 from titans_lm.layers import (
     Diagnostics,
     JoinedMaps,
@@ -99,7 +99,6 @@ class NeuralMemory(MemoryRule):
     def __init__(self, config: MemoryConfig | None = None, **settings: Any) -> None:
         """Set it up from a config, or from the settings of one; ValueError for both at once, or an unknown setting."""
         if config is None:
-            check_known(MemoryConfig, settings)
             config = MemoryConfig(**settings)
         elif settings:
             raise ValueError(f"got a config and {', '.join(settings)}; expected a config or settings, not both")

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from titans_lm.checks import load_library
-from titans_lm.config import check_known
 from titans_lm.hf.cache import begin_cache, check_call, check_rows
 from titans_lm.ops.state import state_dtype
 from titans_lm.retrofit.attention import IMPLEMENTATION, PACKED, Call, Reach, check_reach
@@ -40,7 +39,6 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
 
     Raises ValueError for a model that this cannot be done with, saying why.
     """
-    check_known(AdapterSettings, settings)
     return attach(model, AdapterSettings(**settings))
 
 
