@@ -28,6 +28,7 @@ from titans_lm.memory_rule import GateProjection, Hidden, JoinedGates, MemoryRul
 from titans_lm.ops import MemoryNetwork, MemoryState, read
 from titans_lm.ops.fused import gated_linear, rms_norm, unit_norm, unit_qkv
 from titans_lm.ops.state import detach_state, move_state, state_dtype
+from titans_lm.ops.validate import form
 from titans_lm.shards import LocalMemories
 
 _NO_STATE = (
@@ -238,14 +239,14 @@ class NeuralMemory(MemoryRule):
             raise ValueError(f"got a state with tails {rows}; expected {len(self.convs)} of {B} rows, as x has")
         if state is not None and not self._has_form_of(state):
             raise ValueError("got a state of another form; expected one of this layer's: start from init_state()")
-        if valid is not None and (valid.dtype != torch.bool or valid.shape != (B, T) or lengths is not None):
-            raise ValueError(
-                f"got valid {valid.dtype} {tuple(valid.shape)}; expected bool (B, T) = ({B}, {T}), without lengths"
-            )
+        masks = isinstance(valid, Tensor) and valid.dtype == torch.bool and valid.shape == (B, T) and lengths is None
+        if valid is not None and not masks:
+            raise ValueError(f"got valid {form(valid)}; expected bool (B, T) = ({B}, {T}), without lengths")
         if lengths is None:
             return
-        if lengths.shape != (B,) or lengths.dtype.is_floating_point or lengths.dtype == torch.bool:
-            raise ValueError(f"got lengths {lengths.dtype} {tuple(lengths.shape)}; expected integers (B,) = ({B},)")
+        counts = isinstance(lengths, Tensor) and lengths.shape == (B,) and not lengths.dtype.is_floating_point
+        if not counts or lengths.dtype == torch.bool:
+            raise ValueError(f"got lengths {form(lengths)}; expected integers (B,) = ({B},)")
         if lengths.is_cpu and not torch.compiler.is_compiling() and not bool(((lengths >= 0) & (lengths <= T)).all()):
             raise ValueError(f"got lengths {lengths.tolist()}; expected 0 to T = {T}")
 
