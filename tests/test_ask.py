@@ -191,7 +191,10 @@ def test_a_memory_of_another_model_is_refused(notes: Path, capsys: pytest.Captur
     assert "of another model" in error
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_wheel_without_weights_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="got pretrained:None, which is no model of this package"):
+        titans_lm.pretrained(None)
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     with pytest.raises(ValueError, match="a titans-lm that came without weights"):
         titans_lm.pretrained("facts")

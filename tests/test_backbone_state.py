@@ -21,6 +21,7 @@ from model_cases import (
     wake,
 )
 from titans_lm.backbone import Backbone, frozen_memory
+from titans_lm.config import MemoryConfig
 from titans_lm.layers import Diagnostics
 from titans_lm.ops.state import state_bytes, take_rows
 
@@ -233,8 +234,8 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         "x",
-        [torch.zeros(2, 5, 7), torch.zeros(2, 8), torch.zeros(2, 5, 8, dtype=torch.int64), torch.zeros(1, 2, 5, 8)],
-        ids=["width", "rank 2", "integers", "rank 4"],
+        [torch.zeros(2, 5, 7), torch.zeros(2, 8), torch.zeros(2, 5, 8).long(), torch.zeros(1, 2, 5, 8), [[[0.0] * 8]]],
+        ids=["width", "rank 2", "integers", "rank 4", "list"],
     )
     def test_hidden_states(self, x: Tensor) -> None:
         with pytest.raises(ValueError, match=r"got hidden states .*; expected floating point \(B, T, E\) with E = 8"):
@@ -247,8 +248,9 @@ class TestRefusals:
             torch.ones(5, dtype=torch.bool),
             torch.ones(2, 5),
             torch.ones(2, 5).long(),
+            [[True] * 5] * 2,
         ],
-        ids=["length", "rank", "float", "integers"],
+        ids=["length", "rank", "float", "integers", "list"],
     )
     def test_masks(self, valid: Tensor) -> None:
         with pytest.raises(ValueError, match=r"got valid .*; expected bool \(B, T\) = \(2, 5\)"):
@@ -288,7 +290,11 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"got a state of type .*; expected BackboneState"):
             small_backbone("mac")(tokens(2), state)
 
-    @pytest.mark.parametrize("rows", [0, -1])
-    def test_a_batch_without_rows(self, rows: int) -> None:
-        with pytest.raises(ValueError, match=f"got batch_size={rows}; expected at least 1"):
+    @pytest.mark.parametrize("rows", [0, -1, 1.5, None])
+    def test_a_batch_without_rows(self, rows: Any) -> None:
+        with pytest.raises(ValueError, match=f"got batch_size={rows}; expected an integer of at least 1"):
             small_backbone("mac").init_state(rows)
+
+    def test_settings_of_something_else(self) -> None:
+        with pytest.raises(ValueError, match="got a MemoryConfig for a stack; expected a BackboneConfig"):
+            Backbone(MemoryConfig())

@@ -19,7 +19,10 @@ from titans_lm.config import (
     log_spaced,
     nearest,
 )
+from titans_lm.data.tasks.needle import NeedleSettings
 from titans_lm.former import drop_former
+from titans_lm.retrofit import AdapterSettings
+from titans_lm.train.settings import FitSettings
 
 WRONG = [
     ("hidden_size", 0, "hidden_size=0"),
@@ -101,6 +104,12 @@ def test_a_wrong_setting_is_refused_with_what_was_got(name: str, value: Any, mes
 def test_an_unknown_setting_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown setting 'memory_deph' for MemoryConfig; did you mean 'memory_depth'"):
         check_known(MemoryConfig, {"memory_deph": 2})
+    for kind, name, near in (
+        (MemoryConfig, "hidden_sise", "hidden_size"), (BackboneConfig, "windw", "window"),
+        (FitSettings, "step", "steps"), (AdapterSettings, "sink", "sinks"), (NeedleSettings, "book", "books"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"unknown setting '{name}' for {kind.__name__}; did you mean '{near}'"):
+            kind(**{name: 3})
     check_known(BackboneConfig, dataclasses.asdict(BackboneConfig()))
 
 

@@ -98,9 +98,11 @@ def test_hooks_of_a_layer_are_called_once_with_padding_too() -> None:
             r"got a state with tails of shapes \[\(2, 1, 8\).*; expected \[\(2, 3, 8\).*one conv_size",
             {"state": make(conv_size=2).init_state(2)},
         ),
-        (r"got valid torch.int64 \(2, 11\); expected bool", {"valid": torch.ones(2, 11).long()}),
+        (r"got valid int64 \(2, 11\); expected bool", {"valid": torch.ones(2, 11).long()}),
+        (r"got valid of type list; expected bool", {"valid": [[True] * 11] * 2}),
+        (r"got lengths of type list; expected integers \(B,\)", {"lengths": [11, 3]}),
         (r"got lengths \[12, 3\]; expected 0 to T = 11", {"lengths": torch.tensor([12, 3])}),
-        (r"got lengths torch.int64 \(1,\); expected integers \(B,\) = \(2,\)", {"lengths": torch.tensor([3])}),
+        (r"got lengths int64 \(1,\); expected integers \(B,\) = \(2,\)", {"lengths": torch.tensor([3])}),
     ],
 )
 def test_what_a_layer_cannot_read_is_refused(message: str, arguments: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from titans_lm.layers import (
 from titans_lm.memory import NeuralMemory
 from titans_lm.memory_rule import MemoryRule
 from titans_lm.ops.state import detach_state, map_state, move_state, state_dtype, state_tensors
+from titans_lm.ops.validate import form
 
 Hidden = Float[Tensor, "B T E"]
 GRAPHS = 256
@@ -108,6 +109,11 @@ class Backbone(nn.Module):
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
+        if not isinstance(config, BackboneConfig):
+            raise ValueError(
+                f"got a {type(config).__name__} for a stack; expected a BackboneConfig, or the backbone_config() of a "
+                "TitansConfig"
+            )
         self.config = config
         self._kinds = [config.with_architecture(name) for name in config.blocks]
         self.layers = nn.ModuleList(BLOCKS[kind.architecture](kind) for kind in self._kinds)
@@ -155,8 +161,8 @@ class Backbone(nn.Module):
 
     def _start(self, batch_size: int) -> BackboneState:
         """The same without the blocks' states, which each makes for itself where it is given None."""
-        if batch_size < 1:
-            raise ValueError(f"got batch_size={batch_size}; expected at least 1")
+        if not isinstance(batch_size, (int, torch.SymInt)) or batch_size < 1:
+            raise ValueError(f"got batch_size={batch_size!r}; expected an integer of at least 1")
         position = torch.zeros(batch_size, dtype=torch.int64, device=device_of(self.norm))
         return BackboneState(position, (None,) * len(self.layers))
 
@@ -286,14 +292,11 @@ class Backbone(nn.Module):
 
     def _check(self, x: Tensor, state: BackboneState | None, valid: Tensor | None) -> None:
         E = self.config.hidden_size
-        if x.dim() != 3 or x.shape[-1] != E or not x.dtype.is_floating_point:
-            raise ValueError(
-                f"got hidden states {x.dtype} {tuple(x.shape)}; expected floating point (B, T, E) with E = {E}"
-            )
-        if valid is not None and (valid.dtype != torch.bool or valid.shape != x.shape[:2]):
-            raise ValueError(
-                f"got valid {valid.dtype} {tuple(valid.shape)}; expected bool (B, T) = {tuple(x.shape[:2])}"
-            )
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != E or not x.dtype.is_floating_point:
+            raise ValueError(f"got hidden states {form(x)}; expected floating point (B, T, E) with E = {E}")
+        masks = isinstance(valid, Tensor) and valid.dtype == torch.bool and valid.shape == x.shape[:2]
+        if valid is not None and not masks:
+            raise ValueError(f"got valid {form(valid)}; expected bool (B, T) = {tuple(x.shape[:2])}")
         if state is not None:
             self._check_state(x, state)
 

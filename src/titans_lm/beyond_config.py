@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from titans_lm.checks import check_at_least, check_between
+from titans_lm.checks import KnownSettings, check_at_least, check_between
 
 
 @dataclass(frozen=True, kw_only=True)
-class TNTConfig:
+class TNTConfig(KnownSettings):
     """A global memory and local ones that start anew in every shard of a text (`tnt.py`)."""
 
     tnt_global_chunk: int = 256
@@ -56,7 +56,7 @@ MOST_POWERS = 63
 
 
 @dataclass(frozen=True, kw_only=True)
-class CachingConfig:
+class CachingConfig(KnownSettings):
     """Which memories at the ends of earlier segments answer too (`caching.py`)."""
 
     memory_caching: Caching | None = None

@@ -112,3 +112,11 @@ def check_known(cls: type, settings: Iterable[str]) -> None:
     for name in settings:
         if name not in names:
             raise ValueError(f"unknown setting {name!r} for {cls.__name__}; {nearest(name, names)}")
+
+
+class KnownSettings:
+    """Settings, a dataclass, that refuse a name that they do not have with the nearest that they do."""
+
+    def __new__(cls, *_: Any, **settings: Any):  # to beartype Self means nothing in here
+        check_known(cls, settings)
+        return super().__new__(cls)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from titans_lm.caching import CachedMemories, Recall, write_in_segments
-from titans_lm.config import MemoryConfig, SurpriseSizes, check_known
+from titans_lm.config import MemoryConfig, SurpriseSizes
 from titans_lm.layers import (
     Diagnostics,
     JoinedMaps,
@@ -28,6 +28,7 @@ from titans_lm.memory_rule import GateProjection, Hidden, JoinedGates, MemoryRul
 from titans_lm.ops import MemoryNetwork, MemoryState, read
 from titans_lm.ops.fused import gated_linear, rms_norm, unit_norm, unit_qkv
 from titans_lm.ops.state import detach_state, move_state, state_dtype
+from titans_lm.ops.validate import form
 from titans_lm.shards import LocalMemories
 
 _NO_STATE = (
@@ -99,7 +100,6 @@ class NeuralMemory(MemoryRule):
     def __init__(self, config: MemoryConfig | None = None, **settings: Any) -> None:
         """Set it up from a config, or from the settings of one; ValueError for both at once, or an unknown setting."""
         if config is None:
-            check_known(MemoryConfig, settings)
             config = MemoryConfig(**settings)
         elif settings:
             raise ValueError(f"got a config and {', '.join(settings)}; expected a config or settings, not both")
@@ -234,14 +234,14 @@ class NeuralMemory(MemoryRule):
         B, T, _ = x.shape
         if state is not None:
             self._check_state(state, B)
-        if valid is not None and (valid.dtype != torch.bool or valid.shape != (B, T) or lengths is not None):
-            raise ValueError(
-                f"got valid {valid.dtype} {tuple(valid.shape)}; expected bool (B, T) = ({B}, {T}), without lengths"
-            )
+        masks = isinstance(valid, Tensor) and valid.dtype == torch.bool and valid.shape == (B, T) and lengths is None
+        if valid is not None and not masks:
+            raise ValueError(f"got valid {form(valid)}; expected bool (B, T) = ({B}, {T}), without lengths")
         if lengths is None:
             return
-        if lengths.shape != (B,) or lengths.dtype.is_floating_point or lengths.dtype == torch.bool:
-            raise ValueError(f"got lengths {lengths.dtype} {tuple(lengths.shape)}; expected integers (B,) = ({B},)")
+        counts = isinstance(lengths, Tensor) and lengths.shape == (B,) and not lengths.dtype.is_floating_point
+        if not counts or lengths.dtype == torch.bool:
+            raise ValueError(f"got lengths {form(lengths)}; expected integers (B,) = ({B},)")
         if lengths.is_cpu and not torch.compiler.is_compiling() and not bool(((lengths >= 0) & (lengths <= T)).all()):
             raise ValueError(f"got lengths {lengths.tolist()}; expected 0 to T = {T}")
 

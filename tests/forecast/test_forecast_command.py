@@ -11,7 +11,7 @@ from forecast.forecast_cases import SMALL, rows_of, write_csv
 from titans_lm.forecast.evaluate import ForecastJob
 from titans_lm.forecast.predict import load_forecaster
 from titans_lm.forecast.settings import TableSettings
-from titans_lm.forecast.table import read_table
+from titans_lm.forecast.table import pd, read_table
 from titans_lm.report.forecast import heading, plots
 from titans_lm.report.page import render_results
 
@@ -97,6 +97,15 @@ def test_wrong_values_are_refused(fitted):
             model.forecast(values)
     with pytest.raises(ValueError, match="not finite"):
         model.forecast(np.full((12, 2), np.nan))
+
+
+def test_a_table_that_is_no_array_is_refused_with_the_way_to_one(fitted, unchecked):
+    model = load_forecaster(str(fitted[0] / "run"))
+    rows = np.zeros((12, 2))
+    assert model.forecast(rows.astype(int)).shape == (4, 2)
+    for values, got in ((pd.DataFrame(rows), "DataFrame"), (rows.tolist(), "list"), (rows.astype(str), "an array")):
+        with pytest.raises(ValueError, match=rf"got values as {got}.*; expected an array of numbers \(R, C\): frame\["):
+            model.forecast(values)
 
 
 def test_a_forecast_behind_the_last_row(fitted, capsys, tmp_path):

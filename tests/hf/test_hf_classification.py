@@ -1,6 +1,7 @@
 """A class or a score for a text: the last real token's output through a linear map."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,31 @@ def test_a_language_model_becomes_a_classifier(tmp_path: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=2)
     assert model(prompt(5, 2)).logits.shape == (2, 2)
     assert torch.equal(model.model.embed_tokens.weight, language.model.embed_tokens.weight)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("classes", "problem", "labels", "message"),
+    [
+        (3, None, torch.tensor([0, 3]), "got labels of no class: .*; expected 0 to 2"),
+        (3, None, torch.tensor([0, -1]), "got labels of no class: .*; expected 0 to 2"),
+        (3, None, torch.tensor([0]), r"got labels int64 \(1,\) for 2 rows and 3 scores each; .* int64 \(2,\), the"),
+        (3, None, torch.tensor([0, 1]).int(), r"got labels int32 \(2,\) for .*; expected for single_label_.* int64"),
+        (3, None, torch.tensor([0.0, 1.0]), r"got labels float32 \(2,\) .* floating point \(2, 3\) \(or int64 \(2,\)"),
+        (3, None, [0, 1], "got labels of type list for 2 rows"),
+        (3, "multi_label_classification", torch.zeros(2, 3).long(), r"got labels int64 \(2, 3\) .* floating point"),
+        (3, "regression", torch.zeros(1), r"got labels float32 \(1,\) .* for regression floating point \(2, 3\)"),
+        (1, None, torch.zeros(1), r"got labels float32 \(1,\) .* expected for regression floating point \(2,\)"),
+        (3, "ranking", torch.zeros(2), "got problem_type='ranking'"),
+    ],
+)
+def test_labels_that_are_none_of_the_scores_are_refused(
+    classes: int, problem: str | None, labels: Any, message: str
+) -> None:
+    model = classifier("lmm", classes)
+    model.config.problem_type = problem
+    with pytest.raises(ValueError, match=message):
+        model(prompt(6, 2), labels=labels)
 
 
 def test_a_row_without_a_token_is_refused() -> None:

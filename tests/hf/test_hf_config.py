@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf.hf_cases import SIZES, STACKS
 from model_cases import stack_named
 from titans_lm.config import BackboneConfig
-from titans_lm.hf import TitansConfig
+from titans_lm.hf import TitansConfig, TitansForCausalLM
 
 
 def test_the_defaults_are_those_of_the_backbone() -> None:
@@ -132,8 +132,9 @@ def test_what_others_added_to_a_saved_config_is_kept_with_a_warning(
 
 def test_a_misspelt_setting_is_refused_of_a_file_and_beside_it(tmp_path: Path) -> None:
     TitansConfig(**SIZES).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="unknown setting 'memory_dept' for TitansConfig; did you mean 'memory_depth'"):
-        AutoConfig.from_pretrained(tmp_path, memory_dept=1)
+    for loader in (AutoConfig, AutoModelForCausalLM, TitansForCausalLM):  # a model is not reached
+        with pytest.raises(ValueError, match="unknown setting 'memory_dept' for TitansConfig; did you mean 'memory_d"):
+            loader.from_pretrained(tmp_path, memory_dept=1)
     assert AutoConfig.from_pretrained(tmp_path, memory_depth=1).memory_depth == 1
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"memory_deth": 2}))

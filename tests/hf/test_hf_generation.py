@@ -357,6 +357,22 @@ def test_a_prompt_without_a_token_is_refused() -> None:
         model.generate(torch.zeros(2, 0, dtype=torch.int64), max_new_tokens=3)
 
 
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        (prompt(5)[0], None, r"got a prompt int64 \(5,\); expected ids \(B, T\): prompt\[None\] of a single row"),
+        ([[1, 2]], None, "got prompt of type list; expected a tensor, rows first"),
+        (prompt(5, 2), [[1] * 5] * 2, "got attention_mask of type list; expected a tensor"),
+        (prompt(5, 2), torch.ones(2, 4), r"got attention_mask float32 \(2, 4\) for a prompt \(2, 5\); expected"),
+        (prompt(5, 2), torch.ones(2, 6), r"got attention_mask float32 \(2, 6\) for a prompt"),
+        (prompt(5, 2), torch.ones(1, 5), r"got attention_mask float32 \(1, 5\) for a prompt"),
+    ],
+)
+def test_a_prompt_of_another_form_is_refused(ids: Any, mask: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_model("lmm").generate(ids, attention_mask=mask, max_new_tokens=3)
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_row_that_ended_early_is_not_gone_on_with(masked: bool) -> None:
     """It has read the padding behind its end while the other row was written on; nobody says so but the ids."""

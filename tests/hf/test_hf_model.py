@@ -54,6 +54,26 @@ def test_labels_may_be_shifted_already() -> None:
     assert torch.equal(model(ids, labels=ids, shift_labels=shifted).loss, expected)
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"input_ids": [[1, 2]]}, "got input_ids of type list; expected a tensor, rows first"),
+        ({"input_ids": None, "inputs_embeds": [[[0.5]]]}, "got inputs_embeds of type list; expected a tensor"),
+        ({"attention_mask": [[1] * 5] * 2}, "got attention_mask of type list; expected a tensor"),
+        ({"labels": prompt(5, 2).T}, r"got labels int64 \(5, 2\) for logits at \(2, 5\) places; expected as many"),
+        ({"labels": prompt(5, 2).flatten()}, r"got labels int64 \(10,\) for logits at \(2, 5\) places"),
+        ({"labels": prompt(5, 2).float()}, r"got labels float32 \(2, 5\) for logits .*; expected as many token ids"),
+        ({"labels": [[1] * 5] * 2}, "got labels of type list for logits"),
+        ({"shift_labels": prompt(5, 2).T}, r"got shift_labels int64 \(5, 2\) for logits at \(2, 5\) places"),
+        ({"labels": prompt(5, 2), "logits_to_keep": 3}, r"got labels int64 \(2, 5\) for logits at \(2, 3\) places"),
+    ],
+)
+def test_what_is_no_tensor_and_labels_of_other_places_are_refused(told: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_model("lmm")(**({"input_ids": prompt(5, 2)} | told))
+
+
 def test_a_config_says_what_a_call_does_not() -> None:
     model, ids = small_model("mac"), prompt(9)
     model.config.output_hidden_states = True

@@ -71,7 +71,7 @@ def test_labels_of_some_places_are_those_behind_real_tokens() -> None:
     )
     found = model(ids, mask, labels=labels, logits_to_keep=kept).loss  # float32, as transformers' losses are
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
-    with pytest.raises(ValueError, match=r"got labels \(2, 5\) for logits at \(2, 6\) places; expected as many"):
+    with pytest.raises(ValueError, match=r"got labels int64 \(2, 5\) for logits at \(2, 6\) places; expected as many"):
         model(ids, mask, labels=labels[:, :5], logits_to_keep=kept)
 
 

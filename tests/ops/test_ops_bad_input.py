@@ -49,6 +49,11 @@ REFUSED = {
         {"q": torch.zeros(B, T, D)},
         "got q float32 (2, 3, 4); expected a floating point tensor (B, T, H, D)",
     ),
+    "q as a list": ({"q": [[[[0.0]]]]}, "got q of type list; expected a floating point tensor (B, T, H, D)"),
+    "k of NumPy": ({"k": torch.zeros(B, T, H, D).numpy()}, "got k of type ndarray; expected a floating point tensor"),
+    "mask of NumPy": ({"valid": torch.ones(B, T).bool().numpy()}, "got valid of type ndarray; expected bool (B, T)"),
+    "no network": ({"network": None}, "got network of type NoneType; expected a MemoryNetwork"),
+    "a number as extra": ({"extra": 0.5}, "got extra of type float; expected PerToken(threshold=…, window=…)"),
     "integer q": ({"q": torch.zeros(B, T, H, D, dtype=torch.long)}, "got q int64 (2, 3, 2, 4); expected a floating"),
     "short k": ({"k": torch.zeros(B, T - 1, H, D)}, "got q float32 (2, 3, 2, 4) and k float32 (2, 2, 2, 4); expected"),
     "wide v": ({"v": torch.zeros(B, T, H, D + 1)}, "and v float32 (2, 3, 2, 5); expected q, k and v of one shape"),
@@ -163,6 +168,8 @@ def test_the_call_they_are_changes_of_is_fine() -> None:
     ("changes", "message"),
     [
         ({"q": torch.zeros(B, T, D)}, "got q float32 (2, 3, 4); expected a floating point tensor (B, T, H, D)"),
+        ({"q": None}, "got q of type NoneType; expected a floating point tensor"),
+        ({"network": "gelu"}, "got network of type str; expected a MemoryNetwork"),
         ({"M": other_weights((D, E), (E, 5))}, "got M ending in 5 channels; expected 4, the head dimension of q"),
         ({"M": other_weights((D, D), rows=1)}, "got M[0] of shape (1, 2, 4, 4); expected (B, H, D_in, D_out)"),
         ({"M": torch.zeros(B, H, D, D)}, "got M=Tensor; expected a tuple of L tensors"),
@@ -182,6 +189,7 @@ def test_what_cannot_be_read_is_refused(changes: dict[str, Any], message: str) -
         ({"objective": "l1"}, "got objective='l1'; expected one of l2, dot"),
         ({"forget_to": "initial"}, "got forget_to='initial'; did you mean 'init'?"),
         ({"forget_to": "init"}, 'got forget_to="init" without initial; expected the tuple of weights'),
+        ({"residual": "no"}, "got residual='no'; expected True or False"),
         ({"norm_bias": torch.zeros(H, D)}, "got norm_bias without norm_weight; expected both"),
     ],
 )
@@ -195,10 +203,12 @@ def test_a_network_that_makes_no_sense_is_refused(settings: dict[str, Any], mess
     [
         ((), 1, "got no weights; expected a tuple of L tensors (H, D_in, D_out)"),
         ((torch.zeros(D, D),), 1, "got initial weights of shape (4, 4); expected (H, D_in, D_out)"),
-        ((torch.zeros(H, D, D),), 0, "got batch_size=0; expected at least 1"),
+        (torch.zeros(H, D, D), 1, "got weights of type Tensor; expected a tuple of L tensors (H, D_in, D_out)"),
+        ((torch.zeros(H, D, D),), 0, "got batch_size=0; expected an integer of at least 1"),
+        ((torch.zeros(H, D, D),), 1.5, "got batch_size=1.5; expected an integer of at least 1"),
     ],
 )
-def test_a_state_cannot_start_from_nothing(weights: tuple, batch_size: int, message: str) -> None:
+def test_a_state_cannot_start_from_nothing(weights: Any, batch_size: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         MemoryState.initial(weights, batch_size)
 

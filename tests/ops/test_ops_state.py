@@ -1,6 +1,7 @@
 """The state as a value: walking over it, picking rows, counting bytes, and where it starts."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -161,6 +162,28 @@ def test_select_rows_takes_each_row_from_one_of_two() -> None:
     chosen = select_rows(torch.tensor([True, False, True]), a, b)
     for x, y, z in zip(*map(state_tensors, (chosen, a, b)), strict=True):
         assert torch.equal(x, torch.stack([y[0], z[1], y[2]]))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("pick", "message"),
+    [
+        (lambda s: take_rows(s, torch.tensor([0, B])), r"got rows \[0, 3\] of a state; expected numbers from 0 to 2"),
+        (lambda s: take_rows(s, torch.tensor([-1])), r"got rows \[-1\] of a state; expected numbers from 0 to 2"),
+        (lambda s: take_rows(s, [0]), r"got rows \[0\]; expected a tensor of integers \(N,\)"),
+        (lambda s: take_rows(s, torch.tensor([True, False, True])), r"got rows tensor\(.*; expected a tensor of integ"),
+        (lambda s: repeat_rows(s, 0), "got times=0; expected an integer of at least 1"),
+        (lambda s: repeat_rows(s, 1.5), "got times=1.5; expected an integer of at least 1"),
+        (lambda s: select_rows(torch.ones(B) > 0, s, s._replace(tails=s.tails[:1])), "expected bool .* of one model"),
+        (lambda s: select_rows(torch.ones(B) > 0, s, repeat_rows(s, 2)), "got a mask torch.bool .3,. and states whose"),
+        (lambda s: select_rows(torch.ones(B) > 0, s, None), "got a mask torch.bool .3,. and states whose"),
+        (lambda s: select_rows(torch.ones(2) > 0, s, s), "got a mask torch.bool .2,. and states whose"),
+        (lambda s: select_rows(torch.ones(B), s, s), "got a mask torch.float32 .3,. and states whose"),
+    ],
+)
+def test_rows_that_there_are_not_are_refused(pick: Callable[[Nested], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pick(nested())
 
 
 def test_select_rows_keeps_gradients_apart() -> None:

@@ -73,13 +73,14 @@ def test_layers_that_are_run_again_are_given_no_cache() -> None:
             "reads more than text",
         ),
         (lambda: with_memory(base_of()), "has a memory already"),
+        (lambda: torch.nn.Linear(2, 2), "got a Linear; expected a model of transformers"),
         (
             lambda: AutoModelForCausalLM.from_config(Gemma2Config(**SIZES, head_dim=8), attn_implementation="eager"),
             "whose softmax is capped",
         ),
         (lambda: small(DiffLlamaConfig(**SIZES)), "whose softmax has weights of its own, lambda_q1"),
     ],
-    ids=["gpt2", "mamba", "t5", "llava", "twice", "gemma2", "diffllama"],
+    ids=["gpt2", "mamba", "t5", "llava", "twice", "linear", "gemma2", "diffllama"],
 )
 def test_models_that_it_cannot_be_put_beside(model, said):
     with pytest.raises(ValueError, match=said):
@@ -137,6 +138,24 @@ def test_attention_is_not_exchanged_afterwards():
 def test_settings_that_cannot_be(settings, said):
     with pytest.raises(ValueError, match=said):
         add_memory(base_of("mistral"), **settings)
+
+
+def test_calls_that_cannot_be_read():
+    model, ids = with_memory(base_of()), some_ids(2, 6)
+    size = model.config.vocab_size
+    for call, said in (
+        (lambda: model(ids + size), rf"got token ids from \d+ to \d+; expected 0 to {size - 1}"),
+        (lambda: model(ids - size), rf"got token ids from -\d+ to -\d+; expected 0 to {size - 1}"),
+        (lambda: model(ids[:, :0]), r"got tokens int64 \(2, 0\); expected ids \(B, T\) or embeddings"),
+        (lambda: model(ids[0]), r"got tokens int64 \(6,\); expected ids \(B, T\)"),
+        (lambda: model(ids.float()), r"got tokens float32 \(2, 6\); expected ids"),
+        (lambda: model(ids.tolist()), "got tokens of type list; expected a tensor"),
+        (lambda: model(ids, output_attentions=True), "got output_attentions=True; attention beside a memory keeps no"),
+        (lambda: model.generate(ids[0], max_new_tokens=2), r"got a prompt int64 \(6,\); expected ids \(B, T\)"),
+        (lambda: model.init_state(0), "got batch_size=0; expected an integer of at least 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
 
 
 def test_a_cache_and_a_mask_of_another_kind():

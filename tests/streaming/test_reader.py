@@ -318,6 +318,9 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         ([1, 2.5], "whole numbers from 0"),
         (torch.ones(1, 3, dtype=torch.int64), "whole numbers from 0"),
         ([5, 300], "below 259"),
+        (5, "got a source of type int; expected text, a Path, a file or pipe"),
+        (None, "got a source of type NoneType; expected text"),
+        (torch.tensor(5), "got a source of type Tensor"),
     ):
         with pytest.raises(ValueError, match=message):
             reader.read(source)

@@ -11,7 +11,9 @@ from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tokenizer import encode_document
 from titans_lm.ops.state import state_tensors
+from titans_lm.train.loop import fit
 from titans_lm.train.losses import CarriedLoss, TaskLoss, next_token_loss, recall_loss
+from titans_lm.train.settings import FitSettings
 
 TEXTS = [b"to be or not to be, that is", b"a", b"one two three four five six seven eight nine", b"xyz" * 7]
 
@@ -186,3 +188,22 @@ def test_a_model_without_memory_has_nothing_to_carry(llama):
     ids = torch.randint(0, 256, (1, 4))
     with pytest.raises(ValueError, match="has no init_state; expected a model with memory"):
         CarriedLoss()(llama(), {"input_ids": ids, "targets": ids, "reset": torch.tensor([True])})
+
+
+@pytest.mark.parametrize(
+    ("batch", "found", "message"),
+    [
+        ([torch.ones(2)], lambda y: (y.sum(), {}), "got a batch .*list.*; expected a dict of tensors, such as"),
+        ({"x": [1.0, 1.0]}, lambda y: (y.sum(), {}), "got a batch .*'x': 'list'.*; expected a dict of tensors"),
+        ({"x": torch.ones(2)}, lambda y: y.sum(), r"got what is float32 \(\) from loss_fn.*; expected \(loss, met"),
+        ({"x": torch.ones(2)}, lambda y: None, "got what is of type NoneType from loss_fn"),
+        ({"x": torch.ones(2)}, lambda y: (y, {}), r"got what is float32 \(2,\), of type dict from loss_fn"),
+        ({"x": torch.ones(2)}, lambda y: (1.0, {}), "got what is of type float, of type dict from loss_fn"),
+        ({"x": torch.ones(2)}, lambda y: (y.sum(), None), r"got what is float32 \(\), of type NoneType from loss_fn"),
+        ({"x": torch.ones(2)}, lambda y: (y.sum().detach(), {}), "got a loss without gradients; expected one made of"),
+    ],
+)
+def test_what_is_no_batch_and_no_loss_is_refused(unchecked, batch, found, message):
+    settings = FitSettings(steps=1, warmup_steps=0)
+    with pytest.raises(ValueError, match=message):
+        fit(torch.nn.Linear(2, 2), lambda step: batch, lambda model, own: found(model(own["x"])), settings)

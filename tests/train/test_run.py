@@ -52,6 +52,12 @@ def test_a_run_names_the_commits_that_it_was_trained_with(tmp_path, titans, monk
     assert commits_of(run.path) == ["unknown", "aaa"], "a run of before this was kept"
 
 
+def test_its_folder_may_be_a_word(tmp_path):
+    path = tmp_path / "run"
+    made = RunFolder.create(str(path), {})
+    assert made.path == RunFolder(str(path)).path == RunFolder.open(str(path)).path == path
+
+
 def test_nothing_is_overwritten(run, titans):
     RunFolder.create(run.path, {"lr": 0.1})  # nothing was trained yet
     run.save(1, titans(), {}, keep=1)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import MEMORY_BLOCKS, Architecture, check_at_least, check_choice, check_positive
 from titans_lm.experiments.settings import check_once
 
@@ -49,7 +50,7 @@ PEERS_ENV = Path("~/.cache/titans-lm/peers")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchSettings:
+class BenchSettings(KnownSettings):
     """What every measurement is told."""
 
     out: Path = Path("runs/bench")
@@ -272,7 +273,7 @@ class AllSettings(BenchSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RenderSettings:
+class RenderSettings(KnownSettings):
     """Write the pages of results, and their plots, from the numbers of earlier runs."""
 
     results: Path = Path("docs/results/bench")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_between
 
 Share = float | tuple[float, float]
@@ -9,7 +10,7 @@ Share = float | tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RereadCurriculum:
+class RereadCurriculum(KnownSettings):
     """Rows of training text in which passages return, so that a memory is taught to keep what it has read (D40).
 
     A first phase has short rows in which short passages come again and again, at short gaps; in the second, a share of

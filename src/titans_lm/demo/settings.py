@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import BackboneConfig, check_at_least, check_seed
 from titans_lm.train.settings import FitSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoSettings:
+class DemoSettings(KnownSettings):
     """Settings of the demo."""
 
     out: Path = Path("runs/demo")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import tyro
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_seed
 from titans_lm.data.tasks.task import read_size
 from titans_lm.experiments.models import NamedModel, named_models
@@ -48,7 +49,7 @@ class Mode(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingSettings:
+class ReadingSettings(KnownSettings):
     """What all evaluations have in which trained models read documents."""
 
     models: Models = ()
@@ -228,7 +229,7 @@ class GapSettings(ReadingSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionSettings:
+class QuestionSettings(KnownSettings):
     """Ask trained models lm-eval's tasks (--tasks piqa), or files of questions scored as lm-eval does (--local DIR).
 
     Begin with `titans evaluate lm-eval runs/first --tasks piqa arc_easy --limit 100`.

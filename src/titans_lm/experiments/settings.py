@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import BackboneConfig, check_at_least, check_not_negative, check_positive, check_seed
 from titans_lm.data.tasks import TASKS
 from titans_lm.experiments.models import trained_model
@@ -61,7 +62,7 @@ def check_shared(train: Any, **options: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(KnownSettings):
     """What all experiments have that train models of equal size: who takes part, from which seeds, at which rates."""
 
     models: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "attention", "sliding")

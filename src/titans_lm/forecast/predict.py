@@ -54,10 +54,16 @@ class FittedForecaster:
             "carried"   the memory has read all windows of L rows before them too
             "still"     the memory is frozen, in the last L rows too
 
-        ValueError for a word that is none of these, for a table of another shape, for numbers that are not finite, and
-        for a memory where there is none.
+        ValueError for a word that is none of these, for what is no array of numbers or of another shape, for numbers
+        that are not finite, and for a memory where there is none.
         """
         L, _, C = self.shape
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf":
+            got = f"an array of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
+            raise ValueError(
+                f"got values as {got}; expected an array of numbers (R, C): frame[list(fitted.channels)].to_numpy() "
+                "of a table of pandas, np.array(rows) of lists"
+            )
         if values.ndim != 2 or values.shape[1] != C or len(values) < L:
             raise ValueError(f"got values {values.shape}; expected (R, C) with C = {C} and at least {L} rows")
         if not np.isfinite(values).all():
@@ -89,8 +95,9 @@ def save_forecaster(folder: Path, model: nn.Module, data: Prepared, told: dict[s
         write_json(unfinished / FILE, {"format": FORMAT, **fitted_to, **scaler, **told})
 
 
-def load_forecaster(path: Path) -> FittedForecaster:
+def load_forecaster(path: str | Path) -> FittedForecaster:
     """Load a fitted model from its folder, or from that of its run; ValueError where it cannot be read."""
+    path = Path(path)
     folder = next((found for found in (path / MODEL, path) if (found / FILE).is_file()), None)
     if folder is None:
         what = "does not exist" if not path.exists() else f"holds no {FILE}"

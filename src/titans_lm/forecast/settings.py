@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive, check_seed
 from titans_lm.experiments.settings import check_runs, check_shared, inside
 from titans_lm.train.settings import FitSettings, Precision
@@ -21,7 +22,7 @@ Data = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableSettings:
+class TableSettings(KnownSettings):
     """How a table is read and divided."""
 
     separator: str = ","
@@ -73,7 +74,7 @@ class TableSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableChanges:
+class TableChanges(KnownSettings):
     """How a table is read where that is not as the one that a model was fitted to."""
 
     separator: str | None = None
@@ -105,7 +106,7 @@ def small_stack() -> BackboneConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetSettings:
+class NetSettings(KnownSettings):
     """Settings of a forecaster on a stack of blocks."""
 
     instance_norm: Normalisation = "mean"
@@ -131,7 +132,7 @@ class NetSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings:
+class TrainSettings(KnownSettings):
     """Settings of training a forecaster; models without gradients take their ridge alone."""
 
     epochs: int = 10
@@ -186,7 +187,7 @@ class TrainSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastSettings:
+class ForecastSettings(KnownSettings):
     """What all forecasters share."""
 
     lookback: int = 96
@@ -264,7 +265,7 @@ class EvaluateForecasters(ForecastSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictSettings:
+class PredictSettings(KnownSettings):
     """Forecast a table with a fitted model: a CSV file, and a plot of history, forecast and truth."""
 
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None

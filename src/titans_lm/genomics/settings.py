@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import tyro
 
-from titans_lm.checks import load_library
+from titans_lm.checks import KnownSettings, load_library
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_switch
 from titans_lm.experiments.settings import Hidden, check_runs, check_shared, inside
 from titans_lm.train.settings import FitSettings
@@ -22,7 +22,7 @@ LEAST = {"cnn_channels": 1, "cnn_layers": 1, "cnn_kernel": 1, "parameters": 1, "
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadSettings:
+class ReadSettings(KnownSettings):
     """How files of sequences are read."""
 
     sequence_column: str | None = None
@@ -168,7 +168,7 @@ Data = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(KnownSettings):
     """What all commands have that read sequences."""
 
     read: ReadSettings = field(default_factory=ReadSettings)

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from titans_lm.backbone import BackboneState
 from titans_lm.config import check_at_least
 from titans_lm.ops.state import detach_state, map_state, repeat_rows, state_bytes, state_tensors, take_rows
+from titans_lm.ops.validate import check_tensors, form
 
 KEEP = 256
 """How many tokens can be taken back where somebody asks for it without saying how many."""
@@ -300,14 +301,18 @@ class TitansCache(CroppableCache):
 def check_call(inputs: Any, kwargs: dict[str, Any], settings: Any) -> None:
     """Refuse what a call of `generate` with these arguments and settings cannot mean."""
     prompt, embeds = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("inputs_embeds")
-    if isinstance(prompt, Tensor) and prompt.shape[-1] == 0 and embeds is None:
+    mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+    check_tensors(prompt=prompt, attention_mask=mask, inputs_embeds=embeds)
+    if prompt is not None and prompt.dim() != 2:
+        raise ValueError(f"got a prompt {form(prompt)}; expected ids (B, T): prompt[None] of a single row")
+    if prompt is not None and prompt.shape[1] == 0 and embeds is None:
         raise ValueError("got a prompt without a token; expected one at least, such as that which begins a text")
-    _check_prompt(prompt, kwargs.get("attention_mask"), kwargs.get("past_key_values"), embeds)
+    _check_prompt(prompt, mask, cache, embeds)
     _check_drafts(prompt, kwargs, settings)
 
 
-def _check_prompt(prompt: Any, mask: Tensor | None, cache: Any, embeds: Tensor | None) -> None:
-    """Refuse a prompt of which a cache has read everything: without a token to predict from, all would be read again.
+def _check_prompt(prompt: Tensor | None, mask: Tensor | None, cache: Any, embeds: Tensor | None) -> None:
+    """Refuse a mask of other tokens, and a prompt of which a cache has read everything, which would be read again.
 
     A mask that is longer than the prompt says that this is what comes after the cache. Embeddings are, to
     transformers, those of the whole text: it leaves out as many of them as the cache has read.
@@ -319,12 +324,16 @@ def _check_prompt(prompt: Any, mask: Tensor | None, cache: Any, embeds: Tensor |
                 f"got inputs_embeds of {there} tokens and a cache that has read {seen}; expected embeddings of the "
                 "whole text, with what the cache has read, or new tokens as ids"
             )
-    if not isinstance(prompt, Tensor) or prompt.dim() != 2 or not isinstance(cache, CroppableCache):
+    if prompt is None or not (cache is None or isinstance(cache, CroppableCache)):
         return  # a cache of another kind is refused where it is read
-    whole, seen = mask is None or mask.shape[1] == prompt.shape[1], cache.get_seq_length()
-    if whole and 0 < prompt.shape[1] <= seen:
+    (B, T), seen = prompt.shape, 0 if cache is None else cache.get_seq_length()
+    if mask is not None and embeds is None and tuple(mask.shape) not in ((B, T), (B, seen + T)):
+        more = f", or ({B}, {seen + T}) with the {seen} tokens that the cache has read" if seen else ""
+        raise ValueError(f"got attention_mask {form(mask)} for a prompt ({B}, {T}); expected ({B}, {T}){more}")
+    whole = mask is None or mask.shape[1] == T
+    if whole and 0 < T <= seen:
         raise ValueError(
-            f"got a prompt of {prompt.shape[1]} tokens and a cache that has read {seen}; expected the cache to lack at "
+            f"got a prompt of {T} tokens and a cache that has read {seen}; expected the cache to lack at "
             "least the last one: crop(-1) of a cache with keep=1, or only new tokens with the mask of all"
         )
 

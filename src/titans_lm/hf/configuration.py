@@ -93,8 +93,7 @@ class TitansConfig(PreTrainedConfig):
         another = ours.get("architecture", config_dict.get("architecture")) != config_dict.get("architecture")
         if another and "layer_types" not in ours:  # which the file has for the architecture it names
             ours["layer_types"] = None
-        if not kwargs.get("return_unused_kwargs"):  # which somebody else takes; else transformers would drop them
-            _refuse_misspelt(_unknown(kwargs))
+        _refuse_misspelt(_unknown(kwargs))  # others are for whoever loads the model, or dropped by transformers
         config_dict = config_dict | ours
         added = _unknown(drop_former(config_dict))
         _refuse_misspelt(added)

@@ -19,8 +19,9 @@ from titans_lm.config import SurpriseSizes
 from titans_lm.hf.cache import TitansCache, begin_cache, check_call, check_rows, last_real
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.documents import PACKING, find_documents, read_documents
+from titans_lm.hf.labels import check_classes, kept_places, predicted
 from titans_lm.layers import Diagnostics, Linear
-from titans_lm.ops.validate import check_surprise
+from titans_lm.ops.validate import check_surprise, check_tensors
 
 LOSS = {"ignore_index", "num_items_in_batch", "shift_labels"}
 """What transformers' loss takes besides logits and labels."""
@@ -121,11 +122,14 @@ class TitansModel(TitansPreTrainedModel):
         The mask (B, T) or (B, past + T) marks real tokens, padding on any side. Where `position_ids` (B, T) begin at 0
         again inside a row, a document begins that is read as if alone; `seq_idx` (B, T), the number of each token's
         document, and `cu_seq_lens_q` (N + 1,), cumulative lengths in a single row, say the same. Raises ValueError for
-        ids outside the vocabulary's type, for both or none of ids and embeddings, and for a cache, mask or positions of
-        another form.
+        what is no tensor, for ids outside the vocabulary's type, for both or none of ids and embeddings, and for a
+        cache, mask or positions of another form.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("got both or none of input_ids and inputs_embeds; expected exactly one")
+        check_tensors(
+            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, position_ids=position_ids
+        )
         if output_attentions:
             raise ValueError("got output_attentions=True; fused attention keeps no weights, and memories have none")
         check_surprise("output_surprise", output_surprise)
@@ -216,32 +220,6 @@ def _valid(mask: Tensor | None, x: Tensor, seen: int) -> Tensor | None:
             "with the tokens that the cache has read"
         )
     return mask[:, mask.shape[1] - T :].to(device=x.device, dtype=torch.bool)
-
-
-def _kept(mask: Tensor | None, length: int, keep: int | Tensor) -> Tensor | None:
-    """Which of the places that get logits hold a real token, of a call of `length` tokens."""
-    if mask is None or length == 0:
-        return None
-    real = mask[:, mask.shape[1] - length :] != 0
-    return real[:, -keep:] if isinstance(keep, int) else real[:, keep]
-
-
-def _predicted(labels: Tensor | None, real: Tensor | None, settings: dict[str, Any]) -> Tensor | None:
-    """Labels without those behind padding: what is predicted from padding says nothing of the model, and is no loss."""
-    if real is None:
-        return labels
-    ignored, shifted = settings.get("ignore_index", -100), settings.get("shift_labels")
-    for name, given in (("labels", labels), ("shift_labels", shifted)):
-        if given is not None and given.shape != real.shape:
-            raise ValueError(
-                f"got {name} {tuple(given.shape)} for logits at {tuple(real.shape)} places; expected as many"
-            )
-    if shifted is not None:
-        settings["shift_labels"] = shifted.masked_fill(~real.to(shifted.device), ignored)
-    if labels is None:
-        return None
-    behind = ~real[:, :-1].to(labels.device)
-    return torch.cat([labels[:, :1], labels[:, 1:].masked_fill(behind, ignored)], dim=1)
 
 
 def last_places(x: Float[Tensor, "B T E"], count: int, mask: Tensor | None) -> Float[Tensor, "B N E"]:
@@ -377,8 +355,8 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
             hidden = hidden[:, logits_to_keep]
         logits, loss = self.lm_head(hidden), None
         if labels is not None or loss_settings.get("shift_labels") is not None:
-            real = _kept(attention_mask, trunk.last_hidden_state.shape[1], logits_to_keep)
-            labels = _predicted(labels, real, loss_settings)
+            real = kept_places(attention_mask, trunk.last_hidden_state.shape[1], logits_to_keep)
+            labels = predicted(labels, logits, real, loss_settings)
             size = self.config.vocab_size
             try:
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=size, **loss_settings)
@@ -414,7 +392,7 @@ class TitansForSequenceClassification(TitansPreTrainedModel):
         return_dict: bool | None = None,
         **others: Any,
     ) -> TitansOutput | tuple:
-        """Score every row; raises ValueError for a row without a token.
+        """Score every row; raises ValueError for a row without a token, and for labels that are none of its scores.
 
         What a data set may have as columns stands here by name: Trainer drops all others.
         """
@@ -433,5 +411,9 @@ class TitansForSequenceClassification(TitansPreTrainedModel):
         )
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+            check_classes(labels, logits, self.config.problem_type)
+            try:
+                loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+            except IndexError as error:  # as for token ids
+                raise ValueError(f"got labels of no class: {error}; expected 0 to {logits.shape[1] - 1}") from error
         return self._output(loss, logits, trunk, return_dict)

@@ -19,14 +19,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from titans_lm.config import Activation, ForgetTo, Objective, check_choice
+from titans_lm.config import Activation, ForgetTo, Objective, check_choice, check_switch
 from titans_lm.ops.matmul import bmm, once_differentiable
 from titans_lm.ops.polynomial import polynomial
 
 ReadAt = Literal["token", "anchor"]
 
 LAYER_NORM_EPS = 1e-5
-_FORMS = set(itertools.product(get_args(Activation), get_args(Objective), get_args(ForgetTo), get_args(ReadAt)))
+_WORDS = get_args(Activation), get_args(Objective), get_args(ForgetTo), get_args(ReadAt)
+_FORMS = set(itertools.product(*_WORDS, (True, False)))
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,13 @@ class MemoryNetwork:
     coefficients: Tensor | None = None
 
     def __post_init__(self) -> None:
-        form = self.activation, self.objective, self.forget_to, self.read_at
+        form = self.activation, self.objective, self.forget_to, self.read_at, self.residual
         if form not in _FORMS:  # made at every call of a layer
             check_choice("activation", self.activation, get_args(Activation))
             check_choice("objective", self.objective, get_args(Objective))
             check_choice("forget_to", self.forget_to, get_args(ForgetTo))
             check_choice("read_at", self.read_at, get_args(ReadAt))
+            check_switch("residual", self.residual)
         if self.norm_bias is not None and self.norm_weight is None:
             raise ValueError("got norm_bias without norm_weight; expected both, norm_weight alone, or neither")
         if self.forget_to == "init" and self.initial is None:

@@ -53,13 +53,14 @@ class MemoryState(NamedTuple):
 
         The state is at least float32 whatever the weights are, and gradients reach the weights through it.
         """
-        if not weights:
-            raise ValueError("got no weights; expected a tuple of L tensors (H, D_in, D_out)")
+        if not isinstance(weights, tuple | list) or not weights:
+            got = "no weights" if isinstance(weights, tuple | list) else f"weights of type {type(weights).__name__}"
+            raise ValueError(f"got {got}; expected a tuple of L tensors (H, D_in, D_out)")
         for weight in weights:
             if weight.dim() != 3:
                 raise ValueError(f"got initial weights of shape {tuple(weight.shape)}; expected (H, D_in, D_out)")
-        if batch_size < 1:
-            raise ValueError(f"got batch_size={batch_size}; expected at least 1")
+        if not isinstance(batch_size, (int, torch.SymInt)) or batch_size < 1:  # the latter while a graph is traced
+            raise ValueError(f"got batch_size={batch_size!r}; expected an integer of at least 1")
         M = tuple([w.to(state_dtype(w.dtype)).repeat(batch_size, 1, 1, 1) for w in weights])
         S = tuple(map(torch.zeros_like, M))
         offset = torch.zeros(batch_size, dtype=torch.int64, device=M[0].device)
@@ -137,8 +138,17 @@ def move_state(state: State, *args: Any, **kwargs: Any) -> State:
 
 
 def take_rows(state: State, index: Int[Tensor, " N"]) -> State:
-    """Pick rows of the batch, in any order and as often as asked: beams, forks, one row of many."""
-    return map_state(lambda x: x.index_select(0, index.to(x.device)), state)
+    """Pick rows of the batch, in any order and as often as asked: beams, forks, one row of many.
+
+    ValueError for rows that are no integers, or that a state on a CPU does not have.
+    """
+    if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"got rows {index!r}; expected a tensor of integers (N,), such as torch.tensor([0, 2])")
+    try:
+        return map_state(lambda x: x.index_select(0, index.to(x.device)), state)
+    except IndexError as error:  # raised on CPU; looking first would wait for a GPU
+        count = len(state_tensors(state)[0])
+        raise ValueError(f"got rows {index.tolist()} of a state; expected numbers from 0 to {count - 1}") from error
 
 
 def take_places(x: Tensor, places: Int[Tensor, "B N"]) -> Tensor:
@@ -147,17 +157,28 @@ def take_places(x: Tensor, places: Int[Tensor, "B N"]) -> Tensor:
 
 
 def repeat_rows(state: State, times: int) -> State:
-    """Repeat every row next to itself, as beam search and several samples per prompt do."""
+    """Repeat every row next to itself, as beam search and several samples per prompt do; ValueError for 0 times."""
+    if not isinstance(times, (int, torch.SymInt)) or times < 1:
+        raise ValueError(f"got times={times!r}; expected an integer of at least 1")
     return map_state(lambda x: x.repeat_interleave(times, dim=0), state)
 
 
 def select_rows(mask: Bool[Tensor, " B"], a: State, b: State) -> State:
-    """Take row i from `a` where the mask is true and from `b` elsewhere."""
+    """Take row i from `a` where the mask is true and from `b` elsewhere; ValueError for states that are not alike."""
 
     def pick(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, y)
 
-    return map_state(pick, a, b)
+    try:
+        return map_state(pick, a, b)
+    except (RuntimeError, TypeError, ValueError) as error:  # looked at only then: tokens pass here one by one
+        rows, others = ([tuple(x.shape) for x in state_tensors(state)] for state in (a, b))
+        if rows == others and mask.dtype == torch.bool and len(mask) == rows[0][0]:
+            raise
+        raise ValueError(
+            f"got a mask {mask.dtype} {tuple(mask.shape)} and states whose tensors are {rows[:3]} … and "
+            f"{others[:3]} …; expected bool (B,) and two states of one model, of B rows"
+        ) from error
 
 
 def state_bytes(state: Any) -> int:

@@ -14,8 +14,18 @@ Gates = list[tuple[Tensor, ...]]
 THRESHOLDS_OF = " or ".join(THRESHOLDS)
 
 
-def _shape(x: Tensor) -> str:
+def form(x: object) -> str:
+    """Say of what has another form than it should what it is."""
+    if not isinstance(x, Tensor):
+        return f"of type {type(x).__name__}"
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+
+
+def check_tensors(**given: object) -> None:
+    """Refuse, of what a model is given or not, what is no tensor."""
+    for name, x in given.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"got {name} {form(x)}; expected a tensor, rows first, such as torch.tensor([[1, 2]])")
 
 
 def check_call(
@@ -23,15 +33,16 @@ def check_call(
 ) -> None:
     """Refuse what `neural_memory` cannot mean."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4 or not x.dtype.is_floating_point:
-            raise ValueError(f"got {name} {_shape(x)}; expected a floating point tensor (B, T, H, D)")
+        if not isinstance(x, Tensor) or x.dim() != 4 or not x.dtype.is_floating_point:
+            raise ValueError(f"got {name} {form(x)}; expected a floating point tensor (B, T, H, D)")
         own = name == "v" and not network.residual  # M then may lead to another width
         if x.shape[: 3 if own else 4] != q.shape[: 3 if own else 4] or x.dtype != q.dtype:
-            raise ValueError(f"got q {_shape(q)} and {name} {_shape(x)}; expected q, k and v of one shape and dtype")
+            raise ValueError(f"got q {form(q)} and {name} {form(x)}; expected q, k and v of one shape and dtype")
     if not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1:
         raise ValueError(f"got chunk_size={chunk_size!r}; expected an integer of at least 1")
-    if valid is not None and (valid.dtype != torch.bool or valid.shape != q.shape[:2]):
-        raise ValueError(f"got valid {_shape(valid)}; expected bool (B, T) = {tuple(q.shape[:2])}")
+    masks = isinstance(valid, Tensor) and valid.dtype == torch.bool and valid.shape == q.shape[:2]
+    if valid is not None and not masks:
+        raise ValueError(f"got valid {form(valid)}; expected bool (B, T) = {tuple(q.shape[:2])}")
     check_state(state, q, v.shape[-1])
     check_offset(state.offset, chunk_size)
     check_network(network, state.M, q)
@@ -39,11 +50,13 @@ def check_call(
 
 def check_coefficients(q: Tensor, k: Tensor, network: MemoryNetwork) -> tuple[Tensor, Tensor]:
     """Refuse coefficients of polynomials that are none; views of q and k with as many channels as those have."""
+    if not isinstance(network, MemoryNetwork):
+        raise ValueError(f"got network {form(network)}; expected a MemoryNetwork")
     a = network.coefficients
     if a is None:
         return q, k
-    if q.dim() != 4 or k.shape != q.shape or not q.shape[3]:
-        raise ValueError(f"got q {_shape(q)} and k {_shape(k)}; expected both (B, T, H, D)")
+    if not isinstance(q, Tensor) or not isinstance(k, Tensor) or q.dim() != 4 or k.shape != q.shape or not q.shape[3]:
+        raise ValueError(f"got q {form(q)} and k {form(k)}; expected both (B, T, H, D)")
     if not isinstance(a, Tensor) or not a.dtype.is_floating_point:
         got = a.dtype if isinstance(a, Tensor) else type(a).__name__
         raise ValueError(f"got network.coefficients of {got}; expected a floating point tensor (H, p + 1)")
@@ -88,7 +101,7 @@ def check_state(state: MemoryState, q: Tensor, out: int) -> None:
     if q.dtype == torch.float64 and state.M[0].dtype != torch.float64:
         raise ValueError("got q in float64 and a state in float32; expected a float64 state for a float64 model")
     if state.offset.shape != q.shape[:1] or state.offset.dtype.is_floating_point or state.offset.dtype == torch.bool:
-        raise ValueError(f"got state.offset {_shape(state.offset)}; expected integers (B,) = {tuple(q.shape[:1])}")
+        raise ValueError(f"got state.offset {form(state.offset)}; expected integers (B,) = {tuple(q.shape[:1])}")
 
 
 def check_offset(offset: Tensor, chunk_size: int) -> None:
@@ -138,8 +151,8 @@ def check_network(network: MemoryNetwork, weights: tuple[Tensor, ...], q: Tensor
 
 def check_read(M: tuple[Tensor, ...], q: Tensor, network: MemoryNetwork) -> None:
     """Refuse what `read` cannot mean."""
-    if q.dim() != 4 or not q.dtype.is_floating_point:
-        raise ValueError(f"got q {_shape(q)}; expected a floating point tensor (B, T, H, D)")
+    if not isinstance(q, Tensor) or q.dim() != 4 or not q.dtype.is_floating_point:
+        raise ValueError(f"got q {form(q)}; expected a floating point tensor (B, T, H, D)")
     check_weights("M", M, q, q.shape[-1] if network.residual else None)
     check_network(network, M, q)
 
@@ -154,6 +167,8 @@ def check_extra(
     valid: Tensor | None,
 ) -> None:
     """Refuse a window, a tail or a threshold of another form, and what does not go together."""
+    if not isinstance(extra, PerToken):
+        raise ValueError(f"got extra {form(extra)}; expected PerToken(threshold=…, window=…)")
     if extra.window is not None or state.tail:
         _check_window(extra, q, v, gates, state, network)
     threshold, wants = extra.threshold, network.objective in THRESHOLDS
@@ -163,7 +178,7 @@ def check_extra(
         got, expected = ("no threshold", "one, (B, T, H)") if wants else ("a threshold", f"it with {THRESHOLDS_OF}")
         raise ValueError(f"got {got} with objective={network.objective!r}; expected {expected}")
     if threshold.shape != q.shape[:3] or not threshold.dtype.is_floating_point:
-        raise ValueError(f"got threshold {_shape(threshold)}; expected floating point (B, T, H) = {tuple(q.shape[:3])}")
+        raise ValueError(f"got threshold {form(threshold)}; expected floating point (B, T, H) = {tuple(q.shape[:3])}")
     if threshold.is_cpu and not torch.compiler.is_compiling():
         real = threshold if valid is None else threshold[valid]
         wrong = real[~(real > 0)].tolist()
@@ -178,7 +193,7 @@ def _check_window(
     if window is None:
         raise ValueError(f"got a state with a tail of {kept[0][1]} tokens; expected extra.window (B, T, H, c) with it")
     if window.shape[:-1] != q.shape[:3] or window.shape[-1] < 1 or not window.dtype.is_floating_point:
-        raise ValueError(f"got window {_shape(window)}; expected floating point (B, T, H, c), with {(B, T, H)} first")
+        raise ValueError(f"got window {form(window)}; expected floating point (B, T, H, c), with {(B, T, H)} first")
     W = window.shape[-1] - 1
     expected = [(B, W, H, D), (B, W, H, v.shape[-1])] if W else []
     if kept != expected:

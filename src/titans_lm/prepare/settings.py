@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_between
 from titans_lm.data.text import HELD_OUT
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareSettings:
+class PrepareSettings(KnownSettings):
     """Settings of `titans prepare`."""
 
     source: str | None = None

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from titans_lm.checks import load_library
-from titans_lm.config import check_known
+from titans_lm.checks import check_at_least, load_library
 from titans_lm.hf.cache import begin_cache, check_call, check_rows
 from titans_lm.ops.state import state_dtype
+from titans_lm.ops.validate import check_tensors, form
 from titans_lm.retrofit.attention import IMPLEMENTATION, PACKED, Call, Reach, check_reach
 from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState
 from titans_lm.retrofit.memory import OURS, LayerMemory
@@ -40,7 +40,10 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
 
     Raises ValueError for a model that this cannot be done with, saying why.
     """
-    check_known(AdapterSettings, settings)
+    if not hasattr(getattr(model, "config", None), "get_text_config"):
+        raise ValueError(
+            f"got a {type(model).__name__}; expected a model of transformers, as AutoModelForCausalLM loads it"
+        )
     return attach(model, AdapterSettings(**settings))
 
 
@@ -186,6 +189,7 @@ def keep_memories(model: "PreTrainedModel", layers: tuple[int, ...]) -> None:
 @torch.no_grad()
 def init_state(model: Any, batch_size: int) -> RetrofitState:
     """The state before the first token: what a slot without a token leaves."""
+    check_at_least("batch_size", batch_size, 1)
     ids = torch.zeros(batch_size, 1, dtype=torch.int64, device=next(model.parameters()).device)
     return model.base_model(input_ids=ids, attention_mask=torch.zeros_like(ids), return_state=True).state
 
@@ -269,6 +273,8 @@ def _give_cache(
     cache, wanted, count = kwargs.get("past_key_values"), kwargs.get("use_cache"), len(attentions)
     state = kwargs.pop("state", None)
     check_reach(kwargs.get("reach"))
+    if kwargs.get("output_attentions"):
+        raise ValueError("got output_attentions=True; attention beside a memory keeps no weights: leave it out")
     asked = state is not None or kwargs.get("return_state")
     if asked and cache is not None:
         raise ValueError("got both past_key_values and a state; expected one of them: both say what came before")
@@ -304,6 +310,7 @@ def _check_past(
     tokens = next((x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
     if tokens is None:
         return  # the base says what it lacks
+    _check_tokens(tokens, attentions[0].config.vocab_size)
     (B, T), mask, rows, seen = tokens.shape[:2], kwargs.get("attention_mask"), None, 0
     if state is not None:
         if not isinstance(state, RetrofitState):
@@ -326,6 +333,20 @@ def _check_past(
         )
     _check_packing(mask, kwargs)
     _check_places(kwargs.get("position_ids"), mask, B, T)
+
+
+def _check_tokens(tokens: Any, size: int) -> None:
+    """Refuse what are neither ids of the vocabulary nor embeddings, of one token at least."""
+    check_tensors(tokens=tokens)
+    embedded = tokens.dtype.is_floating_point
+    whole = embedded or tokens.dtype in (torch.int32, torch.int64)
+    if not whole or tokens.dim() != 2 + embedded or tokens.shape[1] == 0:
+        raise ValueError(f"got tokens {form(tokens)}; expected ids (B, T) or embeddings (B, T, E) of one or more")
+    # what is written token by token comes from the head, and to look would make every call wait for a GPU
+    if not embedded and tokens.is_cpu and tokens.shape[1] > 1 and not torch.compiler.is_compiling():
+        low, high = (int(x) for x in tokens.aminmax())
+        if low < 0 or high >= size:
+            raise ValueError(f"got token ids from {low} to {high}; expected 0 to {size - 1}")
 
 
 def _check_packing(mask: Any, kwargs: dict[str, Any]) -> None:

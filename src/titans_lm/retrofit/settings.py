@@ -4,15 +4,15 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
-from titans_lm.checks import check_fields
-from titans_lm.config import MemoryConfig, Start, check_known
+from titans_lm.checks import KnownSettings, check_fields
+from titans_lm.config import MemoryConfig, Start
 
 Rotary = Literal["before", "after"]
 Keys = Literal["attention", "hidden"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterMemory:
+class AdapterMemory(KnownSettings):
     """Settings of the memories of an adapter; `MemoryConfig` says more of them."""
 
     memory_depth: int = 1
@@ -41,7 +41,7 @@ class AdapterMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterSettings:
+class AdapterSettings(KnownSettings):
     """What an adapter is besides its weights."""
 
     window: int = 256
@@ -62,7 +62,6 @@ class AdapterSettings:
     def __post_init__(self) -> None:
         check_fields(self, zero=["sinks", "lora_rank"])
         if isinstance(self.memory, dict):  # as JSON has it
-            check_known(AdapterMemory, self.memory)
             object.__setattr__(self, "memory", AdapterMemory(**self.memory))
         elif not isinstance(self.memory, AdapterMemory):
             raise ValueError(f"got memory={self.memory!r}; expected settings by name, such as {{'memory_depth': 2}}")

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_between
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSettings:
+class ServeSettings(KnownSettings):
     """Settings of `titans serve`."""
 
     host: str = "127.0.0.1"

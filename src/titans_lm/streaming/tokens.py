@@ -41,7 +41,14 @@ class TokenStream:
 
     def _open(self, source: Any, tokenizer: "PreTrainedTokenizerBase | None") -> Iterator[np.ndarray]:
         if not self.of_text:
-            return _ids(source, self.name)
+            most = BLOCK if hasattr(source, "__len__") else 1  # what comes while it is read is not waited for
+            try:
+                return _ids(iter(source), self.name, most)
+            except TypeError as error:
+                raise ValueError(
+                    f"got a source of type {type(source).__name__}; expected text, a Path, a file or pipe opened in "
+                    "binary mode, or token ids one after another"
+                ) from error
         if isinstance(source, Path):
             if not source.is_file():
                 found = "a folder" if source.is_dir() else "not there"
@@ -130,10 +137,9 @@ def _name_of(source: Any) -> str:
     return name if isinstance(name, str) else "stream" if hasattr(source, "read") else "tokens"
 
 
-def _ids(source: Iterable[Any], name: str) -> Iterator[np.ndarray]:
-    """Token ids in arrays, one by one where a source does not know its length; what is no whole number is refused."""
+def _ids(source: Iterator[Any], name: str, most: int) -> Iterator[np.ndarray]:
+    """Token ids in arrays of `most`; what is no whole number is refused."""
     held: list[int] = []
-    most = BLOCK if hasattr(source, "__len__") else 1  # what comes while it is read is not waited for
     for value in source:
         number = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
         if not isinstance(number, int) or number < 0:

@@ -60,19 +60,20 @@ class RunFolder:
 
     def __init__(
         self,
-        path: Path,
+        path: str | Path,
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        self.path, self.tokenizer, self.settings = path, tokenizer, settings
-        self.metrics = JsonLines(path / METRICS)
-        self.checkpoints = path / CHECKPOINTS
+        self.path, self.tokenizer, self.settings = Path(path), tokenizer, settings
+        self.metrics = JsonLines(self.path / METRICS)
+        self.checkpoints = self.path / CHECKPOINTS
 
     @classmethod
     def create(
-        cls, path: Path, settings: dict[str, Any], tokenizer: "PreTrainedTokenizerBase | None" = None
+        cls, path: str | Path, settings: dict[str, Any], tokenizer: "PreTrainedTokenizerBase | None" = None
     ) -> "RunFolder":
         """Begin a run in a folder that is new or empty; ValueError where something is in the way."""
+        path = Path(path)
         if path.exists() and not path.is_dir():
             raise ValueError(f"got the run folder {path}, which is a file; expected a folder to make")
         found = {entry.name for entry in path.iterdir()} if path.exists() else set()
@@ -90,7 +91,7 @@ class RunFolder:
     @classmethod
     def open(
         cls,
-        path: Path,
+        path: str | Path,
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         settings: dict[str, Any] | None = None,
     ) -> "RunFolder":
@@ -98,6 +99,7 @@ class RunFolder:
 
         `settings`, where they are given, are written down once training goes on with them.
         """
+        path = Path(path)
         if not (path / SETTINGS).is_file():
             raise ValueError(f"got the run folder {path}, which holds no {SETTINGS}; expected the folder of a run")
         _note_commit(path)
@@ -270,7 +272,8 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
 
 def pretrained(name: str) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Load a model that comes with the package, and its tokenizer."""
-    return load_model(PREFIX + name, "cpu"), load_tokenizer(PREFIX + name)
+    path = f"{PREFIX}{name}"
+    return load_model(path, "cpu"), load_tokenizer(path)
 
 
 def tokenizer_beside(path: str | Path) -> "PreTrainedTokenizerBase | None":

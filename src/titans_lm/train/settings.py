@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_not_negative, check_seed
 from titans_lm.data.curriculum import RereadCurriculum
 from titans_lm.data.text import HELD_OUT
@@ -27,7 +28,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitSettings:
+class FitSettings(KnownSettings):
     """Settings of the training loop, whatever the task."""
 
     least_steps: ClassVar[int] = 1

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from titans_lm.backbone import check_compiler
 from titans_lm.data.batches import Batch, count_targets, prefetched
+from titans_lm.ops.validate import form
 from titans_lm.train.checkpoint import load_optimizer, load_trainer, load_weights, random_state, restore_random_state
 from titans_lm.train.device import mixed_precision, to_device
 from titans_lm.train.parallel import Distributed, blocks_of, full_tensor, spread, sync_gradients, unwrapped
@@ -216,7 +217,7 @@ class Trainer:
         total, tokens, metrics = torch.zeros((), device=self.device), 0, dict[str, Any]()
         self.rows = []
         several = self.settings.accumulate
-        batches = [next(self.coming) for _ in range(several)]
+        batches = [_checked(next(self.coming)) for _ in range(several)]
         targets = [count_targets(batch) for batch in batches]
         for index, (batch, counted) in enumerate(zip(batches, targets, strict=True)):
             rows = self.world.rows(batch)
@@ -225,7 +226,7 @@ class Trainer:
             self.rows += batch["sample"].tolist() if "sample" in batch else []
             with sync_gradients(self.wrapped, index == several - 1):
                 with mixed_precision(self.settings.precision, self.device):
-                    loss, found = self.loss_fn(self.wrapped, own)
+                    loss, found = _loss_of(self.loss_fn(self.wrapped, own))
                 loss = loss if weight == 1.0 else loss * weight
                 (loss / several).backward()
             total += loss.detach() / several
@@ -329,6 +330,28 @@ def _compile_blocks(model: nn.Module, device: torch.device) -> None:
         raise ValueError(f"got compile for a {type(model).__name__}, which names no blocks; expected one that does")
     for block in blocks:
         block.compile()
+
+
+def _checked(batch: Any) -> Batch:
+    """Refuse a batch that is no dict of tensors."""
+    if not isinstance(batch, Mapping) or not all(isinstance(part, Tensor) for part in batch.values()):
+        got = {name: type(part).__name__ for name, part in batch.items()} if isinstance(batch, Mapping) else type(batch)
+        raise ValueError(f"got a batch {got}; expected a dict of tensors, such as input_ids and targets (B, T)")
+    return batch  # pyrefly: ignore
+
+
+def _loss_of(found: Any) -> tuple[Tensor, dict[str, Any]]:
+    """Refuse what is no loss with gradients and numbers beside it."""
+    pair = isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Mapping)
+    if not pair or not isinstance(found[0], Tensor) or found[0].dim():
+        got = ", ".join(map(form, found)) if isinstance(found, tuple | list) else form(found)
+        raise ValueError(
+            f"got what is {got} from loss_fn(model, batch); expected (loss, metrics): a tensor of one number, such as "
+            "a mean, and a dict of numbers to log, which may be empty"
+        )
+    if not found[0].requires_grad:
+        raise ValueError("got a loss without gradients; expected one made of the model's output, not detached")
+    return found  # pyrefly: ignore
 
 
 def _tokens(batch: Batch) -> int:

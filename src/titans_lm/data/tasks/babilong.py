@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, get_args
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story, encode
 from titans_lm.data.tasks.stories import GIVERS, LABELS, PEOPLE, BabiTask, Question, draw_question, read_questions
@@ -23,7 +24,7 @@ ROOM = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class BabiLongSettings(HiddenFacts):
+class BabiLongSettings(KnownSettings, HiddenFacts):
     """Settings of a BABILong task. Rows are text in the tokens of a tokenizer, as long as `length` to the token.
 
     With `length=0` there are the facts alone (BABILong's 0k), and 0s behind rows that are shorter than others:

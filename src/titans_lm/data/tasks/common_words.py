@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, asked_batch, encode_all, vocabulary
 from titans_lm.data.tasks.task import TaskPlan, read_size
@@ -23,7 +24,7 @@ INTRODUCTION = "Keep the words in mind."
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonWordsSettings:
+class CommonWordsSettings(KnownSettings):
     """Settings of the common words. Rows are text in the tokens of a tokenizer; as many words as fit into `length`.
 
     With `common=2, often=4, rarely=1, length=184`:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story
 from titans_lm.data.tasks.task import AT, Task, read_size
@@ -22,7 +23,7 @@ Kind = Literal["number", "uuid", "words"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedleSettings(HiddenFacts):
+class NeedleSettings(KnownSettings, HiddenFacts):
     """Settings of one needle task. Rows are text in the tokens of a tokenizer, as long as `length` to the token.
 
     With the noise haystack (`…` stands for more of it), a number, and one needle:

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.task import TaskPlan, read_size
 
@@ -22,7 +23,7 @@ Fillers = Literal["one", "random"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallSettings:
+class RecallSettings(KnownSettings):
     """Settings of one recall task.
 
     With `pairs=2, symbols=8, gap=4, length=12`, keys 1 to 4, values 5 to 8:

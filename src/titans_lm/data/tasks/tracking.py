@@ -10,6 +10,7 @@ from functools import cache
 from itertools import permutations
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.task import TaskPlan, read_size
 
@@ -25,7 +26,7 @@ ORDERS = {"parity": 2, "s3": 6, "a5": 60, "s5": 120}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackingSettings:
+class TrackingSettings(KnownSettings):
     """Words of elements of a group; what is asked for at every token is the product of the word so far.
 
     With `group="parity", length=6`, the elements 0 and 1:

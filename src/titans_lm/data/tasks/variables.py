@@ -6,6 +6,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story
 from titans_lm.data.tasks.task import read_size
@@ -23,7 +24,7 @@ INTRODUCTION = "Keep the numbers in mind.\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VariablesSettings(HiddenFacts):
+class VariablesSettings(KnownSettings, HiddenFacts):
     """Settings of variable tracking. Rows are text in the tokens of a tokenizer, as long as `length` to the token.
 
     With `chains=2, hops=2, name="words", length=540`, in the noise haystack:
