@@ -260,7 +260,7 @@ def test_a_draft_may_write_the_id_of_padding() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_drafts_for_itself_and_its_cache_can_be_continued() -> None:
     model, ids = shallow_model("mac", torch.float64), prompt(300)
-    plain = model.generate(ids, max_new_tokens=24, **GREEDY)
+    plain = model.generate(ids, max_new_tokens=40, **GREEDY)
     settings = GREEDY | {"assistant_model": model, "max_new_tokens": 23, "return_dict_in_generate": True}
     out = model.generate(ids, **settings)
     assert torch.equal(out.sequences, plain[:, :323])
