@@ -4,6 +4,7 @@ Every sum is written out by by_hand.py: softmax over a list of visible rows, mem
 The text is longer than two segments and three windows, and its length is a multiple of nothing.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
@@ -38,9 +39,9 @@ BEHIND: dict[str, dict[str, Any]] = {
     "behind another block, no residual read": {"behind": True, "memory_reads_residual": False},
 }
 """Where the memory reads embeddings too (D56)."""
-every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+every_setting = pytest.mark.parametrize("name", SETTINGS)
 MIXES = SETTINGS | SHARED | BEHIND
-every_mix = pytest.mark.parametrize("settings", MIXES.values(), ids=MIXES)
+every_mix = pytest.mark.parametrize("name", MIXES)
 
 
 class Mixed(NamedTuple):
@@ -158,6 +159,33 @@ class Segments:
         return self.prefix + recalled + self.rows[start : t + 1]
 
 
+@cache
+def mixed_by(architecture: str, name: str) -> Mixed:
+    """What a block mixes under a setting, for all tests that ask about it: the first of them makes it, none changes it.
+
+    Every test is seeded alike, so whichever is the first draws the same.
+    """
+    return mix(architecture, **MIXES[name])
+
+
+@cache
+def segments_by(name: str) -> tuple[Mixed, Segments]:
+    mixed = mixed_by("mac", name)
+    return mixed, Segments(mixed.block, mixed.config, mixed.x, mixed.seen)
+
+
+@cache
+def slid_by(name: str) -> Tensor:
+    mixed = mixed_by("mag", name)
+    return slide(mixed.block, mixed.config, mixed.x)
+
+
+@cache
+def compressed_by(name: str) -> tuple[Tensor, MemoryState]:
+    mixed = mixed_by("mal", name)
+    return read_after_persistent(mixed.block, mixed.x)
+
+
 def recalled_rows(mixed: Mixed) -> Tensor:
     """The rows h that the block handed to its attention."""
     return torch.cat([arguments[4][0][0] for arguments, _ in mixed.attention])
@@ -168,9 +196,9 @@ def outputs(calls: list[tuple[tuple, tuple]]) -> Tensor:
 
 
 @every_setting
-def test_eq19_persistent_tokens_come_before_the_text(settings: dict[str, Any]) -> None:
+def test_eq19_persistent_tokens_come_before_the_text(name: str) -> None:
     """x̃ = [p_1 … p_P | x]"""
-    mixed = mix("lmm", **settings)
+    mixed = mixed_by("lmm", name)
     o, state = read_after_persistent(mixed.block, mixed.x)
     assert_close(mixed.o, o)
     for got, expected in zip(mixed.state.memory.M, state.M, strict=True):
@@ -194,18 +222,16 @@ def test_eq20_persistent_rows_are_a_feed_forward_layer_of_attention() -> None:
 
 
 @every_mix
-def test_eq21_mac_recalls_with_the_memory_after_the_previous_segment(settings: dict[str, Any]) -> None:
+def test_eq21_mac_recalls_with_the_memory_after_the_previous_segment(name: str) -> None:
     """h_t = M*_{t−1}(S_t W_Q)"""
-    mixed = mix("mac", **settings)
-    hand = Segments(mixed.block, mixed.config, mixed.x, mixed.seen)
+    mixed, hand = segments_by(name)
     assert_close(recalled_rows(mixed), hand.h)
 
 
 @every_mix
-def test_eq22_mac_attention_has_persistent_recalled_and_present_rows(settings: dict[str, Any]) -> None:
+def test_eq22_mac_attention_has_persistent_recalled_and_present_rows(name: str) -> None:
     """S̃_t = [P | h_t | S_t]: P + 2 i rows for the i-th token of a segment, and without any of them another result."""
-    mixed = mix("mac", **settings)
-    hand = Segments(mixed.block, mixed.config, mixed.x, mixed.seen)
+    mixed, hand = segments_by(name)
     y, P = outputs(mixed.attention), mixed.config.num_persistent
     for t in range(T):
         visible = hand.visible(t)
@@ -216,18 +242,16 @@ def test_eq22_mac_attention_has_persistent_recalled_and_present_rows(settings: d
 
 
 @every_mix
-def test_eq23_mac_attends_over_them(settings: dict[str, Any]) -> None:
+def test_eq23_mac_attends_over_them(name: str) -> None:
     """y_t = Attn(S̃_t)"""
-    mixed = mix("mac", **settings)
-    hand = Segments(mixed.block, mixed.config, mixed.x, mixed.seen)
+    mixed, hand = segments_by(name)
     assert_close(outputs(mixed.attention), hand.y)
 
 
 @every_mix
-def test_eq24_mac_writes_what_attention_made(settings: dict[str, Any]) -> None:
+def test_eq24_mac_writes_what_attention_made(name: str) -> None:
     """M_t = M_{t−1}(z_t), z = y + s or y (D36)"""
-    mixed = mix("mac", **settings)
-    hand = Segments(mixed.block, mixed.config, mixed.x, mixed.seen)
+    mixed, hand = segments_by(name)
     assert_close(torch.cat([arguments[0][0] for arguments, _ in mixed.memory]), hand.z)
     for got, expected in zip(mixed.state.memory.memory[:3], hand.end[:3], strict=True):
         for a, b in zip(got, expected, strict=True):
@@ -238,18 +262,17 @@ def test_eq24_mac_writes_what_attention_made(settings: dict[str, Any]) -> None:
 
 
 @every_mix
-def test_eq25_mac_gates_by_a_second_recall(settings: dict[str, Any]) -> None:
+def test_eq25_mac_gates_by_a_second_recall(name: str) -> None:
     """o_t = y_t ⊗ M*_t(z_t), token i from the memory as written up to i"""
-    mixed = mix("mac", **settings)
-    hand = Segments(mixed.block, mixed.config, mixed.x, mixed.seen)
+    mixed, hand = segments_by(name)
     assert_close(mixed.finished[-1][1][0], hand.m)  # the ones before are recalls
     assert_close(mixed.o, gate_by_hand(hand.y, hand.m, mixed.block.gate))
 
 
 @every_mix
-def test_eq26_mag_gives_both_branches_the_persistent_tokens(settings: dict[str, Any]) -> None:
+def test_eq26_mag_gives_both_branches_the_persistent_tokens(name: str) -> None:
     """x̃ = [P | x], where the memory's x may hold the embeddings too"""
-    mixed = mix("mag", **settings)
+    mixed = mixed_by("mag", name)
     [(attended, _)], [(written, _)] = mixed.attention, mixed.memory
     assert torch.equal(attended[0][0], mixed.x)
     assert torch.equal(attended[3], mixed.block.persistent)
@@ -261,24 +284,24 @@ def test_eq26_mag_gives_both_branches_the_persistent_tokens(settings: dict[str, 
 
 
 @every_mix
-def test_eq27_mag_slides_a_window(settings: dict[str, Any]) -> None:
+def test_eq27_mag_slides_a_window(name: str) -> None:
     """y = SWA(x̃)"""
-    mixed = mix("mag", **settings)
-    assert_close(outputs(mixed.attention), slide(mixed.block, mixed.config, mixed.x))
+    mixed = mixed_by("mag", name)
+    assert_close(outputs(mixed.attention), slid_by(name))
 
 
 @every_mix
-def test_eq28_mag_gates_by_the_memory(settings: dict[str, Any]) -> None:
+def test_eq28_mag_gates_by_the_memory(name: str) -> None:
     """o = y ⊗ M(x̃)"""
-    mixed = mix("mag", **settings)
+    mixed = mixed_by("mag", name)
     m, _ = read_after_persistent(mixed.block, mixed.seen)
-    assert_close(mixed.o, gate_by_hand(slide(mixed.block, mixed.config, mixed.x), m, mixed.block.gate))
+    assert_close(mixed.o, gate_by_hand(slid_by(name), m, mixed.block.gate))
 
 
 @every_setting
-def test_eq29_mal_gives_the_memory_the_persistent_tokens(settings: dict[str, Any]) -> None:
+def test_eq29_mal_gives_the_memory_the_persistent_tokens(name: str) -> None:
     """x̃ = [P | x]"""
-    mixed = mix("mal", **settings)
+    mixed = mixed_by("mal", name)
     [(written, _)], [(attended, _)] = mixed.memory, mixed.attention
     assert torch.equal(written[0][0], mixed.x)
     assert torch.equal(attended[3], mixed.block.persistent)
@@ -288,18 +311,18 @@ def test_eq29_mal_gives_the_memory_the_persistent_tokens(settings: dict[str, Any
 
 
 @every_setting
-def test_eq30_mal_compresses_first(settings: dict[str, Any]) -> None:
+def test_eq30_mal_compresses_first(name: str) -> None:
     """y = M(x̃)"""
-    mixed = mix("mal", **settings)
-    y, state = read_after_persistent(mixed.block, mixed.x)
+    mixed = mixed_by("mal", name)
+    y, state = compressed_by(name)
     assert_close(outputs(mixed.memory), y)
     for got, expected in zip(take_rows(mixed.state.memory.memory, torch.tensor([0])).M, state.M, strict=True):
         assert_close(got, expected)
 
 
 @every_setting
-def test_eq31_mal_looks_at_what_the_memory_made(settings: dict[str, Any]) -> None:
+def test_eq31_mal_looks_at_what_the_memory_made(name: str) -> None:
     """o = SWA(norm(s + y)), and the block adds both: y + o"""
-    mixed = mix("mal", **settings)
-    y, _ = read_after_persistent(mixed.block, mixed.x)
+    mixed = mixed_by("mal", name)
+    y, _ = compressed_by(name)
     assert_close(mixed.o, y + slide(mixed.block, mixed.config, rms(mixed.stream + y, mixed.block.between)))

@@ -1,7 +1,5 @@
 """Our class in lm-eval: registered, read as its texts begin, one row like many, pages as a whole or in windows."""
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from cli_cases import environment
+from forks import said_by
 from model_cases import EVERY_KIND
 from question_cases import (
     SOURCES,
@@ -207,7 +205,8 @@ def test_mistakes_are_told(change: dict[str, Any], said: str) -> None:
         TitansLM(**{"pretrained": small_llama(), "tokenizer": word_tokenizer(), **change})
 
 
-def test_questions_from_files_need_no_lm_eval() -> None:
-    """In a fresh process: neither the command line nor the scores load it."""
-    code = "import sys, titans_lm.cli, titans_lm.experiments.lm_eval; assert 'lm_eval' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=120)
+def test_questions_from_files_need_no_lm_eval(tmp_path: Path) -> None:
+    """In a process that has loaded neither: neither the command line nor the scores load it."""
+    code = "import sys; mine = 'titans_lm.experiments.lm_eval'; assert mine not in sys.modules; "
+    code += "import titans_lm.cli; __import__(mine); assert 'lm_eval' not in sys.modules"
+    said_by(code, tmp_path / "said")

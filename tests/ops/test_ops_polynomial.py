@@ -162,7 +162,7 @@ def test_a_wide_memory_is_the_definition_in_groups_and_kept_whole(
     monkeypatch.setattr(groups, "KEPT", kept)
     monkeypatch.setattr(groups, "LEAST_CHUNKS", least)
     monkeypatch.setattr(groups.ChunkedCall, "forward", noted(groups.ChunkedCall.forward, calls))
-    assert_agree(replace(case, tokens=min(15 * case.chunk + 1, 60)), "reference", "chunked")
+    assert_agree(replace(case, tokens=min(15 * case.chunk + 1, 41)), "reference", "chunked")
     wide = [call for call in calls if call.wide]
     assert all(call.is_kept == bool(kept) for call in wide)
     assert all(len(call.groups) == 1 for call in wide) or least == 1

@@ -16,7 +16,10 @@ from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory
 
 
 def windows() -> list[Case]:
-    """Windows shorter and longer than a chunk and a call; networks, lengths, starts and padding take turns."""
+    """Windows shorter and longer than a chunk and a call; networks, lengths, starts and padding take turns.
+
+    Every pair of a window, a chunk and a padding, of their product a third: the i-th where the three places add up.
+    """
     networks = list(NETWORKS.values())
     return [
         Case(
@@ -24,10 +27,11 @@ def windows() -> list[Case]:
             gates=(("layer",) * 3, ("head",) * 3)[i % 2], **taking_turns(i, chunk), **networks[i % len(networks)],
         )
         for i, (window, chunk, padding) in enumerate(product((1, 2, 4, 9), (1, 4, 16), PADDINGS))
+        if (i // 21 + i // 7 + i % 7) % 3 == 0
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", described(windows()[::4]))
+@pytest.mark.parametrize("case", described(windows()[::4] + windows()[3::4]))
 def test_the_definition_of_a_window_is_plain_autograd(case: Case) -> None:
     assert_agree(case, "oracle", "reference")
 
@@ -40,7 +44,7 @@ def test_chunked_is_exact_with_a_window(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["linear", "default"])
 def test_chunked_is_exact_over_several_groups(network: str) -> None:
-    assert_agree(Case(tokens=100, chunk=4, window=6, offsets=(3,), **NETWORKS[network]), "reference", "chunked")
+    assert_agree(Case(tokens=67, chunk=4, window=6, offsets=(3,), **NETWORKS[network]), "reference", "chunked")
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunked"])

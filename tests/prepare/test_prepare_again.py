@@ -8,15 +8,13 @@ import random
 import re
 import resource
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_cases import environment, titans
+from cli_cases import titans
 from forks import start_titans
 from prepare.prepare_cases import contents, prepared, settings, write_rows, write_texts
 from titans_lm.data.prepared import INDEX, STARTED, TokenFolder
@@ -80,7 +78,7 @@ def test_killed_at_random_it_comes_to_the_same_end(tmp_path: Path) -> None:
             kills += 1
         if preparing.ended() == 0 and kills >= 4:
             break
-    subprocess.run([sys.executable, "-m", "titans_lm.cli", *command], env=environment(), check=True)
+    assert start_titans(tmp_path / "streams", *command).ended() == 0
     assert kills
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 

@@ -1,12 +1,11 @@
 """The state of a retrofitted model as a value, as a Titans model has it: readers, their memories and their files."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from forks import said_by
 from retrofit.retrofit_cases import FAMILIES, WINDOW, apart, base_of, some_ids, with_memory
 from titans_lm.evaluate.accuracy import bytes_of_state
 from titans_lm.evaluate.stream import StatefulReader, reader_for
@@ -171,8 +170,9 @@ def test_an_empty_prompt_is_refused(llama):
         llama.generate(torch.zeros(1, 0, dtype=torch.int64), max_new_tokens=2)
 
 
-def test_who_can_save_a_model_has_told_transformers_of_its_folder():
-    """In a process of its own, where nothing has been imported for another reason."""
-    code = "import sys; from titans_lm.retrofit import {}; assert 'titans_lm.retrofit.file' in sys.modules"
+def test_who_can_save_a_model_has_told_transformers_of_its_folder(tmp_path):
+    """In processes of their own, where nothing has been imported for another reason."""
+    file = "'titans_lm.retrofit.file' {} sys.modules"
     for name in ("add_memory", "save"):
-        subprocess.run([sys.executable, "-c", code.format(name)], check=True, timeout=300)
+        code = f"import sys; assert {file.format('not in')}; from titans_lm.retrofit import {name}; "
+        said_by(f"{code}assert {file.format('in')}", tmp_path / name)

@@ -20,7 +20,7 @@ from forks import Command, start_titans
 from serve.serve_cases import Expected, plain_model, serving, small_engine, text_of
 from titans_lm.data.tokenizer import byte_tokenizer
 
-SECONDS = float(os.environ.get("TITANS_LOAD_SECONDS", "1"))
+SECONDS = float(os.environ.get("TITANS_LOAD_SECONDS", "0.5"))
 CLIENTS, CONVERSATIONS = 32, 8
 PATTERNS = [f"House {i} has the door {colour}. " for i, colour in enumerate(("red", "blue", "green", "black") * 2)]
 
@@ -106,7 +106,7 @@ def test_killed_while_it_serves_nothing_acknowledged_is_lost(folder: Path, tmp_p
     turns = dict.fromkeys(expected, 0)
     for life in range(4):
         server, url = start_server(folder, tmp_path / "store")
-        stop = time.monotonic() + luck.uniform(0.5, 2.0)
+        stop = time.monotonic() + luck.uniform(0.1, 0.8)
         for name, one in expected.items():  # an answer that was lost on its way is known to have been given
             response = httpx.get(f"{url}/v1/conversations/{name}")
             stored = response.json()["tokens"] if response.status_code == 200 else 0
@@ -131,7 +131,8 @@ def test_killed_while_it_serves_nothing_acknowledged_is_lost(folder: Path, tmp_p
 
         with ThreadPoolExecutor(3) as pool:
             talking = [pool.submit(talk, name) for name in expected]
-            while time.monotonic() < stop or not all(turns.values()):
+            while time.monotonic() < stop or min(turns.values()) <= life:  # one turn of each at least
+                assert not any(one.done() for one in talking), "somebody has stopped talking"
                 time.sleep(0.02)
             server.process.kill()
             for one in talking:

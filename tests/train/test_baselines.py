@@ -176,20 +176,20 @@ def test_a_baseline_carries_no_state() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", baseline_names())
 def test_it_trains_evaluates_and_goes_on(name: str, tmp_path) -> None:
-    """A run of six steps, and one that was stopped after three, end at the same weights."""
+    """A run of four steps, and one that was stopped after two, end at the same weights."""
     text = tmp_path / "text.txt"
     text.write_text("It learns by the same loop as all others do. " * 60)
     settings = LanguageSettings(
-        data=str(text), out=tmp_path / "whole", baseline=name, model=LIKE_SMALL, steps=6, warmup_steps=2,
-        seq_len=32, batch_size=2, eval_every=0, save_every=3, eval_bytes=200,
+        data=str(text), out=tmp_path / "whole", baseline=name, model=LIKE_SMALL, steps=4, warmup_steps=1,
+        seq_len=32, batch_size=2, eval_every=0, save_every=2, eval_bytes=200,
     )  # fmt: skip
     whole = train_language_model(settings)
     assert abs(whole["parameters"] / whole["parameters_asked_for"] - 1.0) < 0.05
     assert 0.0 < whole["held_out_bits_per_byte"] < 9.0
     half = dataclasses.replace(settings, out=tmp_path / "half")
     with pytest.raises(KeyboardInterrupt):
-        train_language_model(half, progress=StopAt(3))
-    assert train_language_model(half, resume=True)["steps"] == 6
+        train_language_model(half, progress=StopAt(2))
+    assert train_language_model(half, resume=True)["steps"] == 4
     a, b = (AutoModelForCausalLM.from_pretrained(tmp_path / run / "model") for run in ("whole", "half"))
     for x, y in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0)
