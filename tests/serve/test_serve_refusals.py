@@ -96,6 +96,7 @@ def test_what_is_wrong_is_named(client: httpx.Client, path: str, body: Any, says
     assert 400 <= response.status_code < 500, response.text
     error = response.json()["error"]
     assert says in error["message"]
+    assert "Value error" not in error["message"]
     assert error["type"] == "invalid_request_error"
 
 
@@ -104,6 +105,11 @@ def test_a_header_and_a_body_name_one_conversation(client: httpx.Client) -> None
     assert "another conversation" in client.post(TEXT, json=body, headers=header).json()["error"]["message"]
     assert client.post(TEXT, json=body, headers={"x-conversation": "body"}).status_code == 200
     assert client.delete("/v1/conversations/body").status_code == 200
+
+
+def test_an_address_that_is_none_is_told_the_nearest(client: httpx.Client) -> None:
+    told = client.post("/v1/completion", json={}).json()["error"]["message"]
+    assert told == "there is nothing at '/v1/completion'; did you mean '/v1/completions'?"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from titans_lm.checks import nearest
 from titans_lm.data.tasks.vocabulary import is_word_tokenizer
 from titans_lm.serve.auth import Auth
 from titans_lm.serve.batching import Runner
@@ -94,8 +95,12 @@ def _handle_errors(app: FastAPI) -> None:
         return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(HTTPException)
-    async def _http(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(ClientError(error.status_code, str(error.detail)).body(), error.status_code)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        detail, path = str(error.detail), request.url.path[:100]
+        if error.status_code == 404:
+            known = {str(getattr(route, "path", "/")) for route in app.routes}
+            detail = f"there is nothing at {path!r}; {nearest(path, known)}"
+        return JSONResponse(ClientError(error.status_code, detail).body(), error.status_code)
 
     @app.exception_handler(Exception)
     async def _bug(_: Request, error: Exception) -> JSONResponse:
@@ -112,12 +117,13 @@ async def _parsed(kind: type[Given], request: Request) -> Given:
         # What was sent is not sent back: it may hold anything.
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         # where several kinds are allowed, what was sent is taken for the one that it comes nearest to
-        nearest = max(errors, key=lambda one: (not one["type"].endswith("_type"), len(one["loc"])))
+        closest = max(errors, key=lambda one: (not one["type"].endswith("_type"), len(one["loc"])))
         kinds = ("str", "int")  # that are allowed there, as others such as list[str] are: they name no field
-        named = [part for part in nearest["loc"] if not isinstance(part, str) or part.isidentifier()]
+        named = [part for part in closest["loc"] if not isinstance(part, str) or part.isidentifier()]
         parts = [str(part) for part in named if part not in kinds]
         place = ".".join(parts)[:200]
-        raise bad_request(f"{place}: {nearest['msg']}" if place else nearest["msg"], place or None) from None
+        said = closest["msg"].removeprefix("Value error, ")
+        raise bad_request(f"{place}: {said}" if place else said, place or None) from None
 
 
 def _pages(app: FastAPI, engine: Engine, runner: Runner) -> None:
