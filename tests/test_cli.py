@@ -253,7 +253,10 @@ MISTAKES = {
     "wrong block": (["train", "x", "--model.layer-types", "lmm", "slidng"], "slidng"),
     "wrong pair": (["train", "x", "--model.hidden-size", "3"], "got hidden_size=3 and num_attention_heads="),
     "missing file": (["train", "x", "--config", "/nowhere.json"], "'/nowhere.json', which does not exist"),
-    "another kind of file": (["train", "x", "--config", __file__], "which is neither; expected a .json or .toml"),
+    "another kind of file": (
+        ["train", "x", "--config", __file__],
+        "which is not json: Expecting value: line 1 column 1 (char 0); expected a .json or .toml",
+    ),
     "a folder of settings": (["train", "x", "--config", "{tmp}"], "which is a folder; expected a .json or .toml file"),
     "almost all that is there": (["train", "stdlibb"], "did you mean 'stdlib'?"),
     "almost bytes": (["prepare", "{tmp}/short", "--out", "{tmp}/x", "--tokenizer", "bytess"], "did you mean 'bytes'?"),

@@ -6,10 +6,20 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from titans_lm.experiments.runner import RESULT, best_rate, kept, run_job, shorter, total_provenance
+from titans_lm.experiments.runner import (
+    CONTENTS,
+    RESULT,
+    best_rate,
+    check_begun,
+    kept,
+    run_job,
+    shorter,
+    total_provenance,
+)
 from titans_lm.report.section import commits
 from titans_lm.train.run import RunFolder, begun_with, commits_of, seconds_of
 from titans_lm.train.settings import FitSettings
@@ -175,3 +185,24 @@ def test_a_trial_that_diverged_is_not_chosen(bad: float | None) -> None:
     assert best_rate("lmm", trials, "bits") == best_rate("lmm", trials, "bits", most=True) == 0.2
     with pytest.raises(ValueError, match="lmm diverged with every learning rate"):
         best_rate("lmm", trials[:1], "bits")
+
+
+def test_what_changed_since_a_run_was_begun_is_named_whatever_its_rate(tmp_path: Path) -> None:
+    class Way:
+        name, folder, rate, counts, work, train, describe = "lmm", tmp_path, 0.0, True, 1, str, str
+
+        def __init__(self, lr: float, text: str) -> None:
+            self.asked: Any = {"lr": lr, CONTENTS: {"text": text}}
+
+        def spec(self) -> Any:
+            return self.asked
+
+        def saved_spec(self) -> Any:
+            return {"lr": 0.1, CONTENTS: {"text": "before"}}
+
+    for rates in ((0.1, 0.2), (0.2, 0.1)):
+        with pytest.raises(ValueError, match="was begun when text held something else"):
+            check_begun([Way(lr, "after") for lr in rates])
+        check_begun([Way(lr, "before") for lr in rates])
+    with pytest.raises(ValueError, match="holds a run of other settings"):
+        check_begun([Way(0.2, "before"), Way(0.3, "before")])

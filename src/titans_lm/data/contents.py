@@ -1,6 +1,7 @@
 """What files and folders hold, as a sum: a path may hold something else when a command is given again."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,14 @@ def text_sum(source: str | Path) -> str:
     """
     if is_token_folder(source):
         return files_sum(Path(source) / INDEX)
+    path = Path(source)
+    files = [file.stat() for file in ([path] if path.is_file() else files_below(path) if path.is_dir() else [])]
+    return _text_sum(source, tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in files))
+
+
+@lru_cache(maxsize=64)
+def _text_sum(source: str | Path, _: tuple[tuple[int, ...], ...]) -> str:
+    """Sum up a text that is no folder of tokens, once for files that were not written to in between."""
     digest = blake2b(digest_size=8)
     for document in read_documents(source)[0]:
         digest.update(f"{document.name}\0{len(document.data)}\0".encode("utf-8", "surrogateescape") + document.data)

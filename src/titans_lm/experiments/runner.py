@@ -176,7 +176,7 @@ def run_experiment(
     jobs = [job_of(run) for run in lr_trials(experiment)]
     at_rates = (final_runs(experiment, dict.fromkeys(experiment.models, rate)) for rate in experiment.rates)
     for run in (*zip(jobs), *zip(*(map(job_of, runs) for runs in at_rates), strict=True)):
-        _check_begun(run)
+        check_begun(run)
     runs = len(experiment.models) * len(experiment.seeds)
     outlook = Outlook("fewer --steps, --models or --seeds", say=say, later=runs * experiment.train.steps)
     trials = run_trials(jobs, experiment.jobs, say, key, outlook=outlook)
@@ -287,10 +287,11 @@ def run_job(job: Job, outlook: Outlook | None = None) -> Result:
     Raises ValueError for a folder of other settings, or of texts that held something else; KeyboardInterrupt where it
     is stopped.
     """
-    _check_begun([job])
-    done, spec = job.folder / RESULT, job.spec()
+    check_begun([job])
+    done = job.folder / RESULT
     if done.is_file():
         return read_json(done)
+    spec = job.spec()
     clock = Clock(getattr(job, "run", job.folder))  # the result of a trial may lie beside its run
     try:
         found = job.train(outlook)
@@ -305,31 +306,24 @@ def run_job(job: Job, outlook: Outlook | None = None) -> Result:
     return result
 
 
-def _check_begun(ways: Sequence[Job]) -> None:
+def check_begun(ways: Sequence[Job]) -> None:
     """Refuse a folder that holds another run than this one in one of several ways, such as learning rates."""
     done = ways[0].folder / RESULT
     before = read_json(done)[SPEC] if done.is_file() else ways[0].saved_spec()
     if before is None:
         return
-    refused = []
+    held, noted = _apart(before)
     for job in ways:
-        try:
-            return _check_same(job, before, job.spec())
-        except ValueError as error:
-            refused.append(error)
-    raise refused[0]
+        asked, sums = _apart(job.spec())
+        if asked == held:
+            return check_contents(job.folder, "a run", noted, sums)
+    raise ValueError(
+        f"{ways[0].folder} holds a run of other settings; give another --out, or those that it was begun with"
+    )
 
 
-def _check_same(job: Job, before: Result, spec: Result) -> None:
-    """Refuse to go on with another run."""
-    now = json.loads(json.dumps(spec))
-    if isinstance(now.get(CONTENTS), dict):
-        noted, sums = before.get(CONTENTS), now[CONTENTS]
-        before, now = {**before, CONTENTS: None}, {**now, CONTENTS: None}
-    else:
-        noted = sums = {}
-    if before != now:
-        raise ValueError(
-            f"{job.folder} holds a run of other settings; give another --out, or those that it was begun with"
-        )
-    check_contents(job.folder, "a run", noted, sums)
+def _apart(spec: Result) -> tuple[Result, dict[str, str]]:
+    """Give all that a spec says besides the sums of texts, and these."""
+    plain = json.loads(json.dumps(spec))
+    sums = plain.pop(CONTENTS, None)
+    return plain, sums or {}

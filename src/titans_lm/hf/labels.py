@@ -23,10 +23,10 @@ def predicted(labels: Tensor | None, logits: Tensor, real: Tensor | None, settin
     """Labels without those behind padding: what is predicted from padding says nothing of the model, and is no loss."""
     ignored, shifted, places = settings.get("ignore_index", -100), settings.get("shift_labels"), logits.shape[:2]
     for name, given in (("labels", labels), ("shift_labels", shifted)):
-        fits = isinstance(given, Tensor) and given.shape == places and not given.dtype.is_floating_point
+        fits = isinstance(given, Tensor) and given.shape == places and given.dtype == torch.int64
         if given is not None and not fits:
             raise ValueError(
-                f"got {name} {form(given)} for logits at {tuple(places)} places; expected as many token ids"
+                f"got {name} {form(given)} for logits at {tuple(places)} places; expected as many token ids, in int64"
             )
     if real is None:
         return labels
@@ -41,11 +41,15 @@ def predicted(labels: Tensor | None, logits: Tensor, real: Tensor | None, settin
 def check_classes(labels: Any, logits: Tensor, problem: str | None) -> None:
     """Refuse labels of another form than the kind of problem has, which without a word transformers tells by them."""
     B, N = logits.shape
-    whole = isinstance(labels, Tensor) and not labels.dtype.is_floating_point
+    if not isinstance(labels, Tensor):
+        raise ValueError(
+            f"got labels {form(labels)} for {B} rows; expected a tensor, of classes or of {(B, N)} numbers"
+        )
+    whole, told = not labels.dtype.is_floating_point, problem is not None
     problem = problem or (REGRESSION if N == 1 else ONE if whole else SEVERAL)
     check_choice("problem_type", problem, (REGRESSION, ONE, SEVERAL))
     shapes = [(B,), (B, 1)] if problem == ONE or (problem == REGRESSION and N == 1) else [(B, N)]
-    right = isinstance(labels, Tensor) and tuple(labels.shape) in shapes
+    right = tuple(labels.shape) in shapes
     if right and problem != REGRESSION:
         right = labels.dtype == torch.int64 if problem == ONE else not whole
     if not right:
@@ -53,4 +57,5 @@ def check_classes(labels: Any, logits: Tensor, problem: str | None) -> None:
             f"got labels {form(labels)} for {B} rows and {N} scores each; expected for {problem} "
             + (f"int64 ({B},), the class of each row" if problem == ONE else f"floating point {shapes[0]}")
             + (f" (or int64 ({B},) for one class a row)" if problem == SEVERAL else "")
+            + (f" (or floating point {(B, N)} for several classes a row)" if problem == ONE and not told else "")
         )

@@ -6,6 +6,7 @@ anywhere, a state can be kept, compared, forked and saved, and two users of one 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -59,7 +60,8 @@ class MemoryState(NamedTuple):
         for weight in weights:
             if weight.dim() != 3:
                 raise ValueError(f"got initial weights of shape {tuple(weight.shape)}; expected (H, D_in, D_out)")
-        if not isinstance(batch_size, (int, torch.SymInt)) or batch_size < 1:  # the latter while a graph is traced
+        # a SymInt while a graph is traced
+        if not isinstance(batch_size, (int, torch.SymInt, Integral)) or batch_size < 1:
             raise ValueError(f"got batch_size={batch_size!r}; expected an integer of at least 1")
         M = tuple([w.to(state_dtype(w.dtype)).repeat(batch_size, 1, 1, 1) for w in weights])
         S = tuple(map(torch.zeros_like, M))
@@ -158,25 +160,27 @@ def take_places(x: Tensor, places: Int[Tensor, "B N"]) -> Tensor:
 
 def repeat_rows(state: State, times: int) -> State:
     """Repeat every row next to itself, as beam search and several samples per prompt do; ValueError for 0 times."""
-    if not isinstance(times, (int, torch.SymInt)) or times < 1:
+    if not isinstance(times, (int, torch.SymInt, Integral)) or times < 1:
         raise ValueError(f"got times={times!r}; expected an integer of at least 1")
     return map_state(lambda x: x.repeat_interleave(times, dim=0), state)
 
 
 def select_rows(mask: Bool[Tensor, " B"], a: State, b: State) -> State:
-    """Take row i from `a` where the mask is true and from `b` elsewhere; ValueError for states that are not alike."""
+    """Take row i from `a` where the mask is true and from `b` elsewhere; ValueError where they do not go together."""
 
     def pick(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, y)
 
     try:
         return map_state(pick, a, b)
-    except (RuntimeError, TypeError, ValueError) as error:  # looked at only then: tokens pass here one by one
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        # looked at only then: tokens pass here one by one
         rows, others = ([tuple(x.shape) for x in state_tensors(state)] for state in (a, b))
-        if rows == others and mask.dtype == torch.bool and len(mask) == rows[0][0]:
+        told = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"of type {type(mask).__name__}"
+        if rows == others and told == f"torch.bool {rows[0][:1]}":
             raise
         raise ValueError(
-            f"got a mask {mask.dtype} {tuple(mask.shape)} and states whose tensors are {rows[:3]} … and "
+            f"got a mask {told} and states whose tensors are {rows[:3]} … and "
             f"{others[:3]} …; expected bool (B,) and two states of one model, of B rows"
         ) from error
 

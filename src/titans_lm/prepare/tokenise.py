@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -39,15 +38,15 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     """Load the tokeniser of a name: bytes, a folder, or one on the hub; ValueError where there is none such."""
     if name == "bytes":
         return byte_tokenizer()
-    if not Path(name).exists() and "?" in (hint := nearest(name, ["bytes"])):
-        raise ValueError(f"got the tokenizer {name!r}; {hint}")
     from transformers import AutoTokenizer
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
+        hint = nearest(name, ["bytes"])
+        why = hint if hint.endswith("?") else f"{one_line(error)};"
         raise ValueError(
-            f"the tokenizer {name!r} cannot be loaded: {one_line(error)}; expected bytes, a folder with a Hugging Face "
+            f"the tokenizer {name!r} cannot be loaded: {why} expected bytes, a folder with a Hugging Face "
             "tokenizer, or its name on the hub"
         ) from error
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:

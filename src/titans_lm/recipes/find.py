@@ -77,10 +77,11 @@ def check_data(data: str | None, recipe: str | None, vocab_size: int | None) -> 
         return
     if data in recipe_names():
         raise ValueError(f"got the recipe {data!r} in the place of data; expected it first: titans train {data} DATA")
-    meant = nearest(data, [STDLIB])
+    if (meant := nearest(data, [STDLIB])).endswith("?"):
+        raise ValueError(f"got {data!r}, which does not exist; {meant} (or a file, a folder, a recipe)")
     raise ValueError(
         f"got {data!r}, which does not exist; expected a file, a folder, the word {STDLIB}, or a recipe: "
-        f"{meant if meant.endswith('?') else recipe_hint(data)}"
+        f"{recipe_hint(data)}"
     )
 
 

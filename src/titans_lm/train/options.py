@@ -27,14 +27,15 @@ LATER = {"decimal": ".", "init": None}
 
 def read_settings_file(path: Path) -> dict[str, Any]:
     """Read settings from a .json or .toml file; ValueError for a file that is neither."""
-    if path.suffix not in ("", ".json", ".toml") or not path.is_file():
-        found = "is a folder" if path.is_dir() else "does not exist" if not path.exists() else "is neither"
+    if not path.is_file():
+        found = "is a folder" if path.is_dir() else "does not exist"
         raise ValueError(f"got the settings file {str(path)!r}, which {found}; expected a .json or .toml file")
+    kind = "toml" if path.suffix.lower() == ".toml" else "json"
     text = path.read_bytes()
     try:
-        values = tomllib.loads(text.decode()) if path.suffix == ".toml" else json.loads(text)
+        values = tomllib.loads(text.decode()) if kind == "toml" else json.loads(text)
     except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ValueError(f"got {str(path)!r}, which is not {path.suffix[1:] or 'json'}: {error}") from error
+        raise ValueError(f"got {str(path)!r}, which is not {kind}: {error}; expected a .json or .toml file") from error
     if not isinstance(values, dict):
         raise ValueError(f"got {str(path)!r} with a {type(values).__name__} in it; expected names and values")
     return values
