@@ -69,7 +69,7 @@ class RunWriter:
                 raise ValueError(
                     f"got steps={steps} for the run {run.path}, which has taken {done}; expected as many or more"
                 )
-            self.saved = (self.trainer.result.step, checkpoint)
+            self.saved = (done, checkpoint)
             self.progress.say(f"going on from {checkpoint}")
         else:
             world.first(lambda: _check_unsaved(run, self.trainer.settings.steps))
