@@ -44,6 +44,8 @@ if os.environ.get("TITANS_TYPECHECK", "1") != "0":
     EVERYTHING = HOOK.should_instrument
     # A kernel is compiled from its own source: nothing may stand around it.
     HOOK.should_instrument = lambda name: EVERYTHING(name) and not name.startswith("titans_lm.ops.triton.kernels")
+import transformers  # noqa: E402, F401  its log writes to the stderr of its first import, which must outlive a test
+
 from titans_lm.train import device  # noqa: E402
 
 # Every run says several times at which commit it ran, and git is three processes: it is asked once. A test of its own

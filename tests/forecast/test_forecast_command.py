@@ -60,6 +60,15 @@ def test_a_run_that_is_done_is_read_and_one_of_other_settings_refused(fitted, ca
     assert "holds a run of other settings; give another --out" in err
 
 
+def test_a_run_is_not_read_for_a_table_that_was_changed(fitted, capsys, tmp_path):
+    folder, table = fitted
+    other = tmp_path / table.name
+    other.write_text(table.read_text().rstrip() + "1\n")
+    code, _, err = titans(capsys, "forecast", "train", other, "--out", folder / "run", *QUICK, "--horizon", 4)
+    assert code == 2
+    assert f"was begun when {table.name} held something else; give another --out" in err
+
+
 def contiguous(_module, given):
     assert given[0].is_contiguous()
 

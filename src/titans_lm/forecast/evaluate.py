@@ -5,7 +5,6 @@ from there, and is tested; where it is not, the test part was never looked at.
 """
 
 import dataclasses
-import hashlib
 import math
 import re
 from dataclasses import dataclass
@@ -15,7 +14,19 @@ from typing import Any
 
 import torch
 
-from titans_lm.experiments.runner import SPEC, Result, Say, best_rate, kept, run_job, run_jobs, run_trials, write_record
+from titans_lm.data.contents import files_sum
+from titans_lm.experiments.runner import (
+    CONTENTS,
+    SPEC,
+    Result,
+    Say,
+    best_rate,
+    kept,
+    run_job,
+    run_jobs,
+    run_trials,
+    write_record,
+)
 from titans_lm.forecast.baselines import ModelSpec, make_model, model_spec
 from titans_lm.forecast.fit import fit_model, score, score_streamed
 from titans_lm.forecast.model import Shape
@@ -76,7 +87,7 @@ class ForecastJob:
         return {
             "name": self.name,
             "table": self.data.stem,
-            "contents": hashlib.blake2b(self.data.read_bytes(), digest_size=16).hexdigest(),
+            CONTENTS: {self.data.name: files_sum(self.data)},
             "reading": plain_settings(self.shared.table),
             "lookback": self.shared.lookback,
             "horizon": self.horizon,
