@@ -423,3 +423,13 @@ def test_guidance_begins_at_the_last_token_of_each_row(told: bool) -> None:
     ids = torch.cat([rows[0], torch.nn.functional.pad(rows[1], (0, 4))])
     mask = {"attention_mask": (torch.arange(11) < torch.tensor([[11], [7]])).long()} if told else {}
     assert torch.equal(model.generate(ids, num_beams=2, **mask, **settings)[:, 11:], torch.stack(expected))
+
+
+def test_guidance_needs_a_token_to_begin_with() -> None:
+    model, settings = shallow_model("lmm"), GREEDY | {"guidance_scale": 3.0, "max_new_tokens": 2}
+    ids = prompt(5)
+    embeds = model.get_input_embeddings()(ids)
+    with pytest.raises(ValueError, match="inputs_embeds alone; expected negative_prompt_ids too"):
+        model.generate(inputs_embeds=embeds, **settings)
+    guided = model.generate(inputs_embeds=embeds, negative_prompt_ids=ids[:, -1:], **settings)
+    assert torch.equal(guided, model.generate(ids, **settings)[:, 5:])

@@ -299,9 +299,14 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
     # pyrefly: ignore [bad-override]: as above
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
         """Guide by each row's last token, where transformers would take padding if the prompt ends in it."""
-        mask = (kwargs.get("model_kwargs") or {}).get("attention_mask")
-        if generation_config.guidance_scale is not None and kwargs.get("negative_prompt_ids") is None:
-            kwargs["negative_prompt_ids"] = last_real(kwargs.get("encoder_input_ids"), mask)
+        prompt, mask = kwargs.get("encoder_input_ids"), (kwargs.get("model_kwargs") or {}).get("attention_mask")
+        if generation_config.guidance_scale not in (None, 1) and kwargs.get("negative_prompt_ids") is None:
+            if kwargs.get("input_ids_seq_length") == 0:
+                raise ValueError(
+                    "got guidance_scale and a prompt of inputs_embeds alone; expected negative_prompt_ids too: the "
+                    "guide would begin at the prompt's last token, which is not known"
+                )
+            kwargs["negative_prompt_ids"] = last_real(prompt, mask)
         return super()._get_logits_processor(generation_config, *args, **kwargs)
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
