@@ -23,7 +23,7 @@ from titans_lm.experiments.models import folder_name
 from titans_lm.experiments.settings import TRIAL_SEED, Experiment
 from titans_lm.report.section import FORMAT, Result
 from titans_lm.train.device import commit, hardware
-from titans_lm.train.files import read_json, write_json
+from titans_lm.train.files import made, read_json, write_json
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import Outlook
 from titans_lm.train.run import COMMITS, UNKNOWN, commits_of, seconds_of
@@ -173,19 +173,20 @@ def run_experiment(
 
     Gives learning rates, trials and results by model.
     """
-    jobs = [job_of(run) for run in lr_trials(experiment)]
-    at_rates = (final_runs(experiment, dict.fromkeys(experiment.models, rate)) for rate in experiment.rates)
-    for run in (*zip(jobs), *zip(*(map(job_of, runs) for runs in at_rates), strict=True)):
-        check_begun(run)
-    runs = len(experiment.models) * len(experiment.seeds)
-    outlook = Outlook("fewer --steps, --models or --seeds", say=say, later=runs * experiment.train.steps)
-    trials = run_trials(jobs, experiment.jobs, say, key, outlook=outlook)
-    outlook.later = 0.0
-    rates = dict.fromkeys(experiment.models, experiment.rates[0])
-    rates |= {name: best_rate(name, found, key, most=most) for name, found in trials.items()}
-    if experiment.train.steps:
-        say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
-    results = run_jobs([job_of(run) for run in final_runs(experiment, rates)], experiment.jobs, say, outlook)
+    with made(experiment.out):
+        jobs = [job_of(run) for run in lr_trials(experiment)]
+        at_rates = (final_runs(experiment, dict.fromkeys(experiment.models, rate)) for rate in experiment.rates)
+        for run in (*zip(jobs), *zip(*(map(job_of, runs) for runs in at_rates), strict=True)):
+            check_begun(run)
+        runs = len(experiment.models) * len(experiment.seeds)
+        outlook = Outlook("fewer --steps, --models or --seeds", say=say, later=runs * experiment.train.steps)
+        trials = run_trials(jobs, experiment.jobs, say, key, outlook=outlook)
+        outlook.later = 0.0
+        rates = dict.fromkeys(experiment.models, experiment.rates[0])
+        rates |= {name: best_rate(name, found, key, most=most) for name, found in trials.items()}
+        if experiment.train.steps:
+            say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
+        results = run_jobs([job_of(run) for run in final_runs(experiment, rates)], experiment.jobs, say, outlook)
     by_model = {name: [result for result in results if result["name"] == name] for name in experiment.models}
     return rates, {name: trials.get(name, []) for name in experiment.models}, by_model
 

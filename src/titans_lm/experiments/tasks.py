@@ -20,7 +20,6 @@ from titans_lm.experiments.models import kind_of, model_settings, trained_model,
 from titans_lm.experiments.runner import CONTENTS, SPEC, Result, Run, Say, kept, run_experiment, runs_of, write_record
 from titans_lm.experiments.settings import TaskFit
 from titans_lm.report.table import mean_with_spread
-from titans_lm.train.files import made
 from titans_lm.train.fresh import MATCHED_BY, size_of
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import TaskLoss
@@ -116,8 +115,7 @@ def run_task(settings: Any, command: str, say: Say) -> Result:
     def job_of(run: Run) -> TaskJob:
         return task_job(settings, size, run, starts[run.name])
 
-    with made(settings.out):
-        rates, trials, results = run_experiment(settings, job_of, say, RIGHT, most=True)
+    rates, trials, results = run_experiment(settings, job_of, say, RIGHT, most=True)
     models = [_summary(name, rates[name], trials[name], results[name]) for name in settings.models]
     return write_record(
         settings.out / FILE, "task", command, settings, runs_of(models),

@@ -22,7 +22,7 @@ from titans_lm.experiments.models import model_settings
 from titans_lm.experiments.runner import CONTENTS, SPEC, Result, Run, Say, kept, run_experiment, runs_of, write_record
 from titans_lm.experiments.settings import CompareSettings
 from titans_lm.report.table import mean_with_spread
-from titans_lm.train.files import JsonLines, made, read_json, write_json
+from titans_lm.train.files import JsonLines, read_json, write_json
 from titans_lm.train.fresh import MATCHED_BY, special_ids
 from titans_lm.train.language import language_data, train_language_model
 from titans_lm.train.options import plain_settings, written_command
@@ -65,8 +65,7 @@ def run_compare(settings: CompareSettings, say: Say) -> Result:
             told = f"got the {what} {str(other)!r} and the test text {str(settings.test)!r}, one in the other"
             raise ValueError(f"{told}; expected a text that nobody is trained or tuned on")
     size = check_models(settings, say)
-    with made(settings.out):
-        rates, trials, results = run_experiment(settings, lambda run: text_job(settings, size, run), say, HELD_OUT)
+    rates, trials, results = run_experiment(settings, lambda run: text_job(settings, size, run), say, HELD_OUT)
     models = [_summary(name, rates[name], trials[name], results[name]) for name in settings.models]
     quickest = min(models, key=lambda one: mean(run["seconds"] for run in one["runs"]))
     seconds, fastest = max(run["seconds"] for run in quickest["runs"]), quickest["name"]  # when all its runs were done
