@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from titans_lm.config import BackboneConfig, nearest
 from titans_lm.train.files import one_line
 from titans_lm.train.fresh import check_near, fit_shape, match_parameters, size_of, without_weights
+from titans_lm.train.mamba2 import use_chunk_scan
 from titans_lm.train.settings import RULES
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def make_baseline(config: "PreTrainedConfig") -> "PreTrainedModel":
     """Make a baseline with fresh weights, those that its library starts with."""
     from transformers import AutoModelForCausalLM
 
+    if config.model_type == "mamba2":
+        use_chunk_scan()
     return AutoModelForCausalLM.from_config(config)
 
 
@@ -205,7 +208,7 @@ def _mamba2(c: BackboneConfig, hidden_size: int, state_size: int) -> Settings:
         "head_dim": head,
         "num_heads": 2 * hidden_size // head,
         "n_groups": 1,
-        # The same function for any chunk. The torch path, which small models on a CPU take, holds chunk² numbers for
+        # The same function for any chunk. `chunk_scan`, which small models on a CPU take, holds chunk² numbers for
         # every head and chunk, and is faster with short ones; 256 is the library's default, for the kernels of a GPU.
         "chunk_size": 32 if head < 64 else 256,
     }
