@@ -8,6 +8,7 @@ from titans_lm.config import BackboneConfig
 from titans_lm.train import mamba2
 from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.mamba2 import chunk_scan
+from titans_lm.train.run import load_model
 
 THEIRS = modeling_mamba2.mamba2_chunk_scan
 LIMITS = {"dt_softplus": True, "dt_limit": (0.1, 2.0), "return_final_states": True}
@@ -61,7 +62,7 @@ def test_it_stands_in_for_that_of_transformers():
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_a_baseline_runs_on_it_where_there_are_no_kernels(installed, monkeypatch):
+def test_a_baseline_runs_on_it_where_there_are_no_kernels(installed, monkeypatch, tmp_path):
     monkeypatch.setattr(modeling_mamba2, "mamba2_chunk_scan", THEIRS)
     monkeypatch.setattr(mamba2, "find_spec", lambda name: object() if installed and name == "mamba_ssm" else None)
     like = BackboneConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
@@ -71,3 +72,6 @@ def test_a_baseline_runs_on_it_where_there_are_no_kernels(installed, monkeypatch
     found = model(ids).logits
     monkeypatch.setattr(modeling_mamba2, "mamba2_chunk_scan", THEIRS)
     torch.testing.assert_close(found, model(ids).logits, rtol=1e-4, atol=1e-4)
+    model.save_pretrained(tmp_path)
+    load_model(tmp_path, "cpu")
+    assert modeling_mamba2.mamba2_chunk_scan is (THEIRS if installed else chunk_scan)

@@ -44,6 +44,7 @@ from titans_lm.train.files import (
     write_atomically,
     write_json,
 )
+from titans_lm.train.mamba2 import use_chunk_scan
 from titans_lm.train.parallel import ALONE, Distributed
 from titans_lm.train.shipped import PREFIX, shipped_model
 
@@ -292,9 +293,11 @@ def _load(auto_class: Any, folder: Path, what: str) -> Any:
         if what == "model":
             verify_weights(folder)
         with quiet_transformers():
-            adapter = json.loads((folder / "config.json").read_bytes()).get("model_type") == FORMAT
-            if what != "model" or adapter:  # whose tensors are checked where it is loaded
+            kind = json.loads((folder / "config.json").read_bytes()).get("model_type")
+            if what != "model" or kind == FORMAT:  # an adapter, whose tensors are checked where it is loaded
                 return auto_class.from_pretrained(folder)
+            if kind == "mamba2":
+                use_chunk_scan()
             model, report = auto_class.from_pretrained(folder, output_loading_info=True)
         if lacking := sorted(report["missing_keys"]):
             raise ValueError(f"it lacks {', '.join(lacking[:3])}: not all of it is there, or another version saved it")
