@@ -69,9 +69,10 @@ def test_a_baseline_runs_on_it_where_there_are_no_kernels(installed, monkeypatch
     model = make_baseline(fit_baseline("mamba2", like, 50, 20_000))
     assert modeling_mamba2.mamba2_chunk_scan is (THEIRS if installed else chunk_scan)
     ids = torch.randint(0, 50, (2, 40))
-    found = model(ids).logits
+    found = model(ids).logits, model.generate(ids, max_new_tokens=5, do_sample=False)
     monkeypatch.setattr(modeling_mamba2, "mamba2_chunk_scan", THEIRS)
-    torch.testing.assert_close(found, model(ids).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[0], model(ids).logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found[1], model.generate(ids, max_new_tokens=5, do_sample=False))
     model.save_pretrained(tmp_path)
     load_model(tmp_path, "cpu")
     assert modeling_mamba2.mamba2_chunk_scan is (THEIRS if installed else chunk_scan)

@@ -75,7 +75,7 @@ def chunk_scan(
     y = y if D is None else y + D[:, None] * x
     if not return_final_states:
         return y
-    return y, state.unflatten(-1, (H // G, P)).permute(0, 1, 3, 4, 2).flatten(1, 2)
+    return y, state.unflatten(-1, (H // G, P)).permute(0, 1, 3, 4, 2).flatten(1, 2).contiguous()
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:
