@@ -15,8 +15,13 @@ Start = float | tuple[float, float]
 def nearest(name: str, known: Iterable[str]) -> str:
     """Phrase the nearest known name as a hint, or list what is known."""
     known = sorted(known)
-    match = difflib.get_close_matches(name.lower(), known, n=1)
-    return f"did you mean {match[0]!r}?" if match else f"expected one of {', '.join(known)}"
+    return did_you_mean(name, known) or f"expected one of {', '.join(known)}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """Phrase the nearest known name as a hint; None where none is near."""
+    match = difflib.get_close_matches(name.lower(), sorted(known), n=1)
+    return f"did you mean {match[0]!r}?" if match else None
 
 
 def load_library(module: str, use: str, install: str) -> Any:
@@ -30,8 +35,8 @@ def load_library(module: str, use: str, install: str) -> Any:
 def check_choice(what: str, got: Any, known: Iterable[str]) -> None:
     known = tuple(known)
     if got not in known:
-        hint, listed = nearest(str(got), known), f"one of {', '.join(known)}"
-        raise ValueError(f"got {what}={got!r}; " + (f"{hint} ({listed})" if "?" in hint else f"expected {listed}"))
+        hint, listed = did_you_mean(str(got), known), f"one of {', '.join(known)}"
+        raise ValueError(f"got {what}={got!r}; " + (f"{hint} ({listed})" if hint else f"expected {listed}"))
 
 
 def check_at_least(what: str, got: Any, least: int) -> None:

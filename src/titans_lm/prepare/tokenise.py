@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from titans_lm.checks import nearest
+from titans_lm.checks import did_you_mean
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import TokenIds, byte_level, byte_tokenizer, encode_document, is_byte_tokenizer
 from titans_lm.prepare.settings import PrepareSettings
@@ -43,8 +43,7 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
-        hint = nearest(name, ["bytes"])
-        why = hint if hint.endswith("?") else f"{one_line(error)};"
+        why = did_you_mean(name, ["bytes"]) or f"{one_line(error)};"
         raise ValueError(
             f"the tokenizer {name!r} cannot be loaded: {why} expected bytes, a folder with a Hugging Face "
             "tokenizer, or its name on the hub"

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from titans_lm.config import nearest
+from titans_lm.checks import did_you_mean
 from titans_lm.data.text import STDLIB
 from titans_lm.train.options import read_settings_file
 
@@ -35,8 +35,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 def recipe_hint(name: str) -> str:
     """Phrase the nearest recipe as a hint, or say how recipes are named."""
-    hint = nearest(name, recipe_names())
-    if hint.endswith("?"):
+    if hint := did_you_mean(name, recipe_names()):
         return hint
     sizes, architectures = (dict.fromkeys(part) for part in zip(*(n.split("-") for n in recipe_names()), strict=True))
     return f"recipes are named SIZE-ARCHITECTURE with {', '.join(sizes)} and {', '.join(architectures)}"
@@ -77,8 +76,8 @@ def check_data(data: str | None, recipe: str | None, vocab_size: int | None) -> 
         return
     if data in recipe_names():
         raise ValueError(f"got the recipe {data!r} in the place of data; expected it first: titans train {data} DATA")
-    if (meant := nearest(data, [STDLIB])).endswith("?"):
-        raise ValueError(f"got {data!r}, which does not exist; {meant} (or a file, a folder, a recipe)")
+    if hint := did_you_mean(data, [STDLIB]):
+        raise ValueError(f"got {data!r}, which does not exist; {hint} (or a file, a folder, a recipe)")
     raise ValueError(
         f"got {data!r}, which does not exist; expected a file, a folder, the word {STDLIB}, or a recipe: "
         f"{recipe_hint(data)}"
