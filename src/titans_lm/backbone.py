@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from numbers import Integral
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from titans_lm.layers import (
 )
 from titans_lm.memory import NeuralMemory
 from titans_lm.memory_rule import MemoryRule
-from titans_lm.ops.state import detach_state, map_state, move_state, state_dtype, state_tensors
+from titans_lm.ops.state import INTEGERS, detach_state, map_state, move_state, state_dtype, state_tensors
 from titans_lm.ops.validate import form
 
 Hidden = Float[Tensor, "B T E"]
@@ -162,7 +161,7 @@ class Backbone(nn.Module):
 
     def _start(self, batch_size: int) -> BackboneState:
         """The same without the blocks' states, which each makes for itself where it is given None."""
-        if not isinstance(batch_size, (int, torch.SymInt, Integral)) or batch_size < 1:
+        if not isinstance(batch_size, INTEGERS) or batch_size < 1:
             raise ValueError(f"got batch_size={batch_size!r}; expected an integer of at least 1")
         position = torch.zeros(batch_size, dtype=torch.int64, device=device_of(self.norm))
         return BackboneState(position, (None,) * len(self.layers))

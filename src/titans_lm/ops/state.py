@@ -18,6 +18,8 @@ from titans_lm.ops.network import MemoryNetwork
 
 State = TypeVar("State")
 Weights = tuple[Float[Tensor, "B H _ _"], ...]
+INTEGERS = (int, torch.SymInt, Integral)
+"""What a number of rows may be: torch's own while a graph is traced, and NumPy's."""
 
 
 class MemoryState(NamedTuple):
@@ -60,8 +62,7 @@ class MemoryState(NamedTuple):
         for weight in weights:
             if weight.dim() != 3:
                 raise ValueError(f"got initial weights of shape {tuple(weight.shape)}; expected (H, D_in, D_out)")
-        # a SymInt while a graph is traced
-        if not isinstance(batch_size, (int, torch.SymInt, Integral)) or batch_size < 1:
+        if not isinstance(batch_size, INTEGERS) or batch_size < 1:
             raise ValueError(f"got batch_size={batch_size!r}; expected an integer of at least 1")
         M = tuple([w.to(state_dtype(w.dtype)).repeat(batch_size, 1, 1, 1) for w in weights])
         S = tuple(map(torch.zeros_like, M))
@@ -160,7 +161,7 @@ def take_places(x: Tensor, places: Int[Tensor, "B N"]) -> Tensor:
 
 def repeat_rows(state: State, times: int) -> State:
     """Repeat every row next to itself, as beam search and several samples per prompt do; ValueError for 0 times."""
-    if not isinstance(times, (int, torch.SymInt, Integral)) or times < 1:
+    if not isinstance(times, INTEGERS) or times < 1:
         raise ValueError(f"got times={times!r}; expected an integer of at least 1")
     return map_state(lambda x: x.repeat_interleave(times, dim=0), state)
 
