@@ -107,8 +107,7 @@ def make_baseline(config: "PreTrainedConfig") -> "PreTrainedModel":
     """Make a baseline with fresh weights, those that its library starts with."""
     from transformers import AutoModelForCausalLM
 
-    if config.model_type == "mamba2":
-        use_chunk_scan()
+    use_chunk_scan(config.model_type)
     return AutoModelForCausalLM.from_config(config)
 
 

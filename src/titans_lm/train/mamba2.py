@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 
-def use_chunk_scan() -> None:
-    """Let Mamba2 of transformers run on `chunk_scan` in this process, where mamba_ssm is not installed."""
-    if find_spec("mamba_ssm") is None:
+def use_chunk_scan(model_type: str | None) -> None:
+    """Let a Mamba2 of transformers run on `chunk_scan` in this process, where mamba_ssm is not installed."""
+    if model_type == "mamba2" and find_spec("mamba_ssm") is None:
         from transformers.models.mamba2 import modeling_mamba2
 
         modeling_mamba2.mamba2_chunk_scan = chunk_scan

@@ -296,8 +296,7 @@ def _load(auto_class: Any, folder: Path, what: str) -> Any:
             kind = json.loads((folder / "config.json").read_bytes()).get("model_type")
             if what != "model" or kind == FORMAT:  # an adapter, whose tensors are checked where it is loaded
                 return auto_class.from_pretrained(folder)
-            if kind == "mamba2":
-                use_chunk_scan()
+            use_chunk_scan(kind)
             model, report = auto_class.from_pretrained(folder, output_loading_info=True)
         if lacking := sorted(report["missing_keys"]):
             raise ValueError(f"it lacks {', '.join(lacking[:3])}: not all of it is there, or another version saved it")
