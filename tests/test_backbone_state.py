@@ -135,9 +135,11 @@ def test_a_state_can_be_taken_apart_and_joined(architecture: str) -> None:
 @pytest.mark.parametrize("length", [0, 1])
 def test_no_token_and_one_token_are_texts(architecture: str, length: int) -> None:
     stack, x = small_backbone(architecture), tokens(length=9)
-    told = Diagnostics()
+    told, several = Diagnostics("parts"), Diagnostics("parts")
     y, state = stack(x[:, :length], diagnostics=told)
+    stack(x, diagnostics=several)
     assert y.shape == (2, length, 8)
+    assert [s.shape for s in told.surprise_norms] == [s[:, :length].shape for s in several.surprise_norms]
     assert [h.shape for h in told.hidden_states] == [y.shape] * len(stack.layers)
     rest, _ = stack(x[:, length:], state)
     whole, _ = stack(x)

@@ -264,6 +264,10 @@ def test_gates_side_by_side_are_gates() -> None:
     layer.theta_proj.register_forward_hook(lambda *_: seen.append(1))
     alone = layer.gates(x, k, frozen=False)
     assert seen == [1]
+    own, layer.alpha_proj.forward = layer.alpha_proj.forward, lambda *given: seen.append(2) or own(*given)
+    layer.theta_proj._forward_hooks.clear()
+    layer.gates(x, k, frozen=False)
+    assert seen == [1, 2], "nor is one left out whose forward is somebody else's"
     for a, b in zip(together, alone, strict=True):
         assert_close(a, b, 1e-14)
     expected = torch.autograd.grad(sum((g * g).sum() for g in alone), layer.theta_proj.proj.weight)

@@ -19,14 +19,13 @@ from titans_lm.layers import (
     Linear,
     Streams,
     device_of,
-    join_maps,
     last_valid,
     length_mask,
     make_short_convs,
-    project_and_convolve,
+    make_streams,
     rotate,
 )
-from titans_lm.ops.fused import fused_linear, joined_weight
+from titans_lm.ops.fused import joined_weight
 from titans_lm.ops.matmul import linear
 from titans_lm.ops.state import state_dtype
 
@@ -123,7 +122,9 @@ class QKVProjection(nn.Module):
             qk, v = torch.cat([q, k[:, None]], dim=-1), v[:, None]
         else:
             if streams is None:
-                qk, v, tails = self._streams(x, tails, ctx)
+                made = make_streams(x, (self.q_proj, self.k_proj, self.v_proj), self.convs, tails, ctx.lengths)
+                _, _, v, tails, together = made
+                qk = torch.cat(made[:2], dim=-1) if together is None else together[..., : 2 * x.shape[-1]]
             else:
                 of_q, of_k, of_v = self.affine
                 qk, v = torch.cat([of_q(streams.q), of_k(streams.k)], dim=-1), of_v(streams.v)
@@ -132,18 +133,6 @@ class QKVProjection(nn.Module):
         pv = self.split(pv).expand(B, -1, -1, -1)
         q, k = rotate(self.split(qk), ctx.rope).chunk(2, dim=2)
         return QKV(q, (pk, k), (pv, self.split(v)), tails)
-
-    def _streams(
-        self, x: Float[Tensor, "B T E"], tails: tuple[Tensor, ...], ctx: ForwardContext
-    ) -> tuple[Float[Tensor, "B T E2"], Float[Tensor, "B T E"], tuple[Tensor, ...]]:
-        """q and k side by side, v, and the tails after them."""
-        projs, E = (self.q_proj, self.k_proj, self.v_proj), x.shape[-1]
-        maps = None if x.shape[1] == 1 else join_maps(projs, self.convs)
-        if maps is not None:
-            y, tails = maps(x, tails, ctx.lengths)
-            return *y.split([2 * E, E], dim=-1), tails
-        (q, k, v), tails = project_and_convolve(x, projs, self.convs, tails, ctx.lengths)
-        return torch.cat([q, k], dim=-1), v, tails
 
     def join_kv(self) -> Tensor | None:
         """W_K and W_V in one matrix; None where they are to be called."""
@@ -156,7 +145,7 @@ class QKVProjection(nn.Module):
         Nor has an offset: one that all rows of a softmax have in common would change nothing.
         """
         owner: Any = self if self.shared is None else self.shared[0]
-        k, v = fused_linear(rows, owner.k_proj, owner.v_proj) if kv is None else linear(rows, kv).chunk(2, dim=-1)
+        k, v = (owner.k_proj(rows), owner.v_proj(rows)) if kv is None else linear(rows, kv).chunk(2, dim=-1)
         if self.shared is None:
             return k, v
         _, scale_k, scale_v = self.affine

@@ -262,6 +262,10 @@ class Backbone(nn.Module):
     ) -> tuple[Hidden, BackboneState]:
         if diagnostics is not None:
             diagnostics.hidden_states.extend(x for _ in self.layers)
+            told = Diagnostics(diagnostics.surprise)
+            if told.surprise:  # of no token, in the form of one
+                self(x.new_zeros(x.shape[0], 1, x.shape[2]), state, diagnostics=told)
+            diagnostics.surprise_norms.extend(norms[:, :0] for norms in told.surprise_norms)
         return x, self.init_state(x.shape[0]) if state is None else state
 
     def _compact(self, state: BackboneState) -> BackboneState:

@@ -352,19 +352,29 @@ def project_and_convolve(
     tails: tuple[Tensor, ...],
     lengths: Int[Tensor, " B"] | None,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Linear maps of one input, each through its own convolution if there are any, and the tails after them.
-
-    Maps and convolutions of several tokens are one map and one convolution.
-    """
-    together = None if x.shape[1] == 1 else join_maps(projs, convs)
-    if together is not None:
-        y, tails = together(x, tails, lengths)
-        return y.split([proj.out_features for proj in projs], dim=-1), tails
+    """Linear maps of one input, each through its own convolution if there are any, and the tails after them."""
     if not convs:
         return tuple([proj(x) for proj in projs]), tails
     found = [conv(proj(x), tail, lengths) for proj, conv, tail in zip(projs, convs, tails, strict=True)]
     ys, tails = zip(*found, strict=True)
     return ys, tails
+
+
+def make_streams(
+    x: Float[Tensor, "B T E"],
+    projs: Sequence[nn.Module],
+    convs: nn.ModuleList,
+    tails: tuple[Tensor, ...],
+    lengths: Int[Tensor, " B"] | None,
+    maps: JoinedMaps | None = None,
+) -> Streams:
+    """q, k and v of tokens before norms and heads: of several tokens by one map, `maps` where the caller has it."""
+    maps = join_maps(projs, convs) if maps is None and x.shape[1] > 1 else maps
+    if maps is None or x.shape[1] == 1:
+        (q, k, v), tails = project_and_convolve(x, projs, convs, tails, lengths)
+        return Streams(q, k, v, tails)
+    together, tails = maps(x, tails, lengths)
+    return Streams(*together.chunk(3, dim=-1), tails, together)
 
 
 def rope_angles(positions: Int[Tensor, "_ T"], channels: int, base: float, dtype: torch.dtype) -> Rope:

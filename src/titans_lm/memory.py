@@ -22,6 +22,7 @@ from titans_lm.layers import (
     join_maps,
     length_mask,
     make_short_convs,
+    make_streams,
     project_and_convolve,
 )
 from titans_lm.memory_rule import GateProjection, Hidden, JoinedGates, MemoryRule, PolynomialKeys, join_gates
@@ -166,14 +167,7 @@ class NeuralMemory(MemoryRule):
         maps: JoinedMaps | None = None,
     ) -> Streams:
         """q, k and v before their norms, as far as it goes together; attention may share them (D41)."""
-        projs = self.q_proj, self.k_proj, self.v_proj
-        maps = join_maps(projs, self.convs) if maps is None and x.shape[1] > 1 else maps
-        if maps is None or x.shape[1] == 1:
-            (q, k, v), tails = project_and_convolve(x, projs, self.convs, tails, lengths)
-            return Streams(q, k, v, tails)
-        together, tails = maps(x, tails, lengths)
-        q, k, v = together.chunk(3, dim=-1)
-        return Streams(q, k, v, tails, together)
+        return make_streams(x, (self.q_proj, self.k_proj, self.v_proj), self.convs, tails, lengths, maps)
 
     def norm_streams(self, streams: Streams) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v by heads with their norms."""

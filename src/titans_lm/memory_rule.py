@@ -112,7 +112,7 @@ def join_gates(*gates: GateProjection | None) -> JoinedGates | None:
         if gate is None or gate.kind != "layer" or gate.key_proj is not None or len(set(gate.limits)) > 1:
             return None
         hooked = gate._forward_hooks or gate._forward_pre_hooks or gate._backward_hooks or gate._backward_pre_hooks
-        if hooked or not is_plain(gate.proj):
+        if hooked or "forward" in vars(gate) or not is_plain(gate.proj):
             return None
         forms.append((gate.stretch, gate.limits[0]))
         projs.append(gate.proj)

@@ -12,12 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from titans_lm import NeuralMemory
 from titans_lm.backbone import Backbone
 from titans_lm.config import BackboneConfig
-from titans_lm.layers import Linear, RMSNorm, ShortConvolution, project_and_convolve
+from titans_lm.layers import Linear, RMSNorm, ShortConvolution, make_streams
 from titans_lm.ops import fused
 from titans_lm.ops.fused import (
     causal_taps,
     clipped_sigmoid,
-    fused_linear,
     gated_linear,
     rms_norm,
     swiglu,
@@ -197,9 +196,9 @@ def test_embeddings_padded_with_zeros_leave_gradients_finite(architecture: str) 
 
 
 def test_maps_of_one_input_are_made_together() -> None:
-    projs = [Linear(6, width, bias=False).double() for width in (3, 6, 2)]
+    projs = [Linear(6, 4, bias=False).double() for _ in range(3)]
     x = drawn(2, 5, 6).requires_grad_()
-    together, alone = fused_linear(x, *projs), [proj(x) for proj in projs]
+    together, alone = make_streams(x, projs, torch.nn.ModuleList(), (), None)[:3], [proj(x) for proj in projs]
     for a, b in zip(together, alone, strict=True):
         torch.testing.assert_close(a, b, rtol=0.0, atol=1e-12)
     weights = [proj.weight for proj in projs]
@@ -229,7 +228,7 @@ def test_a_map_that_is_more_than_a_matrix_is_called(how: str) -> None:
     weight = proj.weight
     proj = Wrapped(proj) if how == "wrapped" else proj
     x, gate = drawn(2, 5, 6), drawn(2, 5, 6)
-    torch.testing.assert_close(fused_linear(x, proj, proj)[1], x @ weight.T + 1.0)
+    torch.testing.assert_close(make_streams(x, [proj] * 3, torch.nn.ModuleList(), (), None).k, x @ weight.T + 1.0)
     norm = RMSNorm(6, 1e-5).double()
     expected = (torch.sigmoid(gate) * rms(x, norm.weight)) @ weight.T + 1.0
     torch.testing.assert_close(gated_linear("memory", proj, x, gate, norm), expected)
@@ -256,7 +255,7 @@ def test_streams_side_by_side_are_streams(tokens: int, lengths: Tensor | None) -
     projs, x = [Linear(6, 6, bias=False).double() for _ in range(3)], drawn(3, tokens, 6)
     tails = tuple(drawn(3, 3, 6) for _ in range(3))
     lengths = None if lengths is None else lengths.clamp(max=tokens)
-    together, after = project_and_convolve(x, projs, convs, tails, lengths)
+    *together, after, _ = make_streams(x, projs, convs, tails, lengths)
     for i, conv in enumerate(convs):
         y, tail = conv(projs[i](x), tails[i], lengths)
         torch.testing.assert_close(together[i], y, rtol=0.0, atol=1e-12)

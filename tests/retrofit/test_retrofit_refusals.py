@@ -121,7 +121,7 @@ def test_attention_is_not_exchanged_afterwards():
         ({"window": 17}, "got window=17 for layer 0, whose own window has 16 tokens"),
         ({"window": 4, "sinks": -1}, "got sinks=-1"),
         ({"window": 4, "layers": [2]}, "got layer 2; expected 0 to 1"),
-        ({"window": 4, "layers": "every:3"}, "got layers='every:3'; expected all"),
+        ({"window": 4, "layers": "every:3"}, "got layers='every:3' with 2 layers; expected all"),
         ({"window": 4, "layers": ()}, "expected one layer at least"),
         ({"window": 4, "layers": 1}, "got layers=1; expected all, every:N, best:N, or a list"),
         ({"window": 4, "layers": [0, 0]}, "expected every number once"),
@@ -288,11 +288,21 @@ def test_a_lora_of_others_is_no_part_of_the_adapter(tmp_path):
         save(saving.get_base_model(), tmp_path / "saved")
 
 
-@pytest.mark.parametrize("reach", [8, (8, 2), Reach(0, 0), Reach(8, -1)])
-def test_a_reach_that_cannot_be(reach):
-    model = with_memory(base_of())
-    with pytest.raises(ValueError, match=r"got reach=|a window of 1 or more, or None, and 0 sinks or more"):
-        model(some_ids(1, 6), reach=reach)
+@pytest.mark.parametrize(
+    ("reach", "match"),
+    [
+        (8, r"got reach=8; expected titans_lm.retrofit.Reach\(window, sinks, memory\)"),
+        ((8, 2), r"got reach=\(8, 2\); expected titans_lm.retrofit.Reach"),
+        (Reach(0, 0), "got reach.window=0; expected an integer of at least 1"),
+        (Reach("8"), "got reach.window='8'; expected an integer of at least 1"),
+        (Reach(2.5), "got reach.window=2.5; expected an integer"),
+        (Reach(8, -1), "got reach.sinks=-1; expected an integer of at least 0"),
+        (Reach(8, memory="no"), "got reach.memory='no'; expected True or False"),
+    ],
+)
+def test_a_reach_that_cannot_be(reach, match):
+    with pytest.raises(ValueError, match=match):
+        with_memory(base_of())(some_ids(1, 6), reach=reach)
 
 
 def test_drafts_by_the_first_layers_leave_a_model_as_it_is():

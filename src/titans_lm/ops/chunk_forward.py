@@ -359,14 +359,6 @@ def read(
     return found
 
 
-def network_output(rows: BatchedNetwork, q: Tensor, z: Tensor) -> Tensor:
-    """Finish the network: o = [q +] [LN](z_L)."""
-    if rows.weight is not None:
-        z = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)[0]
-        z = z * rows.weight if rows.bias is None else torch.addcmul(rows.bias, z, rows.weight)
-    return z + q if rows.network.residual else z
-
-
 def similarity(x: Tensor, h: Tensor, G: Tensor) -> tuple[Tensor | None, Tensor]:
     """x hᵀ and (x hᵀ) ∘ G for all chunks; with channel-wise gates only Σ_d x_td h_jd G_dtj."""
     if G.dim() == 3:

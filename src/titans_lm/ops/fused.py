@@ -48,14 +48,6 @@ def _can_fuse(x: Tensor, maps: tuple[Any, ...], norms: tuple[Any, ...] = ()) -> 
     return asked and not torch.is_autocast_enabled(x.device.type)
 
 
-def fused_linear(x: Float[Tensor, "*s T E"], *projs: Any) -> tuple[Tensor, ...]:
-    """Several linear maps of one input, of several tokens in one product."""
-    weight = None if x.shape[-2] == 1 else joined_weight(*projs)
-    if weight is None:
-        return tuple([proj(x) for proj in projs])
-    return linear(x, weight).split([proj.out_features for proj in projs], dim=-1)
-
-
 def joined_weight(*projs: Any) -> Tensor | None:
     """The weights of several linear maps in one matrix; None for a single one, and where they are to be called."""
     if len(projs) == 1 or not is_plain(*projs):
@@ -188,7 +180,7 @@ def swiglu(x: Float[Tensor, "B T E"], gate_proj: Any, up_proj: Any, down_proj: A
     """(SiLU(x W_gateᵀ) ∘ x W_upᵀ) W_downᵀ, on a CPU some rows at a time: a hidden layer of all outgrows caches."""
     projs = gate_proj, up_proj, down_proj
     if _can_fuse(x, projs) and all([proj.bias is None for proj in projs]):
-        return _SwiGLU.apply(x, *(proj.weight for proj in projs))
+        return _SwiGLU.apply(x, *[proj.weight for proj in projs])
     return down_proj(F.silu(gate_proj(x)) * up_proj(x))
 
 

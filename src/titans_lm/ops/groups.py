@@ -26,13 +26,12 @@ from titans_lm.ops.chunk_forward import (
     Tokens,
     Weights,
     WriteCache,
-    network_output,
     read,
     write,
 )
 from titans_lm.ops.gates import Adjoint, ChunkGates, by_gate, chunk_gates
 from titans_lm.ops.layout import merge_heads, split_heads
-from titans_lm.ops.network import MemoryNetwork
+from titans_lm.ops.network import MemoryNetwork, fast_output
 from titans_lm.ops.polynomial import Narrow
 from titans_lm.ops.surprise import momentary_norms, surprise_norms
 from titans_lm.ops.tiles import System, TileBackward, make_system, write_tiles
@@ -294,7 +293,8 @@ class ChunkedCall:
         written, system = self._write(where, tokens, gates, collect=keep)
         found = self._read(tokens, gates, written)
         z = found.pre[-1]
-        out = split_heads(network_output(rows, tokens.q, z), rows.batch, rows.heads)
+        out = fast_output(tokens.q, z, rows.network, rows.weight, rows.bias)
+        out = split_heads(out, rows.batch, rows.heads)
         if keep:
             self.inside = Inside(tokens, gates, back, written, system, found)
         elif saved is not None:

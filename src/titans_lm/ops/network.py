@@ -121,13 +121,6 @@ def norm_parameters(network: MemoryNetwork, dtype: torch.dtype) -> tuple[Tensor 
     return weight, bias
 
 
-def standardise(z: Float[Tensor, "*s D"]) -> tuple[Float[Tensor, "*s D"], Float[Tensor, "*s 1"]]:
-    """(z − mean) / std over the last dimension with biased variance, and 1 / std."""
-    centred = z - z.mean(-1, keepdim=True)
-    rstd = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + LAYER_NORM_EPS)
-    return centred * rstd, rstd
-
-
 def output(
     x: Float[Tensor, "*s K"],
     z: Float[Tensor, "*s D"],
@@ -135,12 +128,21 @@ def output(
     weight: Tensor | None,
     bias: Tensor | None,
 ) -> Float[Tensor, "*s D"]:
-    """Finish the network: [x +] [LN](z_L)."""
+    """Finish the network: [x +] [LN](z_L), LN by mean and biased variance."""
     if weight is not None:
-        z = standardise(z)[0] * weight
+        z = z - z.mean(-1, keepdim=True)
+        z = z * torch.rsqrt((z * z).mean(-1, keepdim=True) + LAYER_NORM_EPS) * weight
         if bias is not None:
             z = z + bias
     return x + z if network.residual else z
+
+
+def fast_output(x: Tensor, z: Tensor, network: MemoryNetwork, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`output` by torch's kernel, where gradients are made by hand or not at all."""
+    if weight is not None:
+        z = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)[0]
+        z = z * weight if bias is None else torch.addcmul(bias, z, weight)
+    return z + x if network.residual else z
 
 
 def forward(
@@ -191,13 +193,7 @@ class _Recall(torch.autograd.Function):
         ctx.network = network
         ctx.save_for_backward(weight, bias, q, *M)
         *_, o = _layers(q, M, network)
-        if weight is not None:
-            unit = torch.native_layer_norm(o, (o.shape[-1],), None, None, LAYER_NORM_EPS)[0]
-            o = unit.view(*q.shape[:3], unit.shape[-1]).mul_(weight)
-            o = o if bias is None else o.add_(bias)
-        else:
-            o = o.view(*q.shape[:3], o.shape[-1])
-        return o.add_(q) if network.residual else o
+        return fast_output(q, o.view(*q.shape[:3], o.shape[-1]), network, weight, bias)
 
     @staticmethod
     @once_differentiable

@@ -41,9 +41,18 @@ def _degrees(channels: int, degree: int) -> list[slice]:
 
 
 def _constant(function: Any) -> Any:
-    """What torch.compiler.assume_constant_result does, which loads torch's compiler for it: a second of every start."""
-    function._dynamo_marked_constant = True
-    return function
+    """Make what a function gives once, and have it a constant where it is compiled.
+
+    torch.compiler.assume_constant_result does the latter, but loads torch's compiler for it: a second of every start.
+    """
+    cached = functools.cache(function)
+
+    @functools.wraps(function)
+    def constant(*args: Any) -> Any:
+        return cached(*args)
+
+    constant._dynamo_marked_constant = True  # pyrefly: ignore
+    return constant
 
 
 @_constant
@@ -53,16 +62,11 @@ def _places(channels: int, degree: int, device: torch.device, dtype: torch.dtype
     And for every channel c and every μ of one degree less, (D · n',), where x_c μ is among all monomials, and how often
     it has c times the root of how often it is in the power of a sum.
     """
-    return _find_places(channels, degree, device, dtype)
-
-
-@functools.cache
-def _find_places(channels: int, degree: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
     below, here = (
         {one: place for place, one in enumerate(itertools.combinations_with_replacement(range(channels), i))}
         for i in (degree - 1, degree)
     )
-    start, roots = count_monomials(channels, degree - 1), _find_multiplicity(channels, degree).tolist()
+    start, roots = count_monomials(channels, degree - 1), _multiplicity(channels, degree).tolist()
     whole, times = [], []
     for c in range(channels):
         for mu in below:
@@ -200,12 +204,7 @@ class _Polynomial(torch.autograd.Function):
 
 @_constant
 def _multiplicity(channels: int, degree: int) -> Float[Tensor, " n"]:
-    """The root of how often every monomial up to a degree is in the power of a sum; a constant where it is compiled."""
-    return _find_multiplicity(channels, degree)
-
-
-@functools.cache
-def _find_multiplicity(channels: int, degree: int) -> Float[Tensor, " n"]:
+    """The root of how often every monomial up to a degree is in the power of a sum."""
     found = []
     for i in range(degree + 1):
         for one in itertools.combinations_with_replacement(range(channels), i):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from titans_lm.config import Activation
 from titans_lm.ops.errors import pull
-from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, layer_norm_backward, norm_parameters
+from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, fast_output, layer_norm_backward, norm_parameters
 from titans_lm.ops.state import Call, MemoryState, Outcome, Weights, select_rows
 
 
@@ -103,10 +103,7 @@ def recall_one(M: Weights, q: Tensor, network: MemoryNetwork, weight: Tensor | N
     z = times(q, M[0])
     for W in M[1:]:
         z = times(activate_few(z, network.activation)[0], W)
-    if weight is not None:
-        z = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)[0]
-        z = z * weight if bias is None else torch.addcmul(bias, z, weight)
-    return q + z if network.residual else z
+    return fast_output(q, z, network, weight, bias)
 
 
 def _spread(gate: Tensor) -> Tensor:

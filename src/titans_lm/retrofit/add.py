@@ -19,7 +19,7 @@ from titans_lm.retrofit.cache import Inputs, RetrofitCache, RetrofitState
 from titans_lm.retrofit.memory import OURS, LayerMemory
 from titans_lm.retrofit.rotary import find_rotations
 from titans_lm.retrofit.saving import save
-from titans_lm.retrofit.settings import AdapterSettings
+from titans_lm.retrofit.settings import LAYERS, AdapterSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -167,7 +167,7 @@ def chosen_layers(settings: AdapterSettings, count: int) -> tuple[int, ...]:
     if isinstance(layers, str):
         step = layers.removeprefix("every:")
         if layers == step or not step.isdecimal() or not 0 < int(step) <= count:
-            raise ValueError(f"got layers={layers!r}; expected all, every:1 … every:{count}, or numbers of layers")
+            raise ValueError(f"got layers={layers!r} with {count} layers; expected {LAYERS}")
         return tuple(range(int(step) - 1, count, int(step)))
     if not layers and not settings.lora_rank:
         raise ValueError("got layers=(); expected one layer at least, or a lora_rank")

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from titans_lm.checks import check_at_least, check_switch
 from titans_lm.ops import MemoryState
 from titans_lm.ops.state import detach_state, take_places
 from titans_lm.retrofit.memory import LayerMemory
@@ -49,8 +50,10 @@ def check_reach(reach: Any) -> None:
         return
     if not isinstance(reach, Reach):
         raise ValueError(f"got reach={reach!r}; expected titans_lm.retrofit.Reach(window, sinks, memory)")
-    if (reach.window is not None and reach.window < 1) or reach.sinks < 0:
-        raise ValueError(f"got {reach}; expected a window of 1 or more, or None, and 0 sinks or more")
+    if reach.window is not None:
+        check_at_least("reach.window", reach.window, 1)
+    check_at_least("reach.sinks", reach.sinks, 0)
+    check_switch("reach.memory", reach.memory)
 
 
 FULL = Reach(None, 0, False)

@@ -40,6 +40,9 @@ class AdapterMemory(KnownSettings):
         return MemoryConfig(hidden_size=heads * head_dim, num_attention_heads=heads, gates="head", **own)
 
 
+LAYERS = "all, every:N, best:N, or a list of their numbers"
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdapterSettings(KnownSettings):
     """What an adapter is besides its weights."""
@@ -70,7 +73,7 @@ class AdapterSettings(KnownSettings):
             if len(set(self.layers)) < len(self.layers):
                 raise ValueError(f"got layers={self.layers}; expected every number once")
         elif not isinstance(self.layers, str):
-            raise ValueError(f"got layers={self.layers!r}; expected all, every:N, best:N, or a list of their numbers")
+            raise ValueError(f"got layers={self.layers!r}; expected {LAYERS}")
         if self.best is not None and (self.best < 1 or self.memory.keys != "hidden"):
             raise ValueError(
                 f"got layers={self.layers!r} with keys={self.memory.keys!r}; expected best:1 or more with "
