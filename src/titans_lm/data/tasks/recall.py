@@ -199,30 +199,3 @@ class RecallTask(TaskPlan):
         default_factory=lambda: RecallSettings(symbols=256, answers=False, pairs=64, length=4096)
     )
     sizes: tuple[str, ...] = ("64:4", "128:8")
-
-
-class RecallCurriculum:
-    """Batches of the task with gaps that grow: first the shortest alone, then every gap in turn.
-
-    Trained on a long gap alone, a model learns which values occurred and stays there: what the filler writes hides
-    what a pair has written. With short gaps among them it first learns to bind a key to its value, then to keep it.
-    The length of an example stays that of `settings`, and so does the vocabulary.
-    """
-
-    def __init__(
-        self, settings: RecallSettings, *, gaps: tuple[int, ...], alone: int, batch_size: int, seed: int = 0
-    ) -> None:
-        from titans_lm.data.tasks.batches import TaskBatches
-
-        check_at_least("alone", alone, 0)
-        if not gaps:
-            raise ValueError("got no gaps; expected at least one")
-        self.stages = [
-            TaskBatches(replace(settings, gap=gap), batch_size=batch_size, seed=seed + i) for i, gap in enumerate(gaps)
-        ]
-        self.alone = alone
-        self.fingerprint = f"alone={alone} " + " | ".join(stage.fingerprint for stage in self.stages)
-
-    def __call__(self, step: int) -> "Batch":
-        stage = 0 if step < self.alone else step % len(self.stages)
-        return self.stages[stage](step)
