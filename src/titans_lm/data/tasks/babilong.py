@@ -10,7 +10,7 @@ from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story, encode
 from titans_lm.data.tasks.stories import GIVERS, LABELS, PEOPLE, BabiTask, Question, draw_question, read_questions
-from titans_lm.data.tasks.task import read_size
+from titans_lm.data.tasks.task import SizedTask
 from titans_lm.data.text import overlap
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ ROOM = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class BabiLongSettings(KnownSettings, HiddenFacts):
+class BabiLongSettings(SizedTask, KnownSettings, HiddenFacts):
     """Settings of a BABILong task. Rows are text in the tokens of a tokenizer, as long as `length` to the token.
 
     With `length=0` there are the facts alone (BABILong's 0k), and 0s behind rows that are shorter than others:
@@ -46,6 +46,8 @@ class BabiLongSettings(KnownSettings, HiddenFacts):
     pretrained models need them, are left to lm-eval's tasks.
     """
 
+    size_fields = ("length",)
+    size_form = r"(\d+[KM]?)", "the tokens of a row, as in 1024 or 128K; 0 is the facts alone"
     story: BabiTask = "qa1"
     """Task of bAbI: qa1 (one fact), qa2 (two), qa3 (three), qa4 (two relations), qa5 (three arguments)."""
     source: Path | None = None
@@ -80,11 +82,6 @@ class BabiLongSettings(KnownSettings, HiddenFacts):
         if not answers:
             raise ValueError(f"{self._too_short()}: no question of {self.source} fits")
         return max(answers.values()) / answers.total()
-
-    def resized(self, size: str) -> "BabiLongSettings":
-        """Give the task with rows of so many tokens; 0 is the facts alone."""
-        [length] = read_size(size, r"(\d+[KM]?)", "the tokens of a row, as in 1024 or 128K; 0 is the facts alone")
-        return replace(self, length=length)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -150,7 +147,6 @@ class BabiLongTask(HiddenTask):
 
     name: ClassVar[str] = "babilong"
     title: ClassVar[str] = "Facts in books (BABILong's form)"
-    size_fields: ClassVar[tuple[str, ...]] = ("length",)
     task: BabiLongSettings = field(default_factory=BabiLongSettings)
     sizes: tuple[str, ...] = ("0", "512", "1K", "2K")
     test_sizes: tuple[str, ...] = ("0", "1K", "4K", "16K", "64K")
