@@ -159,10 +159,10 @@ def named_models(models: Sequence[str]) -> list[NamedModel]:
     found = [named_model(given) or NamedModel(Path(given).resolve().name, Path(given)) for given in models]
     names, paths = [model.name for model in found], [model.path.resolve() for model in found]
     for given, name, path in zip(models, names, paths, strict=True):
-        if named_model(given) is None and names.count(name) > 1:
-            raise ValueError(f"got several models called {name!r}; expected names for them: NAME=PATH")
         if paths.count(path) > 1:
             raise ValueError(f"got the model {str(path)!r} twice; expected every model once")
+        if named_model(given) is None and names.count(name) > 1:
+            raise ValueError(f"got several models called {name!r}; expected names for them: NAME=PATH")
     return found
 
 

@@ -236,7 +236,8 @@ class QuestionSettings(KnownSettings):
     """
 
     models: Models = ()
-    """Run folders, checkpoints, or folders of saved models: ours, or any causal language model of Hugging Face."""
+    """Run folders, checkpoints, or folders of saved models: ours, or any causal language model of Hugging Face.
+    NAME=PATH names one."""
     tasks: tuple[str, ...] = ()
     """Tasks by their names; with --local all that are there, if none is named."""
     local: Path | None = None
