@@ -78,7 +78,7 @@ class BabiLongSettings(SizedTask, KnownSettings, HiddenFacts):
         """
         if self.source is None:  # four questions of five of qa5 ask for one of the people
             return 1.0 / (len(GIVERS) + 1) if self.story == "qa5" else 1.0 / len(LABELS[self.story])
-        answers = _answers(self)
+        answers = Counter(one.answer for one in _fitting(self))
         if not answers:
             raise ValueError(f"{self._too_short()}: no question of {self.source} fits")
         return max(answers.values()) / answers.total()
@@ -103,18 +103,20 @@ class BabiLongSettings(SizedTask, KnownSettings, HiddenFacts):
             story = _as_story(found)
             if self._fits(story):
                 return story
+        if self.source is not None and (fitting := _fitting(self)):  # so few of the file fit that none was met
+            return _as_story(fitting[int(rng.integers(len(fitting)))])
         raise ValueError(f"{self._too_short()}: {TRIES} stories of {self.story} did not fit")
 
     def _too_short(self) -> str:
-        few = f" and facts={self.facts}" if self.facts else ""
-        return f"got length={self.length}{few}; expected more"
+        limits = [f"{name}={most}" for name in ("length", "facts") if (most := getattr(self, name))]
+        return f"got {' and '.join(limits)}; expected more{' of one or both' if len(limits) > 1 else ''}"
 
     def _fits(self, story: Story) -> bool:
         if self.facts and len(story.facts) > self.facts:
             return False
         text = "".join(map("".join, [*story.facts, *story.questions[0]]))
         # A token is a byte at least, so that most need not be encoded to know that they fit.
-        if not self.length or len(text) <= ROOM * self.length:
+        if not self.length or len(text.encode()) <= ROOM * self.length:
             return True
         return self.tokenizer != BYTES and len(encode(text, self.tokenizer)) <= ROOM * self.length
 
@@ -125,10 +127,10 @@ def _as_story(question: Question) -> Story:
 
 
 @lru_cache(maxsize=32)
-def _answers(settings: BabiLongSettings) -> Counter[str]:
-    """Count the answers of a file's questions that fit."""
+def _fitting(settings: BabiLongSettings) -> tuple[Question, ...]:
+    """List the questions of a file that fit."""
     assert settings.source is not None
-    return Counter(one.answer for one in _questions(settings.source) if settings._fits(_as_story(one)))
+    return tuple(one for one in _questions(settings.source) if settings._fits(_as_story(one)))
 
 
 @lru_cache(maxsize=8)
