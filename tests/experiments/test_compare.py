@@ -421,6 +421,7 @@ def test_models_of_ones_own_do_not_share_a_folder(tmp_path: Path) -> None:
     assert folders[0] == folders[3]
     assert len(set(folders)) == 3
     assert all(folder.startswith(("a-", "b-")) for folder in folders)
+    assert folder_name(str(tmp_path / "llama-3.2")).startswith("llama-3.2-")
     assert folder_name("mac") == "mac"
     assert folder_name("mac:chunk_size=4,forget_to=zero") == "mac-chunk_size=4,forget_to=zero"
 

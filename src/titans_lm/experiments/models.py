@@ -183,7 +183,7 @@ def folder_name(name: str) -> str:
     if model.is_ours or name in baseline_names():
         return re.sub(r"[^\w.=,-]", "-", name)
     path = Path(name).resolve()
-    return f"{path.parent.name if path.suffix else path.name}-{_path_sum(path)}"
+    return f"{path.parent.name if path.suffix == '.json' else path.name}-{_path_sum(path)}"
 
 
 def _path_sum(path: Path) -> str:
