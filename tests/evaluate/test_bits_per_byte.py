@@ -2,17 +2,23 @@
 
 import math
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 from model_cases import small_config, wake
 from titans_lm.data.tokenizer import VOCAB_SIZE, encode_document
 from titans_lm.evaluate.bits_per_byte import buckets, token_bits
+from titans_lm.experiments.text import read_texts
 from titans_lm.train.fresh import byte_model
 
 DATA = b"def f(x):\n    return x  # \xff\xc3\xa9\n"
@@ -111,6 +117,23 @@ def alone(model: Any, ids: np.ndarray) -> np.ndarray:
     tokens = torch.from_numpy(ids.astype(np.int64))
     log_p = torch.log_softmax(model(tokens[None, :-1]).logits[0].double(), -1)
     return -log_p.gather(-1, tokens[1:, None])[:, 0].numpy() / math.log(2)
+
+
+@pytest.mark.parametrize("bos", [None, "<s>"])
+def test_every_word_of_a_text_is_predicted(tmp_path: Path, bos: str | None) -> None:
+    """From <bos>, or from <eos> where there is none: all bytes count."""
+    words = Tokenizer(WordLevel({"</s>": 0, "to": 1, "<s>": 2}))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", bos_token=bos)
+    (tmp_path / "a.txt").write_text("to")
+    [ids], count = read_texts(tmp_path / "a.txt", tokenizer, 100)
+    assert (ids.tolist(), count) == ([2 if bos else 0, 1], 2)
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"a\.txt, which is not UTF-8 at byte 0"):
+        read_texts(tmp_path / "a.txt", tokenizer, 100)
+    (tmp_path / "a.txt").write_text(" \n")
+    with pytest.raises(ValueError, match=r"got 'a\.txt', of which the tokenizer keeps nothing"):
+        read_texts(tmp_path / "a.txt", tokenizer, 100)
 
 
 def test_wrong_questions_are_refused(model: Any) -> None:

@@ -7,10 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import PreTrainedTokenizerFast
 
 from cli_cases import titans
 from experiments.experiment_cases import finals, trials
@@ -452,20 +448,3 @@ def test_a_text_is_cut_between_characters(tmp_path: Path, most: int) -> None:
     assert count <= most
     assert (found[0], bytes(found[1:].tolist())) == (BOS, whole[:count])
     whole[:count].decode()
-
-
-@pytest.mark.parametrize("bos", [None, "<s>"])
-def test_every_word_of_a_text_is_predicted(tmp_path: Path, bos: str | None) -> None:
-    """From <bos>, or from <eos> where there is none: all bytes count."""
-    words = Tokenizer(WordLevel({"</s>": 0, "to": 1, "<s>": 2}))
-    words.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", bos_token=bos)
-    (tmp_path / "a.txt").write_text("to")
-    [ids], count = read_texts(tmp_path / "a.txt", tokenizer, 100)
-    assert (ids.tolist(), count) == ([2 if bos else 0, 1], 2)
-    (tmp_path / "a.txt").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match=r"a\.txt, which is not UTF-8 at byte 0"):
-        read_texts(tmp_path / "a.txt", tokenizer, 100)
-    (tmp_path / "a.txt").write_text(" \n")
-    with pytest.raises(ValueError, match=r"got 'a\.txt', of which the tokenizer keeps nothing"):
-        read_texts(tmp_path / "a.txt", tokenizer, 100)
