@@ -9,7 +9,6 @@ causal language model of Hugging Face. Every request is read from a fresh start,
 This module needs lm-eval (pip install 'titans-lm[eval]'); nothing of the package imports it before it is asked for.
 """
 
-import difflib
 import logging
 import math
 import socket
@@ -31,6 +30,7 @@ from lm_eval.tasks import TaskManager
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from titans_lm.checks import did_you_mean
 from titans_lm.config import check_at_least
 from titans_lm.evaluate.bits_per_byte import LN2, token_bits
 from titans_lm.questions import encode, guessing, longest_input, starts_with_bos
@@ -43,6 +43,8 @@ NO_LIMIT = 2**31 - 1
 """What lm-eval is told of a model that can read on and on."""
 BOOTSTRAPS = 1000
 """Resamples behind the standard errors that lm-eval finds by resampling, such as that of a perplexity."""
+# It warns that a model in memory ignores settings, which it is not given here, and is in one process.
+logging.getLogger("lm_eval.models.huggingface").addFilter(lambda record: "`pretrained`" not in record.getMessage())
 
 
 @register_model("titans")
@@ -78,15 +80,14 @@ class TitansLM(HFLM):
         limit = longest_input(model, words) if max_length is None else max_length
         self.whole_pages = limit is None
         narrow = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
-        with _without_advice():
-            super().__init__(
-                pretrained=model,
-                tokenizer=words,
-                backend="causal",
-                batch_size=int(batch_size),
-                max_length=NO_LIMIT if limit is None else limit,
-                softmax_dtype="float32" if narrow else None,  # sums of bfloat16 are worth two digits
-            )
+        super().__init__(
+            pretrained=model,
+            tokenizer=words,
+            backend="causal",
+            batch_size=int(batch_size),
+            max_length=NO_LIMIT if limit is None else limit,
+            softmax_dtype="float32" if narrow else None,  # sums of bfloat16 are worth two digits
+        )
 
     def tok_encode(
         self,
@@ -156,7 +157,8 @@ def run_tasks(
     manager = TaskManager(include_path=include_path, metadata=metadata)
     for name in tasks:
         if not manager.match_tasks([name]):
-            raise ValueError(f"got the task {name!r}, which lm-eval does not know; {_near(name, manager.all_tasks)}")
+            hint = did_you_mean(name, manager.all_tasks) or "`lm_eval ls tasks` lists what there is"
+            raise ValueError(f"got the task {name!r}, which lm-eval does not know; {hint}")
     try:
         with _kept_alone_without_a_network():
             found = lm_eval.simple_evaluate(
@@ -207,12 +209,6 @@ def hub_answers(seconds: float = 3.0) -> bool:
     return True
 
 
-def _near(name: str, known: Sequence[str]) -> str:
-    """Name tasks that were perhaps meant: there are too many to list."""
-    close = difflib.get_close_matches(name, known, n=3)
-    return f"did you mean {' or '.join(close)}?" if close else "`lm_eval ls tasks` lists what there is"
-
-
 def harness_scores(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Take the scores of every task out of what lm-eval returns, in the form of `score_questions`.
 
@@ -243,15 +239,3 @@ def _task_scores(task: str, values: dict[str, Any], found: dict[str, Any]) -> di
         "version": found["versions"].get(task),
         "shots": found["n-shot"].get(task),
     }
-
-
-@contextmanager
-def _without_advice() -> Iterator[None]:
-    """Keep lm-eval from warning that a model in memory ignores settings, which it is not given."""
-    logger = logging.getLogger("lm_eval.models.huggingface")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -301,7 +301,7 @@ def _texts(name: str, given: Any) -> list[str]:
 
 def _gold(item: dict[str, Any], choices: int) -> int:
     gold = item["gold"]
-    if not isinstance(gold, int) or not 0 <= gold < choices:
+    if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < choices:
         raise ValueError(f"gold is {gold!r}, expected a number from 0 to {choices - 1}")
     return gold
 

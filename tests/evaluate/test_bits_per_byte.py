@@ -1,6 +1,8 @@
 """Bits per byte against closed forms, whatever the pieces, and what a reset means."""
 
 import math
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,19 +11,19 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from model_cases import small_config, wake
-from titans_lm.data.text import Document
-from titans_lm.data.tokenizer import BOS, VOCAB_SIZE, byte_vocabulary
-from titans_lm.evaluate.bits_per_byte import buckets, encode_text, token_bits
+from titans_lm.data.tokenizer import VOCAB_SIZE, encode_document
+from titans_lm.evaluate.bits_per_byte import buckets, token_bits
+from titans_lm.experiments.text import read_texts
 from titans_lm.train.fresh import byte_model
 
 DATA = b"def f(x):\n    return x  # \xff\xc3\xa9\n"
-DOCUMENTS = [Document(f"{i}.py", (DATA * 3)[: 11 + 17 * i]) for i in range(5)]
-TEXTS = [encode_text(document) for document in DOCUMENTS]
-DOCUMENT_IDS = [text.ids for text in TEXTS]
+DOCUMENTS = [(DATA * 3)[: 11 + 17 * i] for i in range(5)]
+DOCUMENT_IDS = [encode_document(document, eos=False) for document in DOCUMENTS]
 
 
 class Bigrams(nn.Module):
@@ -71,22 +73,21 @@ def model() -> Any:
 def test_bigrams_by_hand() -> None:
     model = Bigrams()
     log_p = torch.log_softmax(model.table.detach().double(), -1) / math.log(2)
-    expected = [-float(sum(log_p[a, b] for a, b in zip(t.ids[:-1], t.ids[1:], strict=True))) for t in TEXTS]
+    expected = [-float(sum(log_p[a, b] for a, b in pairwise(t))) for t in DOCUMENT_IDS]
     found = token_bits(model, DOCUMENT_IDS, reset_every=7)
     assert [bits.sum() for bits in found] == pytest.approx(expected, rel=1e-6)
-    sizes = [len(document.data) for document in DOCUMENTS]
-    assert [len(bits) for bits in found] == [text.bytes for text in TEXTS] == sizes
+    assert [len(bits) for bits in found] == [len(document) for document in DOCUMENTS]
 
 
 @pytest.mark.parametrize("piece_len", [1, 3, 64])
 def test_a_state_by_hand_carried_and_reset(piece_len: int) -> None:
-    documents = [encode_text(Document("a", b"a" * 10)).ids, encode_text(Document("b", b"a" * 4)).ids]
+    documents = [encode_document(b"a" * 10, eos=False), encode_document(b"a" * 4, eos=False)]
     on = token_bits(Counter(), documents, piece_len=piece_len)
     assert on[0].sum() == pytest.approx(sum(counted(i) for i in range(1, 11)))
     early, late = buckets(on, [0, 4, 10])
-    assert [(b.start, b.stop, b.tokens) for b in (early, late)] == [(0, 4, 8), (4, 10, 6)]
-    assert early.bits_per_token == pytest.approx(sum(counted(i) for i in range(1, 5)) / 4)
-    assert late.bits_per_token == pytest.approx(sum(counted(i) for i in range(5, 11)) / 6)
+    assert [(b["start"], b["stop"], b["tokens"]) for b in (early, late)] == [(0, 4, 8), (4, 10, 6)]
+    assert early["bits_per_token"] == pytest.approx(sum(counted(i) for i in range(1, 5)) / 4)
+    assert late["bits_per_token"] == pytest.approx(sum(counted(i) for i in range(5, 11)) / 6)
     reset = token_bits(Counter(), documents, reset_every=4, piece_len=piece_len)
     three = 2 * sum(counted(i) for i in range(1, 5)) + counted(1) + counted(2)
     assert reset[0].sum() == pytest.approx(three)
@@ -104,8 +105,8 @@ def test_pieces_and_batches_change_nothing(model: Any) -> None:
 def test_a_reset_is_a_new_document(model: Any) -> None:
     """One that begins with the last token before the reset."""
     found = token_bits(model, DOCUMENT_IDS, reset_every=12)
-    for text, bits in zip(TEXTS, found, strict=True):
-        parts = [alone(model, text.ids[start : start + 13]) for start in range(0, len(text.ids) - 1, 12)]
+    for ids, bits in zip(DOCUMENT_IDS, found, strict=True):
+        parts = [alone(model, ids[start : start + 13]) for start in range(0, len(ids) - 1, 12)]
         np.testing.assert_allclose(bits, np.concatenate(parts), atol=2e-5)
     carried = token_bits(model, DOCUMENT_IDS)
     assert not np.allclose(found[-1], carried[-1], atol=1e-3)
@@ -118,36 +119,21 @@ def alone(model: Any, ids: np.ndarray) -> np.ndarray:
     return -log_p.gather(-1, tokens[1:, None])[:, 0].numpy() / math.log(2)
 
 
-def test_the_first_byte_is_predicted_from_the_start_token() -> None:
-    text = encode_text(Document("x", b"abcd"))
-    assert text.ids.tolist() == [BOS, *b"abcd"]
-    assert text.bytes == 4
-
-
-@pytest.mark.parametrize("start", [None, "<s>"])
-def test_words_count_the_bytes_they_stand_for(start: str | None) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    pairs = byte_vocabulary() | {"ab": 256}
-    rust = Tokenizer(models.BPE(vocab=pairs, merges=[("a", "b")]))
-    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    rust.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, bos_token=start)
-    text = encode_text(Document("x", "abéab".encode()), tokenizer)
-    assert len(text.ids) == (5 if start else 4)
-    assert text.bytes == (6 if start else 4), "without a start token, nothing predicts the first two bytes"
-    with pytest.raises(ValueError, match="not UTF-8"):
-        encode_text(Document("x", b"\xff"), tokenizer)
-
-
-def test_a_token_stands_in_for_a_start_token_that_lacks() -> None:
-    """So that a text of one token has one to predict, and all of its bytes count."""
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"</s>": 0, "to": 1})), eos_token="</s>")
-    with pytest.raises(ValueError, match="got 'x' with 1 tokens"):
-        encode_text(Document("x", b"to"), tokenizer)
-    found = encode_text(Document("x", b"to"), tokenizer, start=0)
-    assert (found.ids.tolist(), found.bytes) == ([0, 1], 2)
+@pytest.mark.parametrize("bos", [None, "<s>"])
+def test_every_word_of_a_text_is_predicted(tmp_path: Path, bos: str | None) -> None:
+    """From <bos>, or from <eos> where there is none: all bytes count."""
+    words = Tokenizer(WordLevel({"</s>": 0, "to": 1, "<s>": 2}))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", bos_token=bos)
+    (tmp_path / "a.txt").write_text("to")
+    [ids], count = read_texts(tmp_path / "a.txt", tokenizer, 100)
+    assert (ids.tolist(), count) == ([2 if bos else 0, 1], 2)
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"a\.txt, which is not UTF-8 at byte 0"):
+        read_texts(tmp_path / "a.txt", tokenizer, 100)
+    (tmp_path / "a.txt").write_text(" \n")
+    with pytest.raises(ValueError, match=r"got 'a\.txt', of which the tokenizer keeps nothing"):
+        read_texts(tmp_path / "a.txt", tokenizer, 100)
 
 
 def test_wrong_questions_are_refused(model: Any) -> None:
@@ -157,5 +143,3 @@ def test_wrong_questions_are_refused(model: Any) -> None:
         token_bits(model, DOCUMENT_IDS, reset_every=0)
     with pytest.raises(ValueError, match="edges"):
         buckets(token_bits(model, DOCUMENT_IDS), [4, 2])
-    with pytest.raises(ValueError, match="at least one to predict"):
-        encode_text(Document("empty", b""))

@@ -93,6 +93,11 @@ def test_one_row_is_like_many(architecture: str) -> None:
         assert found == words.decode(expected, skip_special_tokens=True).split("\n\n")[0]
 
 
+def test_nothing_is_said_against_a_model_in_memory(caplog: pytest.LogCaptureFixture) -> None:
+    TitansLM(small_titans("lmm"), byte_tokenizer())
+    assert not caplog.messages
+
+
 def test_texts_begin_as_they_do_in_training() -> None:
     model = small_titans("lmm")
     ours, theirs = TitansLM(model, byte_tokenizer()), HFLM(pretrained=model, tokenizer=beginning_bytes(), max_length=99)
@@ -183,7 +188,7 @@ def test_tasks_that_cannot_be_asked_are_told(tmp_path: Path, monkeypatch: pytest
     config = (SOURCES["piqa"].read_text()).replace("task: piqa", "task: file_piqa").replace("baber", "nobody-at-all")
     (tmp_path / "piqa.yaml").write_text(config)
     model = TitansLM(small_llama(), word_tokenizer())
-    with pytest.raises(ValueError, match=r"got the task 'file_pica'.*did you mean file_piqa"):
+    with pytest.raises(ValueError, match=r"got the task 'file_pica'.*did you mean 'file_piqa'"):
         run_tasks(model, ["file_piqa", "file_pica"], include_path=str(tmp_path))
     with pytest.raises(ValueError, match=r"the data of file_piqa cannot be had: .*--local scores files"):
         run_tasks(model, ["file_piqa"], include_path=str(tmp_path), limit=1)

@@ -285,6 +285,7 @@ def test_a_task_that_is_not_there_is_told(tmp_path: Path, name: str) -> None:
     "line",
     [
         "{", '{"query": "q"}', '{"query": "q", "choices": ["a"], "gold": 1}', "[]", "3",
+        '{"query": "q", "choices": ["a", "b"], "gold": true}',
         '{"query": "q", "choices": "AB", "gold": 0}', '{"query": "q", "choices": [["x"], ["y"]], "gold": 0}',
         '{"query": null, "choices": ["a", "b"], "gold": 0}', '{"query": "\\ud800", "choices": ["a", "b"], "gold": 0}',
         '{"context": 5, "continuation": "x"}', '{"context": "c", "continuation": ["x"]}',

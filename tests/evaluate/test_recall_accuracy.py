@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from model_cases import small_config, wake
 from titans_lm.backbone import Backbone
 from titans_lm.data.tasks.recall import RecallSettings
-from titans_lm.evaluate.accuracy import Recall, recall_accuracy, sliding_reach
+from titans_lm.evaluate.accuracy import Recall, sliding_reach, task_score
 
 TASK = RecallSettings(pairs=4, symbols=32, gap=5, length=29, answers=False)
 
@@ -36,15 +36,15 @@ class Lookup(nn.Module):
 
 def test_a_model_that_looks_up_is_always_right() -> None:
     model = Lookup().train()
-    found = recall_accuracy(model, TASK, examples=20, batch_size=8)
+    found = task_score(model, TASK, examples=20, batch_size=8)
     assert (found.hits, found.asked) == (24 * 4, 24 * 4)  # three whole batches
     assert found.accuracy == 1.0
-    assert not found.at_chance
+    assert not Recall(found.hits, found.asked, TASK.chance).at_chance
     assert model.training, "the model is left as it was"
 
 
 def test_a_model_that_is_off_by_one_is_never_right() -> None:
-    assert recall_accuracy(Lookup(wrong=True), TASK, examples=8, batch_size=8).hits == 0
+    assert task_score(Lookup(wrong=True), TASK, examples=8, batch_size=8).hits == 0
 
 
 def test_the_seed_draws_the_examples() -> None:
@@ -54,10 +54,10 @@ def test_the_seed_draws_the_examples() -> None:
             logits[..., 1 + TASK.symbols // 2] = 1.0  # always the first value
             return SimpleNamespace(logits=logits)
 
-    results = [recall_accuracy(Guess(), TASK, examples=640, seed=seed) for seed in (1, 1, 2)]
+    results = [task_score(Guess(), TASK, examples=640, batch_size=64, seed=seed) for seed in (1, 1, 2)]
     assert results[0] == results[1] != results[2]
-    assert all(result.at_chance for result in results)
-    assert results[0].chance == 1 / 16
+    assert TASK.chance == 1 / 16
+    assert all(Recall(result.hits, result.asked, TASK.chance).at_chance for result in results)
 
 
 def test_an_interval_by_hand() -> None:

@@ -11,9 +11,8 @@ import torch
 from cli_cases import titans
 from experiments.experiment_cases import finals, trials
 from model_cases import small_config
-from titans_lm.data.text import Document
-from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.evaluate.bits_per_byte import encode_text, token_bits
+from titans_lm.data.tokenizer import BOS, byte_tokenizer, encode_document
+from titans_lm.evaluate.bits_per_byte import token_bits
 from titans_lm.experiments.models import folder_name
 from titans_lm.experiments.runner import run_job
 from titans_lm.experiments.settings import CompareSettings
@@ -98,7 +97,7 @@ def test_what_is_said_is_what_the_models_do(done, texts: Path) -> None:
 
     for one in result["contenders"]:
         folder = settings.out / "runs" / f"{one['name']}-seed1"
-        found = score(load_model(folder), read_texts(texts / "test.txt", load_tokenizer(folder), 2**20), 100)
+        found = score(load_model(folder), *read_texts(texts / "test.txt", load_tokenizer(folder), 2**20), 100)
         assert found == one["runs"][1]["test"]
         if one["name"] == "llama":
             assert "reset" not in one["runs"][1]
@@ -112,15 +111,14 @@ def test_what_is_said_is_what_the_models_do(done, texts: Path) -> None:
 
 def bits_of_pieces(model: torch.nn.Module, source: Path, positions: int, every: int) -> float:
     """Bits per byte of a text, each piece of a stretch read alone, after the token that comes before it."""
-    text = encode_text(Document("x", source.read_bytes()))
-    total = 0.0
-    for stretch in stretches(text, positions):
+    data, total = source.read_bytes(), 0.0
+    for stretch in stretches(encode_document(data, eos=False), positions):
         for start in range(0, len(stretch) - 1, every):
             ids = torch.from_numpy(stretch[start : start + every + 1].astype(np.int64))[None]
             with torch.no_grad():
                 logits = model(input_ids=ids[:, :-1]).logits
             total += float(torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="sum")) / np.log(2)
-    return total / text.bytes
+    return total / len(data)
 
 
 def test_what_was_reached_in_the_time_of_the_fastest(done) -> None:
@@ -194,24 +192,25 @@ def test_a_run_that_was_stopped_goes_on(done, texts: Path, tmp_path: Path) -> No
 
 
 def test_stretches_begin_as_a_text_does_and_lose_nothing() -> None:
-    text = encode_text(Document("x", bytes(range(65, 90))))
+    text = encode_document(bytes(range(65, 90)), eos=False)
     pieces = stretches(text, 10)
     assert [len(piece) for piece in pieces] == [11, 11, 6]
-    assert {int(piece[0]) for piece in pieces} == {int(text.ids[0])}
-    assert np.concatenate([piece[1:] for piece in pieces]).tolist() == text.ids[1:].tolist()
+    assert {int(piece[0]) for piece in pieces} == {int(text[0])}
+    assert np.concatenate([piece[1:] for piece in pieces]).tolist() == text[1:].tolist()
 
 
 def test_one_stretch_scores_as_a_document(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(book(3, 30))
     torch.manual_seed(0)
-    document = encode_text(Document("a.txt", (tmp_path / "a.txt").read_bytes()))
+    data = (tmp_path / "a.txt").read_bytes()
+    document = encode_document(data, eos=False)
     ours = byte_model(small_config("mac", hidden_size=16))
     llama = make_baseline(fit_baseline("llama", small_config("mac", hidden_size=16), 259, 20_000))
     for model in (ours, llama):
-        whole = {} if model is ours else {"reset_every": len(document.ids)}
-        [bits] = token_bits(model, [document.ids], **whole)
-        expected = bits.sum() / document.bytes
-        found = score(model, read_texts(tmp_path / "a.txt", byte_tokenizer(), 10**6), 4096)
+        whole = {} if model is ours else {"reset_every": len(document)}
+        [bits] = token_bits(model, [document], **whole)
+        expected = bits.sum() / len(data)
+        found = score(model, *read_texts(tmp_path / "a.txt", byte_tokenizer(), 10**6), 4096)
         assert found["bits_per_byte"] == pytest.approx(expected, rel=1e-5)
         parts = [(b["tokens"], b["bits_per_byte"]) for b in found["by_position"]]
         assert sum(n * bits for n, bits in parts) / found["tokens"] == pytest.approx(expected, rel=1e-5)
@@ -418,6 +417,7 @@ def test_models_of_ones_own_do_not_share_a_folder(tmp_path: Path) -> None:
     assert folders[0] == folders[3]
     assert len(set(folders)) == 3
     assert all(folder.startswith(("a-", "b-")) for folder in folders)
+    assert folder_name(str(tmp_path / "llama-3.2")).startswith("llama-3.2-")
     assert folder_name("mac") == "mac"
     assert folder_name("mac:chunk_size=4,forget_to=zero") == "mac-chunk_size=4,forget_to=zero"
 
@@ -444,7 +444,7 @@ def test_settings_of_training_that_runs_have_of_their_own_are_refused(
 def test_a_text_is_cut_between_characters(tmp_path: Path, most: int) -> None:
     (tmp_path / "a.txt").write_text("aéb記c")
     whole = "aéb記c".encode()
-    (found,) = read_texts(tmp_path / "a.txt", byte_tokenizer(), most)
-    assert found.bytes <= most
-    assert bytes(found.ids[1:].tolist()) == whole[: found.bytes]
-    whole[: found.bytes].decode()
+    (found,), count = read_texts(tmp_path / "a.txt", byte_tokenizer(), most)
+    assert count <= most
+    assert (found[0], bytes(found[1:].tolist())) == (BOS, whole[:count])
+    whole[:count].decode()

@@ -16,7 +16,7 @@ from titans_lm import lm_eval as harness
 from titans_lm.cli import parse
 from titans_lm.commands.measure import command_line
 from titans_lm.data.tokenizer import byte_tokenizer
-from titans_lm.experiments.lm_eval import run_questions, short_names
+from titans_lm.experiments.lm_eval import run_questions
 from titans_lm.experiments.reading_settings import QuestionSettings
 from titans_lm.questions import answer_questions, read_questions, score_questions
 from titans_lm.report.lm_eval import shown, tables
@@ -117,7 +117,7 @@ def test_lm_eval_gives_the_same(
 
 def test_the_page_has_a_table_of_it(folder: Path, tmp_path: Path) -> None:
     settings = QuestionSettings(
-        models=tuple(str(folder / "models" / name) for name in ("ours", "theirs")),
+        models=(str(folder / "models" / "ours"), f"other={folder / 'models' / 'theirs'}"),
         local=folder / "local",
         tasks=("boolq", "lambada_openai"),
         max_length=20,
@@ -128,7 +128,7 @@ def test_the_page_has_a_table_of_it(folder: Path, tmp_path: Path) -> None:
     assert {one["tasks"]["boolq"]["cut"] for one in result["models"]} == {10}
     render_results(tmp_path / "results", tmp_path / "results.md")
     page = (tmp_path / "results" / "language.md").read_text()
-    assert "## Questions scored as lm-eval scores them: ours, theirs" in page
+    assert "## Questions scored as lm-eval scores them: ours, other" in page
     assert f"`{without_folders(command_line(settings))}`" in page
     cut = sum(found["cut"] for one in result["models"] for found in one["tasks"].values())
     assert f" {cut} choices, counted for each model, were too long for it" in page
@@ -148,8 +148,6 @@ def test_scores_as_they_are_shown() -> None:
     assert shown("perplexity", {"value": 12.5, "stderr": 1.0}) == "12.50 ± 1.00"
     assert shown("perplexity", {"value": None, "stderr": None}) == "∞"
     assert shown("acc", None) == "–"
-    assert short_names(("a/x", "b/y")) == ["x", "y"]
-    assert short_names(("a/x", "b/x")) == ["a/x", "b/x"]
 
 
 def test_the_command_line_gives_the_same_settings() -> None:
@@ -168,7 +166,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no such model": (["/nowhere", "--tasks", "piqa"], "'/nowhere', which does not exist"),
     "no such folder": (["{models}/ours", "--local", "/nowhere"], "got --local /nowhere, which is no folder"),
     "siqa": (["{models}/ours", "--local", "{local}", "--tasks", "siqa"], "siqa.jsonl is 'siqa_2_letters' here"),
-    "one twice": (["{models}/ours", "{models}/ours", "--tasks", "piqa"], "expected each once"),
+    "one twice": (["{models}/ours", "{models}/ours", "--tasks", "piqa"], "expected every model once"),
     "shots here": (["x", "--local", "{local}", "--num-fewshot", "3"], "got num_fewshot=3 with --local"),
     "no rows": (["x", "--batch-size", "0"], "got batch_size=0"),
     "no items": (["x", "--limit", "0"], "got limit=0"),

@@ -60,9 +60,9 @@ def write_rows(folder: Path, count: int = 10) -> dict[str, list[str]]:
         name: "".join(json.dumps({"text": row, "id": i}) + "\n" for i, row in enumerate(rows[name])) for name in "ab"
     }
     (folder / "a.jsonl").write_text(lines["a"], encoding="utf-8")
-    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines["b"].encode()))
+    (folder / "b.JSONL.GZ").write_bytes(gzip.compress(lines["b"].encode()))
     parquet.write_table(pyarrow.table({"id": list(range(count)), "text": rows["c"]}), folder / "c.parquet")
-    return {"a.jsonl": rows["a"], "b.jsonl.gz": rows["b"], "c.parquet": rows["c"]}
+    return {"a.jsonl": rows["a"], "b.JSONL.GZ": rows["b"], "c.parquet": rows["c"]}
 
 
 def settings(source: Any, out: Any, **more: Any) -> PrepareSettings:

@@ -149,6 +149,9 @@ def test_a_tokenizer_that_was_swapped_is_noticed(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "other" / "tokenizer", tmp_path / "out" / "tokenizer")
     with pytest.raises(ValueError, match="holds another tokeniser"):
         folder.tokenizer()
+    (tmp_path / "out" / INDEX).rename(tmp_path / "out" / STARTED)  # as if it were not finished
+    with pytest.raises(ValueError, match="holds another tokeniser"):
+        prepared(tmp_path / "texts", tmp_path / "out")
 
 
 def flip(path: Path) -> None:

@@ -98,14 +98,14 @@ def test_the_command(settings, tmp_path, capsys):
         ({"models": ()}, "got no model or no text"),
         ({"windows": (40,)}, "got a window of 40 and rows of 40; expected longer rows"),
         ({"seq_len": 10_000}, "expected longer books, or fewer or shorter rows"),
-        ({"base": True}, "without an adapter; expected a model of titans retrofit"),
+        ({"base": True, "seq_len": 10_000}, "without an adapter; expected a model of titans retrofit"),
     ],
 )
 def test_mistakes_are_told(settings, tmp_path, changes, said):
     if changes.pop("base", False):
         base = settings.out.parent / "base"
         byte_tokenizer().save_pretrained(base)
-        changes = {"models": (str(base),)}
+        changes = {**changes, "models": (str(base),)}
     with pytest.raises(ValueError, match=said):
         run_gap(dataclasses.replace(settings, out=tmp_path, **changes), "wrong", lambda _: None)
 

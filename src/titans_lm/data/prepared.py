@@ -197,19 +197,7 @@ class TokenFolder:
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The tokeniser that made the tokens; ValueError where it is not the one that the index names."""
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(self.path / TOKENIZER)
-        except (OSError, ValueError, KeyError) as error:
-            raise ValueError(f"the tokeniser in {self.path / TOKENIZER} cannot be loaded: {error}") from error
-        found = tokenizer_fingerprint(tokenizer)
-        if found != self.tokenizer_fingerprint:
-            raise ValueError(
-                f"{self.path / TOKENIZER} holds another tokeniser ({found}) than the one that made the tokens "
-                f"({self.tokenizer_fingerprint}); bring that one back, or prepare the folder anew"
-            )
-        return tokenizer
+        return folder_tokenizer(self.path, self.index)
 
     def describe(self) -> dict[str, Any]:
         """Count what there is."""
@@ -234,6 +222,24 @@ def read_index(path: Path) -> dict[str, Any]:
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise ValueError(f"{path} is of another kind; expected format {FORMAT!r}, as titans prepare writes it")
     return index
+
+
+def folder_tokenizer(folder: Path, index: dict[str, Any]) -> "PreTrainedTokenizerBase":
+    """Load the tokeniser of a token folder; ValueError where it is not the one that the index names."""
+    from transformers import AutoTokenizer
+
+    path = folder / TOKENIZER
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"the tokeniser in {path} cannot be loaded: {error}") from error
+    found, expected = tokenizer_fingerprint(tokenizer), index["tokenizer"]["fingerprint"]
+    if found != expected:
+        raise ValueError(
+            f"{path} holds another tokeniser ({found}) than the one that made the tokens ({expected}); bring that one "
+            "back, or prepare the folder anew"
+        )
+    return tokenizer
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:

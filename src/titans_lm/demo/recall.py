@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from titans_lm.config import BackboneConfig
-from titans_lm.data.batches import IGNORED
+from titans_lm.data.batches import IGNORED, Batch
 from titans_lm.data.tasks.batches import TaskBatches
-from titans_lm.data.tasks.recall import RecallCurriculum, RecallSettings
+from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.demo.settings import RecallPlan
-from titans_lm.evaluate.accuracy import Recall, recall_accuracy, sliding_reach
+from titans_lm.evaluate.accuracy import Recall, sliding_reach, task_score
 from titans_lm.train.fresh import count_parameters, describe_model, language_model, match_parameters
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import recall_loss
@@ -99,10 +99,11 @@ def run_recall(plan: RecallPlan, *, seed: int, quiet: bool) -> RecallOutcome:
     if reach > plan.gap:
         raise ValueError(f"got gap={plan.gap}, but the windows can look {reach} tokens back; expected a longer gap")
     fresh = seed + 1_000_003
-    batches = RecallCurriculum(task, gaps=plan.gaps, alone=plan.alone, batch_size=plan.batch_size, seed=seed)
+    batches = growing_gaps(task, plan, seed)
 
     def accuracy(model: "PreTrainedModel", examples: int, seed: int) -> Recall:
-        return recall_accuracy(model, task, examples=examples, batch_size=plan.batch_size, seed=seed)
+        score = task_score(model, task, examples=examples, batch_size=plan.batch_size, seed=seed)
+        return Recall(score.hits, score.asked, task.chance)
 
     def train(name: str, config: BackboneConfig) -> Trained:
         check = lambda model: accuracy(model, plan.check_examples, fresh + 1).accuracy
@@ -114,11 +115,24 @@ def run_recall(plan: RecallPlan, *, seed: int, quiet: bool) -> RecallOutcome:
     return RecallOutcome(task, plan.gaps, memory, window, *found, reach, example)
 
 
+def growing_gaps(task: RecallSettings, plan: RecallPlan, seed: int) -> Callable[[int], Batch]:
+    """Batches with the first gap alone, then with every gap in turn; a row has the length of the task.
+
+    Trained on a long gap alone, a model learns which values occurred and stays there: what the filler writes hides
+    what a pair has written. With short gaps among them it first learns to bind a key to its value, then to keep it.
+    """
+    stages = [
+        TaskBatches(replace(task, gap=gap), batch_size=plan.batch_size, seed=seed + i)
+        for i, gap in enumerate(plan.gaps)
+    ]
+    return lambda step: stages[0 if step < plan.alone else step % len(stages)](step)
+
+
 def train_one(
     name: str,
     config: BackboneConfig,
     vocab_size: int,
-    batches: RecallCurriculum,
+    batches: Callable[[int], Batch],
     settings: FitSettings,
     check: Callable[["PreTrainedModel"], float],
     *,

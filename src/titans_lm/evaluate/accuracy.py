@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from titans_lm.config import BackboneConfig, check_at_least, check_choice
 from titans_lm.data.batches import IGNORED, Batch
 from titans_lm.data.tasks.batches import TaskBatches
-from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tasks.task import Task
 from titans_lm.evaluate.stream import PIECE, WindowReader, evaluating, has_state, logits_at, reader_for
 from titans_lm.ops.state import MemoryState, state_bytes
@@ -176,17 +175,6 @@ class Recall:
             "interval_99_9": list(self.interval),
             "at_chance": self.at_chance,
         }
-
-
-def recall_accuracy(
-    model: nn.Module, settings: RecallSettings, *, examples: int = 1024, batch_size: int = 64, seed: int = 1
-) -> Recall:
-    """Ask a model every key of fresh examples; the likeliest token is its answer.
-
-    Whole batches are asked, so `examples` is rounded up. The seed must differ from the one the model was trained with.
-    """
-    score = task_score(model, settings, examples=examples, batch_size=batch_size, seed=seed)
-    return Recall(score.hits, score.asked, settings.chance)
 
 
 def sliding_reach(config: BackboneConfig) -> int:

@@ -7,9 +7,8 @@ last token read. Models without a state read plain windows of that length.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +17,9 @@ from torch.nn import functional as F
 
 from titans_lm.config import check_at_least
 from titans_lm.data.batches import IGNORED, padded
-from titans_lm.data.text import Document
-from titans_lm.data.tokenizer import TokenIds, encode_document, is_byte_tokenizer
+from titans_lm.data.tokenizer import TokenIds
 from titans_lm.evaluate.documents import Span, Tokens
 from titans_lm.evaluate.stream import PieceReader, StatefulReader, WindowReader, evaluating, has_state
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 LN2 = 0.6931471805599453
 FIRST = 64
@@ -112,26 +107,20 @@ def token_bits(
     return [np.concatenate(values) for values in found]
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """Tokens at positions start … stop − 1 of their documents, counted from 0 at the first that is predicted."""
+def buckets(bits: Iterable[np.ndarray], edges: Sequence[int]) -> list[dict[str, Any]]:
+    """Mean the bits of tokens at positions start … stop − 1, from 0 at the first that is predicted, by borders.
 
-    start: int
-    stop: int
-    tokens: int
-    bits_per_token: float
-
-
-def buckets(bits: Iterable[np.ndarray], edges: Sequence[int]) -> tuple[Bucket, ...]:
-    """Mean the bits of tokens between each two borders; ValueError for borders that do not rise."""
+    ValueError for borders that do not rise.
+    """
     if len(edges) < 2 or edges[0] < 0 or any(a >= b for a, b in pairwise(edges)):
         raise ValueError(f"got edges={list(edges)}; expected two or more positions, each larger than the one before")
     rows, found = list(bits), []
     for start, stop in pairwise(edges):
         inside = np.concatenate([row[start:stop] for row in rows])
         if len(inside):
-            found.append(Bucket(start, stop, len(inside), float(inside.mean())))
-    return tuple(found)
+            mean = float(inside.mean())
+            found.append({"start": start, "stop": stop, "tokens": len(inside), "bits_per_token": mean})
+    return found
 
 
 class HeldOut:
@@ -158,40 +147,5 @@ class HeldOut:
         reached = bisect_left(EDGES, max(map(len, pieces)))
         return {
             "held_out_bits_per_byte": float(sum(row.sum() for row in bits)) / self.bytes,
-            "held_out_by_position": [asdict(one) for one in buckets(pieces, EDGES[: max(reached, 1) + 1])],
+            "held_out_by_position": buckets(pieces, EDGES[: max(reached, 1) + 1]),
         }
-
-
-class Text(NamedTuple):
-    """A document as a model reads it."""
-
-    ids: TokenIds
-    bytes: int
-    """Bytes that the tokens after the first stand for: those that are predicted."""
-
-
-def encode_text(
-    document: Document, tokenizer: "PreTrainedTokenizerBase | None" = None, *, start: int | None = None
-) -> Text:
-    """Turn a document into what a model reads; without a tokenizer, into bytes. `start` stands in for a lacking <bos>.
-
-    Raises ValueError where there is nothing to predict, and for bytes that are not UTF-8 with a tokenizer that needs
-    text.
-    """
-    data = document.data
-    if tokenizer is None or is_byte_tokenizer(tokenizer):
-        ids, count = encode_document(data, eos=False), len(data)
-    else:
-        try:
-            words = tokenizer(data.decode(), add_special_tokens=False).input_ids
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{document.name} is not UTF-8, which this tokenizer needs; a byte model reads it"
-            ) from error
-        bos = start if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        ids = np.array(words if bos is None else [bos, *words], np.int64)
-        # Without <bos> nothing predicts the first token, so its bytes do not count.
-        count = len(data) - (len(str(tokenizer.decode(words[:1])).encode()) if bos is None else 0)
-    if len(ids) < 2:
-        raise ValueError(f"got {document.name!r} with {len(ids)} tokens; expected at least one to predict")
-    return Text(ids, count)

@@ -18,11 +18,13 @@ from titans_lm.backbone import frozen_memory
 from titans_lm.evaluate.documents import Book, Encoder, TokenSource, books
 from titans_lm.evaluate.positions import bounds
 from titans_lm.evaluate.stream import ENDLESS
+from titans_lm.experiments.models import kind_of
 from titans_lm.experiments.reading import Planned, Reader, Reading, costs, run_reading
 from titans_lm.experiments.reading_settings import GapSettings
 from titans_lm.experiments.runner import Result, Say
 from titans_lm.report.table import mean_with_spread
 from titans_lm.train.fresh import size_of
+from titans_lm.train.run import resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,7 +36,14 @@ READ = ("full", "windowed", "ours", "frozen")
 
 def run_gap(settings: GapSettings, command: str, say: Say) -> Result:
     """Measure all adapters and write OUT/gap.json (see `run_reading`)."""
-    settings.named()
+    from titans_lm.retrofit.saving import FORMAT
+
+    for _, path in settings.named():  # before the books are tokenised
+        if kind_of(resolve_model(path)) != FORMAT:
+            raise ValueError(
+                f"got the model {str(path)!r} without an adapter; expected a model of titans retrofit: others have no "
+                "gap to win back"
+            )
     return run_reading(Gaps(settings, books(settings.text)), settings, FILE, command, say)
 
 
@@ -80,11 +89,6 @@ class Gaps:
         from titans_lm.retrofit.cache import check_head
 
         own: Any = model
-        if not hasattr(model, "retrofit"):
-            raise ValueError(
-                f"got a {type(model).__name__} without an adapter; expected a model of titans retrofit: others have no "
-                "gap to win back"
-            )
         windows = self.settings.windows or (own.retrofit.window,)
         check_head(own)
         check_windows(model, windows)

@@ -14,8 +14,9 @@ from typing import Any
 
 from rich.progress import MofNCompleteColumn
 
+from titans_lm.experiments.models import named_models
 from titans_lm.experiments.reading_settings import QuestionSettings
-from titans_lm.experiments.runner import Say
+from titans_lm.experiments.runner import Clock, Say, write_record
 from titans_lm.questions import (
     answer_questions,
     check_local_tasks,
@@ -24,11 +25,8 @@ from titans_lm.questions import (
     score_questions,
     starts_with_bos,
 )
-from titans_lm.report.section import FORMAT
-from titans_lm.train.device import hardware
-from titans_lm.train.files import finite, write_atomically, write_json
+from titans_lm.train.files import finite, write_atomically
 from titans_lm.train.fresh import size_of
-from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import Report
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
 
@@ -68,18 +66,17 @@ def run_questions(settings: QuestionSettings, command: str, say: Say) -> Scores:
     Writes the files of `settings.json` and `settings.samples` at the end. Raises ValueError for a model or a task that
     is not there before anything is read.
     """
-    started = time.perf_counter()
+    clock = Clock()
     if not settings.models:
         raise ValueError("got no model; expected run folders or saved models: titans evaluate lm-eval MODEL")
-    names = short_names(settings.models)
+    models = [(name, resolve_model(path)) for name, path in named_models(settings.models)]
     if settings.local is None:
         check_harness(settings)
         scorer, tasks = f"lm-eval {version('lm-eval')}", settings.tasks
     else:
         scorer, tasks = "titans-lm", check_local_tasks(settings.tasks, settings.local)
-    paths = [resolve_model(folder) for folder in settings.models]
     answered, samples = [], []
-    for name, path in zip(names, paths, strict=True):
+    for name, path in models:
         one = Answerer(name, path, load_model(path, settings.device), load_tokenizer(path))
         scores = {}
         scored = score_locally(one, tasks, settings) if settings.local else score_by_harness(one, settings)
@@ -88,19 +85,9 @@ def run_questions(settings: QuestionSettings, command: str, say: Say) -> Scores:
             samples += [{"model": name, "task": task, **sample} for sample in seen]
             say(score_line(name, task, score))
         answered.append({**one.describe(settings), "tasks": scores})
-    result = {
-        "format": FORMAT,
-        "what": "lm-eval",
-        "command": command,
-        "scorer": scorer,
-        "seed": settings.seed,
-        "wall_seconds": time.perf_counter() - started,
-        "hardware": hardware(),
-        "settings": plain_settings(settings),
-        "models": answered,
-    }
-    if settings.json is not None:
-        write_json(settings.json, result)
+    result = write_record(
+        settings.json, "lm-eval", command, settings, [clock.read()], scorer=scorer, seed=settings.seed, models=answered
+    )
     if settings.samples is not None:
         write_atomically(settings.samples, (f"{json.dumps(finite(one), default=str)}\n" for one in samples))
     return result
@@ -167,14 +154,6 @@ def check_harness(settings: QuestionSettings) -> None:
         )
     if settings.include_path is not None and not settings.include_path.is_dir():
         raise ValueError(f"got --include-path {settings.include_path}, which is no folder")
-
-
-def short_names(folders: Sequence[str]) -> list[str]:
-    """Name models by the last part of their folders, in full where two have the same."""
-    last = [Path(folder).resolve().name for folder in folders]
-    if len(set(folders)) != len(folders):
-        raise ValueError(f"got the models {', '.join(folders)}; expected each once")
-    return last if len(set(last)) == len(last) else list(folders)
 
 
 def score_line(name: str, task: str, score: Scores) -> str:

@@ -159,10 +159,10 @@ def named_models(models: Sequence[str]) -> list[NamedModel]:
     found = [named_model(given) or NamedModel(Path(given).resolve().name, Path(given)) for given in models]
     names, paths = [model.name for model in found], [model.path.resolve() for model in found]
     for given, name, path in zip(models, names, paths, strict=True):
-        if named_model(given) is None and names.count(name) > 1:
-            raise ValueError(f"got several models called {name!r}; expected names for them: NAME=PATH")
         if paths.count(path) > 1:
             raise ValueError(f"got the model {str(path)!r} twice; expected every model once")
+        if named_model(given) is None and names.count(name) > 1:
+            raise ValueError(f"got several models called {name!r}; expected names for them: NAME=PATH")
     return found
 
 
@@ -183,7 +183,7 @@ def folder_name(name: str) -> str:
     if model.is_ours or name in baseline_names():
         return re.sub(r"[^\w.=,-]", "-", name)
     path = Path(name).resolve()
-    return f"{path.parent.name if path.suffix else path.name}-{_path_sum(path)}"
+    return f"{path.parent.name if path.suffix == '.json' else path.name}-{_path_sum(path)}"
 
 
 def _path_sum(path: Path) -> str:

@@ -56,7 +56,7 @@ class ReadingSettings(KnownSettings):
     """Run folders or saved models, ours or any causal LM of Hugging Face. NAME=PATH names one; several of one name are
     seeds of one model."""
     text: tuple[Path, ...] = ()
-    """Files and folders of documents that no model was trained on."""
+    """Files and folders of documents that no model was trained on; every file is one."""
     skip_tokens: Count = 0
     """Tokens at the start of each document that are left out: title pages, contents, prefaces."""
     piece_len: int = 256
@@ -64,7 +64,7 @@ class ReadingSettings(KnownSettings):
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
     seed: int = 0
-    """Seed of the bootstrap over documents."""
+    """Seed of what is drawn, and of the bootstrap over it."""
     out: Path = Path("runs/reading")
     """Folder of the results; the same command goes on where it was stopped."""
     json: Path | None = None
@@ -96,8 +96,6 @@ class PerplexitySettings(ReadingSettings):
     Begin with `titans evaluate perplexity runs/mac runs/sliding --text books/`. Stopped, the same command goes on.
     """
 
-    text: tuple[Path, ...] = ()
-    """Files and folders of documents that no model was trained on; every file is a book."""
     memory: tuple[MemoryKind, ...] = ("on", "reset", "off")
     """What models with a state may remember: all of a stretch, what came after the last reset, or, for models with a
     neural memory, what a memory holds that never learns. Others read windows in place of on."""
@@ -162,8 +160,6 @@ class RereadSettings(ReadingSettings):
     command goes on.
     """
 
-    text: tuple[Path, ...] = ()
-    """Files and folders of documents that no model was trained on; passages are drawn from them in turn."""
     between: tuple[Path, ...] = ()
     """Files and folders of other documents, which are read between the two readings of a passage."""
     lengths: tuple[Count, ...] = (64, 256)
@@ -180,8 +176,6 @@ class RereadSettings(ReadingSettings):
     max_len: Count = 1024
     """Tokens of the longest row for models whose state grows with the text (full attention), as long as those that they
     were trained on; distances that do not fit are left out."""
-    seed: int = 0
-    """Seed of the passages, and of the bootstrap over them."""
     out: Path = Path("runs/reread")
 
     needed = ("models", "text", "between")
@@ -210,8 +204,6 @@ class GapSettings(ReadingSettings):
     Begin with `titans evaluate gap runs/retrofit --text novel.txt`. Stopped, the same command goes on.
     """
 
-    text: tuple[Path, ...] = ()
-    """Files and folders of documents that no adapter was trained on; rows are cut out of them in turn."""
     rows: int = 16
     """Rows, shared out among the documents."""
     seq_len: int = 2048
@@ -236,7 +228,8 @@ class QuestionSettings(KnownSettings):
     """
 
     models: Models = ()
-    """Run folders, checkpoints, or folders of saved models: ours, or any causal language model of Hugging Face."""
+    """Run folders, checkpoints, or folders of saved models: ours, or any causal language model of Hugging Face.
+    NAME=PATH names one."""
     tasks: tuple[str, ...] = ()
     """Tasks by their names; with --local all that are there, if none is named."""
     local: Path | None = None

@@ -65,8 +65,10 @@ def once(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def write_record(path: Path, what: str, command: str, settings: Any, parts: Iterable[Result], **found: Any) -> Result:
-    """Write what an experiment found beside what it was made with; `parts` are the results of its runs."""
+def write_record(
+    path: Path | None, what: str, command: str, settings: Any, parts: Iterable[Result], **found: Any
+) -> Result:
+    """Give what an experiment found beside what it was made with, and write it; `parts` are the results of its runs."""
     record = {
         "format": FORMAT,
         "what": what,
@@ -76,7 +78,8 @@ def write_record(path: Path, what: str, command: str, settings: Any, parts: Iter
         "settings": plain_settings(settings),
         **found,
     }
-    write_json(path, record)
+    if path is not None:
+        write_json(path, record)
     return record
 
 

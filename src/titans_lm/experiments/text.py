@@ -5,7 +5,7 @@ Learning rates are chosen by the held-out part of the training data; the test te
 
 import dataclasses
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -16,7 +16,9 @@ import numpy as np
 from titans_lm.data.contents import files_sum, text_sum
 from titans_lm.data.prepared import prepared_from
 from titans_lm.data.text import Document, overlap, read_documents
-from titans_lm.evaluate.bits_per_byte import Text, buckets, encode_text, token_bits
+from titans_lm.data.tokenizer import TokenIds, encode_document, is_byte_tokenizer
+from titans_lm.evaluate.bits_per_byte import buckets, token_bits
+from titans_lm.evaluate.documents import first_token
 from titans_lm.evaluate.stream import check_positions, has_state
 from titans_lm.experiments.models import model_settings
 from titans_lm.experiments.runner import CONTENTS, SPEC, Result, Run, Say, kept, run_experiment, runs_of, write_record
@@ -156,12 +158,12 @@ class TextJob(Run):
     def _score(self, source: Path) -> Result:
         """Score the finished model on the start of a text, one with a state with that state reset as well."""
         model, tokenizer = load_model(self.folder, self.settings.device), load_tokenizer(self.folder)
-        texts, every = read_texts(source, tokenizer, self.test_bytes), self.settings.seq_len
-        found: Result = {"test": score(model, texts, self.positions)}
+        (texts, count), every = read_texts(source, tokenizer, self.test_bytes), self.settings.seq_len
+        found: Result = {"test": score(model, texts, count, self.positions)}
         if has_state(model):  # thrown away every so many tokens
             pieces = [piece for text in texts for piece in stretches(text, self.positions)]
             bits = token_bits(model, pieces, reset_every=every, piece_len=PIECE, batch_size=4)
-            found["reset"] = {"every": every, "bits_per_byte": _total(bits) / found["test"]["bytes"]}
+            found["reset"] = {"every": every, "bits_per_byte": _total(bits) / count}
         return found
 
     def describe(self, result: Result) -> str:
@@ -212,14 +214,13 @@ def _summary(name: str, rate: float, trials: list[Result], results: list[Result]
     }
 
 
-def score(model: Any, texts: list[Text], positions: int) -> Result:
-    """Measure bits per byte over stretches of `positions` tokens, overall and by position in the stretch.
+def score(model: Any, texts: list[TokenIds], count: int, positions: int) -> Result:
+    """Measure bits per byte of texts of `count` bytes, cut into stretches of `positions` tokens, and by position there.
 
     Every stretch begins with the token that begins a document, and is read from its start to its end: models with a
     state carry it along, others see all of the stretch at once. Bits per byte by position are bits per token times the
     tokens per byte of the whole text.
     """
-    count = sum(text.bytes for text in texts)
     pieces = [piece for text in texts for piece in stretches(text, positions)]
     if has_state(model):
         bits = token_bits(model, pieces, piece_len=PIECE, batch_size=4)
@@ -227,7 +228,7 @@ def score(model: Any, texts: list[Text], positions: int) -> Result:
         bits = token_bits(model, pieces, reset_every=positions, batch_size=1)
     tokens = sum(map(len, bits))
     edges = [edge for edge in EDGES if edge < positions] + [positions]
-    found = [{**asdict(b), "bits_per_byte": b.bits_per_token * tokens / count} for b in buckets(bits, edges)]
+    found = [{**b, "bits_per_byte": b["bits_per_token"] * tokens / count} for b in buckets(bits, edges)]
     return {"bits_per_byte": _total(bits) / count, "bytes": count, "tokens": tokens, "by_position": found}
 
 
@@ -235,19 +236,29 @@ def _total(bits: list[np.ndarray]) -> float:
     return float(sum(row.sum() for row in bits))
 
 
-def read_texts(source: Path, tokenizer: Any, most_bytes: int) -> list[Text]:
-    """Encode documents until `most_bytes` are used up, the last up to a character; ValueError where there is none."""
-    documents, _ = read_documents(source)
+def read_texts(source: Path, tokenizer: Any, most_bytes: int) -> tuple[list[TokenIds], int]:
+    """Encode documents until `most_bytes` are used up, the last up to a character; gives the bytes used as well.
+
+    ValueError where there is nothing to predict, and for bytes that are not UTF-8 with a tokenizer that needs text.
+    """
     texts, count = [], 0
-    for document in documents:
+    for document in read_documents(source)[0]:
         data = document.data[: _whole(document.data, most_bytes - count)]
         if data:
-            # where there is no <bos> a text begins after what ends one, so that its first token counts too
-            texts.append(encode_text(Document(document.name, data), tokenizer, start=tokenizer.eos_token_id))
+            texts.append(_encoded(Document(document.name, data), source, tokenizer))
             count += len(data)
     if not texts:
         raise ValueError(f"got the test text {str(source)!r}, which holds nothing to predict; expected text")
-    return texts
+    return texts, count
+
+
+def _encoded(document: Document, source: Path, tokenizer: Any) -> TokenIds:
+    if is_byte_tokenizer(tokenizer):
+        return encode_document(document.data, eos=False)
+    words = tokenizer(document.text(source), add_special_tokens=False).input_ids
+    if not words:
+        raise ValueError(f"got {document.name!r}, of which the tokenizer keeps nothing; expected at least one token")
+    return np.array([first_token(tokenizer), *words], np.int64)
 
 
 def _whole(data: bytes, most: int) -> int:
@@ -259,7 +270,7 @@ def _whole(data: bytes, most: int) -> int:
     return max(most, 0)
 
 
-def stretches(text: Text, positions: int) -> list[np.ndarray]:
+def stretches(text: TokenIds, positions: int) -> list[np.ndarray]:
     """Cut the tokens of a text into stretches, each after the token that the text began with."""
-    begin, ids = text.ids[:1], text.ids[1:]
+    begin, ids = text[:1], text[1:]
     return [np.concatenate([begin, ids[start : start + positions]]) for start in range(0, len(ids), positions)]

@@ -29,6 +29,7 @@ from titans_lm.data.prepared import (
     VALID,
     Shard,
     TokenFolder,
+    folder_tokenizer,
     read_index,
     tokenizer_fingerprint,
 )
@@ -205,7 +206,7 @@ class _Folder:
     """A token folder that is being filled: documents are read here, encoded in a thread beside, written in order."""
 
     def __init__(self, out: Path, begun: dict[str, Any], shard_tokens: int) -> None:
-        self.out, self.begun, self.encode = out, begun, _encoder(out, begun)
+        self.out, self.begun, self.encode = out, begun, Encoder(folder_tokenizer(out, begun))
         self.writers = {
             name: ShardWriter(
                 out, name, self.encode.dtype, shard_tokens, [Shard(**s) for s in part["shards"]], part["position"]
@@ -370,15 +371,3 @@ def _begin(out: Path, asked: dict[str, Any], tokenizer: "PreTrainedTokenizerBase
     begun = {"format": FORMAT, "asked": asked, "tokenizer": told, "splits": splits}
     write_json(out / STARTED, begun)
     return begun
-
-
-def _encoder(out: Path, begun: dict[str, Any]) -> Encoder:
-    """The folder's own tokenizer; ValueError where it is not the one that the folder was begun with."""
-    tokenizer = load_tokenizer(str(out / TOKENIZER))
-    found, expected = tokenizer_fingerprint(tokenizer), begun["tokenizer"]["fingerprint"]
-    if found != expected:
-        raise ValueError(
-            f"{out / TOKENIZER} holds another tokenizer ({found}) than the folder was begun with ({expected}): tokens "
-            "of two tokenizers do not mix; bring that one back, or give another folder"
-        )
-    return Encoder(tokenizer)

@@ -33,7 +33,7 @@ class PrepareSettings(KnownSettings):
     valid: str | None = None
     """A source to test on instead."""
     max_documents: int = 0
-    """Documents to take; 0 takes all."""
+    """Documents to take of the source, not of --valid; 0 takes all."""
     shard_tokens: int = 2**26
     """Tokens after which a shard is closed; a document is never cut."""
     workers: int = 0

@@ -126,7 +126,7 @@ def _json_lines(path: Path) -> Iterator[Any]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
             yield from file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise Refused(f"{path} cannot be unpacked: {error}; get it again, or remove it") from error

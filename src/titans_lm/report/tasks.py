@@ -36,8 +36,9 @@ STATE = Column("state, bytes", state_bytes)
 def heading(result: Result) -> str:
     """Name the task, and the settings beside its sizes that are not the default."""
     plan = KINDS[result["task"]]
-    task, default = result["settings"]["task"], plain_settings(plan().task)
-    changed = {name: value for name, value in task.items() if name not in plan.size_fields and value != default[name]}
+    task, usual = result["settings"]["task"], plan().task
+    default = plain_settings(usual)
+    changed = {name: value for name, value in task.items() if name not in usual.size_fields and value != default[name]}
     told = [without_folders(f"{name.replace('_', ' ')} {value}") for name, value in changed.items()]
     if len(result["contenders"]) == 1:  # so that files of other models have other headings
         told.append(title_of(result["contenders"][0]))

@@ -47,6 +47,9 @@ def test_sentences_that_name_somebody_can_be_left_out(shelf: Path) -> None:
     (shelf / "lamb.txt").write_text("Mary had a lamb.")
     with pytest.raises(ValueError, match="every sentence names one of Mary, Brown"):
         books(shelf / "lamb.txt", without=("Mary", "Brown"))
+    (shelf / "lamb.txt").write_text(" \n\n")
+    with pytest.raises(ValueError, match=r"lamb\.txt, in which no sentence is; expected other text"):
+        books(shelf / "lamb.txt")
 
 
 def test_a_book_that_is_not_utf_8_is_told_with_its_place(shelf: Path) -> None:

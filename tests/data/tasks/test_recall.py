@@ -5,7 +5,9 @@ import torch
 
 from titans_lm.data.batches import IGNORED
 from titans_lm.data.tasks.batches import TaskBatches
-from titans_lm.data.tasks.recall import FILLER, RecallCurriculum, RecallSettings
+from titans_lm.data.tasks.recall import FILLER, RecallSettings
+from titans_lm.demo.recall import growing_gaps
+from titans_lm.demo.settings import quick_plan
 
 SETTINGS = {
     "mqar": RecallSettings(pairs=4, symbols=32, length=64, gap=0, answers=False),
@@ -111,9 +113,10 @@ def test_settings_are_checked(wrong, message):
         RecallSettings(**{"pairs": 8, "symbols": 16, "length": 64, **wrong})
 
 
-def test_the_curriculum_takes_short_gaps_first_and_then_every_gap_in_turn():
+def test_the_curriculum_of_the_demo_takes_the_shortest_gap_first_and_then_every_gap_in_turn():
     settings = RecallSettings(pairs=2, symbols=16, length=40, gap=20)
-    batches = RecallCurriculum(settings, gaps=(0, 10, 20), alone=4, batch_size=8, seed=5)
+    plan = replace(quick_plan(0).recall, gaps=(0, 10, 20), alone=4, batch_size=8)
+    batches = growing_gaps(settings, plan, 5)
     least = []
     for step in range(10):
         batch = batches(step)
@@ -123,15 +126,6 @@ def test_the_curriculum_takes_short_gaps_first_and_then_every_gap_in_turn():
     # a query stands gap + 1 tokens at least after the value, and in 8 rows one does so
     assert least[:4] == [1, 1, 1, 1]
     assert least[4:] == [11, 21, 1, 11, 21, 1]
-    assert RecallCurriculum(settings, gaps=(0, 20), alone=4, batch_size=8).fingerprint != batches.fingerprint
-
-
-def test_a_curriculum_needs_gaps_that_fit():
-    settings = RecallSettings(pairs=2, symbols=16, length=40, gap=20)
-    with pytest.raises(ValueError, match="got no gaps"):
-        RecallCurriculum(settings, gaps=(), alone=0, batch_size=1)
-    with pytest.raises(ValueError, match="length=40"):
-        RecallCurriculum(settings, gaps=(0, 60), alone=0, batch_size=1)
 
 
 VARIANTS = {

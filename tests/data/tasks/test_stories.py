@@ -127,13 +127,15 @@ STORY = """1 Mary moved to the garden.
 
 def test_files_are_read_plain_and_packed(tmp_path: Path) -> None:
     (tmp_path / "qa1.txt").write_text(STORY + "1 Mary went to the hallway.\n2 Where is Mary? \thallway\t1\n")
-    (tmp_path / "qa1.txt.gz").write_bytes(gzip.compress((tmp_path / "qa1.txt").read_bytes()))
+    for name in ("qa1.txt.gz", "QA2.TXT.GZ"):
+        (tmp_path / name).write_bytes(gzip.compress((tmp_path / "qa1.txt").read_bytes()))
     first, john = "Mary moved to the garden.", "John went to the office."
     expected = [
         Question((first,), "Where is Mary?", "garden"), Question((first, john), "Where is John?", "office"),
         Question(("Mary went to the hallway.",), "Where is Mary?", "hallway"),
     ]  # fmt: skip
     assert read_questions(tmp_path / "qa1.txt") == read_questions(tmp_path / "qa1.txt.gz") == expected
+    assert read_questions(tmp_path / "QA2.TXT.GZ") == expected
 
 
 @pytest.mark.parametrize(("text", "said"), [("Mary moved.\n", "line 1: got 'Mary moved.'"), ("1 A.\n", "no question")])
@@ -271,5 +273,22 @@ def test_mistakes_are_told(change: dict, said: str) -> None:
 def test_stories_that_do_not_fit_are_told() -> None:
     with pytest.raises(ValueError, match="got length=80; expected more: 200 stories of qa1 did not fit"):
         BabiLongSettings(length=80).draw(np.random.default_rng(0), 1)
-    with pytest.raises(ValueError, match="got length=0 and facts=1; expected more: 200 stories of qa4 did not fit"):
+    with pytest.raises(ValueError, match="got facts=1; expected more: 200 stories of qa4 did not fit"):
         BabiLongSettings(story="qa4", length=0, facts=1).draw(np.random.default_rng(0), 1)
+    with pytest.raises(ValueError, match="got length=999 and facts=1; expected more of one or both: 200 stories"):
+        BabiLongSettings(story="qa4", length=999, facts=1).draw(np.random.default_rng(0), 1)
+
+
+def test_of_a_file_few_questions_may_fit(tmp_path: Path) -> None:
+    long = "1 Mary went to the hallway.\n2 John went to the park.\n3 Where is Mary?\thallway\t1\n"
+    (tmp_path / "x.txt").write_text(long * 5000 + STORY)
+    task = BabiLongSettings(source=tmp_path / "x.txt", length=0, facts=1)
+    rng = np.random.default_rng(0)
+    assert {task.draw_story(rng).facts for _ in range(5)} == {("Mary moved to the garden. ",)}
+
+
+def test_a_story_of_a_file_fits_by_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text(f"1 {'é' * 60}.\n2 Where is Mary?\tgarden\t1\n")
+    task = BabiLongSettings(source=tmp_path / "x.txt", length=130)  # 94 characters, 154 bytes
+    with pytest.raises(ValueError, match="got length=130; expected more: 200 stories"):
+        task.draw(np.random.default_rng(0), 1)

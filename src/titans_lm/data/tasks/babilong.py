@@ -10,7 +10,7 @@ from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story, encode
 from titans_lm.data.tasks.stories import GIVERS, LABELS, PEOPLE, BabiTask, Question, draw_question, read_questions
-from titans_lm.data.tasks.task import read_size
+from titans_lm.data.tasks.task import SizedTask
 from titans_lm.data.text import overlap
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ ROOM = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class BabiLongSettings(KnownSettings, HiddenFacts):
+class BabiLongSettings(SizedTask, KnownSettings, HiddenFacts):
     """Settings of a BABILong task. Rows are text in the tokens of a tokenizer, as long as `length` to the token.
 
     With `length=0` there are the facts alone (BABILong's 0k), and 0s behind rows that are shorter than others:
@@ -46,6 +46,8 @@ class BabiLongSettings(KnownSettings, HiddenFacts):
     pretrained models need them, are left to lm-eval's tasks.
     """
 
+    size_fields = ("length",)
+    size_form = r"(\d+[KM]?)", "the tokens of a row, as in 1024 or 128K; 0 is the facts alone"
     story: BabiTask = "qa1"
     """Task of bAbI: qa1 (one fact), qa2 (two), qa3 (three), qa4 (two relations), qa5 (three arguments)."""
     source: Path | None = None
@@ -76,15 +78,10 @@ class BabiLongSettings(KnownSettings, HiddenFacts):
         """
         if self.source is None:  # four questions of five of qa5 ask for one of the people
             return 1.0 / (len(GIVERS) + 1) if self.story == "qa5" else 1.0 / len(LABELS[self.story])
-        answers = _answers(self)
+        answers = Counter(one.answer for one in _fitting(self))
         if not answers:
             raise ValueError(f"{self._too_short()}: no question of {self.source} fits")
         return max(answers.values()) / answers.total()
-
-    def resized(self, size: str) -> "BabiLongSettings":
-        """Give the task with rows of so many tokens; 0 is the facts alone."""
-        [length] = read_size(size, r"(\d+[KM]?)", "the tokens of a row, as in 1024 or 128K; 0 is the facts alone")
-        return replace(self, length=length)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -106,18 +103,20 @@ class BabiLongSettings(KnownSettings, HiddenFacts):
             story = _as_story(found)
             if self._fits(story):
                 return story
+        if self.source is not None and (fitting := _fitting(self)):  # so few of the file fit that none was met
+            return _as_story(fitting[int(rng.integers(len(fitting)))])
         raise ValueError(f"{self._too_short()}: {TRIES} stories of {self.story} did not fit")
 
     def _too_short(self) -> str:
-        few = f" and facts={self.facts}" if self.facts else ""
-        return f"got length={self.length}{few}; expected more"
+        limits = [f"{name}={most}" for name in ("length", "facts") if (most := getattr(self, name))]
+        return f"got {' and '.join(limits)}; expected more{' of one or both' if len(limits) > 1 else ''}"
 
     def _fits(self, story: Story) -> bool:
         if self.facts and len(story.facts) > self.facts:
             return False
         text = "".join(map("".join, [*story.facts, *story.questions[0]]))
         # A token is a byte at least, so that most need not be encoded to know that they fit.
-        if not self.length or len(text) <= ROOM * self.length:
+        if not self.length or len(text.encode()) <= ROOM * self.length:
             return True
         return self.tokenizer != BYTES and len(encode(text, self.tokenizer)) <= ROOM * self.length
 
@@ -128,10 +127,10 @@ def _as_story(question: Question) -> Story:
 
 
 @lru_cache(maxsize=32)
-def _answers(settings: BabiLongSettings) -> Counter[str]:
-    """Count the answers of a file's questions that fit."""
+def _fitting(settings: BabiLongSettings) -> tuple[Question, ...]:
+    """List the questions of a file that fit."""
     assert settings.source is not None
-    return Counter(one.answer for one in _questions(settings.source) if settings._fits(_as_story(one)))
+    return tuple(one for one in _questions(settings.source) if settings._fits(_as_story(one)))
 
 
 @lru_cache(maxsize=8)
@@ -150,7 +149,6 @@ class BabiLongTask(HiddenTask):
 
     name: ClassVar[str] = "babilong"
     title: ClassVar[str] = "Facts in books (BABILong's form)"
-    size_fields: ClassVar[tuple[str, ...]] = ("length",)
     task: BabiLongSettings = field(default_factory=BabiLongSettings)
     sizes: tuple[str, ...] = ("0", "512", "1K", "2K")
     test_sizes: tuple[str, ...] = ("0", "1K", "4K", "16K", "64K")

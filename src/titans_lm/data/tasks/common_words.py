@@ -1,14 +1,14 @@
 """Common words, RULER-style as `needle.py` is: which words of a long list come more often than the others?"""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, asked_batch, encode_all, vocabulary
-from titans_lm.data.tasks.task import TaskPlan, read_size
+from titans_lm.data.tasks.task import COUNTED, SizedTask, TaskPlan
 from titans_lm.data.tasks.vocabulary import TWO_WORDS, Names
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ INTRODUCTION = "Keep the words in mind."
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonWordsSettings(KnownSettings):
+class CommonWordsSettings(SizedTask, KnownSettings):
     """Settings of the common words. Rows are text in the tokens of a tokenizer; as many words as fit into `length`.
 
     With `common=2, often=4, rarely=1, length=184`:
@@ -45,6 +45,8 @@ class CommonWordsSettings(KnownSettings):
     Source: RULER (arXiv 2404.06654).
     """
 
+    size_fields = "length", "common"
+    size_form = COUNTED, "the most tokens of a row, as in 1024 or 64K; 1024x3 has three common words"
     common: int = 10
     """Words that come often."""
     often: int = 30
@@ -76,12 +78,6 @@ class CommonWordsSettings(KnownSettings):
     def chance(self) -> float:
         """Share of answers that are right as a whole by saying any words in their order."""
         return 1 / math.comb(len(WORDS[self.word]), self.common)
-
-    def resized(self, size: str) -> "CommonWordsSettings":
-        """Give the task with rows of so many tokens at most, 64K, or 64Kx3 with three common words."""
-        form = "the most tokens of a row, as in 1024 or 64K; 1024x3 has three common words"
-        length, common = read_size(size, r"(\d+[KM]?)(?:x(\d+))?", form)
-        return replace(self, length=length, common=self.common if common is None else common)
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; ValueError where they are too short for the common words, or too long for those that there are."""
@@ -145,7 +141,6 @@ class CommonWordsTask(TaskPlan):
 
     name: ClassVar[str] = "common-words"
     title: ClassVar[str] = "Common words"
-    size_fields: ClassVar[tuple[str, ...]] = ("length", "common")
     task: CommonWordsSettings = field(default_factory=lambda: CommonWordsSettings(often=6, rarely=1))
     sizes: tuple[str, ...] = ("256x2", "512x4", "1024")
     curriculum: bool = True

@@ -234,9 +234,8 @@ def books(source: Path, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -
         texts.append(np.concatenate(pieces))
         places.append(np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])[:-1]]))
     if not texts:
-        raise ValueError(
-            f"got {source}, in which every sentence names one of {', '.join(without)}; expected other text"
-        )
+        why = f"every sentence names one of {', '.join(without)}" if without else "no sentence is"
+        raise ValueError(f"got {source}, in which {why}; expected other text")
     return Haystack(tuple(texts), tuple(places))
 
 

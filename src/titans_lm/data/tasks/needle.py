@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story
-from titans_lm.data.tasks.task import AT, Task, read_size
+from titans_lm.data.tasks.task import AT, COUNTED, Task, read_size
 from titans_lm.data.tasks.vocabulary import INTRODUCTION, TWO_WORDS
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class NeedleSettings(KnownSettings, HiddenFacts):
     (RULER's S-NIAH 1 to 3). Source: RULER (arXiv 2404.06654).
     """
 
+    size_fields = "length", "depth"
     value: Kind = "number"
     """What is hidden: a number of seven digits, a uuid of 36 characters, or two words."""
     books: Path | None = None
@@ -94,7 +95,7 @@ class NeedleSettings(KnownSettings, HiddenFacts):
         )
         if at and re.fullmatch(r"[01](\.\d+)?", depth) is None:
             raise ValueError(f"got the size {size!r}; expected {form}")
-        length, count = read_size(written, r"(\d+[KM]?)(?:x(\d+))?", form)
+        length, count = read_size(written, COUNTED, form)
         keys = {} if count is None else {"keys": count, "queries": count}
         return replace(self, length=length, **keys, **({"depth": float(depth)} if at else {}))
 
@@ -147,7 +148,6 @@ class NeedleTask(HiddenTask):
 
     name: ClassVar[str] = "needle"
     title: ClassVar[str] = "Needles in a haystack"
-    size_fields: ClassVar[tuple[str, ...]] = ("length", "depth")
     task: NeedleSettings = field(default_factory=NeedleSettings)
     sizes: tuple[str, ...] = ("0x8", "256", "512x4", "1024")
     """Sizes to train on, one a batch: many needles without a haystack first, as nothing is learned without."""

@@ -5,12 +5,12 @@ window is shorter than the gap cannot, unless layers hand the pair on: n layers 
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
-from titans_lm.data.tasks.task import TaskPlan, read_size
+from titans_lm.data.tasks.task import SizedTask, TaskPlan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +23,7 @@ Fillers = Literal["one", "random"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallSettings(KnownSettings):
+class RecallSettings(SizedTask, KnownSettings):
     """Settings of one recall task.
 
     With `pairs=2, symbols=8, gap=4, length=12`, keys 1 to 4, values 5 to 8:
@@ -48,6 +48,8 @@ class RecallSettings(KnownSettings):
     With `passes=2` the list of pairs comes twice before the gap.
     """
 
+    size_fields = "length", "pairs"
+    size_form = r"(\d+):(\d+)", "LENGTH:PAIRS, as in 64:4"
     pairs: int = 8
     """Pairs D of a key and its value."""
     symbols: int = 128
@@ -102,11 +104,6 @@ class RecallSettings(KnownSettings):
     def chance(self) -> float:
         """Accuracy of guessing a value."""
         return 2.0 / self.symbols
-
-    def resized(self, size: str) -> "RecallSettings":
-        """Give the task with a size LENGTH:PAIRS."""
-        length, pairs = read_size(size, r"(\d+):(\d+)", "LENGTH:PAIRS, as in 64:4")
-        return replace(self, length=length, pairs=pairs)
 
     @property
     def width(self) -> int:
@@ -194,35 +191,7 @@ class RecallTask(TaskPlan):
 
     name: ClassVar[str] = "mqar"
     title: ClassVar[str] = "Associative recall (MQAR)"
-    size_fields: ClassVar[tuple[str, ...]] = ("length", "pairs")
     task: RecallSettings = field(
         default_factory=lambda: RecallSettings(symbols=256, answers=False, pairs=64, length=4096)
     )
     sizes: tuple[str, ...] = ("64:4", "128:8")
-
-
-class RecallCurriculum:
-    """Batches of the task with gaps that grow: first the shortest alone, then every gap in turn.
-
-    Trained on a long gap alone, a model learns which values occurred and stays there: what the filler writes hides
-    what a pair has written. With short gaps among them it first learns to bind a key to its value, then to keep it.
-    The length of an example stays that of `settings`, and so does the vocabulary.
-    """
-
-    def __init__(
-        self, settings: RecallSettings, *, gaps: tuple[int, ...], alone: int, batch_size: int, seed: int = 0
-    ) -> None:
-        from titans_lm.data.tasks.batches import TaskBatches
-
-        check_at_least("alone", alone, 0)
-        if not gaps:
-            raise ValueError("got no gaps; expected at least one")
-        self.stages = [
-            TaskBatches(replace(settings, gap=gap), batch_size=batch_size, seed=seed + i) for i, gap in enumerate(gaps)
-        ]
-        self.alone = alone
-        self.fingerprint = f"alone={alone} " + " | ".join(stage.fingerprint for stage in self.stages)
-
-    def __call__(self, step: int) -> "Batch":
-        stage = 0 if step < self.alone else step % len(self.stages)
-        return self.stages[stage](step)

@@ -49,7 +49,7 @@ def read_questions(path: Path) -> list[Question]:
     Raises ValueError for a file that is not of this form.
     """
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()
         text = data.decode()
     except (gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError) as error:
         raise ValueError(f"got {path}, which cannot be read ({error}); expected text in UTF-8, plain or .gz") from error

@@ -6,8 +6,8 @@ them before anything runs.
 """
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from titans_lm.config import check_at_least, check_positive
 
@@ -20,6 +20,8 @@ AT = "@"
 """What stands between a length and a depth."""
 UNITS = {"K": 1024, "M": 1024 * 1024}
 """Tokens that letters behind a number stand for."""
+COUNTED = r"(\d+[KM]?)(?:x(\d+))?"
+"""The pattern of sizes that are tokens, and how many of something: 64Kx4."""
 
 
 @runtime_checkable
@@ -61,6 +63,21 @@ def read_size(size: str, pattern: str, form: str) -> list[int | None]:
     return [None if part is None else int(part.rstrip("KM")) * UNITS.get(part[-1], 1) for part in found.groups()]
 
 
+class SizedTask:
+    """Settings of a task whose sizes are numbers, each for one of them."""
+
+    size_fields: ClassVar[tuple[str, ...]]
+    """Settings that a size says."""
+    size_form: ClassVar[tuple[str, str]]
+    """A pattern with a group for each of them, and the same in words."""
+
+    def resized(self, size: str) -> Any:
+        """Give the task with a size; a number that is left out changes nothing."""
+        own: Any = self
+        read = zip(self.size_fields, read_size(size, *self.size_form), strict=True)
+        return replace(own, **{name: number for name, number in read if number is not None})
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskPlan:
     """A task with the sizes that it is trained and tested at."""
@@ -69,8 +86,6 @@ class TaskPlan:
     """Word behind `titans evaluate`."""
     title: ClassVar[str]
     """What the page of results calls it."""
-    size_fields: ClassVar[tuple[str, ...]]
-    """Settings of the task that its sizes say."""
     task: Task
     """The task; sizes go over what is set here."""
     sizes: tuple[str, ...] = ()

@@ -5,14 +5,14 @@ reads all tokens at once is; see "The Illusion of State in State-Space Models" (
 2404.08819).
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import permutations
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
-from titans_lm.data.tasks.task import TaskPlan, read_size
+from titans_lm.data.tasks.task import SizedTask, TaskPlan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,7 @@ ORDERS = {"parity": 2, "s3": 6, "a5": 60, "s5": 120}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackingSettings(KnownSettings):
+class TrackingSettings(SizedTask, KnownSettings):
     """Words of elements of a group; what is asked for at every token is the product of the word so far.
 
     With `group="parity", length=6`, the elements 0 and 1:
@@ -38,6 +38,8 @@ class TrackingSettings(KnownSettings):
     the product "p, then q" sends i to q[p[i]].
     """
 
+    size_fields = ("length",)
+    size_form = r"(\d+)", "the tokens of a word, as in 32"
     group: Group = "s5"
     """parity (two elements), s3 (6), a5 (60) or s5 (120)."""
     length: int = 32
@@ -54,11 +56,6 @@ class TrackingSettings(KnownSettings):
     @property
     def chance(self) -> float:
         return 1.0 / self.vocab_size
-
-    def resized(self, size: str) -> "TrackingSettings":
-        """Give the task with words of so many tokens."""
-        [length] = read_size(size, r"(\d+)", "the tokens of a word, as in 32")
-        return replace(self, length=length)
 
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; every element is as likely as any other."""
@@ -78,7 +75,6 @@ class TrackingTask(TaskPlan):
 
     name: ClassVar[str] = "tracking"
     title: ClassVar[str] = "State tracking"
-    size_fields: ClassVar[tuple[str, ...]] = ("length",)
     task: TrackingSettings = field(default_factory=TrackingSettings)
     sizes: tuple[str, ...] = ("8", "16", "32")
     test_sizes: tuple[str, ...] = ("16", "32", "64", "128")

@@ -1,7 +1,7 @@
 """Variable tracking, RULER-style as `needle.py` is: numbers handed from variable to variable, in sentences in text."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from titans_lm.checks import KnownSettings
 from titans_lm.config import check_at_least, check_choice
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story
-from titans_lm.data.tasks.task import read_size
+from titans_lm.data.tasks.task import COUNTED, SizedTask
 from titans_lm.data.tasks.vocabulary import TWO_WORDS, Names
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ INTRODUCTION = "Keep the numbers in mind.\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VariablesSettings(KnownSettings, HiddenFacts):
+class VariablesSettings(SizedTask, KnownSettings, HiddenFacts):
     """Settings of variable tracking. Rows are text in the tokens of a tokenizer, as long as `length` to the token.
 
     With `chains=2, hops=2, name="words", length=540`, in the noise haystack:
@@ -49,6 +49,8 @@ class VariablesSettings(KnownSettings, HiddenFacts):
     Source: RULER (arXiv 2404.06654).
     """
 
+    size_fields = "length", "hops"
+    size_form = COUNTED, "the tokens of a row, as in 1024 or 64K; 1024x3 has three hops, 0x3 no haystack"
     chains: int = 2
     """Numbers that are handed on; one of them is asked for."""
     hops: int = 4
@@ -80,12 +82,6 @@ class VariablesSettings(KnownSettings, HiddenFacts):
         """Share of answers that are right as a whole by saying any names."""
         return 1 / math.perm(len(NAMES[self.name]), self.hops + 1)
 
-    def resized(self, size: str) -> "VariablesSettings":
-        """Give the task with rows of so many tokens, 64K, or 64Kx3 with chains of three hops."""
-        form = "the tokens of a row, as in 1024 or 64K; 1024x3 has three hops, 0x3 no haystack"
-        length, hops = read_size(size, r"(\d+[KM]?)(?:x(\d+))?", form)
-        return replace(self, length=length, hops=self.hops if hops is None else hops)
-
     def draw_story(self, rng: "np.random.Generator") -> Story:
         """Draw what a row says."""
         size = self.hops + 1
@@ -114,7 +110,6 @@ class VariablesTask(HiddenTask):
 
     name: ClassVar[str] = "variables"
     title: ClassVar[str] = "Variable tracking"
-    size_fields: ClassVar[tuple[str, ...]] = ("length", "hops")
     task: VariablesSettings = field(default_factory=VariablesSettings)
     sizes: tuple[str, ...] = ("0x0", "0x1", "0x2", "0x4", "1024")
     """Sizes to train on, one a batch: a number and its variable first, then longer chains, then a haystack."""
