@@ -234,8 +234,8 @@ def books(source: Path, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -
         texts.append(np.concatenate(pieces))
         places.append(np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])[:-1]]))
     if not texts:
-        why = f"every sentence names one of {', '.join(without)}" if without else "no sentence is"
-        raise ValueError(f"got {source}, in which {why}; expected other text")
+        why = f"in which every sentence names one of {', '.join(without)}" if without else "which has no sentence"
+        raise ValueError(f"got {source}, {why}; expected other text")
     return Haystack(tuple(texts), tuple(places))
 
 
