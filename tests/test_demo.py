@@ -190,6 +190,13 @@ def test_what_is_drawn_is_asked_from_memory_files(
     assert again["facts"] == found["facts"]
 
 
+def test_numbers_that_no_model_answers_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "shipped_names", lambda: ["facts"])
+    (tmp_path / "facts.txt").write_text(f"Peter went to the cellar.\n{NUMBER}")
+    with pytest.raises(ValueError, match=r"got numbers in .*, and no pretrained:needles to answer them"):
+        search.make_hidden(DemoSettings(facts=tmp_path / "facts.txt"), quick_plan(3).search, 3)
+
+
 @pytest.mark.parametrize("window", [40, 2048])
 def test_who_knows_the_last_tokens_alone_knows_so_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int

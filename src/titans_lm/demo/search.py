@@ -109,7 +109,13 @@ def make_hidden(settings: DemoSettings, plan: SearchPlan, seed: int) -> Hidden:
     rng = np.random.default_rng(seed)
     own = None if settings.facts is None else own_facts(settings.facts)
     sentences, counts = long_text(settings.text, plan.tokens if settings.tokens is None else settings.tokens)
-    numbers = plan.numbers if MODELS["number"] in shipped_names() else 0
+    answered = MODELS["number"] in shipped_names()
+    if own and not answered and any(fact.kind == "number" for fact in own):
+        raise ValueError(
+            f"got numbers in {settings.facts}, and no {PREFIX}{MODELS['number']} to answer them; expected sentences of "
+            "people alone, or a wheel that has it"
+        )
+    numbers = plan.numbers if answered else 0
     told = [own] if own else drawn_facts(rng, plan.parts, plan.moves, numbers)
     hidden = hide(rng, sentences, counts, told)
     tokenizer = pretrained("facts")[1]
