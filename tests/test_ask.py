@@ -174,13 +174,16 @@ def test_a_shipped_model_is_a_new_one_every_time(weights: Path) -> None:
 
 
 def test_nothing_on_standard_input_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (tmp_path / "empty").open("wb+") as empty:
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=empty))
         code, _, error = titans(capsys, "ask", "-", QUESTION, "--out", tmp_path / "kept")
-    assert (code, "got nothing on standard input; expected some text" in error) == (2, True)
-    assert not (tmp_path / "kept").exists()
+        assert (code, "got nothing on standard input; expected some text" in error) == (2, True)
+        assert not (tmp_path / "kept").exists()
+        assert titans(capsys, "ask", notes, QUESTION, "--out", tmp_path / "notes.memory")[0] == 0
+        code, _, error = titans(capsys, "ask", "-", QUESTION, "--memory", tmp_path / "notes.memory")
+    assert (code, "got nothing on standard input; expected some text" in error) == (2, True), "whatever it knew before"
 
 
 def test_a_memory_of_another_model_is_refused(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,8 @@ from rich.console import Console
 
 from cli_cases import titans
 from titans_lm.cli import parse
-from titans_lm.streaming import read
 from titans_lm.train.device import asked_threads
-from titans_lm.train.progress import ProgressReport
+from titans_lm.train.progress import CountReport, ProgressReport
 from titans_lm.train.run import load_tokenizer
 from titans_lm.train.settings import LanguageSettings
 
@@ -82,18 +81,18 @@ def test_reading_says_its_share_and_the_time_that_is_left(tmp_path, capsys, monk
     code, _, err = titans(capsys, *args)
     assert code == 0, err
     lines = [line for line in err.splitlines() if line.startswith("reading: ")]
-    assert lines[0].endswith("% of the files")
-    assert all(" % of the files" not in line and "% of the files, " in line for line in lines[1:])
-    assert lines[-1].endswith("100% of the files, 0 seconds left")
+    assert lines[0].endswith("%")
+    assert all(" %" not in line and "%, " in line for line in lines[1:])
+    assert lines[-1].endswith("100%, 0 seconds left")
 
 
 def test_the_time_that_is_left_counts_bytes(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(read.time, "monotonic", lambda: now[0])
-    report = read.ReadingReport(quiet=True, title="reading").start(1_000_000, 0)
-    assert report._share(200_000, 10.0) == "  20% of the files"
-    assert report._share(400_000, 20.0 + 590.0) == "  40% of the files, 30 minutes left"
-    assert read.ReadingReport(quiet=True, title="reading").start(None, 0)._share(5, 1.0) == ""
+    monkeypatch.setattr("titans_lm.train.progress.time.monotonic", lambda: now[0])
+    report = CountReport(quiet=True, title="reading").start(1_000_000)
+    assert report._share(200_000, 10.0) == "  20%"
+    assert report._share(400_000, 20.0 + 590.0) == "  40%, 30 minutes left"
+    assert CountReport(quiet=True, title="reading").start()._share(5, 1.0) == ""
 
 
 def test_a_model_of_a_task_says_that_its_ids_are_no_text(tmp_path, capsys):

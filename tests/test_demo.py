@@ -160,6 +160,7 @@ def test_what_is_drawn_is_asked_from_memory_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "answer", SHORT)
+    monkeypatch.setattr("titans_lm.train.progress.QUIET_SECONDS", 0.0)
     args = ["demo", "--quick", "--tokens", "1500", "--out", str(tmp_path / "out"), "--seed", "5"]
     main(args)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -175,6 +176,9 @@ def test_what_is_drawn_is_asked_from_memory_files(
     out, err = capsys.readouterr()
     assert all(finding in out for finding in results["findings"])
     assert "train recall, memory 6/6" in err
+    read = [line for line in err.splitlines() if re.fullmatch(r"reading with .* MiB  \d+%(, \d+ seconds left)?", line)]
+    assert len(read) > 4
+    assert {line.partition(": ")[0] for line in read} == {f"reading with pretrained:{n}" for n in ("facts", "needles")}
     for command in results["next"][:2]:
         assert f"  {command}" in out
         main([*shlex.split(command)[1:], "--max-new-tokens", "4"])
@@ -188,6 +192,13 @@ def test_what_is_drawn_is_asked_from_memory_files(
     assert (tmp_path / "out" / "report.html").stat().st_mtime_ns > before
     again = json.loads((tmp_path / "out" / "results.json").read_text())["search"]
     assert again["facts"] == found["facts"]
+
+
+def test_numbers_that_no_model_answers_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "shipped_names", lambda: ["facts"])
+    (tmp_path / "facts.txt").write_text(f"Peter went to the cellar.\n{NUMBER}")
+    with pytest.raises(ValueError, match=r"got numbers in .*, and no pretrained:needles to answer them"):
+        search.make_hidden(DemoSettings(facts=tmp_path / "facts.txt"), quick_plan(3).search, 3)
 
 
 @pytest.mark.parametrize("window", [40, 2048])

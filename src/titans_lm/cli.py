@@ -34,7 +34,7 @@ from titans_lm.commands.show import (
     unknown_options,
 )
 from titans_lm.config import nearest
-from titans_lm.recipes.find import OPTION, read_recipe, recipe_as_option
+from titans_lm.recipes.find import read_recipe, recipe_as_option
 from titans_lm.train.options import merge_settings, read_settings_file
 
 EACH = (tyro.conf.CascadeSubcommandArgs,)
@@ -163,9 +163,9 @@ def is_mistake(error: Exception) -> bool:
 
 def _with_files(default: Any, args: Sequence[str]) -> Any:
     """Let a recipe, a run to resume and a config file change the defaults, each over the one before."""
-    resume, config, init = (_value(option, args) for option in ("--resume", "--config", "--init"))
+    config, layers = _value("config", args, {}), []
     values = read_settings_file(Path(config)) if config is not None and hasattr(default, "config") else {}
-    recipe, layers = _value(OPTION, args) or values.get("recipe"), []
+    resume, recipe, init, out = (_value(name, args, values) for name in ("resume", "recipe", "init", "out"))
     if hasattr(default, "recipe") and recipe is not None:
         if resume is not None:
             raise ValueError(
@@ -174,7 +174,7 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
             )
         layers.append(read_recipe(str(recipe)))
     if resume is not None and not isinstance(getattr(default, "resume", False), bool):  # a run, and not a switch
-        out, path = _value("--out", args) or values.get("out"), Path(resume) / "settings.json"
+        path = Path(str(resume)) / "settings.json"
         if out is not None and Path(out).resolve() != path.parent.resolve():
             raise ValueError(
                 f"got --out {out} and --resume {resume}; expected no --out: a run goes on in its own folder"
@@ -189,7 +189,7 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
             )
         from titans_lm.train.sized import saved_settings
 
-        layers.append(saved_settings(Path(init)))
+        layers.append(saved_settings(Path(str(init))))
     if hasattr(default, "what"):
         if values and default.what is tyro.MISSING:
             raise ValueError("got --config before what to do; expected the word for that first, and options behind it")
@@ -197,13 +197,13 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
     return reduce(merge_settings, filter(None, [*layers, values]), default)
 
 
-def _value(option: str, args: Sequence[str]) -> str | None:
-    """Read the value of an option straight from the arguments, the last one given."""
-    found = None
+def _value(name: str, args: Sequence[str], values: dict[str, Any]) -> Any:
+    """Read the value of an option straight from the arguments, the last one given, or else from those of a file."""
+    found = values.get(name)
     for index, arg in enumerate(args):
-        if arg == option and index + 1 < len(args):
+        if arg == f"--{name}" and index + 1 < len(args):
             found = args[index + 1]
-        elif arg.startswith(f"{option}="):
+        elif arg.startswith(f"--{name}="):
             found = arg.partition("=")[2]
     return found
 

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from model_cases import small_config
-from titans_lm.demo.hidden import Hidden, Kind, went
+from titans_lm.demo import report
+from titans_lm.demo.hidden import Fact, Hidden, Kind, went
 from titans_lm.demo.report import recall_findings, search_findings
 from titans_lm.demo.search import Asked, Found, Reading
 from titans_lm.evaluate.accuracy import Recall
+from titans_lm.report.html import Markup
 
 
 @pytest.fixture(autouse=True)
@@ -55,15 +57,23 @@ def asked(kind: Kind, right: bool, ago: int, other: str = "") -> Asked:
     return Asked(kind=kind, question="?", expected="a", tokens_ago=ago, at=1000, answers=answers)
 
 
-def told(*questions: Asked, **changes: Any) -> str:
+NUMBER = Fact("number", "brave otter", "4821937", "The secret number of brave otter is 4821937.")
+
+
+def found_by(
+    *questions: Asked, facts: tuple[Fact, ...] = (went("Mary", "went to", "garden"),), **changes: Any
+) -> Found:
     reading = Reading(
         model="facts", parameters=155_012, tokens=1000, seconds=2.0, state_bytes=59_928, files=["facts.memory"],
         file_bytes=61_000,
     )  # fmt: skip
-    fact = went("Mary", "went to", "garden")
-    hidden = Hidden(["…"], [1000], [fact], [10], changes.pop("split", []))
+    hidden = Hidden(["…"], [1000], list(facts), [10] * len(facts), changes.pop("split", []))
     given = {"seed": 7, "own": False, "source": "a text", "tokens": 1000, "text_bytes": 1100, "window": 64, **changes}
-    return "\n".join(search_findings(Found(hidden=hidden, readings=[reading], asked=list(questions), **given)))
+    return Found(hidden=hidden, readings=[reading], asked=list(questions), **given)
+
+
+def told(*questions: Asked, **changes: Any) -> str:
+    return "\n".join(search_findings(found_by(*questions, **changes)))
 
 
 def test_a_search_as_hoped() -> None:
@@ -85,3 +95,15 @@ def test_a_search_otherwise() -> None:
     assert "So the memory is no better than they are here." in found
     assert "were not taught the words Peter" in found
     assert "secret number" not in found
+
+
+@pytest.mark.parametrize(
+    "facts", [(went("Mary", "went to", "garden"),), (NUMBER,), (went("Mary", "ran to", "hall"), NUMBER)]
+)
+def test_the_page_tells_of_what_is_hidden_alone(facts: tuple[Fact, ...]) -> None:
+    kinds = {fact.kind for fact in facts}
+    shown = report._search(found_by(facts=facts), {"distance": Markup()})
+    for words in ("People walk about", "above the line sentences of people", "places that people had left"):
+        assert (words in shown) == ("place" in kinds)
+    for words in ("umbers by their names", "numbers; thin lines"):
+        assert (words in shown) == ("number" in kinds)

@@ -101,6 +101,15 @@ def test_a_comparison_counts_trials_and_seeds_and_sizes_all_alike() -> None:
     assert work_told(work).endswith(" for each model")
 
 
+def test_bytes_to_test_on_are_no_tokens_of_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titans_lm.repro.show._vocabulary", lambda _: 512)
+    (step,) = make_plan("table1", "tiny", sizes=micro()).steps
+    work = work_of(step)
+    assert work is not None
+    assert work.tested == 0
+    assert "to test on" not in work_told(work)
+
+
 def test_forecasters_at_all_horizons() -> None:
     step = steps_of("table3")["ETTh1"]
     work = work_of(replace(step, settings=replace(step.settings, models=("dlinear", "repeat"), horizons=(96, 192))))

@@ -119,7 +119,7 @@ def test_stopped_and_resumed(after: int, folder: Path, books: list[Path], tmp_pa
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("titans_lm.streaming.read.ReadingReport.update", count)
+        patch.setattr("titans_lm.train.progress.CountReport.update", count)
         with pytest.raises(StoppedReading, match="--resume goes on"):
             read_files(model, TOKENIZER, books, out, piece_len=10, quiet=True)
     stopped = load_memory(out, model)

@@ -2,11 +2,9 @@ import io
 import itertools
 import json
 import pickle
-import random
 import shutil
 import zlib
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -103,13 +101,14 @@ def test_models_of_other_kinds_are_saved_too(llama, tmp_path):
 
 
 def draw():
-    return [float(torch.rand(())), float(np.random.rand()), float(np.random.randn()), random.random(), random.gauss()]
+    return [float(torch.rand(())), *torch.randn(3).tolist()]
 
 
 def test_the_random_numbers_come_back(unchecked, tmp_path):
-    """From where they stood, in the middle of a pair of Gaussians too, and through a file."""
+    """From where they stood, through a file, and through one that holds those of others beside torch's."""
     draw()
-    torch.save(random_state(), tmp_path / "x.pt")
+    before = {"python": [3, [1, 2], None], "numpy": ["MT19937", torch.arange(3), 1, 0, 0.0]}
+    torch.save({**before, **random_state()}, tmp_path / "x.pt")
     first = [draw(), draw()]
     restore_random_state(torch.load(tmp_path / "x.pt", weights_only=True))
     assert [draw(), draw()] == first

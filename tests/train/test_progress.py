@@ -7,7 +7,7 @@ from rich.console import Console
 
 from titans_lm.train import progress as progress_module
 from titans_lm.train.files import JsonLines
-from titans_lm.train.progress import Outlook, ProgressReport, TokenReport, in_words
+from titans_lm.train.progress import CountReport, Outlook, ProgressReport, in_words
 
 RECORD = {"step": 3, "loss": 1.25, "bits_per_token": 1.8, "tokens_per_second": 1234.0}
 
@@ -60,12 +60,12 @@ def test_tokens_are_counted_up_to_what_is_known(monkeypatch):
     monkeypatch.setattr("titans_lm.train.progress.QUIET_SECONDS", 0.0)
     screen = io.StringIO()
     for total in (4_000, None):
-        with TokenReport(title="book", console=Console(file=screen, width=200)).start(total) as progress:
+        with CountReport(title="book", console=Console(file=screen, width=200)).start(total) as progress:
             progress.read(1_500)
             progress.read(500)
     known, half, unknown, more = screen.getvalue().splitlines()
     assert known.startswith("book: 1,500 of 4,000 tokens  ")
-    assert re.fullmatch(r"book: 2,000 of 4,000 tokens  [\d,]+ tokens/s  0\.0 minutes left", half)
+    assert re.fullmatch(r"book: 2,000 of 4,000 tokens  [\d,]+ tokens/s  50%, 0 seconds left", half)
     assert re.fullmatch(r"book: 1,500 tokens  [\d,]+ tokens/s", unknown)
     assert more.startswith("book: 2,000 tokens  ")
 

@@ -71,6 +71,19 @@ def test_the_command_begins_with_what_the_model_is(trained: Any, tmp_path: Path,
     assert "expected one of them: a run goes on with its own weights" in error
 
 
+@pytest.mark.parametrize("name", ["init", "resume"])
+def test_a_file_may_name_what_it_begins_with(trained: Any, tmp_path: Path, name: str) -> None:
+    folder, settings = trained
+    run, file = str(folder / "run"), tmp_path / "c.json"
+    file.write_text(json.dumps({name: run, "lr": 0.25}))
+    command = parse(["train", settings.data, "--config", str(file)])
+    assert (getattr(command, name), command.model, command.lr) == (Path(run), settings.model, 0.25)
+    assert command.steps == (settings.steps if name == "resume" else LanguageSettings().steps)
+    other = {"init": "resume", "resume": "init"}[name]
+    with pytest.raises(ValueError, match=r"expected one of them: a run goes on with its own weights"):
+        parse(["train", settings.data, "--config", str(file), f"--{other}", run])
+
+
 def test_what_does_not_fit_is_refused(trained: Any) -> None:
     folder, settings = trained
     if settings.model.architecture == "tnt":

@@ -126,10 +126,10 @@ class Info(Chosen, Written, OfModel):
 
 def run_prepare(command: Prepare) -> None:
     from titans_lm.prepare.run import prepare
-    from titans_lm.train.progress import ByteReport
+    from titans_lm.train.progress import CountReport
 
     settings = as_settings(PrepareSettings, command)
-    with ByteReport(quiet=command.quiet, title="preparing") as progress:
+    with CountReport(quiet=command.quiet, title="preparing") as progress:
         result = prepare(settings, progress=progress)
     command.write({"settings": plain_settings(settings), **result})
     command.say(

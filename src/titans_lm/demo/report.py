@@ -113,6 +113,8 @@ MEMORY, RESET, NONE, CHANCE = "#3451c6", "#e07a1f", "#7a8290", "#b4bac4"
 RIGHT, WRONG, LEFT = "#18794e", "#b3261e", "#b4bac4"
 """Colours of answers, and of what nobody asked for any more."""
 NAMES = {"memory": "memory file", "reset": "memory reset", "window": "end of the text alone"}
+WALK = "People walk about: sentences that say so are hidden between those of the text"
+HIDDEN = "Numbers by their names are hidden between the sentences of the text"
 SHOWN = 16
 """Characters of an answer in the table; results.json has all of it."""
 
@@ -188,12 +190,15 @@ def report_page(
 
 
 def _search(found: Found, pictures: dict[str, Markup]) -> Markup:
+    people, numbers = _has(found, "place"), _has(found, "number")
+    above = ["above the line sentences of people"] if people else []
+    below = [f"below {'it' if people else 'the line'} numbers"] if numbers else []
+    left = "; grey are places that people had left again before it was asked" if people else ""
     return section(
         "A sentence in a long text",
         tag(
             "p",
-            "People walk about: sentences that say so are hidden between those of the text"
-            f"{', as are numbers by their names' if len(found.readings) > 1 else ''}. "
+            f"{WALK if people else HIDDEN}{', as are numbers by their names' if people and numbers else ''}. "
             f"{'A small model reads' if len(found.readings) == 1 else 'Two small models read'} all of it once, piece "
             "by piece, into a memory of constant size. "
             "The memory is saved as a file, the text is put away, and the questions are answered from the file alone.",
@@ -201,10 +206,8 @@ def _search(found: Found, pictures: dict[str, Markup]) -> Markup:
         _said(search_findings(found)),
         figure(
             _map(found),
-            "The text from its first token (left) to its last: above the line sentences of people"
-            f"{', below it numbers' if _has_numbers(found) else ''}; thin lines are where it was asked. Green was "
-            "answered right from the memory file, red wrong; grey are places that people had left again before it was "
-            "asked.",
+            f"The text from its first token (left) to its last: {', '.join(above + below)}; thin lines are where "
+            f"it was asked. Green was answered right from the memory file, red wrong{left}.",
         ),
         figure(
             pictures["distance"],
@@ -215,14 +218,14 @@ def _search(found: Found, pictures: dict[str, Markup]) -> Markup:
     )
 
 
-def _has_numbers(found: Found) -> bool:
-    return any(fact.kind == "number" for fact in found.hidden.facts)
+def _has(found: Found, kind: Kind) -> bool:
+    return any(fact.kind == kind for fact in found.hidden.facts)
 
 
 def _map(found: Found) -> Markup:
     """Draw where in the text every sentence stands, and what became of it."""
     verdicts = {(one.question, one.at - one.tokens_ago): one.right("memory") for one in found.asked}
-    marks, high = [], 96 if _has_numbers(found) else 49
+    marks, high = [], 96 if _has(found, "number") else 49
     for fact, place in zip(found.hidden.facts, found.hidden.places, strict=True):
         right = verdicts.get((fact.question, place))
         top = 8 if fact.kind == "place" else 52

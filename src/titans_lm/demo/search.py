@@ -19,9 +19,10 @@ from titans_lm.evaluate.stream import reader_for
 from titans_lm.generate import generate_text
 from titans_lm.report.surprise.files import write_surprise
 from titans_lm.streaming import Reader, load_memory, save_memory
-from titans_lm.streaming.read import ReadingReport
+from titans_lm.streaming.read import amount_told
 from titans_lm.train.files import write_atomically
 from titans_lm.train.fresh import describe_model
+from titans_lm.train.progress import CountReport
 from titans_lm.train.run import pretrained
 from titans_lm.train.shipped import PREFIX, shipped_names
 
@@ -109,7 +110,13 @@ def make_hidden(settings: DemoSettings, plan: SearchPlan, seed: int) -> Hidden:
     rng = np.random.default_rng(seed)
     own = None if settings.facts is None else own_facts(settings.facts)
     sentences, counts = long_text(settings.text, plan.tokens if settings.tokens is None else settings.tokens)
-    numbers = plan.numbers if MODELS["number"] in shipped_names() else 0
+    answered = MODELS["number"] in shipped_names()
+    if own and not answered and any(fact.kind == "number" for fact in own):
+        raise ValueError(
+            f"got numbers in {settings.facts}, and no {PREFIX}{MODELS['number']} to answer them; expected sentences of "
+            "people alone, or a wheel that has it"
+        )
+    numbers = plan.numbers if answered else 0
     told = [own] if own else drawn_facts(rng, plan.parts, plan.moves, numbers)
     hidden = hide(rng, sentences, counts, told)
     tokenizer = pretrained("facts")[1]
@@ -146,14 +153,15 @@ def _read(
     """Read with one model. Where people are is asked after every part, as they walk about; numbers at the end."""
     model, tokenizer = pretrained(name)
     reader, asked, files, spent = Reader(model, tokenizer, piece_len=plan.piece_len), [], [], 0.0
-    report = ReadingReport(quiet=quiet, title=f"reading with pretrained:{name}").start(hidden.ends[-1], 0)
-    with report:
+
+    def told(reader: Reader) -> None:
+        rate = reader.tokens / max(spent + time.perf_counter() - started, 1e-9)
+        report.update(reader.tokens, amount_told(reader, rate))
+
+    with CountReport(quiet=quiet, title=f"reading with {PREFIX}{name}").start(hidden.ends[-1]) as report:
         for number, part in enumerate(hidden.parts):
             started = time.perf_counter()
-            reader.read(
-                part, name=TEXT, new_document=number == 0,
-                on_piece=lambda reader: report.update(reader.tokens, reader.memory.bytes, reader.tokens),
-            )  # fmt: skip
+            reader.read(part, name=TEXT, new_document=number == 0, on_piece=told)
             spent += time.perf_counter() - started
             last = number == len(hidden.parts) - 1
             if not last and kind == "number":

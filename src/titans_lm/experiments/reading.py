@@ -18,7 +18,7 @@ from titans_lm.experiments.reading_settings import ReadingSettings
 from titans_lm.experiments.runner import COMMITS, SPEC, WALL, Clock, Result, Say, once, write_record
 from titans_lm.train.files import made, read_json, write_json
 from titans_lm.train.fresh import size_of
-from titans_lm.train.progress import TokenReport
+from titans_lm.train.progress import CountReport
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _read_once(planned: Planned, named: NamedModel, weights: str, settings: Read
     file = settings.out / READINGS / f"{plain}-{digest}.json"
     if not file.is_file():
         clock = Clock()
-        with TokenReport(quiet=settings.quiet, title=f"{named.name} {planned.name}").start(planned.tokens) as report:
+        with CountReport(quiet=settings.quiet, title=f"{named.name} {planned.name}").start(planned.tokens) as report:
             found = planned.measure(report.read)
         made = clock.read()
         told = {SPEC: spec, "model": str(named.path), "seconds": made[WALL], COMMITS: made[COMMITS]}

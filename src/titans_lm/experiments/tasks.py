@@ -24,7 +24,7 @@ from titans_lm.train.fresh import MATCHED_BY, size_of
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import TaskLoss
 from titans_lm.train.options import plain_settings
-from titans_lm.train.progress import Outlook, ProgressReport, TokenReport
+from titans_lm.train.progress import CountReport, Outlook, ProgressReport
 from titans_lm.train.run import RunFolder, begun_with, load_model, resolve_model, tokenizer_beside
 from titans_lm.train.sized import Sized, own_size, sized_for
 from titans_lm.train.trainer import FitResult
@@ -253,7 +253,7 @@ class TaskJob(Run):
             seed = self.settings.seed + place * FRESH
             count = batches * rows  # as many as asked for, or a few more so that all batches are alike
             title = f"{self.folder.name}, test {size}".rstrip()
-            with TokenReport(quiet=quiet, title=title).start(count * task.length or None) as report:
+            with CountReport(quiet=quiet, title=title).start(count * task.length or None) as report:
                 score = task_score(model, task, examples=asked, batch_size=rows, seed=seed, on_piece=report.read)
             tests[size] = {**asdict(score), "accuracy": score.accuracy, "exact": score.exact, "rows": count}
             if hasattr(task, "count_facts"):  # short rows have room for short stories alone

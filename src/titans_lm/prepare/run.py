@@ -50,7 +50,7 @@ from titans_lm.train.files import (
     write_atomically,
     write_json,
 )
-from titans_lm.train.progress import ByteReport
+from titans_lm.train.progress import CountReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -143,7 +143,7 @@ class Placed:
     position: int
 
 
-def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) -> dict[str, Any]:
+def prepare(settings: PrepareSettings, *, progress: CountReport | None = None) -> dict[str, Any]:
     """Turn text into a token folder (data/prepared), and report what came out and how fast.
 
     Stopped at any moment, the same call goes on after the last finished shard and gives the same files. Raises
@@ -151,7 +151,7 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
     tokenizer or a source that has changed since, and for a split that nothing fell into; OSError for a full disk.
     Where the content of the source is what will not do, nothing of it stays.
     """
-    progress = progress or ByteReport(quiet=True, title="preparing")
+    progress = progress or CountReport(quiet=True, title="preparing")
     if settings.source is None or settings.out is None:
         raise ValueError("got no source or no out; expected titans prepare SOURCE --out FOLDER")
     use_threads(settings.workers)
@@ -170,7 +170,7 @@ def prepare(settings: PrepareSettings, *, progress: ByteReport | None = None) ->
         check_same(out, read_index(out / INDEX)["asked"], asked)
         return {**TokenFolder(out).describe(), "folder": str(out), "was_there": True}
     begun = _begun(out, asked)
-    progress.begin(total=None)
+    progress.start()
     tokenizer = None if begun is not None else _tokenizer(settings, source, valid, progress)
     with made(out), claimed(out / IN_USE):
         begun = _begun(out, asked)  # once more: another process may have been here
@@ -214,7 +214,7 @@ class _Folder:
             for name, part in begun["splits"].items()
         }
 
-    def fill(self, placed: Iterator[Placed], progress: ByteReport) -> int:
+    def fill(self, placed: Iterator[Placed], progress: CountReport) -> int:
         """Write the documents that are not there yet; the bytes that they had."""
         waiting: deque[tuple[list[Placed], Future[list[TokenIds]]]] = deque()
         after = {name: writer.position for name, writer in self.writers.items()}
@@ -228,7 +228,7 @@ class _Folder:
                 if self.writers[one.split].add(tokens, len(one.document.data), one.position):
                     write_json(self.out / STARTED, {**self.begun, "splits": self._splits()})
             done += sum(len(one.document.data) for one in group)
-            progress.update(done)
+            progress.update(done, f"{done / 1e6:,.1f} MB  {progress.rate(done / 1e6):,.1f} MB/s")
 
         try:
             with ThreadPoolExecutor(1) as encoding:
@@ -312,7 +312,7 @@ def _border(source: Source, settings: PrepareSettings) -> float:
 
 
 def _tokenizer(
-    settings: PrepareSettings, source: Source, valid: Source | None, progress: ByteReport
+    settings: PrepareSettings, source: Source, valid: Source | None, progress: CountReport
 ) -> "PreTrainedTokenizerBase":
     if not settings.train_bpe:
         return load_tokenizer(settings.tokenizer)

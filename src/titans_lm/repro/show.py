@@ -68,7 +68,8 @@ def _compared(s: Any) -> Work:
     runs = [(seed, s.train.steps) for seed in s.seeds]
     runs += [(TRIAL_SEED, s.tune_steps)] * len(s.rates) if len(s.rates) > 1 else []
     if isinstance(s, CompareSettings):
-        tested, vocab = s.test_bytes, _vocabulary(s.data)
+        vocab = _vocabulary(s.data)
+        tested = s.test_bytes if vocab == VOCAB_SIZE else 0  # of how many tokens other ids make a text is not known
         trained = sum(steps for _, steps in runs) * s.train.accumulate * s.train.batch_size * s.train.seq_len
     else:
         tested, vocab = s.examples * sum(task.length for task in s.eval_tasks.values()), s.train_tasks[0].vocab_size

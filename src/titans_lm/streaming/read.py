@@ -18,7 +18,7 @@ from titans_lm.streaming.reader import Reader
 from titans_lm.streaming.tokens import TokenStream
 from titans_lm.train.files import check_writable, remove_unfinished
 from titans_lm.train.loop import StoppedWaiting, StopRequest
-from titans_lm.train.progress import Report, in_words
+from titans_lm.train.progress import CountReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,31 +26,9 @@ if TYPE_CHECKING:
 STDIN = "-"
 
 
-class ReadingReport(Report):
-    """How far reading is: tokens, tokens a second, and the bytes of the memory, which stay the same."""
-
-    def start(self, total: int | None, before: int) -> "ReadingReport":
-        """Begin to count: `total` bytes are to be read, if that is known, and `before` tokens lie behind."""
-        self.before, self.began, self.total = before, time.monotonic(), total
-        self.first: tuple[int, float] | None = None
-        self.begin(total=total)
-        return self
-
-    def update(self, tokens: int, state_bytes: int, done: int) -> None:
-        """Show how far it is; `done` bytes have been read."""
-        now = time.monotonic()
-        rate = (tokens - self.before) / max(now - self.began, 1e-9)
-        note = f"{tokens:,} tokens  {rate:,.0f} tokens/s  memory {state_bytes / 2**20:,.1f} MiB"
-        self.show(done, note, f"reading: {note}{self._share(done, now)}")
-
-    def _share(self, done: int, now: float) -> str:
-        """Say how much of the files that is, and how long the rest takes."""
-        if not self.total:
-            return ""
-        began, since = self.first = self.first or (done, now)
-        left = (now - since) / max(done - began, 1) * max(self.total - done, 0)
-        when = f", {in_words(left)} left" if done > began else ""
-        return f"  {min(done / self.total, 1.0):.0%} of the files{when}"
+def amount_told(reader: Reader, rate: float) -> str:
+    """Say how much has been read, how many tokens a second, and how large the memory is, which stays the same."""
+    return f"{reader.tokens:,} tokens  {rate:,.0f} tokens/s  memory {reader.memory.bytes / 2**20:,.1f} MiB"
 
 
 class StoppedReading(KeyboardInterrupt):
@@ -88,7 +66,7 @@ def read_files(
     first = reader.tokens
     left = paths[done:]
     total = None if Path(STDIN) in left else sum(path.stat().st_size for path in left)
-    report = ReadingReport(quiet=quiet, title="reading").start(total, first)
+    report = CountReport(quiet=quiet, title="reading").start(total)
     with report, StopRequest() as stop:
         job = _Job(reader, out, save_every, report, stop)
         for index, path in enumerate(left):
@@ -115,9 +93,10 @@ def read_files(
 class _Job:
     """One reading: what is saved, and when."""
 
-    def __init__(self, reader: Reader, out: Path, save_every: int, report: ReadingReport, stop: StopRequest) -> None:
+    def __init__(self, reader: Reader, out: Path, save_every: int, report: CountReport, stop: StopRequest) -> None:
         self.reader, self.out, self.save_every, self.report, self.stop = reader, out, save_every, report, stop
-        self.saved, self.saved_tokens = reader.memory.sources, reader.tokens
+        self.saved = reader.memory.sources
+        self.first = self.saved_tokens = reader.tokens
         self.bytes, self.reads_bytes = 0, is_byte_tokenizer(reader.tokenizer)
         """Of the files that have been read to their end; a byte is a token, or some of a token's."""
 
@@ -132,7 +111,8 @@ class _Job:
 
     def _after_piece(self, reader: Reader, stream: TokenStream) -> None:
         done = stream.tokens if self.reads_bytes else stream.bytes
-        self.report.update(reader.tokens, reader.memory.bytes, self.bytes + done)
+        rate = self.report.rate(reader.tokens - self.first)
+        self.report.update(self.bytes + done, amount_told(reader, rate))
         if self.stop:
             self._end()
         if reader.tokens - self.saved_tokens >= self.save_every:

@@ -5,7 +5,7 @@ A checkpoint is a folder that is there whole or not at all, the same for one pro
     config.json, model.safetensors, tokenizer.json, …    what `AutoModelForCausalLM.from_pretrained` reads
     optimizer/      the optimizer's tensors, by torch.distributed.checkpoint (DCP): every process writes its own part,
                     and any number of processes can read them
-    trainer.pt      step, random numbers, carried state: tensors and plain values, no pickled code
+    trainer.pt      step, torch's random numbers, carried state: tensors and plain values, no pickled code
     files.json      size and CRC-32 of every file beside it
 
 DCP keeps its list of tensors (`.metadata`) as a pickle, which runs whatever code it names when it is read. Here it is
@@ -15,7 +15,6 @@ read by an unpickler that knows the classes of such a list and no others.
 import errno
 import json
 import pickle
-import random
 import warnings
 import zlib
 from collections import defaultdict
@@ -24,7 +23,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
@@ -343,24 +341,13 @@ def _advice(folder: Path) -> str:
 
 
 def random_state() -> dict[str, Any]:
-    """Take down where all random number generators stand, as tensors and plain values."""
-    version, numbers, gauss = random.getstate()
-    legacy: Any = np.random.get_state(legacy=True)
-    kind, keys, position, has_gauss, cached = legacy
-    return {
-        "python": [version, list(numbers), gauss],
-        "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-    }
+    """Take down where torch's random number generators stand; batches draw from generators of their own."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Put all random number generators where they stood."""
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    """Put torch's random number generators where they stood."""
     torch.set_rng_state(state["torch"])
     if len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

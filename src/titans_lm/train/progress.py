@@ -59,35 +59,42 @@ class Report:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class TokenReport(Report):
-    """How many tokens have been read."""
+class CountReport(Report):
+    """How much has been read, how fast, and how long the rest takes, where the end is known."""
 
-    def start(self, total: int | None) -> "TokenReport":
+    def start(self, total: int | None = None) -> "CountReport":
         """Begin to count up to `total`, if that is known. Used as a context manager, it ends by itself."""
         self.total, self.done = total, 0
+        self.first: tuple[int, float] | None = None
         self.begin(total=total)
         return self
 
     def read(self, count: int) -> None:
         """Count tokens that have been read since the last time."""
-        self.done += count
-        rate = self.done / max(time.monotonic() - self.began, 1e-9)
-        of, left = "", ""
-        if self.total is not None:
-            of = f" of {self.total:,}"
-            left = f"  {(self.total - self.done) / max(rate, 1e-9) / 60.0:.1f} minutes left"
-        note = f"{self.done:,}{of} tokens  {rate:,.0f} tokens/s"
-        self.show(self.done, note, f"{self.title}: {note}{left}")
+        self.reach(self.done + count)
 
+    def reach(self, done: int) -> None:
+        """Show how many tokens have been read."""
+        self.done = done
+        of = "" if self.total is None else f" of {self.total:,}"
+        self.update(done, f"{done:,}{of} tokens  {self.rate(done):,.0f} tokens/s")
 
-class ByteReport(Report):
-    """How much text has been read; how much lies ahead is not known."""
+    def rate(self, count: float) -> float:
+        """Give what was counted since the start for each second of it."""
+        return count / max(time.monotonic() - self.began, 1e-9)
 
-    def update(self, done: int) -> None:
-        """Show how many bytes have been read, and how fast."""
-        rate = done / 1e6 / max(time.monotonic() - self.began, 1e-9)
-        note = f"{done / 1e6:,.1f} MB  {rate:,.1f} MB/s"
-        self.show(done, note, f"{self.title}: {note}")
+    def update(self, done: int, note: str) -> None:
+        """Show how far it is, with a note of how much that is."""
+        self.show(done, note, f"{self.title}: {note}{self._share(done, time.monotonic())}")
+
+    def _share(self, done: int, now: float) -> str:
+        """Say how much of all that is, and how long the rest takes; what a run before read took no time."""
+        if not self.total:
+            return ""
+        began, since = self.first = self.first or (done, now)
+        left = (now - since) / max(done - began, 1) * max(self.total - done, 0)
+        when = f", {in_words(left)} left" if done > began else ""
+        return f"  {min(done / self.total, 1.0):.0%}{when}"
 
 
 class Outlook:

@@ -17,7 +17,7 @@ from titans_lm.report.surprise.text import TokenText, by_piece, read_file
 from titans_lm.streaming import load_memory
 from titans_lm.surprise import PARTS, Surprise, check_surprised, measure_surprise
 from titans_lm.train.files import write_atomically
-from titans_lm.train.progress import Report
+from titans_lm.train.progress import CountReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -51,16 +51,8 @@ def write_surprise(
     began = time.perf_counter()
     known = None if memory is None else load_memory(memory, model)
     text = read_file(file, tokenizer, after_open_document=known is not None and any(known.open))
-    report = Report(quiet=quiet, title="reading")
-    report.begin(total=len(text.ids))
-    with report:
-        found = measure_surprise(
-            model,
-            text.ids,
-            piece_len=piece_len,
-            memory=known,
-            on_piece=lambda n: report.show(n, f"{n:,} tokens", f"reading: {n:,} of {len(text.ids):,} tokens"),
-        )
+    with CountReport(quiet=quiet, title="reading").start(len(text.ids)) as report:
+        found = measure_surprise(model, text.ids, piece_len=piece_len, memory=known, on_piece=report.reach)
     owner: Any = model
     config = owner.config.backbone_config()
     facts = Facts(
