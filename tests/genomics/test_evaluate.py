@@ -351,6 +351,13 @@ def test_it_needs_data() -> None:
         run_evaluation(EvaluateSettings(), "", lambda _: None)
 
 
+def test_it_is_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="got WORLD_SIZE=2, several processes; expected one: models of sequences"):
+        run_evaluation(settings(tmp_path), "", lambda _: None)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("file", "floor"),
     [

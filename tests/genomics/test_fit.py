@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,16 @@ def test_data_that_cannot_be_trained_on(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got 2 sequences without classes"):
         train_on_file(TrainSettings(data=path, out=tmp_path / "run"))
     assert not (tmp_path / "run").exists(), "nothing is left behind"
+
+
+@pytest.mark.parametrize(("kind", "train"), [(TrainSettings, train_on_file), (PretrainSettings, pretrain_on_file)])
+def test_one_process_alone_trains(
+    tmp_path: Path, kind: Any, train: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="got WORLD_SIZE=2, several processes; expected one: models of sequences"):
+        train(kind(data=write_table(tmp_path / "dna.tsv", letters()), out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists(), "two processes would begin it"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from titans_lm.experiments.runner import (
 )
 from titans_lm.experiments.settings import TRIAL_SEED
 from titans_lm.genomics.batches import Places, folds, held_out
-from titans_lm.genomics.fit import check_network, describe_data, train_classifier
+from titans_lm.genomics.fit import SMALL, check_network, describe_data, train_classifier
 from titans_lm.genomics.predict import (
     NUCLEOTIDES,
     corrected_t,
@@ -48,6 +48,7 @@ from titans_lm.report.table import mean_with_spread
 from titans_lm.train.files import write_atomically
 from titans_lm.train.fresh import count_parameters, match_parameters
 from titans_lm.train.options import merge_settings, plain_settings
+from titans_lm.train.parallel import check_alone
 from titans_lm.train.progress import Outlook, ProgressReport
 from titans_lm.train.run import RunFolder, begun_with
 
@@ -194,6 +195,7 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> Result
     """
     if settings.data is None:
         raise ValueError("got no data; expected titans genomics evaluate DATA")
+    check_alone(SMALL)
     for module in ("scipy.stats", "sklearn.metrics"):
         extra(module)  # the paired tests stand at the end of hours
     data = read_sequences(settings.data, settings.read)

@@ -83,7 +83,7 @@ class SequenceFit(FitSettings):
         check_switch("reverse_complement", self.reverse_complement)
         _check_words("word_size", self.word_size)
         if self.parallel == "fsdp":
-            raise ValueError("got parallel='fsdp' for a model of sequences, which is small; expected auto or ddp")
+            raise ValueError("got parallel='fsdp' for a model of sequences, which one process trains; expected auto")
 
 
 @dataclass(frozen=True, kw_only=True)
