@@ -66,7 +66,7 @@ class Table:
         if months(self.dates) == 3:
             return 4
         seconds = round(self.step / np.timedelta64(1, "s"))
-        if 60 <= seconds <= 3600:
+        if 60 <= seconds <= 3600 or (3600 < seconds < DAY and not DAY % seconds):
             return DAY // seconds
         return 12 if 28 * DAY <= seconds <= 31 * DAY else {DAY: 7, 7 * DAY: 52}.get(seconds)
 
