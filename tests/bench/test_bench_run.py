@@ -220,7 +220,7 @@ def test_a_stream_that_fails_in_one_round_says_why(tmp_path, monkeypatch):
     assert run_bench(settings, lambda _: None)["rows"][0]["error"] == "no memory"
 
 
-def test_everything_is_every_kind_with_its_own_defaults():
+def test_everything_is_every_kind_with_its_own_sizes():
     parts = kinds(AllSettings(threads=1, peers_env=Path("/env")))
     assert list(parts) == ["ops", "model", "peers", "scaling", "tnt", "training"]
     assert all((part.threads, part.repeats, part.rounds) == (1, 2, 2) for part in parts.values())

@@ -264,7 +264,8 @@ class TrainingSettings(BenchSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class AllSettings(BenchSettings):
-    """Everything, one kind after the other, each with its own defaults; about forty minutes on two cores."""
+    """Everything, one kind after the other, each with its own sizes and two repeats in two rounds; about forty minutes
+    on two cores."""
 
     repeats: int = 2
     rounds: int = 2
