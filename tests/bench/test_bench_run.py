@@ -289,7 +289,8 @@ def test_the_commit_is_known_or_said_to_be_unknown(monkeypatch):
     ("make", "message"),
     [
         (lambda: OpsSettings(repeats=0), "repeats=0"),
-        (lambda: OpsSettings(chunks=()), "got no chunks"),
+        (lambda: OpsSettings(chunks=()), r"got chunks=\(\); expected one or more"),
+        (lambda: OpsSettings(lengths=(64, 64)), "each once"),
         (lambda: OpsSettings(heads=(0,)), "heads=0"),
         (lambda: OpsSettings(modes=("froward",)), "did you mean 'forward'"),
         (lambda: ModelSettings(models=("lama",)), "did you mean 'llama'"),
