@@ -18,7 +18,7 @@ from titans_lm.genomics.fit import bits_per_nucleotide, pretrain_on_file, train_
 from titans_lm.genomics.model import NucleotideModel, make_network, nucleotide_loss
 from titans_lm.genomics.predict import Classifier, load_classifier, load_nucleotides, save_classifier, save_nucleotides
 from titans_lm.genomics.records import Sequences, reverse_complement
-from titans_lm.genomics.settings import GenomicsFit, PretrainSettings, TrainSettings
+from titans_lm.genomics.settings import GenomicsFit, PretrainSettings, SharedFit, TrainSettings
 from titans_lm.train.options import plain_settings
 from titans_lm.train.run import RunFolder
 
@@ -366,3 +366,8 @@ def test_settings_of_pre_training_that_will_not_do() -> None:
         PretrainSettings(max_length=1)
     with pytest.raises(ValueError, match="got parallel='fsdp' for a model of sequences"):
         PretrainSettings(parallel="fsdp")
+
+
+def test_settings_that_no_command_line_has_are_checked_too() -> None:
+    with pytest.raises(ValueError, match="got baseline='cn'; did you mean 'cnn'"):
+        SharedFit(baseline="cn")
