@@ -26,7 +26,7 @@ from titans_lm.train.device import commit, hardware
 from titans_lm.train.files import made, read_json, write_json
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import Outlook
-from titans_lm.train.run import COMMITS, UNKNOWN, commits_of, seconds_of
+from titans_lm.train.run import COMMITS, UNKNOWN, begun_with, commits_of, seconds_of
 from titans_lm.train.settings import FitSettings
 from titans_lm.train.trainer import Diverged
 
@@ -94,7 +94,10 @@ Fit = TypeVar("Fit", bound=FitSettings)
 
 @runtime_checkable
 class Job(Protocol):
-    """A run: where its result goes, what the result depends on, and how it is come by."""
+    """A run: where its result goes, what the result depends on, and how it is come by.
+
+    It may have a `run`, a folder besides that of its result, and a `saved_spec()`, where that folder says less.
+    """
 
     name: str
     """The model."""
@@ -108,9 +111,6 @@ class Job(Protocol):
 
     def spec(self) -> Result:
         """Give all that the result depends on, as JSON holds it."""
-
-    def saved_spec(self) -> Result | None:
-        """Give the spec that a run in the folder that is not done was begun with, if there is one."""
 
     def train(self, outlook: Outlook | None = None) -> Result:
         """Train, from where it stopped if it did, and test; `outlook` says how long all takes."""
@@ -310,7 +310,8 @@ def run_job(job: Job, outlook: Outlook | None = None) -> Result:
 def check_begun(ways: Sequence[Job]) -> None:
     """Refuse a folder that holds another run than this one in one of several ways, such as learning rates."""
     done = ways[0].folder / RESULT
-    before = read_json(done)[SPEC] if done.is_file() else ways[0].saved_spec()
+    saved = getattr(ways[0], "saved_spec", lambda: begun_with(getattr(ways[0], "run", ways[0].folder)))
+    before = read_json(done)[SPEC] if done.is_file() else saved()
     if before is None:
         return
     held, noted = _apart(before)

@@ -97,9 +97,6 @@ class ForecastJob:
             "streaming": self.streaming,
         }
 
-    def saved_spec(self) -> Result | None:
-        return begun_with(self.run)
-
     def prepare(self) -> tuple[Prepared, torch.nn.Module]:
         """Read the table and make the model; ValueError for what does not go together."""
         data = prepare(read_table(self.data, self.shared.table), self.shared.table, self.shared.lookback, self.horizon)
@@ -108,7 +105,7 @@ class ForecastJob:
     def train(self, outlook: Outlook | None = None) -> Result:
         """Fit it, from where it stopped if it did; what counts is tested once then, and saved."""
         data, model = self.prepare()
-        run = RunFolder.open(self.run) if self.saved_spec() else RunFolder.create(self.run, self.spec())
+        run = RunFolder.open(self.run) if begun_with(self.run) else RunFolder.create(self.run, self.spec())
         progress = ProgressReport(quiet=not self.progress, title=self.name, outlook=outlook)
         fitted = fit_model(model, data, self.model.train, seed=self.seed, run=run, progress=progress)
         found: Result = {

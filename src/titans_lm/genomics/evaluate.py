@@ -157,15 +157,12 @@ class FoldJob:
             "classes": list(data.classes),
         }
 
-    def saved_spec(self) -> Result | None:
-        return begun_with(self.folder)
-
     def train(self, outlook: Outlook | None = None) -> Result:
         """Train it, from where it stopped if it did, and test it on sequences that it has not seen."""
         started, data, settings = time.perf_counter(), self.cropped(), self.settings
         others = data.take(np.flatnonzero(self.parts != self.fold))
         parts = held_out(others, settings.held_out, settings.seed, settings.overlap)  # refuses, so it comes first
-        if not self.saved_spec():
+        if not begun_with(self.folder):
             RunFolder.create(self.folder, self.spec())
         classifier, fitted = train_classifier(
             settings, *parts, self.folder, ProgressReport(quiet=True, outlook=outlook)
