@@ -96,7 +96,7 @@ Fit = TypeVar("Fit", bound=FitSettings)
 class Job(Protocol):
     """A run: where its result goes, what the result depends on, and how it is come by.
 
-    It may have a `run`, a folder besides that of its result, and a `saved_spec()`, where that folder says less.
+    Its `run` is the folder that it runs in, where that is another; `saved_spec()` is what the settings there say of it.
     """
 
     name: str
@@ -180,10 +180,9 @@ def run_experiment(
             check_begun(run)
         runs = len(experiment.models) * len(experiment.seeds)
         outlook = Outlook("fewer --steps, --models or --seeds", say=say, later=runs * experiment.train.steps)
-        trials = run_trials(jobs, experiment.jobs, say, key, outlook=outlook)
+        trials, best = try_rates(jobs, experiment.jobs, say, key, outlook, most=most)
         outlook.later = 0.0
-        rates = dict.fromkeys(experiment.models, experiment.rates[0])
-        rates |= {name: best_rate(name, found, key, most=most) for name, found in trials.items()}
+        rates = dict.fromkeys(experiment.models, experiment.rates[0]) | best
         if experiment.train.steps:
             say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
         results = run_jobs([job_of(run) for run in final_runs(experiment, rates)], experiment.jobs, say, outlook)
@@ -191,22 +190,18 @@ def run_experiment(
     return rates, {name: trials.get(name, []) for name in experiment.models}, by_model
 
 
-def run_trials(
-    jobs: Sequence[Any],
-    at_once: int,
-    say: Say,
-    key: str,
-    group: Callable[[Any], str] = lambda job: job.name,
-    outlook: Outlook | None = None,
-) -> dict[str, list[Result]]:
-    """Run trials; give what each learning rate came to by `key`, by model, or by what `group` calls each trial's.
+def try_rates(
+    jobs: Sequence[Job], at_once: int, say: Say, key: str, outlook: Outlook, *, most: bool = False
+) -> tuple[dict[str, list[Result]], dict[str, float]]:
+    """Run trials; give what each learning rate came to by `key`, and the best one, by the trials' model or `place`.
 
-    A trial that diverged came to None.
+    A trial that diverged came to None. ValueError where all of a model or place did.
     """
     trials: dict[str, list[Result]] = {}
     for job, result in zip(jobs, run_jobs(jobs, at_once, say, outlook), strict=True):
-        trials.setdefault(group(job), []).append({"rate": job.rate, key: result.get(key), **kept(result)})
-    return trials
+        found = {"rate": job.rate, key: result.get(key), **kept(result)}
+        trials.setdefault(getattr(job, "place", job.name), []).append(found)
+    return trials, {place: best_rate(place, found, key, most=most) for place, found in trials.items()}
 
 
 def best_rate(name: str, trials: Iterable[Result], key: str, *, most: bool = False) -> float:

@@ -16,18 +16,7 @@ from numpy.typing import NDArray
 from titans_lm.config import BackboneConfig, check_choice
 from titans_lm.data.batches import fingerprint
 from titans_lm.experiments.models import ARCHITECTURES, STACK, parse_model, split_changes, stack_of, weights_sum
-from titans_lm.experiments.runner import (
-    SPEC,
-    Result,
-    Say,
-    best_rate,
-    kept,
-    run_jobs,
-    run_trials,
-    runs_of,
-    shorter,
-    write_record,
-)
+from titans_lm.experiments.runner import SPEC, Result, Say, kept, run_jobs, runs_of, shorter, try_rates, write_record
 from titans_lm.experiments.settings import TRIAL_SEED
 from titans_lm.genomics.batches import Places, folds, held_out
 from titans_lm.genomics.fit import SMALL, check_network, describe_data, train_classifier
@@ -131,6 +120,11 @@ class FoldJob:
     """The fold of every sequence."""
     fold: int
     counts: bool
+
+    @property
+    def place(self) -> str:
+        """What has a learning rate of its own."""
+        return f"{self.name} in fold {self.fold}"
 
     @property
     def rate(self) -> float:
@@ -257,18 +251,17 @@ def _tune(
     jobs = [
         FoldJob(
             name, shorter(fits[name], settings.tune_steps, lr=rate, seed=TRIAL_SEED),
-            settings.out / "trials" / f"{folder_name(name)}-fold{fold}-{rate:g}", data, parts, fold, counts=False,
+            settings.out / "trials" / f"{folder_name(name)}-fold{fold}-{rate:.15g}", data, parts, fold, counts=False,
         )
         for name, fold, rate in product(tuned, every, settings.rates)
     ]  # fmt: skip
     networks = [fit.steps for name, fit in fits.items() if is_network(name)]
     outlook = Outlook(SHORTER, say=say, later=sum(networks) * len(settings.seeds) * settings.folds)
-    trials = run_trials(jobs, settings.jobs, say, CHOSEN, lambda job: f"{job.name} in fold {job.fold}", outlook)
+    trials, best = try_rates(jobs, settings.jobs, say, CHOSEN, outlook, most=True)
     by_model: dict[str, list[Result]] = {name: [] for name in fits}
-    for name, fold in product(tuned, every):
-        place = f"{name} in fold {fold}"
-        rates[name, fold] = best_rate(place, trials[place], CHOSEN, most=True)
-        by_model[name] += [{"fold": fold, **trial} for trial in trials[place]]
+    for (name, fold), (place, found) in zip(product(tuned, every), trials.items(), strict=True):
+        rates[name, fold] = best[place]
+        by_model[name] += [{"fold": fold, **trial} for trial in found]
     for name in tuned:
         say(f"learning rates of {name} by fold: " + ", ".join(f"{rates[name, fold]:g}" for fold in every))
     return by_model, rates
