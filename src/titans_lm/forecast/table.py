@@ -97,11 +97,6 @@ def months(dates: np.ndarray) -> int | None:
     return int(steps[0]) if len(steps) == 1 and steps[0] > 0 and same_place else None
 
 
-def check_pandas() -> None:
-    """Raise ValueError where pandas is missing, before anything is done."""
-    load_library("pandas", "tables are read with", "pip install 'titans-lm[forecast]'")
-
-
 def read_table(path: Path, settings: TableSettings) -> Table:
     """Read a CSV file: dates in a column or none, and a number in every cell else; a header or none.
 
