@@ -6,7 +6,7 @@ import importlib
 import math
 from collections.abc import Iterable
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 Start = float | tuple[float, float]
 """Where a gate starts: one value for all heads, or (from, to), log-spaced over the heads."""
@@ -99,10 +99,12 @@ def check_fields(settings: Any, zero: Iterable[str] = ()) -> None:
     Counts are 1 or more; those that `zero` names may be 0.
     """
     for field in dataclasses.fields(settings):
-        name, kinds, got = field.name, get_args(field.type), getattr(settings, field.name)
+        name, got = field.name, getattr(settings, field.name)
+        hint = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
+        kinds = get_args(hint) if NoneType in get_args(hint) else (hint,)
         if got is None and NoneType in kinds:
             continue
-        for kind in kinds if NoneType in kinds else (field.type,):
+        for kind in kinds:
             if kind is int:
                 check_at_least(name, got, 0 if name in zero else 1)
             elif kind is bool:

@@ -220,7 +220,7 @@ def test_a_stream_that_fails_in_one_round_says_why(tmp_path, monkeypatch):
     assert run_bench(settings, lambda _: None)["rows"][0]["error"] == "no memory"
 
 
-def test_everything_is_every_kind_with_its_own_defaults():
+def test_everything_is_every_kind_with_its_own_sizes():
     parts = kinds(AllSettings(threads=1, peers_env=Path("/env")))
     assert list(parts) == ["ops", "model", "peers", "scaling", "tnt", "training"]
     assert all((part.threads, part.repeats, part.rounds) == (1, 2, 2) for part in parts.values())
@@ -289,7 +289,8 @@ def test_the_commit_is_known_or_said_to_be_unknown(monkeypatch):
     ("make", "message"),
     [
         (lambda: OpsSettings(repeats=0), "repeats=0"),
-        (lambda: OpsSettings(chunks=()), "got no chunks"),
+        (lambda: OpsSettings(chunks=()), r"got chunks=\(\); expected one or more"),
+        (lambda: OpsSettings(lengths=(64, 64)), "each once"),
         (lambda: OpsSettings(heads=(0,)), "heads=0"),
         (lambda: OpsSettings(modes=("froward",)), "did you mean 'forward'"),
         (lambda: ModelSettings(models=("lama",)), "did you mean 'llama'"),

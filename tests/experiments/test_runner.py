@@ -45,9 +45,6 @@ class Endless:
     def spec(self):
         return {}
 
-    def saved_spec(self):
-        return None
-
     def train(self, outlook=None):
         with (self.folder / "held").open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
@@ -111,11 +108,8 @@ class Training:
     def spec(self) -> dict:
         return {"name": self.name}
 
-    def saved_spec(self) -> dict | None:
-        return begun_with(self.folder)
-
     def train(self, outlook=None) -> dict:
-        run = RunFolder.open(self.folder) if self.saved_spec() else RunFolder.create(self.folder, self.spec())
+        run = RunFolder.open(self.folder) if begun_with(self.folder) else RunFolder.create(self.folder, self.spec())
         for step in range(len(run.metrics.read()) + 1, 4):
             run.metrics.append({"step": step, "seconds": 100.0 * step})
             if self.stop:

@@ -1,11 +1,14 @@
 """Small tables and models that the tests of forecasting share."""
 
 import csv
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
+from titans_lm import forecast
 from titans_lm.config import BackboneConfig
 from titans_lm.forecast.model import Forecaster, Shape
 from titans_lm.forecast.settings import NetSettings, TableSettings
@@ -61,6 +64,14 @@ def write_csv(path: Path, rows: int = 120, channels: int = 2, *, start: str = "2
     frame.insert(0, "date", pd.date_range(start, periods=rows, freq=step))
     frame.to_csv(path, index=False)
     return path
+
+
+def without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what reads tables be imported anew, as where pandas was never installed."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for name in ("evaluate", "predict", "table"):
+        monkeypatch.delitem(sys.modules, f"titans_lm.forecast.{name}", raising=False)
+        monkeypatch.delattr(forecast, name, raising=False)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

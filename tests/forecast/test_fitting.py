@@ -1,11 +1,12 @@
 import pytest
 import torch
 
-from forecast.forecast_cases import data, forecaster, net
+from forecast.forecast_cases import data, forecaster, net, write_csv
 from titans_lm.forecast.baselines import DLinear, Linear, SeasonalNaive, make_model
+from titans_lm.forecast.evaluate import evaluate_forecasters
 from titans_lm.forecast.fit import closed_form, fit_model, score, score_streamed, window_loss
 from titans_lm.forecast.model import Forecaster, Shape
-from titans_lm.forecast.settings import TrainSettings
+from titans_lm.forecast.settings import EvaluateForecasters, TrainSettings
 from titans_lm.train.loop import Interrupted
 from titans_lm.train.run import RunFolder
 
@@ -166,3 +167,20 @@ def test_a_model_that_is_taught_to_go_on_is_chosen_so():
 def test_wrong_settings_of_training_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         TrainSettings(**settings)
+
+
+def test_rates_that_are_nearly_equal_are_two_trials(monkeypatch, tmp_path):
+    folders = []
+
+    def run_job(job, _):
+        folders.append(job.folder)
+        return {"wall_seconds": 0.0, "diverged": "at once"}
+
+    monkeypatch.setattr("titans_lm.experiments.runner.run_job", run_job)
+    settings = EvaluateForecasters(
+        data=(write_csv(tmp_path / "waves.csv"),), models=("dlinear",), lookback=12, horizons=(3,),
+        rates=(0.001, 0.0010000001), out=tmp_path / "out",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="dlinear at horizon 3 of waves diverged with every learning rate"):
+        evaluate_forecasters(settings, lambda _: None)
+    assert len(folders) == len(set(folders)) == 2

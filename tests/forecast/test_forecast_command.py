@@ -1,5 +1,4 @@
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -7,7 +6,7 @@ import safetensors.torch
 import torch
 
 from cli_cases import titans
-from forecast.forecast_cases import SMALL, rows_of, write_csv
+from forecast.forecast_cases import SMALL, rows_of, without_pandas, write_csv
 from titans_lm.forecast.evaluate import ForecastJob
 from titans_lm.forecast.predict import load_forecaster
 from titans_lm.forecast.settings import TableSettings
@@ -414,7 +413,7 @@ def test_mistakes_are_one_line(fitted, capsys, tmp_path, monkeypatch, name):
 
 
 def test_without_pandas_it_says_how_to_get_it(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
+    without_pandas(monkeypatch)
     code, _, err = titans(capsys, "forecast", "evaluate", "table.csv")
     assert code == 2
     assert "got no pandas, which tables are read with; install it with: pip install 'titans-lm[forecast]'" in err

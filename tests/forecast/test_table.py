@@ -150,7 +150,19 @@ def test_quarters_and_years_go_on_by_the_calendar(tmp_path, step, expected):
 
 
 @pytest.mark.parametrize(
-    ("step", "season"), [("15min", 96), ("10min", 144), ("h", 24), ("D", 7), ("W", 52), ("MS", 12), ("YS", None)]
+    ("step", "season"),
+    [
+        ("15min", 96),
+        ("10min", 144),
+        ("h", 24),
+        ("3h", 8),
+        ("12h", 2),
+        ("5h", None),
+        ("D", 7),
+        ("W", 52),
+        ("MS", 12),
+        ("YS", None),
+    ],
 )
 def test_a_season_follows_from_the_step(tmp_path, step, season):
     found = read(write_csv(tmp_path / "t.csv", 40, step=step))

@@ -144,6 +144,20 @@ def test_neither_a_trial_nor_a_run_is_given_the_fold_that_it_is_for(
         assert names == {name for name, part in zip(data.names, parts, strict=True) if part != fold}, path
 
 
+def test_rates_that_are_nearly_equal_are_two_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = []
+
+    def run_job(job: Any, _: Any) -> dict[str, Any]:
+        folders.append(job.folder)
+        return {"wall_seconds": 0.0, "diverged": "at once"}
+
+    monkeypatch.setattr("titans_lm.experiments.runner.run_job", run_job)
+    told = settings(tmp_path, models=("lmm",), seeds=(0,), rates=(1e-3, 1.0000001e-3))
+    with pytest.raises(ValueError, match="lmm in fold 0 diverged with every learning rate"):
+        run_evaluation(told, "", lambda _: None)
+    assert len(folders) == len(set(folders)) == 2 * FOLDS
+
+
 def test_a_rate_is_what_was_asked_for(tmp_path: Path) -> None:
     """train.lr without rates, the only rate instead of it, and a variant's own before either."""
     for rates, usual in (((), 1e-2), ((0.5,), 0.5)):
@@ -349,6 +363,13 @@ def test_settings_that_will_not_do(tmp_path: Path, changes: dict[str, Any], said
 def test_it_needs_data() -> None:
     with pytest.raises(ValueError, match="got no data; expected titans genomics evaluate DATA"):
         run_evaluation(EvaluateSettings(), "", lambda _: None)
+
+
+def test_it_is_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="got WORLD_SIZE=2, several processes; expected one: models of sequences"):
+        run_evaluation(settings(tmp_path), "", lambda _: None)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

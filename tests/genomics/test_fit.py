@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from titans_lm.genomics.fit import bits_per_nucleotide, pretrain_on_file, train_
 from titans_lm.genomics.model import NucleotideModel, make_network, nucleotide_loss
 from titans_lm.genomics.predict import Classifier, load_classifier, load_nucleotides, save_classifier, save_nucleotides
 from titans_lm.genomics.records import Sequences, reverse_complement
-from titans_lm.genomics.settings import GenomicsFit, PretrainSettings, TrainSettings
+from titans_lm.genomics.settings import GenomicsFit, PretrainSettings, SharedFit, TrainSettings
 from titans_lm.train.options import plain_settings
 from titans_lm.train.run import RunFolder
 
@@ -326,6 +327,16 @@ def test_data_that_cannot_be_trained_on(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists(), "nothing is left behind"
 
 
+@pytest.mark.parametrize(("kind", "train"), [(TrainSettings, train_on_file), (PretrainSettings, pretrain_on_file)])
+def test_one_process_alone_trains(
+    tmp_path: Path, kind: Any, train: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="got WORLD_SIZE=2, several processes; expected one: models of sequences"):
+        train(kind(data=write_table(tmp_path / "dna.tsv", letters()), out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists(), "two processes would begin it"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -355,3 +366,8 @@ def test_settings_of_pre_training_that_will_not_do() -> None:
         PretrainSettings(max_length=1)
     with pytest.raises(ValueError, match="got parallel='fsdp' for a model of sequences"):
         PretrainSettings(parallel="fsdp")
+
+
+def test_settings_that_no_command_line_has_are_checked_too() -> None:
+    with pytest.raises(ValueError, match="got baseline='cn'; did you mean 'cnn'"):
+        SharedFit(baseline="cn")

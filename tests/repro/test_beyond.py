@@ -13,6 +13,7 @@ from statistics import mean, stdev
 import pytest
 
 from cli_cases import environment, titans
+from forecast.forecast_cases import without_pandas
 from repro.repro_cases import DNA, SERIES, dna, micro, quiet, series
 from titans_lm.commands.measure import genomics_command
 from titans_lm.forecast.evaluate import evaluate_command
@@ -240,7 +241,7 @@ def test_the_paper_s_setting_is_printed(tmp_path: Path) -> None:
 
 def test_without_pandas_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan("table3", "tiny", data=two_tables(tmp_path), out=tmp_path / "out", sizes=micro())
-    monkeypatch.setitem(sys.modules, "pandas", None)
+    without_pandas(monkeypatch)
     with pytest.raises(ValueError, match=r"got no pandas, .* pip install 'titans-lm\[forecast\]'"):
         run_plan(plan, quiet)
 

@@ -356,6 +356,12 @@ def test_memories_are_described_and_compared(tmp_path: Path) -> None:
     apart = compare_memories(tmp_path / "a", tmp_path / "b")
     assert not apart["equal"]
     assert apart["apart"]["state.layers.0.memory.M.0"] > 0
+    fresh = read(model, text(20))
+    for _, x in named_state(fresh.state, "state"):
+        x.zero_()
+    save_memory(fresh, tmp_path / "zero", model)
+    ratios = [compare_memories(tmp_path / "zero", tmp_path / name)["apart"] for name in ("a", "zero")]
+    assert [one["state.layers.0.memory.M.0"] for one in ratios] == [None, 0.0], "zeros have no share"
     assert verify_memory(tmp_path / "a", model)["checked_with_model"]
     other = reading_model("mac")
     save_memory(read(other, text(9)), tmp_path / "d", other)

@@ -207,10 +207,9 @@ class Genomics(Chosen):
 
 
 def run_forecast(command: Forecast) -> None:
-    from titans_lm.forecast import evaluate, predict, table
+    from titans_lm.forecast import evaluate, predict
 
     settings, output = command.what, output_of(command.what)
-    table.check_pandas()
     if isinstance(settings, TrainForecaster):
         result = evaluate.train_forecaster(settings, output.say)
         lines = [f"model in {result['model']}; go on with: titans forecast predict {settings.out} {settings.data}"]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from titans_lm.config import check_at_least, check_between, check_not_negative
 from titans_lm.data.text import HELD_OUT
@@ -13,6 +14,7 @@ from titans_lm.train.settings import FitSettings
 class RetrofitSettings(FitSettings):
     """Settings of training an adapter."""
 
+    may_be_zero: ClassVar[tuple[str, ...]] = (*FitSettings.may_be_zero, "grow_steps")
     model: str | None = None
     """Folder or hub name of the base."""
     data: str | None = None
@@ -58,9 +60,6 @@ class RetrofitSettings(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("seq_len", "batch_size", "eval_rows"):
-            check_at_least(name, getattr(self, name), 1)
-        check_at_least("grow_steps", self.grow_steps, 0)
         check_between("returning", self.returning, 0.0, 1.0)
         for name in ("distill", "text_loss", "returning_weight"):
             check_not_negative(name, getattr(self, name))

@@ -8,7 +8,6 @@ both. What that is for is the share of the gap recovered.
 """
 
 import dataclasses
-import os
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from titans_lm.train.device import choose_device, to_device
 from titans_lm.train.files import new_folder
 from titans_lm.train.loop import fit
 from titans_lm.train.options import plain_settings
+from titans_lm.train.parallel import check_alone
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, SETTINGS, RunFolder
 from titans_lm.train.trainer import checkpoint_activations
@@ -112,8 +112,7 @@ def retrofit(
     """
     if settings.model is None or settings.out is None:
         raise ValueError("got no model or no --out; expected titans retrofit MODEL DATA --out DIR")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("got several processes; expected one: adapters are trained on one device")
+    check_alone("adapters are trained on one device")
     from transformers import AutoTokenizer
 
     progress = progress or ProgressReport(quiet=True)

@@ -26,7 +26,7 @@ from titans_lm.train.device import commit, hardware
 from titans_lm.train.files import made, read_json, write_json
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import Outlook
-from titans_lm.train.run import COMMITS, UNKNOWN, commits_of, seconds_of
+from titans_lm.train.run import COMMITS, UNKNOWN, begun_with, commits_of, seconds_of
 from titans_lm.train.settings import FitSettings
 from titans_lm.train.trainer import Diverged
 
@@ -97,7 +97,10 @@ Fit = TypeVar("Fit", bound=FitSettings)
 
 @runtime_checkable
 class Job(Protocol):
-    """A run: where its result goes, what the result depends on, and how it is come by."""
+    """A run: where its result goes, what the result depends on, and how it is come by.
+
+    Its `run` is the folder that it runs in, where that is another; `saved_spec()` is what the settings there say of it.
+    """
 
     name: str
     """The model."""
@@ -111,9 +114,6 @@ class Job(Protocol):
 
     def spec(self) -> Result:
         """Give all that the result depends on, as JSON holds it."""
-
-    def saved_spec(self) -> Result | None:
-        """Give the spec that a run in the folder that is not done was begun with, if there is one."""
 
     def train(self, outlook: Outlook | None = None) -> Result:
         """Train, from where it stopped if it did, and test; `outlook` says how long all takes."""
@@ -183,10 +183,9 @@ def run_experiment(
             check_begun(run)
         runs = len(experiment.models) * len(experiment.seeds)
         outlook = Outlook("fewer --steps, --models or --seeds", say=say, later=runs * experiment.train.steps)
-        trials = run_trials(jobs, experiment.jobs, say, key, outlook=outlook)
+        trials, best = try_rates(jobs, experiment.jobs, say, key, outlook, most=most)
         outlook.later = 0.0
-        rates = dict.fromkeys(experiment.models, experiment.rates[0])
-        rates |= {name: best_rate(name, found, key, most=most) for name, found in trials.items()}
+        rates = dict.fromkeys(experiment.models, experiment.rates[0]) | best
         if experiment.train.steps:
             say("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
         results = run_jobs([job_of(run) for run in final_runs(experiment, rates)], experiment.jobs, say, outlook)
@@ -194,22 +193,18 @@ def run_experiment(
     return rates, {name: trials.get(name, []) for name in experiment.models}, by_model
 
 
-def run_trials(
-    jobs: Sequence[Any],
-    at_once: int,
-    say: Say,
-    key: str,
-    group: Callable[[Any], str] = lambda job: job.name,
-    outlook: Outlook | None = None,
-) -> dict[str, list[Result]]:
-    """Run trials; give what each learning rate came to by `key`, by model, or by what `group` calls each trial's.
+def try_rates(
+    jobs: Sequence[Job], at_once: int, say: Say, key: str, outlook: Outlook, *, most: bool = False
+) -> tuple[dict[str, list[Result]], dict[str, float]]:
+    """Run trials; give what each learning rate came to by `key`, and the best one, by the trials' model or `place`.
 
-    A trial that diverged came to None.
+    A trial that diverged came to None. ValueError where all of a model or place did.
     """
     trials: dict[str, list[Result]] = {}
     for job, result in zip(jobs, run_jobs(jobs, at_once, say, outlook), strict=True):
-        trials.setdefault(group(job), []).append({"rate": job.rate, key: result.get(key), **kept(result)})
-    return trials
+        found = {"rate": job.rate, key: result.get(key), **kept(result)}
+        trials.setdefault(getattr(job, "place", job.name), []).append(found)
+    return trials, {place: best_rate(place, found, key, most=most) for place, found in trials.items()}
 
 
 def best_rate(name: str, trials: Iterable[Result], key: str, *, most: bool = False) -> float:
@@ -313,7 +308,8 @@ def run_job(job: Job, outlook: Outlook | None = None) -> Result:
 def check_begun(ways: Sequence[Job]) -> None:
     """Refuse a folder that holds another run than this one in one of several ways, such as learning rates."""
     done = ways[0].folder / RESULT
-    before = read_json(done)[SPEC] if done.is_file() else ways[0].saved_spec()
+    saved = getattr(ways[0], "saved_spec", lambda: begun_with(getattr(ways[0], "run", ways[0].folder)))
+    before = read_json(done)[SPEC] if done.is_file() else saved()
     if before is None:
         return
     held, noted = _apart(before)

@@ -152,8 +152,7 @@ class CompareSettings(Experiment):
 class TaskFit(ModelSettings):
     """Settings of training one model on a task."""
 
-    least_steps: ClassVar[int] = 0
-    """Steps that there must be."""
+    may_be_zero: ClassVar[tuple[str, ...]] = (*ModelSettings.may_be_zero, "steps", "batch_tokens")
     lr: Hidden[float] = 3e-3
     seed: Hidden[int] = 0
     baseline: Hidden[str | None] = None
@@ -180,7 +179,6 @@ class TaskFit(ModelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, batch_tokens=0)
         for name in ("lm_loss_weight", "gate_l1"):
             check_not_negative(name, getattr(self, name))
 

@@ -199,9 +199,6 @@ class TaskJob(Run):
             **({} if self.settings.parameters is None else {"matched_by": MATCHED_BY}),
         }
 
-    def saved_spec(self) -> Result | None:
-        return begun_with(self.folder)
-
     def train(self, outlook: Outlook | None = None) -> Result:
         torch.manual_seed(self.settings.seed)
         sized = self._begin()
@@ -233,7 +230,7 @@ class TaskJob(Run):
         if getattr(self.train_tasks[0], "tokenizer", None) == WORDS and model.generation_config is not None:
             model.generation_config.eos_token_id = FULL_STOP  # where it has answered
             model.generation_config.pad_token_id = None if own is None else own.pad_token_id
-        begun = self.saved_spec() is not None
+        begun = begun_with(self.folder)
         run = RunFolder.open(self.folder, own) if begun else RunFolder.create(self.folder, self.spec(), own)
         if not self.settings.steps:
             return FitResult(step=0, tokens=0, skipped=0, seconds=0.0)

@@ -15,18 +15,7 @@ from typing import Any
 import torch
 
 from titans_lm.data.contents import files_sum
-from titans_lm.experiments.runner import (
-    CONTENTS,
-    SPEC,
-    Result,
-    Say,
-    best_rate,
-    kept,
-    run_job,
-    run_jobs,
-    run_trials,
-    write_record,
-)
+from titans_lm.experiments.runner import CONTENTS, SPEC, Result, Say, kept, run_job, run_jobs, try_rates, write_record
 from titans_lm.forecast.baselines import ModelSpec, make_model, model_spec
 from titans_lm.forecast.fit import fit_model, score, score_streamed
 from titans_lm.forecast.model import Shape
@@ -70,6 +59,11 @@ class ForecastJob:
         return self.model.name
 
     @property
+    def place(self) -> str:
+        """What has a learning rate of its own."""
+        return f"{self.name} at horizon {self.horizon} of {self.data.stem}"
+
+    @property
     def folder(self) -> Path:
         """Where the result goes: a trial's does not stand in the way of that of the run."""
         return self.run if self.counts else self.run.parent / "trials" / self.run.name
@@ -97,9 +91,6 @@ class ForecastJob:
             "streaming": self.streaming,
         }
 
-    def saved_spec(self) -> Result | None:
-        return begun_with(self.run)
-
     def prepare(self) -> tuple[Prepared, torch.nn.Module]:
         """Read the table and make the model; ValueError for what does not go together."""
         data = prepare(read_table(self.data, self.shared.table), self.shared.table, self.shared.lookback, self.horizon)
@@ -108,7 +99,7 @@ class ForecastJob:
     def train(self, outlook: Outlook | None = None) -> Result:
         """Fit it, from where it stopped if it did; what counts is tested once then, and saved."""
         data, model = self.prepare()
-        run = RunFolder.open(self.run) if self.saved_spec() else RunFolder.create(self.run, self.spec())
+        run = RunFolder.open(self.run) if begun_with(self.run) else RunFolder.create(self.run, self.spec())
         progress = ProgressReport(quiet=not self.progress, title=self.name, outlook=outlook)
         fitted = fit_model(model, data, self.model.train, seed=self.seed, run=run, progress=progress)
         found: Result = {
@@ -220,20 +211,13 @@ def _jobs(settings: EvaluateForecasters, specs: list[ModelSpec], say: Say) -> li
     if len(settings.rates) > 1:
         jobs = [_job(settings, *place, first, rate, counts=False) for place in rated for rate in settings.rates]
         runs = sum(spec.trained for _, _, spec in places) * len(settings.seeds)
-        outlook = Outlook(SHORTER, say=say, later=runs)
-        trials = run_trials(
-            jobs, settings.jobs, say, CHOSEN, lambda job: _place(job.data, job.horizon, job.model), outlook
-        )
-        best = {place: best_rate(_place(*place), trials[_place(*place)], CHOSEN) for place in rated}
+        _, found = try_rates(jobs, settings.jobs, say, CHOSEN, Outlook(SHORTER, say=say, later=runs))
+        best = dict(zip(rated, found.values(), strict=True))
     return [
         _job(settings, *place, seed, best.get(place))
         for place in places
         for seed in (settings.seeds if place[2].trained else (first,))
     ]
-
-
-def _place(path: Path, horizon: int, spec: ModelSpec) -> str:
-    return f"{spec.name} at horizon {horizon} of {path.stem}"
 
 
 def _job(
@@ -243,7 +227,7 @@ def _job(
         spec = spec._replace(train=dataclasses.replace(spec.train, lr=rate))
     named = re.sub(r"[^\w.=,-]", "-", f"{spec.name}-{horizon}")
     if spec.trained:
-        named += f"-lr{spec.train.lr:g}-seed{seed}"
+        named += f"-lr{spec.train.lr:.15g}-seed{seed}"
     run, streaming = settings.out / path.stem / named, settings.streaming and spec.has_memory
     return ForecastJob(spec, settings, path, horizon, seed, run, streaming=streaming, **own)
 

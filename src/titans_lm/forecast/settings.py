@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import tyro
 
-from titans_lm.checks import KnownSettings
-from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_positive, check_seed
+from titans_lm.checks import KnownSettings, check_fields
+from titans_lm.config import BackboneConfig, check_at_least, check_between, check_positive, check_seed
 from titans_lm.experiments.settings import check_runs, check_shared, inside
 from titans_lm.train.settings import FitSettings, Precision
 
@@ -59,9 +59,7 @@ class TableSettings(KnownSettings):
             raise ValueError(
                 f"got decimal={self.decimal!r} with separator={self.separator!r}; expected . or , and not the separator"
             )
-        check_choice("missing", self.missing, get_args(Missing))
-        check_choice("sentinel", self.sentinel, get_args(Sentinel))
-        check_choice("split", self.split, get_args(Split))
+        check_fields(self)
         check_between("train_share", self.train_share, 0.0, 1.0)
         check_between("test_share", self.test_share, 0.0, 1.0)
         if self.train_share + self.test_share >= 1.0:
@@ -69,8 +67,6 @@ class TableSettings(KnownSettings):
                 f"got train_share={self.train_share} and test_share={self.test_share}; "
                 "expected a sum below 1, so that rows are left for validation"
             )
-        if self.period is not None:
-            check_at_least("period", self.period, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +120,7 @@ class NetSettings(KnownSettings):
     """The stack of blocks; its architecture is that of the model's name."""
 
     def __post_init__(self) -> None:
-        check_choice("instance_norm", self.instance_norm, get_args(Normalisation))
-        check_choice("shortcut", self.shortcut, get_args(Shortcut))
-        check_at_least("patch_len", self.patch_len, 1)
-        check_at_least("stride", self.stride, 1)
+        check_fields(self)
         check_between("dropout", self.dropout, 0.0, 0.99)
 
 
@@ -167,9 +160,7 @@ class TrainSettings(KnownSettings):
     """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "patience", "evaluations", "batch_size", "windows"):
-            check_at_least(name, getattr(self, name), 1)
-        check_choice("loss", self.loss, get_args(Loss))
+        check_fields(self)
         check_between("warmup_share", self.warmup_share, 0.0, 1.0)
         if not self.ridge:
             raise ValueError("got ridge=(); expected one penalty or more")
@@ -204,7 +195,7 @@ class ForecastSettings(KnownSettings):
     """Show nothing."""
 
     def __post_init__(self) -> None:
-        check_at_least("lookback", self.lookback, 1)
+        check_fields(self, zero=["seed"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +214,8 @@ class TrainForecaster(ForecastSettings):
     """Folder of the run, with the fitted model in it; the same command goes on where it was stopped."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("horizon", self.horizon, 1)
         check_seed("seed", self.seed)
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +246,6 @@ class EvaluateForecasters(ForecastSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("jobs", self.jobs, 1)
         check_runs(self, "models", "horizons", "seeds", empty=("rates",))
         for horizon in self.horizons:
             check_at_least("horizons", horizon, 1)
@@ -291,5 +280,4 @@ class PredictSettings(KnownSettings):
     """Show nothing."""
 
     def __post_init__(self) -> None:
-        check_choice("memory", self.memory, get_args(Memory))
-        check_at_least("plot_channels", self.plot_channels, 1)
+        check_fields(self)

@@ -66,7 +66,7 @@ class Table:
         if months(self.dates) == 3:
             return 4
         seconds = round(self.step / np.timedelta64(1, "s"))
-        if 60 <= seconds <= 3600:
+        if 60 <= seconds <= 3600 or (3600 < seconds < DAY and not DAY % seconds):
             return DAY // seconds
         return 12 if 28 * DAY <= seconds <= 31 * DAY else {DAY: 7, 7 * DAY: 52}.get(seconds)
 
@@ -95,11 +95,6 @@ def months(dates: np.ndarray) -> int | None:
     steps = np.unique(np.diff(12 * index.year + index.month))
     same_place = len(set(index.day)) == 1 or bool(index.is_month_end.all())
     return int(steps[0]) if len(steps) == 1 and steps[0] > 0 and same_place else None
-
-
-def check_pandas() -> None:
-    """Raise ValueError where pandas is missing, before anything is done."""
-    load_library("pandas", "tables are read with", "pip install 'titans-lm[forecast]'")
 
 
 def read_table(path: Path, settings: TableSettings) -> Table:

@@ -16,21 +16,10 @@ from numpy.typing import NDArray
 from titans_lm.config import BackboneConfig, check_choice
 from titans_lm.data.batches import fingerprint
 from titans_lm.experiments.models import ARCHITECTURES, STACK, parse_model, split_changes, stack_of, weights_sum
-from titans_lm.experiments.runner import (
-    SPEC,
-    Result,
-    Say,
-    best_rate,
-    kept,
-    run_jobs,
-    run_trials,
-    runs_of,
-    shorter,
-    write_record,
-)
+from titans_lm.experiments.runner import SPEC, Result, Say, kept, run_jobs, runs_of, shorter, try_rates, write_record
 from titans_lm.experiments.settings import TRIAL_SEED
 from titans_lm.genomics.batches import Places, folds, held_out
-from titans_lm.genomics.fit import check_network, describe_data, train_classifier
+from titans_lm.genomics.fit import SMALL, check_network, describe_data, train_classifier
 from titans_lm.genomics.predict import (
     NUCLEOTIDES,
     corrected_t,
@@ -48,6 +37,7 @@ from titans_lm.report.table import mean_with_spread
 from titans_lm.train.files import write_atomically
 from titans_lm.train.fresh import count_parameters, match_parameters
 from titans_lm.train.options import merge_settings, plain_settings
+from titans_lm.train.parallel import check_alone
 from titans_lm.train.progress import Outlook, ProgressReport
 from titans_lm.train.run import RunFolder, begun_with
 
@@ -132,6 +122,11 @@ class FoldJob:
     counts: bool
 
     @property
+    def place(self) -> str:
+        """What has a learning rate of its own."""
+        return f"{self.name} in fold {self.fold}"
+
+    @property
     def rate(self) -> float:
         return self.settings.lr
 
@@ -156,15 +151,12 @@ class FoldJob:
             "classes": list(data.classes),
         }
 
-    def saved_spec(self) -> Result | None:
-        return begun_with(self.folder)
-
     def train(self, outlook: Outlook | None = None) -> Result:
         """Train it, from where it stopped if it did, and test it on sequences that it has not seen."""
         started, data, settings = time.perf_counter(), self.cropped(), self.settings
         others = data.take(np.flatnonzero(self.parts != self.fold))
         parts = held_out(others, settings.held_out, settings.seed, settings.overlap)  # refuses, so it comes first
-        if not self.saved_spec():
+        if not begun_with(self.folder):
             RunFolder.create(self.folder, self.spec())
         classifier, fitted = train_classifier(
             settings, *parts, self.folder, ProgressReport(quiet=True, outlook=outlook)
@@ -194,6 +186,7 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> Result
     """
     if settings.data is None:
         raise ValueError("got no data; expected titans genomics evaluate DATA")
+    check_alone(SMALL)
     for module in ("scipy.stats", "sklearn.metrics"):
         extra(module)  # the paired tests stand at the end of hours
     data = read_sequences(settings.data, settings.read)
@@ -258,18 +251,17 @@ def _tune(
     jobs = [
         FoldJob(
             name, shorter(fits[name], settings.tune_steps, lr=rate, seed=TRIAL_SEED),
-            settings.out / "trials" / f"{folder_name(name)}-fold{fold}-{rate:g}", data, parts, fold, counts=False,
+            settings.out / "trials" / f"{folder_name(name)}-fold{fold}-{rate:.15g}", data, parts, fold, counts=False,
         )
         for name, fold, rate in product(tuned, every, settings.rates)
     ]  # fmt: skip
     networks = [fit.steps for name, fit in fits.items() if is_network(name)]
     outlook = Outlook(SHORTER, say=say, later=sum(networks) * len(settings.seeds) * settings.folds)
-    trials = run_trials(jobs, settings.jobs, say, CHOSEN, lambda job: f"{job.name} in fold {job.fold}", outlook)
+    trials, best = try_rates(jobs, settings.jobs, say, CHOSEN, outlook, most=True)
     by_model: dict[str, list[Result]] = {name: [] for name in fits}
-    for name, fold in product(tuned, every):
-        place = f"{name} in fold {fold}"
-        rates[name, fold] = best_rate(place, trials[place], CHOSEN, most=True)
-        by_model[name] += [{"fold": fold, **trial} for trial in trials[place]]
+    for (name, fold), (place, found) in zip(product(tuned, every), trials.items(), strict=True):
+        rates[name, fold] = best[place]
+        by_model[name] += [{"fold": fold, **trial} for trial in found]
     for name in tuned:
         say(f"learning rates of {name} by fold: " + ", ".join(f"{rates[name, fold]:g}" for fold in every))
     return by_model, rates

@@ -40,7 +40,7 @@ from titans_lm.train.files import read_json, write_json
 from titans_lm.train.fresh import match_parameters, size_of
 from titans_lm.train.loop import BestStep, Interrupted, fit
 from titans_lm.train.options import as_settings, plain_settings
-from titans_lm.train.parallel import Distributed, joined_distributed
+from titans_lm.train.parallel import check_alone
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, SETTINGS, RunFolder
 
@@ -49,6 +49,8 @@ MOST_HELD_OUT = 1024
 """Most pieces that are held out: of a genome a share would take longer to measure than to train on."""
 INCIDENTAL = ("out", "resume", "json", "quiet")
 """Settings of a command that say nothing of what is trained."""
+SMALL = "models of sequences are small, and trained without torchrun"
+"""Why one process trains them."""
 Found = dict[str, Any]
 
 
@@ -61,6 +63,7 @@ def train_on_file(settings: TrainSettings, *, progress: ProgressReport | None = 
     """
     if settings.data is None or settings.out is None:
         raise ValueError("got no data or no run; expected titans genomics train DATA --out FOLDER")
+    check_alone(SMALL)
     extra("sklearn.metrics")  # scores stand at the end
     shown = ProgressReport(quiet=True) if progress is None else progress
     chosen = as_settings(GenomicsFit, settings)
@@ -134,19 +137,17 @@ def train_classifier(
     Sequences are cropped already. The numbers beside it are about the training alone.
     """
     shown = ProgressReport(quiet=True) if progress is None else progress
-    with joined_distributed(settings.device) as world:
-        if settings.baseline not in COUNTED:
-            return _train_network(settings, train, valid, path, shown, world)
-        core, chosen = fit_baseline(settings, train, valid)
-        classifier = Classifier(settings, train.classes, core)
-        world.first(lambda: save_classifier(path / MODEL, classifier))
-        return classifier, chosen
+    if settings.baseline not in COUNTED:
+        return _train_network(settings, train, valid, path, shown)
+    core, chosen = fit_baseline(settings, train, valid)
+    classifier = Classifier(settings, train.classes, core)
+    save_classifier(path / MODEL, classifier)
+    return classifier, chosen
 
 
 def _train_network(
-    settings: GenomicsFit, train: Sequences, valid: Sequences, path: Path, progress: ProgressReport, world: Distributed
+    settings: GenomicsFit, train: Sequences, valid: Sequences, path: Path, progress: ProgressReport
 ) -> tuple[Classifier, Found]:
-    world.share(settings.batch_size)
     settings, initial = _resolve_model(settings)
     if settings.pretrain_steps:
         longest = max(2, *map(len, train.tokens))
@@ -161,7 +162,7 @@ def _train_network(
     best = BestStep(
         network, lambda model: _validate(settings, model, valid),
         lambda found: (found["validation_accuracy"], -found["validation_loss"]), steps=settings.steps,
-        every=settings.eval_every, patience=settings.patience, path=path / BEST, writes=world.main,
+        every=settings.eval_every, patience=settings.patience, path=path / BEST,
     )  # fmt: skip
     batches = SequenceBatches(
         train.tokens, train.with_labels(),
@@ -171,14 +172,8 @@ def _train_network(
         network, batches, class_loss, settings,
         eval_fn=best, on_step=best.on_step, run=RunFolder.open(path), progress=progress,
     )  # fmt: skip
-
-    def save() -> None:
-        best.restore()
-        save_classifier(path / MODEL, Classifier(settings, train.classes, network))
-
-    world.first(save)
-    found = best.found
-    assert found is not None
+    found = best.restore()
+    save_classifier(path / MODEL, Classifier(settings, train.classes, network))
     fitted = {
         "steps": best.steps(ended.step),
         "best_step": found["step"],
@@ -224,6 +219,7 @@ def pretrain_on_file(settings: PretrainSettings, *, progress: ProgressReport | N
     """Train a model of nucleotides on a file, for classifiers to start from; raises what `train_on_file` does."""
     if settings.data is None or settings.out is None:
         raise ValueError("got no data or no run; expected titans genomics pretrain DATA --out FOLDER")
+    check_alone(SMALL)
     shown = ProgressReport(quiet=True) if progress is None else progress
     data = read_sequences(settings.data, settings.read)
     try:
@@ -251,19 +247,17 @@ def pretrain(
     order = np.random.default_rng([settings.seed, 2]).permutation(len(cut))
     many = min(max(round(len(cut) * settings.held_out), 1), len(cut) - 1, MOST_HELD_OUT)
     test, train = ([cut[place] for place in part] for part in (order[:many], order[many:]))
-    with joined_distributed(settings.device) as world:
-        world.share(settings.batch_size)
-        world.first(lambda: begin(path, settings, resume=resume))
-        torch.manual_seed(settings.seed)
-        model = NucleotideModel(settings.model, settings.word_size, settings.embed_dropout)
-        size, seed, strands = settings.batch_size, settings.seed, settings.reverse_complement
-        batches = SequenceBatches(train, batch_size=size, seed=seed, strands=strands)
-        progress.say(f"pre-training on {len(train):,} pieces, {len(test):,} held out; run folder {path}")
-        ended = fit(
-            model, batches, nucleotide_loss, settings, run=RunFolder.open(path), progress=progress,
-            eval_fn=lambda model: {"held_out_bits_per_nucleotide": bits_per_nucleotide(model, test, size)},
-        )  # fmt: skip
-        world.first(lambda: save_nucleotides(path / MODEL, model))
+    begin(path, settings, resume=resume)
+    torch.manual_seed(settings.seed)
+    model = NucleotideModel(settings.model, settings.word_size, settings.embed_dropout)
+    size, seed, strands = settings.batch_size, settings.seed, settings.reverse_complement
+    batches = SequenceBatches(train, batch_size=size, seed=seed, strands=strands)
+    progress.say(f"pre-training on {len(train):,} pieces, {len(test):,} held out; run folder {path}")
+    ended = fit(
+        model, batches, nucleotide_loss, settings, run=RunFolder.open(path), progress=progress,
+        eval_fn=lambda model: {"held_out_bits_per_nucleotide": bits_per_nucleotide(model, test, size)},
+    )  # fmt: skip
+    save_nucleotides(path / MODEL, model)
     return {
         "pieces": len(train),
         "held_out_pieces": len(test),

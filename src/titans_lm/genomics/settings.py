@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from titans_lm.checks import KnownSettings, load_library
-from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_switch
+from titans_lm.checks import KnownSettings, check_fields, load_library
+from titans_lm.config import BackboneConfig, check_at_least, check_between
 from titans_lm.experiments.settings import Hidden, check_runs, check_shared, inside
 from titans_lm.train.settings import FitSettings
 
@@ -17,8 +17,6 @@ Pooling = Literal["mean", "last"]
 Baseline = Literal["cnn", "words", "kmer-nb", "kmer-lr", "length"]
 COUNTED = ("kmer-nb", "kmer-lr", "length")
 """Baselines that are no networks."""
-LEAST = {"cnn_channels": 1, "cnn_layers": 1, "cnn_kernel": 1, "parameters": 1, "patience": 0, "pretrain_steps": 0}
-"""Least values of settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +34,7 @@ class ReadSettings(KnownSettings):
     """FASTA of the genome that intervals are cut out of (GenomicBenchmarks' csv.gz)."""
 
     def __post_init__(self) -> None:
-        check_choice("unknown", self.unknown, get_args(Unknown))
+        check_fields(self)
 
 
 def small_model() -> BackboneConfig:
@@ -51,8 +49,7 @@ def small_model() -> BackboneConfig:
 class SequenceFit(FitSettings):
     """Settings of training on sequences, with classes or without."""
 
-    least_length: ClassVar[int] = 0
-    """Least value of max_length."""
+    may_be_zero: ClassVar[tuple[str, ...]] = (*FitSettings.may_be_zero, "max_length")
     steps: int = 1000
     """Steps of the optimiser."""
     log_every: int = 10
@@ -76,20 +73,18 @@ class SequenceFit(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("batch_size", self.batch_size, 1)
-        check_at_least("max_length", self.max_length, self.least_length)
         check_between("held_out", self.held_out, 0.001, 0.5)
         check_between("embed_dropout", self.embed_dropout, 0.0, 0.9)
-        check_switch("reverse_complement", self.reverse_complement)
         _check_words("word_size", self.word_size)
         if self.parallel == "fsdp":
-            raise ValueError("got parallel='fsdp' for a model of sequences, which is small; expected auto or ddp")
+            raise ValueError("got parallel='fsdp' for a model of sequences, which one process trains; expected auto")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenomicsFit(SequenceFit):
     """Settings of one classifier and its training."""
 
+    may_be_zero: ClassVar[tuple[str, ...]] = (*SequenceFit.may_be_zero, "pretrain_steps", "overlap", "patience")
     eval_every: int = 100
     """Steps between two evaluations on the validation part; the best of them is kept."""
     baseline: Baseline | None = None
@@ -129,15 +124,6 @@ class GenomicsFit(SequenceFit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in LEAST.items():
-            if getattr(self, name) is not None:
-                check_at_least(name, getattr(self, name), least)
-        for name in ("see_length", "both_strands"):
-            check_switch(name, getattr(self, name))
-        for name, known in (("crop", Crop), ("pooling", Pooling)):
-            check_choice(name, getattr(self, name), get_args(known))
-        if self.baseline is not None:
-            check_choice("baseline", self.baseline, get_args(Baseline))
         _check_words("k", self.k)
         if self.overlap:
             check_at_least("overlap", self.overlap, 8)
@@ -200,13 +186,16 @@ class TrainSettings(GenomicsFit, RunSettings):
 class PretrainSettings(SequenceFit, RunSettings):
     """Learn to predict the next nucleotide; titans genomics train DATA --pretrained RUN starts from it."""
 
-    least_length: ClassVar[int] = 2
     max_length: int = 1024
     """Nucleotides of a sequence; longer ones are cut into several."""
     held_out: float = 0.1
     """Share of the sequences that bits per nucleotide are measured on; at most 1,024 pieces."""
     reverse_complement: bool = True
     """Whether every second sequence, drawn anew each time, is read from the other strand."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("max_length", self.max_length, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,9 +228,7 @@ class EvaluateSettings(Source):
 
     def __post_init__(self) -> None:
         check_at_least("folds", self.folds, 2)
-        for name in ("tune_steps", "jobs"):
-            check_at_least(name, getattr(self, name), 1)
-        check_at_least("fold_seed", self.fold_seed, 0)
+        check_fields(self, zero=["fold_seed"])
         check_runs(self, "models", "seeds", empty=("rates",))
         own = {"lr": "--rates"} if self.rates else {}
         check_shared(self.train, seed="--seeds", baseline="--models", **own)
@@ -274,7 +261,6 @@ class PredictSettings(Source):
 
 
 def _check_words(name: str, size: int) -> None:
-    check_at_least(name, size, 1)
     if size > 8:
         raise ValueError(f"got {name}={size}; expected 1 to 8: there are 4^{size} words")
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from titans_lm.checks import KnownSettings
-from titans_lm.config import check_at_least, check_between
+from titans_lm.checks import KnownSettings, check_fields
+from titans_lm.config import check_between
 from titans_lm.data.text import HELD_OUT
 
 
@@ -45,10 +45,7 @@ class PrepareSettings(KnownSettings):
         return self.tokenizer == "bytes" and not self.train_bpe
 
     def __post_init__(self) -> None:
-        for name in ("train_bpe", "max_documents", "workers"):
-            check_at_least(name, getattr(self, name), 0)
-        for name in ("shard_tokens", "bpe_bytes"):
-            check_at_least(name, getattr(self, name), 1)
+        check_fields(self, zero=["train_bpe", "max_documents", "workers"])
         check_between("held_out", self.held_out, 0.0, 1.0)
         if self.train_bpe and self.tokenizer != "bytes":
             raise ValueError(

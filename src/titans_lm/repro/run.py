@@ -165,9 +165,7 @@ def _do(step: Step, say: Say, quiet: bool) -> None:
             write_json(step.file, run_bench(settings, say))
         case EvaluateForecasters():
             from titans_lm.forecast.evaluate import evaluate_forecasters
-            from titans_lm.forecast.table import check_pandas
 
-            check_pandas()
             evaluate_forecasters(settings, say)
         case EvaluateSettings():
             from titans_lm.genomics.evaluate import run_evaluation

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from titans_lm.checks import KnownSettings
-from titans_lm.config import check_at_least, check_between
+from titans_lm.checks import KnownSettings, check_fields
+from titans_lm.config import check_between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,10 @@ class ServeSettings(KnownSettings):
     """Requests that may wait; more are told to come back."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_batch", "workers", "in_memory", "max_stored", "max_body_bytes", "max_prompt_tokens", "max_new_tokens",
-            "max_waiting",
-        ):  # fmt: skip
-            check_at_least(name, getattr(self, name), 1)
         if not self.host.strip():
             raise ValueError("got an empty host; expected an address such as 127.0.0.1, or 0.0.0.0 for every one")
         check_between("port", self.port, 0, 65535)
+        check_fields(self, zero=["port"])
         check_between("max_seconds", self.max_seconds, 1e-3, 1e9)
         check_key("api_key", self.api_key)
 

@@ -76,7 +76,8 @@ def _norm(x: Tensor) -> float:
 
 
 def _apart(x: Tensor, y: Tensor) -> float | None:
+    """‖x − y‖ / ‖x‖; None where there is no such ratio: of two shapes, and of zeros and what is none."""
     if x.shape != y.shape:
         return None
-    size = x.double().norm().item()
-    return round((x.double() - y.double()).norm().item() / size, 6) if size else _norm(y)
+    size, apart = x.double().norm().item(), (x.double() - y.double()).norm().item()
+    return round(apart / size, 6) if size else None if apart else 0.0

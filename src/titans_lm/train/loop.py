@@ -168,10 +168,10 @@ class BestStep:
 
     def __init__(
         self, model: nn.Module, measure: Callable[[nn.Module], Found], rank: Callable[[Found], Any], *, steps: int,
-        every: int, patience: int = 0, path: Path | None = None, writes: bool = True,
+        every: int, patience: int = 0, path: Path | None = None,
     ) -> None:  # fmt: skip
         """Take the most `steps` that there are, those between evaluations, and how many of these may be no better."""
-        self.model, self.measure, self.rank, self.path, self.writes = model, measure, rank, path, writes
+        self.model, self.measure, self.rank, self.path = model, measure, rank, path
         self.last_step, self.every, self.patience = steps, every, patience
         self.last: Found = {}
         self.found: Found | None = None
@@ -199,7 +199,7 @@ class BestStep:
         if self.found is None or self.rank(self.last) > self.rank(self.found):
             self.found = self.last
             self.weights = {name: x.detach().cpu().contiguous().clone() for name, x in self.model.state_dict().items()}
-            if self.path is not None and self.writes:
+            if self.path is not None:
                 numbers = {"found": json.dumps(self.found)}
                 write_atomically(self.path, safetensors.torch.save(self.weights, numbers))
                 remove_unfinished(self.path.parent)

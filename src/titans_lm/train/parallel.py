@@ -120,6 +120,12 @@ ALONE = Distributed(0, 1, torch.device("cpu"))
 """The only process that there is."""
 
 
+def check_alone(why: str) -> None:
+    """Refuse to be one of several processes that torchrun has started."""
+    if int(size := os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"got WORLD_SIZE={size}, several processes; expected one: {why}")
+
+
 def open_distributed(device: str = "auto") -> Distributed:
     """Join the processes that torchrun has started, or be alone; ValueError for a device that is not there."""
     chosen = choose_device(device)

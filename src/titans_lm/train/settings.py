@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from titans_lm.checks import KnownSettings
-from titans_lm.config import BackboneConfig, check_at_least, check_between, check_choice, check_not_negative, check_seed
+from titans_lm.checks import KnownSettings, check_fields
+from titans_lm.config import BackboneConfig, check_between, check_choice, check_not_negative, check_seed
 from titans_lm.data.curriculum import RereadCurriculum
 from titans_lm.data.text import HELD_OUT
 
@@ -31,8 +31,8 @@ RULES: dict[str, dict[str, Any]] = {
 class FitSettings(KnownSettings):
     """Settings of the training loop, whatever the task."""
 
-    least_steps: ClassVar[int] = 1
-    """Steps that there must be."""
+    may_be_zero: ClassVar[tuple[str, ...]] = ("warmup_steps", "workers", "seed", "eval_every", "save_every")
+    """Counts that need not be 1 or more."""
     steps: int = 600
     """Steps of the optimizer."""
     lr: float = 3e-3
@@ -85,21 +85,15 @@ class FitSettings(KnownSettings):
     """Where numbers go beside metrics.jsonl: tensorboard, wandb, trackio."""
 
     def __post_init__(self) -> None:
-        check_at_least("steps", self.steps, self.least_steps)
-        for name in ("accumulate", "log_every", "keep", "max_skipped"):
-            check_at_least(name, getattr(self, name), 1)
-        for name in ("warmup_steps", "eval_every", "save_every", "workers"):
-            check_at_least(name, getattr(self, name), 0)
+        check_seed("seed", self.seed)
+        check_fields(self, zero=self.may_be_zero)
         for name in ("lr", "weight_decay"):
             check_not_negative(name, getattr(self, name))
         for name in ("clip", "spike_sigmas"):
             check_between(name, getattr(self, name), 0.0, float("inf"))
-        check_seed("seed", self.seed)
         check_between("lr_floor", self.lr_floor, 0.0, 1.0)
         for name in ("beta1", "beta2"):
             check_between(name, getattr(self, name), 0.0, 0.99999)
-        check_choice("precision", self.precision, get_args(Precision))
-        check_choice("parallel", self.parallel, get_args(Parallel))
         for sink in self.sinks:
             check_choice("sinks", sink, get_args(Sink))
 
@@ -142,12 +136,6 @@ class ModelSettings(FitSettings):
     batch_size: int = 4
     """Rows of a batch."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("batch_size", self.batch_size, 1)
-        if self.parameters is not None:
-            check_at_least("parameters", self.parameters, 1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageSettings(ModelSettings):
@@ -181,11 +169,6 @@ class LanguageSettings(ModelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("seq_len", "eval_bytes"):
-            check_at_least(name, getattr(self, name), 1)
-        check_choice("boundaries", self.boundaries, get_args(Boundaries))
-        if self.vocab_size is not None:
-            check_at_least("vocab_size", self.vocab_size, 1)
         if self.init is not None and (self.baseline is not None or self.parameters is not None):
             other = "baseline" if self.baseline is not None else "parameters"
             raise ValueError(f"got init and {other}; expected one of them: a trained model is as large as it is")

@@ -4,10 +4,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import TYPE_CHECKING, ClassVar
 
-from titans_lm.checks import KnownSettings
-from titans_lm.config import check_at_least, check_choice
+from titans_lm.checks import KnownSettings, check_fields
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story, encode
 from titans_lm.data.tasks.stories import GIVERS, LABELS, PEOPLE, BabiTask, Question, draw_question, read_questions
 from titans_lm.data.tasks.task import SizedTask
@@ -64,9 +63,7 @@ class BabiLongSettings(SizedTask, KnownSettings, HiddenFacts):
     """Most facts of a story, whatever the length, so that all lengths have stories of one kind; 0 sets no limit."""
 
     def __post_init__(self) -> None:
-        check_choice("story", self.story, get_args(BabiTask))
-        check_at_least("length", self.length, 0)
-        check_at_least("facts", self.facts, 0)
+        check_fields(self, zero=["length", "facts"])
         if self.clean and self.books is None:
             raise ValueError("got clean=True without books; expected books, whose sentences could be left out")
 

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from titans_lm.checks import KnownSettings
-from titans_lm.config import check_at_least, check_choice
+from titans_lm.checks import KnownSettings, check_fields
+from titans_lm.config import check_at_least
 from titans_lm.data.tasks.haystack import BYTES, asked_batch, encode_all, vocabulary
 from titans_lm.data.tasks.task import COUNTED, SizedTask, TaskPlan
 from titans_lm.data.tasks.vocabulary import TWO_WORDS, Names
@@ -61,9 +61,7 @@ class CommonWordsSettings(SizedTask, KnownSettings):
     """Most tokens of a row, with its answer."""
 
     def __post_init__(self) -> None:
-        check_choice("word", self.word, get_args(Word))
-        for name in ("common", "rarely", "length"):
-            check_at_least(name, getattr(self, name), 1)
+        check_fields(self)
         check_at_least("often", self.often, self.rarely + 1)
         if self.common >= len(WORDS[self.word]):
             raise ValueError(

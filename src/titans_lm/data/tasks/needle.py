@@ -7,10 +7,9 @@ are RULER-style, not RULER's own (those are reached through lm-eval).
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from titans_lm.checks import KnownSettings
-from titans_lm.config import check_at_least, check_choice
+from titans_lm.checks import KnownSettings, check_fields
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story
 from titans_lm.data.tasks.task import AT, COUNTED, Task, read_size
 from titans_lm.data.tasks.vocabulary import INTRODUCTION, TWO_WORDS
@@ -64,10 +63,7 @@ class NeedleSettings(KnownSettings, HiddenFacts):
     """Whether questions, but for the last, may come before the end, with text and needles behind them; not in tests."""
 
     def __post_init__(self) -> None:
-        check_choice("value", self.value, get_args(Kind))
-        check_at_least("length", self.length, 0)
-        for name in ("keys", "values", "queries"):
-            check_at_least(name, getattr(self, name), 1)
+        check_fields(self, zero=["length"])
         if self.keys > len(TWO_WORDS):
             raise ValueError(f"got keys={self.keys}; expected {len(TWO_WORDS)} or fewer")
         if self.queries > self.keys:

@@ -6,10 +6,9 @@ window is shorter than the gap cannot, unless layers hand the pair on: n layers 
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from titans_lm.checks import KnownSettings
-from titans_lm.config import check_at_least, check_choice
+from titans_lm.checks import KnownSettings, check_fields
 from titans_lm.data.tasks.task import SizedTask, TaskPlan
 
 if TYPE_CHECKING:
@@ -72,13 +71,9 @@ class RecallSettings(SizedTask, KnownSettings):
     """What stands where nothing is said: one id, or random ones that are no key of the row."""
 
     def __post_init__(self) -> None:
-        check_at_least("pairs", self.pairs, 1)
-        check_at_least("passes", self.passes, 1)
-        check_at_least("gap", self.gap, 0)
+        check_fields(self, zero=["gap", "updates"])
         if self.key_tokens not in (1, 2):
             raise ValueError(f"got key_tokens={self.key_tokens!r}; expected 1 or 2")
-        check_choice("fillers", self.fillers, get_args(Fillers))
-        check_at_least("updates", self.updates, 0)
         if self.updates > self.pairs:
             raise ValueError(f"got updates={self.updates} and pairs={self.pairs}; expected no more updates than pairs")
         if self.symbols % 2 or self.symbols < 2 * (self.pairs + self.updates):

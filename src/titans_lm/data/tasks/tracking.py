@@ -8,10 +8,9 @@ reads all tokens at once is; see "The Illusion of State in State-Space Models" (
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import permutations
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from titans_lm.checks import KnownSettings
-from titans_lm.config import check_at_least, check_choice
+from titans_lm.checks import KnownSettings, check_fields
 from titans_lm.data.tasks.task import SizedTask, TaskPlan
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ class TrackingSettings(SizedTask, KnownSettings):
     """Tokens of a word."""
 
     def __post_init__(self) -> None:
-        check_choice("group", self.group, get_args(Group))
-        check_at_least("length", self.length, 1)
+        check_fields(self)
 
     @property
     def vocab_size(self) -> int:

@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from titans_lm.checks import KnownSettings
-from titans_lm.config import check_at_least, check_choice
+from titans_lm.checks import KnownSettings, check_fields
 from titans_lm.data.tasks.haystack import BYTES, HiddenFacts, HiddenTask, Story
 from titans_lm.data.tasks.task import COUNTED, SizedTask
 from titans_lm.data.tasks.vocabulary import TWO_WORDS, Names
@@ -65,10 +64,7 @@ class VariablesSettings(SizedTask, KnownSettings, HiddenFacts):
     """Tokens of a row, with its answer; 0 is without a haystack, as long as it takes."""
 
     def __post_init__(self) -> None:
-        check_choice("name", self.name, get_args(Name))
-        check_at_least("chains", self.chains, 1)
-        check_at_least("hops", self.hops, 0)
-        check_at_least("length", self.length, 0)
+        check_fields(self, zero=["hops", "length"])
         if self.chains > MOST - LEAST + 1:
             raise ValueError(f"got chains={self.chains}; expected {MOST - LEAST + 1} or fewer")
         if self.chains * (self.hops + 1) > len(NAMES[self.name]):
