@@ -38,8 +38,8 @@ def equal(a: Any, b: Any) -> bool:
     return a == b
 
 
-def torch_optimizer(checkpoint: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (checkpoint / "optimizer").glob("*.distcp")}
+def torch_optimizer(checkpoint: Path) -> bytes:
+    return (checkpoint / "optimizer.safetensors").read_bytes()
 
 
 class Slow:

@@ -1,7 +1,5 @@
-import io
 import itertools
 import json
-import pickle
 import shutil
 import zlib
 
@@ -127,7 +125,7 @@ def damage(path, how):
         path.unlink()
 
 
-FILES = ["model.safetensors", "config.json", "optimizer/.metadata", "optimizer/__0_0.distcp"]
+FILES = ["model.safetensors", "config.json", "optimizer.safetensors"]
 DAMAGE = [
     *itertools.product(["trainer.pt"], ["truncated", "one bit", "empty", "missing"]),
     *itertools.product(FILES, ["one bit", "missing"]),
@@ -239,43 +237,44 @@ def test_the_optimizer_of_another_model_is_refused(titans, tmp_path):
     model = titans("mac")
     save_checkpoint(tmp_path / "x", model, TRAINER, optimizer=optimizer_tensors(model, stepped(model)))
     for other in (titans("mac", hidden_size=32), titans("sliding")):
-        with pytest.raises(ValueError, match=r"optimizer (does not fit this model|holds 'model\.)"):
+        with pytest.raises(ValueError, match=r"optimizer\.safetensors holds 'model\..*give the model that"):
             load_optimizer(tmp_path / "x", other, torch.optim.AdamW(other.parameters()))
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("where", ["list", "values", "tensors"])
-def test_an_optimizer_runs_no_code_even_where_the_sums_are_right(titans, tmp_path, where):
-    """In DCP's list, in a value that is no tensor, in the place of a tensor."""
+@pytest.mark.parametrize("what", ["code", "half", "nothing"])
+def test_an_optimizer_is_read_as_tensors_or_not_at_all_even_where_the_sums_are_right(titans, tmp_path, what):
     ran, folder, model = tmp_path / "ran", tmp_path / "x", titans("mac")
-    given = {"lm_head.weight/exp_avg": Evil(ran)} if where == "values" else optimizer_tensors(model, stepped(model))
-    save_checkpoint(folder, model, TRAINER, optimizer=given)
-    if where == "list":
-        (folder / "optimizer" / ".metadata").write_bytes(pickle.dumps(Evil(ran)))
-    elif where == "tensors":
-        (file,) = (folder / "optimizer").glob("*.distcp")
-        evil = io.BytesIO()
-        torch.save(Evil(ran), evil)
-        file.write_bytes(evil.getvalue() + file.read_bytes()[len(evil.getvalue()) :])
+    save_checkpoint(folder, model, TRAINER, optimizer=optimizer_tensors(model, stepped(model)))
+    if what == "code":
+        torch.save(Evil(ran), folder / "optimizer.safetensors")
+    else:
+        damage(folder / "optimizer.safetensors", {"half": "truncated", "nothing": "empty"}[what])
     (folder / "files.json").unlink()
     write_sums(folder)
     verify_checkpoint(folder)
-    with pytest.raises(ValueError, match="optimizer"):
+    with pytest.raises(ValueError, match=r"optimizer\.safetensors cannot be read: .*; remove"):
         load_optimizer(folder, model, torch.optim.AdamW(model.parameters()))
     assert not ran.exists()
+
+
+def test_the_optimizer_of_weights_that_are_frozen_now_is_refused(titans, tmp_path):
+    model = titans("mac")
+    save_checkpoint(tmp_path / "x", model, TRAINER, optimizer=optimizer_tensors(model, stepped(model)))
+    with pytest.raises(ValueError, match="which this TitansForCausalLM has no use for"):
+        load_optimizer(tmp_path / "x", model, torch.optim.AdamW([model.lm_head.weight]))
 
 
 def test_ctrl_c_while_the_optimizer_is_written_is_ctrl_c(titans, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torch.distributed.checkpoint.filesystem.FileSystemWriter.write_data", interrupted)
+    monkeypatch.setattr("titans_lm.train.checkpoint.safetensors.torch.save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(tmp_path / "x", titans("mac"), TRAINER, optimizer=MOMENTS)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["optimizer/__9_0.distcp", "pytorch_model.bin", ".x"])
+@pytest.mark.parametrize("name", ["optimizer/1.safetensors", "pytorch_model.bin", ".x"])
 def test_files_that_were_added_are_refused(titans, saved, name):
     (saved / name).parent.mkdir(exist_ok=True)
     (saved / name).write_bytes(b"x")

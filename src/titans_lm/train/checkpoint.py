@@ -3,64 +3,44 @@
 A checkpoint is a folder that is there whole or not at all, the same for one process and for several:
 
     config.json, model.safetensors, tokenizer.json, …    what `AutoModelForCausalLM.from_pretrained` reads
-    optimizer/      the optimizer's tensors, by torch.distributed.checkpoint (DCP): every process writes its own part,
-                    and any number of processes can read them
+    optimizer.safetensors                                what the optimizer keeps, by parameter
     trainer.pt      step, torch's random numbers, carried state: tensors and plain values, no pickled code
     files.json      size and CRC-32 of every file beside it
 
-DCP keeps its list of tensors (`.metadata`) as a pickle, which runs whatever code it names when it is read. Here it is
-read by an unpickler that knows the classes of such a list and no others.
+Weights and optimizer are whole, so that any number of processes can take a run up. torch's distributed checkpoints
+would be written in parts, but the list of the parts is a pickle, which runs whatever code it names when it is read.
 """
 
 import errno
 import json
 import pickle
-import warnings
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import metadata as dcp_metadata
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from titans_lm.data.text import blocks
+from titans_lm.ops.validate import form
 from titans_lm.train.files import new_folder, one_line, write_json
-from titans_lm.train.parallel import ALONE, Distributed
+from titans_lm.train.parallel import full_tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = "titans-lm trainer 2"
-TRAINER, OPTIMIZER, FILES, WEIGHTS = "trainer.pt", "optimizer", "files.json", "model.safetensors"
-METADATA, STEP = ".metadata", "step"
+FORMAT = "titans-lm trainer 3"
+TRAINER, OPTIMIZER, FILES, WEIGHTS = "trainer.pt", "optimizer.safetensors", "files.json", "model.safetensors"
 _INCIDENTAL = {
     "_name_or_path", "architectures", "auto_map", "dtype", "memory_backend", "torch_dtype", "transformers_version",
     "use_cache",
 }  # fmt: skip
 """What a config.json says beside what the model is and computes."""
-_ADMITTED = {
-    *(
-        (dcp_metadata.__name__, name)
-        for name in (
-            "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
-            "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
-        )
-    ),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    ("torch", "Size"),
-    *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
-}  # fmt: skip
-"""What the list of a checkpoint's tensors is made of, beside precisions."""
 
 
 class DamagedCheckpoint(ValueError):
@@ -75,27 +55,21 @@ def save_checkpoint(
     *,
     optimizer: Mapping[str, Tensor] | None = None,
     weights: dict[str, Tensor] | None = None,
-    world: Distributed = ALONE,
 ) -> None:
     """Write a checkpoint; an interruption at any moment leaves no folder of that name, or the whole one.
 
-    All processes call it, each with its part of the optimizer's tensors (`optimizer_tensors`). `weights` are saved in
-    place of the model's own, which may be spread over processes or on their way to the next step.
+    `optimizer` is what `optimizer_tensors` gives. `weights` are saved in place of the model's own, which may be spread
+    over processes or on their way to the next step.
     """
-
-    def write_rest() -> None:
+    with new_folder(folder) as unfinished:
         save_model(unfinished, model, tokenizer, weights)
         try:
+            kept = {name: tensor.contiguous() for name, tensor in (optimizer or {}).items()}
+            safetensors.torch.save_file(kept, unfinished / OPTIMIZER)
             torch.save({"format": FORMAT, **trainer}, unfinished / TRAINER)
-        except RuntimeError as error:  # a full disk, as torch tells it
-            raise _os_error(error, unfinished / TRAINER) from error
-
-    with ExitStack() as stack:
-        unfinished = world.first(lambda: stack.enter_context(new_folder(folder)))
-        world.first(write_rest)
-        _save_optimizer(unfinished / OPTIMIZER, dict(optimizer or {}), world)
-        world.first(lambda: write_sums(unfinished))
-        world.first(stack.close)
+        except (RuntimeError, safetensors.SafetensorError) as error:  # a full disk, as they tell it
+            raise _os_error(error, unfinished) from error
+        write_sums(unfinished)
 
 
 def _os_error(error: BaseException, path: Path) -> OSError:
@@ -172,12 +146,14 @@ def _read_weights(folder: Path, model: nn.Module) -> dict[str, Tensor]:
 def _laid_out(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Give each process its part of the weights of a model that is spread (FSDP2)."""
     like = model.state_dict()
-    return {
-        name: distribute_tensor(weight.to(part.device), part.device_mesh, part.placements)
-        if isinstance(part := like.get(name), DTensor) and part.shape == weight.shape
-        else weight
-        for name, weight in weights.items()
-    }
+    return {name: _part(weight, like.get(name)) for name, weight in weights.items()}
+
+
+def _part(whole: Tensor, like: Tensor | None) -> Tensor:
+    """Give this process's part of a tensor that is to be spread as another is."""
+    if isinstance(like, DTensor) and like.shape == whole.shape:
+        return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)
+    return whole
 
 
 def _differences(saved: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
@@ -187,17 +163,18 @@ def _differences(saved: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     return [f"it has {name}={saved.get(name)!r}, not {wanted.get(name)!r}" for name in differ]
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Name what an optimizer keeps by its parameters, `lm_head.weight/exp_avg`; of a spread model, this process's part.
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, main: bool = True) -> dict[str, Tensor]:
+    """Name what an optimizer keeps by its parameters, `lm_head.weight/exp_avg`: whole, on the main process alone.
 
-    Settings of its groups are none of it: a run goes on with those that it is given.
+    All processes call it. Settings of its groups are none of it: a run goes on with those that it is given.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        f"{names[id(parameter)]}/{kind}": tensor
-        for parameter, kept in optimizer.state.items()
-        for kind, tensor in kept.items()
-    }
+    names, found = {id(parameter): name for name, parameter in model.named_parameters()}, {}
+    for parameter, kept in optimizer.state.items():
+        for kind, tensor in kept.items():
+            whole = full_tensor(tensor)  # one after the other: all of them need not fit on a device
+            if main:
+                found[f"{names[id(parameter)]}/{kind}"] = whole if whole is tensor else whole.cpu()
+    return found
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -206,77 +183,25 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: copies[id(tensor)] for name, tensor in tensors.items()}
 
 
-def _save_optimizer(folder: Path, tensors: dict[str, Tensor], world: Distributed) -> None:
-    alone = world.size == 1
-    if alone:  # DCP warns of what is meant so
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-    try:
-        dcp.save(tensors, checkpoint_id=folder, process_group=world.group, no_dist=alone)
-    except CheckpointException as error:
-        causes = [cause for cause, _ in error.failures.values()]
-        for cause in causes:
-            if not isinstance(cause, Exception):  # Ctrl-C is no fault of the disk
-                raise cause from error
-        raise _os_error(causes[0], folder) from error
-
-
 def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load what this process needs of a checkpoint's optimizer; all processes call it. ValueError where it cannot."""
-    parameters, state = dict(model.named_parameters()), defaultdict[str, dict[str, Tensor]](dict)
-    listed = _read_list(folder / OPTIMIZER)
-    for path, described in listed.state_dict_metadata.items():
-        name, _, kind = path.rpartition("/")
-        if name not in parameters or not isinstance(described, dcp_metadata.TensorStorageMetadata):
-            raise ValueError(f"{folder / OPTIMIZER} holds {path!r}, which this {type(model).__name__} has no use for")
-        state[name][kind] = torch.zeros(()) if kind == STEP else torch.zeros_like(parameters[name])
-    tensors = {f"{name}/{kind}": tensor for name, kept in state.items() for kind, tensor in kept.items()}
+    """Load what this process needs of a checkpoint's optimizer; ValueError where it does not fit the model."""
+    path, parameters = folder / OPTIMIZER, dict(model.named_parameters())
     try:
-        with warnings.catch_warnings():  # that one process loads alone what several have saved is meant so
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-            dcp.load(tensors, storage_reader=_Reader(folder / OPTIMIZER, listed))
-    except (CheckpointException, OSError, RuntimeError, KeyError, ValueError) as error:
-        raise ValueError(
-            f"{folder / OPTIMIZER} does not fit this model, or cannot be read: {one_line(error)}"
-        ) from error
+        saved = safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read: {one_line(error)}; {_advice(folder)}") from error
     order = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    places = {parameter: place for place, parameter in enumerate(order)}
-    numbered = {places[id(parameters[name])]: kept for name, kept in state.items()}
-    optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-class _ListUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        precision = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if not precision and (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no list of tensors holds")
-        return super().find_class(module, name)
-
-
-class _Reader(FileSystemReader):
-    """DCP's reader, with the list of tensors as it was read by us."""
-
-    def __init__(self, folder: Path, listed: dcp_metadata.Metadata) -> None:
-        super().__init__(folder)
-        self.listed = listed
-
-    def read_metadata(self, *_: Any, **__: Any) -> dcp_metadata.Metadata:
-        return self.listed
-
-
-def _read_list(folder: Path) -> dcp_metadata.Metadata:
-    """Read DCP's list of tensors; ValueError where it is none, or names a file elsewhere."""
-    path = folder / METADATA
-    try:
-        with path.open("rb") as file:
-            listed = _ListUnpickler(file).load()
-        if not isinstance(listed, dcp_metadata.Metadata):
-            raise TypeError(f"it is a {type(listed).__name__}")
-        files = {info.relative_path for info in listed.storage_data.values()}
-    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; remove the checkpoint {folder.parent}") from error
-    if any(Path(name).name != name for name in files):
-        raise ValueError(f"{path} names files outside of {folder}; remove the checkpoint {folder.parent}")
-    return listed
+    places, state = {which: place for place, which in enumerate(order)}, defaultdict[int, dict[str, Tensor]](dict)
+    for title, tensor in saved.items():
+        name, _, kind = title.rpartition("/")
+        parameter = parameters.get(name)
+        if parameter is None or id(parameter) not in places or tensor.shape not in ((), parameter.shape):
+            raise ValueError(
+                f"{path} holds {title!r} {form(tensor)}, which this {type(model).__name__} has no use for; give the "
+                "model that the run was begun with"
+            )
+        state[places[id(parameter)]][kind] = _part(tensor, parameter)
+    optimizer.load_state_dict({"state": dict(state), "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def load_trainer(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -33,8 +33,6 @@ class Distributed:
     rank: int
     size: int
     device: torch.device
-    group: Any = None
-    """The processes that it talks to, as torch knows them; None is all of them, by the backend of the device."""
 
     @property
     def main(self) -> bool:
@@ -67,7 +65,7 @@ class Distributed:
         if self.size == 1:
             return numbers
         together = torch.stack([number.detach().to(self.device, torch.float64) for number in numbers])
-        dist.all_reduce(together, group=self.group)
+        dist.all_reduce(together)
         return list((together / self.size).unbind())
 
     def anybody(self, wish: bool) -> bool:
@@ -75,7 +73,7 @@ class Distributed:
         if self.size == 1:
             return wish
         asked = torch.tensor(float(wish), device=self.device)
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.group)
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
         return bool(asked)
 
     def broadcast(self, value: Kind) -> Kind:
@@ -83,7 +81,7 @@ class Distributed:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.group, device=self.device)
+        dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
     def all_gather(self, value: Kind) -> list[Kind]:
@@ -91,14 +89,8 @@ class Distributed:
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.group)
+        dist.all_gather_object(found, value)
         return found
-
-    def beside(self) -> "Distributed":
-        """The same processes in a group of its own, for work that goes on while training talks; all of them call it."""
-        if self.size == 1:
-            return self
-        return replace(self, device=torch.device("cpu"), group=dist.new_group(backend="gloo"))
 
     def first(self, work: Callable[[], Kind]) -> Kind:
         """Let the main process do something that all need done; if it fails there, it fails everywhere."""

@@ -45,7 +45,6 @@ from titans_lm.train.files import (
     write_json,
 )
 from titans_lm.train.mamba2 import use_chunk_scan
-from titans_lm.train.parallel import ALONE, Distributed
 from titans_lm.train.shipped import PREFIX, shipped_model
 
 if TYPE_CHECKING:
@@ -141,31 +140,24 @@ class RunFolder:
         *,
         optimizer: Mapping[str, Tensor] | None = None,
         weights: dict[str, Tensor] | None = None,
-        world: Distributed = ALONE,
     ) -> Path:
         """Write the checkpoint of a step, make it the latest, and remove all but the newest `keep`.
 
-        All processes call it; see `save_checkpoint`.
+        See `save_checkpoint`.
         """
         folder = self.checkpoint(step)
-        world.first(self._make_room)
-        save_checkpoint(folder, model, trainer, self.tokenizer, optimizer=optimizer, weights=weights, world=world)
-        world.first(lambda: self._make_latest(folder, keep))
-        return folder
-
-    def checkpoint(self, step: int) -> Path:
-        return self.checkpoints / f"step-{step:06d}"
-
-    def _make_room(self) -> None:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.checkpoints)
-
-    def _make_latest(self, folder: Path, keep: int) -> None:
+        save_checkpoint(folder, model, trainer, self.tokenizer, optimizer=optimizer, weights=weights)
         write_atomically(self.checkpoints / LATEST, folder.name + "\n")
         found = _steps(self.path)
         here = found.index(folder) + 1
         for old in (*found[here:], *found[:here][:-keep]):  # later ones were passed over: the run has gone on without
             remove_folder(old)
+        return folder
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:06d}"
 
     def finish(self, step: int, model: nn.Module, weights: dict[str, Tensor] | None = None) -> Path:
         """Save the finished model, and the step it was finished at."""

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,20 +112,18 @@ class RunWriter:
 
     def _save(self, run: RunFolder, step: int, asynchronous: bool) -> Path:
         trainer, world = self.trainer, self.trainer.world
-        weights = whole_weights(trainer.model)
-        optimizer, state = optimizer_tensors(trainer.model, trainer.optimizer), trainer.state()
-        if asynchronous:
-            world, optimizer = self.async_save.world, copied(optimizer)
-            if weights is None and world.main:
-                weights = copied(trainer.model.state_dict(keep_vars=True))
+        weights, state = whole_weights(trainer.model), trainer.state()
+        optimizer = optimizer_tensors(trainer.model, trainer.optimizer, world.main)
+        if asynchronous and world.main:
+            optimizer = copied(optimizer)
+            weights = copied(trainer.model.state_dict(keep_vars=True)) if weights is None else weights
 
         def write() -> Path:
-            keep = trainer.settings.keep
-            return run.save(step, trainer.model, state, keep, optimizer=optimizer, weights=weights, world=world)
+            return run.save(step, trainer.model, state, trainer.settings.keep, optimizer=optimizer, weights=weights)
 
         if not asynchronous:
-            return write()
-        self.async_save.begin(run.checkpoint(step), write)
+            return world.first(write)
+        self.async_save.begin(run.checkpoint(step), write if world.main else lambda: None)
         return run.checkpoint(step)
 
     def finish(self) -> None:
@@ -156,18 +154,13 @@ class RunWriter:
 
 
 class AsyncSave:
-    """One checkpoint at a time, written by a thread beside training, on every process that trains."""
+    """One checkpoint at a time, written by a thread beside training; all processes ask whether it was."""
 
-    def __init__(self, training: Distributed) -> None:
-        self.training = training
+    def __init__(self, world: Distributed) -> None:
+        self.world = world
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="titans-save")
         self._work: Future[Any] | None = None
         self._into = Path()
-
-    @cached_property
-    def world(self) -> Distributed:
-        """The processes as the threads talk to each other; all of them ask for it."""
-        return self.training.beside()
 
     def begin(self, into: Path, work: Callable[[], Any]) -> None:
         """Begin to write something; what was begun before must have been waited for."""
@@ -183,7 +176,7 @@ class AsyncSave:
             work.result()
         except (OSError, ValueError, RuntimeError) as error:
             failed = f"could not be written: {one_line(error)}"
-        failed = next((one for one in self.training.all_gather(failed) if one is not None), None)
+        failed = next((one for one in self.world.all_gather(failed) if one is not None), None)
         return None if failed is None else OSError(errno.EIO, failed, str(self._into))
 
     def end(self) -> None:
