@@ -52,7 +52,7 @@ def test_the_grid_holds_what_kernels_do():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"expansions": ()}, "got no expansions"), ({"expansions": (-1,)}, "got expansions=-1"),
+        ({"expansions": ()}, "got expansions=.*one or more, each once"), ({"expansions": (-1,)}, "got expansions=-1"),
         ({"memories": (0,)}, "got memories=0"), ({"tokens": 0}, "got tokens=0"),
         ({"modes": ("all",)}, "got modes='all'"),
     ],
