@@ -165,7 +165,9 @@ def _with_files(default: Any, args: Sequence[str]) -> Any:
     """Let a recipe, a run to resume and a config file change the defaults, each over the one before."""
     config, layers = _value("config", args, {}), []
     values = read_settings_file(Path(config)) if config is not None and hasattr(default, "config") else {}
-    resume, recipe, init, out = (_value(name, args, values) for name in ("resume", "recipe", "init", "out"))
+    resume, recipe, out = (_value(name, args, values) for name in ("resume", "recipe", "out"))
+    # The file that a run was begun with may name an init: taken up, the run goes on with weights of its own.
+    init = _value("init", args, values if _value("resume", args, {}) is None else {})
     if hasattr(default, "recipe") and recipe is not None:
         if resume is not None:
             raise ValueError(

@@ -4,6 +4,7 @@ import shutil
 import zlib
 
 import pytest
+import safetensors
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -103,10 +104,8 @@ def draw():
 
 
 def test_the_random_numbers_come_back(unchecked, tmp_path):
-    """From where they stood, through a file, and through one that holds those of others beside torch's."""
     draw()
-    before = {"python": [3, [1, 2], None], "numpy": ["MT19937", torch.arange(3), 1, 0, 0.0]}
-    torch.save({**before, **random_state()}, tmp_path / "x.pt")
+    torch.save(random_state(), tmp_path / "x.pt")
     first = [draw(), draw()]
     restore_random_state(torch.load(tmp_path / "x.pt", weights_only=True))
     assert [draw(), draw()] == first
@@ -216,6 +215,12 @@ def test_the_optimizer_comes_back_bit_for_bit(titans, tmp_path):
     assert len(found) == 3 * len(list(model.parameters()))
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
     assert again.param_groups[0]["lr"] == 0.5
+    size = (tmp_path / "x" / "optimizer.safetensors").stat().st_size
+    with (tmp_path / "x" / "optimizer.safetensors").open("r+b") as file:
+        file.write(bytes([255]) * size)
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items()), (
+        "what was read is no part of a file"
+    )
 
 
 def test_what_has_not_been_trained_yet_has_nothing_to_bring_back(titans, tmp_path):
@@ -264,12 +269,19 @@ def test_the_optimizer_of_weights_that_are_frozen_now_is_refused(titans, tmp_pat
         load_optimizer(tmp_path / "x", model, torch.optim.AdamW([model.lm_head.weight]))
 
 
-def test_ctrl_c_while_the_optimizer_is_written_is_ctrl_c(titans, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (safetensors.SafetensorError("No space left on device"), OSError)],
+)
+@pytest.mark.parametrize("writer", ["safetensors.torch.save_file", "torch.save"])
+def test_ctrl_c_while_an_optimizer_is_written_is_ctrl_c_and_a_full_disk_one(
+    titans, tmp_path, monkeypatch, error, told, writer
+):
     def interrupted(*_, **__):
-        raise KeyboardInterrupt
+        raise error if writer.startswith("safetensors") or told is KeyboardInterrupt else RuntimeError("file write")
 
-    monkeypatch.setattr("titans_lm.train.checkpoint.safetensors.torch.save_file", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(f"titans_lm.train.checkpoint.{writer}", interrupted)
+    with pytest.raises(told):
         save_checkpoint(tmp_path / "x", titans("mac"), TRAINER, optimizer=MOMENTS)
     assert not list(tmp_path.iterdir())
 

@@ -79,9 +79,11 @@ def test_a_file_may_name_what_it_begins_with(trained: Any, tmp_path: Path, name:
     command = parse(["train", settings.data, "--config", str(file)])
     assert (getattr(command, name), command.model, command.lr) == (Path(run), settings.model, 0.25)
     assert command.steps == (settings.steps if name == "resume" else LanguageSettings().steps)
-    other = {"init": "resume", "resume": "init"}[name]
+    if name == "init":  # as the file of a run does that was begun so, and goes on
+        assert parse(["train", settings.data, "--config", str(file), "--resume", run]).steps == settings.steps
+        file.write_text(json.dumps({"init": run, "resume": run}))
     with pytest.raises(ValueError, match=r"expected one of them: a run goes on with its own weights"):
-        parse(["train", settings.data, "--config", str(file), f"--{other}", run])
+        parse(["train", settings.data, "--config", str(file), *([] if name == "init" else ["--init", run])])
 
 
 def test_what_does_not_fit_is_refused(trained: Any) -> None:

@@ -255,7 +255,7 @@ class PredictSettings(Source):
     """cpu, cuda or cuda:N; auto takes a GPU where there is one."""
 
     def __post_init__(self) -> None:
-        check_at_least("batch_size", self.batch_size, 1)
+        check_fields(self)
         if self.plot is not None and self.plot.resolve() == self.out.resolve():
             raise ValueError(f"got {str(self.out)!r} for out and plot; expected two files")
 

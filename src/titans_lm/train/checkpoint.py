@@ -184,7 +184,7 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load what this process needs of a checkpoint's optimizer; ValueError where it does not fit the model."""
+    """Load a checkpoint's optimizer, each process its part; all of them call it. ValueError where it does not fit."""
     path, parameters = folder / OPTIMIZER, dict(model.named_parameters())
     try:
         saved = safetensors.torch.load_file(path)
@@ -200,7 +200,7 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
                 f"{path} holds {title!r} {form(tensor)}, which this {type(model).__name__} has no use for; give the "
                 "model that the run was begun with"
             )
-        state[places[id(parameter)]][kind] = _part(tensor, parameter)
+        state[places[id(parameter)]][kind] = _part(tensor.clone(), parameter)  # a file may be mapped, and change
     optimizer.load_state_dict({"state": dict(state), "param_groups": optimizer.state_dict()["param_groups"]})
 
 
