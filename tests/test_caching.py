@@ -77,7 +77,7 @@ def by_tokens(memory: NeuralMemory, x: Tensor, prefer: float = 0.0) -> Tensor:
             scores[0] = scores[0] + memory.open_logit
             if c.memory_caching == "ssc":
                 for row, head in itertools.product(range(x.shape[0]), range(scores.shape[2])):
-                    ranked = scores[1:, row, head] + prefer * torch.arange(len(answers))
+                    ranked = scores[1:, row, head] + prefer * torch.tensor([last for _, last in found])
                     scores[ranked.argsort(descending=True)[c.caching_top :] + 1, row, head] = -torch.inf
             gamma = scores.softmax(0)[..., None]
             outputs.append(sum(g[:, None] * a for g, a in zip(gamma, [o, *answers], strict=True)))
@@ -161,13 +161,19 @@ def test_segments_begin_with_the_document(start: str) -> None:
         assert_same_state(found.cached, block.memory.init_state(2).cached, 1e-10)
 
 
-def test_of_equal_segments_no_more_are_read_than_the_largest() -> None:
-    """A text of one token over and over has segments of equal keys and other memories."""
-    memory = layer(memory_caching="ssc", caching_top=1, num_attention_heads=1, conv_size=1)
-    x = torch.randn(1, 1, 8, dtype=torch.float64).expand(1, 2 * SEGMENT + 1, 8)
-    y, choices = memory(x)[0], [by_tokens(memory, x, prefer) for prefer in (1e-6, -1e-6)]
-    assert (choices[0] - choices[1]).abs().max() > 1e-6
-    assert min((y - choice).abs().max() for choice in choices) < 1e-10
+@pytest.mark.parametrize("lengths", ["equal", "fenwick"])
+def test_of_equal_segments_the_last_are_read_wherever_a_text_is_cut(lengths: str) -> None:
+    """A text that repeats itself has segments of keys that are equal but for rounding, and other memories."""
+    memory = layer(memory_caching="ssc", caching_top=1, num_attention_heads=1, conv_size=1, caching_lengths=lengths)
+    x = torch.randn(1, SEGMENT, 8, dtype=torch.float64).repeat(1, 5, 1)
+    last, first = (by_tokens(memory, x, prefer) for prefer in (1e-6, -1e-6))
+    assert (last - first).abs().max() > 1e-6
+    for cuts in ([5 * SEGMENT], [1] * 5 * SEGMENT, [4, 1, 5, 3, 2]):
+        state, outputs = None, []
+        for part in x.split(cuts, 1):
+            y, state = memory(part, state)
+            outputs.append(y)
+        assert_close(torch.cat(outputs, 1), last, 1e-10)
 
 
 def test_padding_alone_or_no_token_at_all_changes_nothing() -> None:

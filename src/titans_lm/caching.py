@@ -109,6 +109,18 @@ def cache_segment(
     return select_rows(ends, new, cached)
 
 
+def handicaps(u: Float[Tensor, "B T H D"], cached: CachedMemories, config: MemoryConfig) -> Float[Tensor, "B T H N"]:
+    """What scores of earlier segments are lowered by where the best are chosen, so that of equal ones the last is.
+
+    Rounding would choose else where a text repeats itself, and choose otherwise where it is cut otherwise: a step is √ε
+    of the largest score.
+    """
+    age = torch.arange(cached.tokens.shape[1], device=u.device).expand_as(cached.tokens)
+    if config.caching_lengths == "equal":
+        age = (cached.read[:, None] // config.caching_segment - 1 - age) % age.shape[1]
+    return age[:, None, None] * (torch.finfo(u.dtype).eps ** 0.5 * torch.linalg.vector_norm(u, dim=-1, keepdim=True))
+
+
 def mixed(
     o: Float[Tensor, "B T H D"],
     q: Float[Tensor, "B T H F"],
@@ -140,8 +152,8 @@ def mixed(
     scores = torch.einsum("bthd,bnhd->bthn", u, means)
     scores = scores.masked_fill(~filled[:, None, None], -torch.inf)
     if config.memory_caching == "ssc" and config.caching_top < N:
-        best = scores.topk(config.caching_top, dim=-1)  # of equal ones no more than so many
-        scores = torch.full_like(scores, -torch.inf).scatter(-1, best.indices, best.values)
+        best = (scores - handicaps(u.detach(), cached, config)).topk(config.caching_top, dim=-1).indices
+        scores = torch.full_like(scores, -torch.inf).scatter(-1, best, scores.gather(-1, best))
     open_score = (u * open_mean).sum(-1) + recall.open_logit
     gamma = torch.cat([open_score.unsqueeze(-1), scores], dim=-1).softmax(-1)
     return gamma[..., :1] * o + torch.einsum("bthn,bnthd->bthd", gamma[..., 1:], answers), after

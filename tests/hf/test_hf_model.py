@@ -406,6 +406,8 @@ class TestRefusals:
     def test_both_a_cache_and_a_state(self) -> None:
         state = small_model("mac").init_state(1)
         self.refuse("got both past_key_values and state", prompt(3), past_key_values=TitansCache(), state=state)
+        with pytest.raises(ValueError, match=r"takes a state as past_key_values=TitansCache\(state\)"):
+            small_model("mac").generate(prompt(3), max_new_tokens=2, state=state)
 
     def test_a_state_of_another_batch_or_model(self) -> None:
         self.refuse("got a state of 2 rows and 1 rows of input", prompt(3), state=small_model("mac").init_state(2))

@@ -113,6 +113,8 @@ def test_the_flattening_collator_is_understood() -> None:
         (r"got position_ids 5 at token 0 of row 0; expected 0", {"position_ids": [[5, 6, 7]]}),
         (r"got position_ids \(1, 2\); expected \(B, T\) = \(1, 3\)", {"position_ids": [[0, 1]]}),
         (r"got cu_seq_lens \[0, 2\] for hidden states of 1 rows and 3 tokens", {"cu_seq_lens_q": [0, 2]}),
+        (r"got cu_seq_lens \[\] for hidden states", {"cu_seq_lens_q": []}),
+        (r"got cu_seq_lens \[3\] for hidden states", {"cu_seq_lens_q": 3}),
         (r"got cu_seq_lens_k other than cu_seq_lens_q", {"cu_seq_lens_q": [0, 3], "cu_seq_lens_k": [0, 1, 3]}),
         (r"got seq_idx \(1, 2\); expected", {"seq_idx": [[0, 0]]}),
     ],
@@ -120,6 +122,12 @@ def test_the_flattening_collator_is_understood() -> None:
 def test_what_says_nothing_of_documents_is_refused(message: str, said: dict[str, Any], unchecked: None) -> None:
     with pytest.raises(ValueError, match=message):
         small_model("mac")(prompt(3), **{name: torch.tensor(value) for name, value in said.items()})
+
+
+@pytest.mark.parametrize("name", ["position_ids", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k"])
+def test_documents_are_said_by_tensors(name: str, unchecked: None) -> None:
+    with pytest.raises(ValueError, match=f"got {name} of type list; expected a tensor"):
+        small_model("mac")(prompt(3), **{name: [0, 3]})
 
 
 @pytest.mark.parametrize("left", [0, 3])

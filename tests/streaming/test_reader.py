@@ -208,6 +208,23 @@ def test_a_choice_that_is_broken_off_leaves_the_memory_as_it_was() -> None:
     assert reader.decode(lambda logits: logits.argmax(-1)) == expected.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ([-1], "got token ids from -1 to -1; expected whole numbers below 259"),
+        ([259], "got token ids from 259 to 259; expected"),
+        ([1, 2], "got token ids of shapes .* expected 1 rows of tokens"),
+    ],
+)
+def test_a_choice_of_no_token_leaves_the_memory_as_it_was(chosen: list[int], message: str) -> None:
+    reader = Reader(reading_model("mac"))
+    reader.read(text(9))
+    before = reader.memory
+    with pytest.raises(ValueError, match=message):
+        reader.decode(lambda _: chosen)
+    assert reader.memory is before
+
+
 def raising(_: torch.Tensor) -> list[int]:
     raise KeyboardInterrupt
 

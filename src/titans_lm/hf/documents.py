@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.layers import Diagnostics
 from titans_lm.ops.state import map_state, repeat_rows, select_rows, take_rows
+from titans_lm.ops.validate import check_tensors
 
 Hidden = Float[Tensor, "B T E"]
 PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
@@ -94,8 +95,9 @@ def _starts_by_index(seq_idx: Tensor, x: Hidden, valid: Bool[Tensor, "B T"] | No
 
 def _starts_by_length(cu_seq_lens: Tensor, x: Hidden) -> Bool[Tensor, "B T"]:
     """Where documents start by their cumulative lengths, 0 first and the number of all tokens last, in a single row."""
-    ends, (B, T) = cu_seq_lens.tolist(), x.shape[:2]
-    if B != 1 or ends[0] != 0 or ends[-1] != T or any(a > b for a, b in pairwise(ends)):
+    ends, (B, T) = cu_seq_lens.flatten().tolist(), x.shape[:2]
+    listed = cu_seq_lens.dim() == 1 and ends[:1] == [0] and ends[-1] == T
+    if B != 1 or not listed or any(a > b for a, b in pairwise(ends)):
         raise ValueError(
             f"got cu_seq_lens {ends[:8]} for hidden states of {B} rows and {T} tokens; expected one row and lengths "
             f"added up from 0 to {T}"
@@ -112,6 +114,7 @@ def find_documents(
     if unknown := set(packing) - PACKING:
         raise ValueError(f"got unknown arguments {sorted(unknown)}; expected those of TitansModel.forward")
     ends, keys, index = (packing.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"))
+    check_tensors(cu_seq_lens_q=ends, cu_seq_lens_k=keys, seq_idx=index)
     if keys is not None and (ends is None or not torch.equal(keys, ends)):
         raise ValueError(
             "got cu_seq_lens_k other than cu_seq_lens_q; expected both alike: a memory has no cross-attention"

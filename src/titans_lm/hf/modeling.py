@@ -205,7 +205,10 @@ class TitansModel(TitansPreTrainedModel):
                 "LoRA work)"
             )
         if state is not None:
-            raise ValueError("got both past_key_values and state; expected one of them: both say what came before")
+            raise ValueError(
+                "got both past_key_values and state; expected one of them: both say what came before (generate() "
+                "begins a cache, and takes a state as past_key_values=TitansCache(state))"
+            )
         return cache
 
 

@@ -315,11 +315,12 @@ class Reader:
         before, memory = self._before(), self._memory
         logits, state = self._run(_columns(memory.pending), True)
         tokens = [int(token) for token in choose(logits[:, -1])]
+        rows = self._rows([[token] for token in tokens])
         pending, read = torch.tensor(tokens, device="cpu"), tuple(count + 1 for count in memory.tokens)
         opened = tuple(token != self.eos for token in tokens)
         # not before: whoever breaks off the choice has a memory that goes on as it did
         self._memory = Memory(state, pending, read, opened, memory.sources)
-        self._record(before, _columns(pending), Told(opened, memory.sources))
+        self._record(before, rows, Told(opened, memory.sources))
         return tokens
 
     def _rows(self, ids: Any) -> list[np.ndarray]:
