@@ -29,6 +29,7 @@ from titans_lm.commands.show import (
     options_in,
     overview,
     plainly,
+    say,
     shortened,
     tidied,
     unknown_options,
@@ -46,6 +47,9 @@ MISTAKE, INTERRUPTED, FAILED = 2, 130, 1
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2, a bug keeps its traceback."""
     args = list(sys.argv[1:] if args is None else args)
+    for name in ("stdin", "stdout", "stderr"):  # those that were closed (>&-)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a screen that cannot show θ shows a question mark
@@ -62,7 +66,6 @@ def main(args: Sequence[str] | None = None) -> None:
             f"titans: {told}{f'; go on with: titans {args[0]} --resume {run.parent}' if goes_on else ''}", INTERRUPTED
         )
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
         sys.exit(FAILED)
     except (ValueError, OSError, RuntimeError) as error:
         if isinstance(error, ValueError | OSError) and is_mistake(error):
@@ -143,7 +146,7 @@ def _help_of(words: str) -> str:
 
 
 def _show(text: str) -> NoReturn:
-    sys.stdout.write(f"{text}\n")
+    say(text)
     sys.exit(0)
 
 

@@ -1,6 +1,7 @@
 """What `titans` says: of itself, of its commands and of wrong options; and results, for reading and for files."""
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -105,8 +106,14 @@ def say(text: str) -> None:
 
 
 def write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Show a text at once; where that fails, nothing more is shown: at exit Python would complain once more."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        error.filename = "standard output"
+        raise
 
 
 OFTEN = {
