@@ -326,6 +326,8 @@ MISTAKES = {
         "got decimal=',' with separator=','; expected . or , and not the separator",
     ),
     "no decimal point": (["forecast", "predict", "x", "y", "--table.decimal", ";"], "got decimal=';'; expected . or ,"),
+    "numbers over a text": (["train", "{tmp}/short", "--json", "{tmp}/short"], "short, which is given as data too"),
+    "numbers over a memory": (["read", "x", "--out", "{tmp}/x", "--json", "{tmp}/x"], "/x, which is given as out too"),
     "no device": (["train", "{tmp}/short", "--device", "tpu9"], "got device='tpu9'"),
 }
 
