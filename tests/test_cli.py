@@ -256,6 +256,7 @@ MISTAKES = {
     "nothing like it": (["info", "--zzz", "3"], "titans info has none that is like it (titans info --help"),
     "unknown command": (["trian"], "did you mean 'train'?"),
     "no data": (["train"], "got no data"),
+    "an empty name": (["train", ""], "got '', which does not exist; expected a file, a folder"),
     "missing data": (["train", "/nowhere"], "'/nowhere', which does not exist"),
     "unknown option": (
         ["train", "x", "--learning-rat", "1"],

@@ -205,6 +205,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied" / "thesis.tex").write_text("do not touch")
     cases = [
+        ([""], "got the source '', which does not exist"),
         (["nowhere"], "which does not exist; expected a file, a folder, hf:NAME"),
         ([tmp_path / "empty"], "got no files in"),
         ([tmp_path / "bad.jsonl"], "line 2 of .*bad.jsonl is not JSON"),
