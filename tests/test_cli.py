@@ -78,6 +78,24 @@ def test_quiet_is_quiet(tmp_path, text, capsys):
     assert titans(capsys, *args) == (0, "", "")
 
 
+@pytest.mark.parametrize("args", [["--help"], ["train", "--help"], ["info"]], ids=" ".join)
+def test_a_screen_that_is_closed_or_full_is_no_bug(capsys, monkeypatch, args):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert titans(capsys, *args)[0] == 0
+    sys.stdout.close()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        code, _, err = titans(capsys, *args)
+    assert (code, err) == (2, "titans: error: standard output: No space left on device\n")
+
+
+def test_nothing_comes_from_a_standard_input_that_is_closed(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = titans(capsys, "ask", "-", "Where is Mary?")
+    sys.stdin.close()
+    assert (code, "got nothing on standard input; expected some text" in err) == (2, True)
+
+
 def test_a_prompt_can_be_a_file_of_any_bytes(tmp_path, text, capsys):
     titans(capsys, "train", text, "--out", tmp_path / "run", "--steps", 1, *SMALL, "--quiet")
     (tmp_path / "prompt").write_bytes(b"\xff\x00")
@@ -238,6 +256,7 @@ MISTAKES = {
     "nothing like it": (["info", "--zzz", "3"], "titans info has none that is like it (titans info --help"),
     "unknown command": (["trian"], "did you mean 'train'?"),
     "no data": (["train"], "got no data"),
+    "an empty name": (["train", ""], "got '', which does not exist; expected a file, a folder"),
     "missing data": (["train", "/nowhere"], "'/nowhere', which does not exist"),
     "unknown option": (
         ["train", "x", "--learning-rat", "1"],
@@ -308,6 +327,9 @@ MISTAKES = {
         "got decimal=',' with separator=','; expected . or , and not the separator",
     ),
     "no decimal point": (["forecast", "predict", "x", "y", "--table.decimal", ";"], "got decimal=';'; expected . or ,"),
+    "numbers over a text": (["train", "{tmp}/short", "--json", "{tmp}/short"], "short, which is given as data too"),
+    "numbers over a memory": (["read", "x", "--out", "{tmp}/x", "--json", "{tmp}/x"], "/x, which is given as out too"),
+    "a number with commas": (["train", "x", "--seed", "4294967296"], "from 0 to 4,294,967,295 (titans train"),
     "no device": (["train", "{tmp}/short", "--device", "tpu9"], "got device='tpu9'"),
 }
 

@@ -69,8 +69,6 @@ def ask_files(
         known = load_memory(memory, model)
     else:
         known = _read(model, tokenizer, files, memory, quiet)
-        if not any(source.tokens for source in known.sources[0][-len(files) :]):  # each file is one more of them
-            raise ValueError("got nothing on standard input; expected some text")
         if out is not None:
             save_memory(known, out, model)
     found = answer(model, tokenizer, question, known, max_new_tokens=max_new_tokens)

@@ -29,6 +29,7 @@ from titans_lm.commands.show import (
     options_in,
     overview,
     plainly,
+    say,
     shortened,
     tidied,
     unknown_options,
@@ -46,6 +47,9 @@ MISTAKE, INTERRUPTED, FAILED = 2, 130, 1
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2, a bug keeps its traceback."""
     args = list(sys.argv[1:] if args is None else args)
+    for name in ("stdin", "stdout", "stderr"):  # those that were closed (>&-)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a screen that cannot show θ shows a question mark
@@ -62,7 +66,6 @@ def main(args: Sequence[str] | None = None) -> None:
             f"titans: {told}{f'; go on with: titans {args[0]} --resume {run.parent}' if goes_on else ''}", INTERRUPTED
         )
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
         sys.exit(FAILED)
     except (ValueError, OSError, RuntimeError) as error:
         if isinstance(error, ValueError | OSError) and is_mistake(error):
@@ -96,9 +99,10 @@ def parse(args: Sequence[str]) -> Any:
         with redirect_stdout(out), redirect_stderr(errors):
             default = _with_files(_default(name, words), args)
             return tyro.cli(kind, default=default, prog=f"titans {name}", args=args[1:], config=EACH)
-    except SystemExit:
+    except SystemExit as stop:
         known = options_in(_help_of(words))
-        raise ValueError(_message(errors.getvalue(), words, unknown_options(args, known), known)) from None
+        said = _said_behind(stop) or _unframed(errors.getvalue())
+        raise ValueError(_message(said, words, unknown_options(args, known), known)) from None
 
 
 def _words(name: str, following: list[str]) -> str:
@@ -143,7 +147,7 @@ def _help_of(words: str) -> str:
 
 
 def _show(text: str) -> NoReturn:
-    sys.stdout.write(f"{text}\n")
+    say(text)
     sys.exit(0)
 
 
@@ -210,18 +214,30 @@ def _value(name: str, args: Sequence[str], values: dict[str, Any]) -> Any:
     return found
 
 
-def _message(box: str, words: str, unknown: list[str], known: set[str]) -> str:
-    """Put tyro's framed error into one line: what is wrong, and the options that were perhaps meant."""
+def _message(said: str, words: str, unknown: list[str], known: set[str]) -> str:
+    """Say in one line what is wrong, and the options that were perhaps meant."""
     where = f"(titans {words} --help lists what there is)"
     if unknown:
         hints = list(dict.fromkeys(other for option in unknown for other in meant(option, known)))
         hint = f"perhaps you meant {' or '.join(hints)}" if hints else f"titans {words} has none that is like it"
         return f"got the unknown option {', '.join(unknown)}; {hint} {where}"
+    return f"{said} {where}"
+
+
+def _said_behind(error: BaseException | None) -> str:
+    """Find what our settings said themselves: a frame breaks long names, and numbers at their commas."""
+    while error is not None and not (isinstance(error, ValueError) and is_mistake(error)):
+        error = error.__context__
+    return "" if error is None else _one_line(error)
+
+
+def _unframed(box: str) -> str:
+    """Put tyro's framed error into one line."""
     lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
     parts = [re.sub(r"\s+", " ", part).strip(" .") for part in re.split("[─-]{10,}", " ".join(lines))]
     if "╭" not in box:  # drawn without a frame where the screen takes ASCII only: the title is a part of its own
         parts = parts[1:]
-    return f"{plainly(parts[0])} {where}"
+    return plainly(parts[0])
 
 
 def _one_line(error: Exception) -> str:

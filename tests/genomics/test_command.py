@@ -131,6 +131,7 @@ def test_the_command_line_of_settings_is_the_command() -> None:
             ["predict", "r", "dna.tsv", "--out", "."],
             "got --out ., which cannot be written; expected the name of a file",
         ),
+        (["predict", "r", "dna.tsv", "--out", "dna.tsv"], "got --out dna.tsv, which holds the sequences"),
         (["predict", "r", "dna.tsv", "--out", "o.tsv", "--plot", "o.tsv"], "got 'o.tsv' for out and plot"),
         (["predict", "r", "dna.tsv", "--out", "o.tsv", "--plot", "."], "got --plot ., which cannot be written"),
         (["train", "dna.tsv", "--out", "r", "--k", "12"], "got k=12; expected 1 to 8"),

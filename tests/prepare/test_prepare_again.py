@@ -146,6 +146,9 @@ def test_a_tokenizer_that_was_swapped_is_noticed(tmp_path: Path) -> None:
     prepared(tmp_path / "texts", tmp_path / "other", train_bpe=270)
     folder = prepared(tmp_path / "texts", tmp_path / "out")
     shutil.rmtree(tmp_path / "out" / "tokenizer")
+    for gone in (folder.tokenizer, lambda: prepared(tmp_path / "texts", tmp_path / "out")):
+        with pytest.raises(ValueError, match="tokenizer is missing; prepare the folder anew"):
+            gone()
     shutil.copytree(tmp_path / "other" / "tokenizer", tmp_path / "out" / "tokenizer")
     with pytest.raises(ValueError, match="holds another tokeniser"):
         folder.tokenizer()
@@ -202,6 +205,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied" / "thesis.tex").write_text("do not touch")
     cases = [
+        ([""], "got the source '', which does not exist"),
         (["nowhere"], "which does not exist; expected a file, a folder, hf:NAME"),
         ([tmp_path / "empty"], "got no files in"),
         ([tmp_path / "bad.jsonl"], "line 2 of .*bad.jsonl is not JSON"),

@@ -134,6 +134,8 @@ def test_a_mistake_is_one_line_and_writes_nothing(
         assert error.count("\n") == 1
         assert message in error
     assert not out.exists()
+    code, _, error = titans(capsys, "surprise", file, "--model", folder, "--out", file, "--quiet")
+    assert (code, "surprise.html, which cannot be written; expected the name of a file" in error) == (2, True)
 
 
 def test_a_disk_that_fails_leaves_the_old_files(folder: Path, file: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,6 +153,16 @@ def test_a_quiet_pipe_is_stopped_and_what_was_read_is_saved(folder: Path, tmp_pa
     reader = Reader(model, TOKENIZER, piece_len=10)
     reader.read(data, name="stdin", max_tokens=40)
     assert_same_memory(stopped, reader.memory)
+
+
+def test_nothing_on_standard_input_leaves_no_memory(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = load_model(folder, "cpu"), tmp_path / "out.memory"
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=BytesIO()))
+    with pytest.raises(ValueError, match="got nothing on standard input; expected some text"):
+        read_files(model, TOKENIZER, ["-"], out, quiet=True)
+    assert not out.exists()
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -49,6 +49,20 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     assert Path("/dev/null").is_char_device()
 
 
+def test_the_file_that_standard_output_is_sent_to_keeps_what_others_write(tmp_path):
+    kept = os.dup(1)
+    with (tmp_path / "shown").open("wb") as shown:
+        os.dup2(shown.fileno(), 1)
+        try:
+            os.write(1, b"before\n")
+            write_atomically(Path("/dev/stdout"), "json\n")
+            os.write(1, b"after\n")
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+    assert (tmp_path / "shown").read_text() == "before\njson\nafter\n"
+
+
 def test_a_file_may_come_in_pieces(tmp_path):
     path = tmp_path / "lines"
     write_atomically(path, (f"{i} é\n" for i in range(3)))
@@ -106,11 +120,13 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch, titans):
         fill_folder()
     with pytest.raises(OSError, match="No space left") as third:
         JsonLines(Path("/dev/full")).append({"step": 1})
+    with pytest.raises(OSError, match="No space left") as device:
+        write_json(Path("/dev/full"), {})
     with pytest.raises(OSError, match="unexpected pos") as last:
         save_checkpoint(tmp_path / "step-1", titans(), {})
-    found = [error.value.filename for error in (one, other, third)]
-    assert found == [str(tmp_path / "file"), str(tmp_path / "folder"), "/dev/full"]
-    assert all(is_mistake(error.value) for error in (one, other, third, last))
+    found = [error.value.filename for error in (one, other, third, device)]
+    assert found == [str(tmp_path / "file"), str(tmp_path / "folder"), "/dev/full", "/dev/full"]
+    assert all(is_mistake(error.value) for error in (one, other, third, device, last))
     assert names(tmp_path) == []
 
 

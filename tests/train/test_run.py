@@ -7,8 +7,12 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import RandomCrops
 from titans_lm.data.tokenizer import byte_tokenizer, encode_document, is_byte_tokenizer
+from titans_lm.prepare.tokenise import load_tokenizer as prepare_tokenizer
+from titans_lm.retrofit.file import from_pretrained
+from titans_lm.train.baselines import fit_baseline
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import next_token_loss
 from titans_lm.train.progress import ProgressReport
@@ -197,7 +201,7 @@ def test_a_finished_model_is_loaded_by_transformers(run, titans):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xff"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"null", b"[]", b"\xff\xff"])
 def test_a_model_that_is_damaged_is_an_error_of_one_line(run, titans, name, content):
     folder = run.finish(5, titans())
     (folder / name).write_bytes(content)
@@ -208,6 +212,29 @@ def test_a_model_that_is_damaged_is_an_error_of_one_line(run, titans, name, cont
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be loaded: "):
         load_tokenizer(run.path)
+
+
+def test_sums_that_are_damaged_do_not_cost_the_model(run, titans):
+    folder = run.finish(5, titans())
+    (folder / "files.json").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"files\.json cannot be read; bring it back, or remove files\.json"):
+        load_model(run.path)
+
+
+def test_whether_to_run_the_code_of_a_model_is_never_asked(run, titans, monkeypatch):
+    """Nobody may be there to answer, and transformers waits."""
+    folder = run.finish(5, titans())
+    told = {"model_type": "another", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+    (folder / "config.json").write_text(json.dumps(told))
+    asked = []
+    monkeypatch.setattr("builtins.input", asked.append)
+    with pytest.raises(ValueError, match="custom code"):
+        load_model(run.path)
+    with pytest.raises(ValueError, match="custom code"):
+        from_pretrained(AutoModelForCausalLM, folder)
+    with pytest.raises(ValueError, match="custom code"):
+        fit_baseline(str(folder), BackboneConfig(), 259, 1)
+    assert (len(prepare_tokenizer(str(folder))), asked) == (259, [])
 
 
 def test_a_model_without_all_of_its_weights_is_refused(run, titans):

@@ -95,6 +95,7 @@ def test_settings_inside_others_go_by_their_own_names_in_files_and_options():
     [
         ("x.json", "{", "is not json"),
         ("x.json", "[1]", "with a list in it; expected names and values"),
+        ("x.json", '{"lr": ' + "9" * 5000 + "}", "is not json"),
         ("x.toml", "a = = 1", "is not toml"),
         ("x.toml", b"\xff", "is not toml"),
         ("x", "lr: 3", "is not json"),

@@ -1,6 +1,7 @@
 """What `titans` says: of itself, of its commands and of wrong options; and results, for reading and for files."""
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -90,14 +91,26 @@ def _shown(value: Any) -> str:
 
 
 def check_files(command: Any) -> None:
-    """Refuse files for results that cannot be written, before anything has been computed: ValueError."""
+    """Refuse files for results that cannot be written, or that are given as something else: ValueError."""
     from titans_lm.train.files import check_writable
 
-    for settings in (command, getattr(command, "what", None)):
-        for name in ("json", "samples", "save_memory", "plot"):
-            path = getattr(settings, name, None)
-            if path is not None:
-                check_writable(f"--{name.replace('_', '-')}", path)
+    parts = [command, *([command.what] if hasattr(command, "what") else [])]
+    given = {name: value for part in parts for name, value in vars(part).items()}
+    for name in ("json", "samples", "save_memory", "plot"):
+        path, option = given.get(name), f"--{name.replace('_', '-')}"
+        if path is not None:
+            check_writable(option, path)
+            also = next((other for other, value in given.items() if _is_also(path, name, other, value)), None)
+            if also is not None:
+                raise ValueError(f"got {option} {path}, which is given as {also} too; expected a name of its own")
+
+
+def _is_also(path: Path, name: str, other: str, value: Any) -> bool:
+    """Tell whether another setting names the same file, which would be lost; a memory may be written where it was."""
+    if other == name or {other, name} == {"memory", "save_memory"} or other == "prompt":
+        return False
+    paths = [one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, str | Path)]
+    return any("\0" not in str(one) and os.path.realpath(one) == os.path.realpath(path) for one in paths)
 
 
 def say(text: str) -> None:
@@ -105,8 +118,14 @@ def say(text: str) -> None:
 
 
 def write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Show a text at once; where that fails, nothing more is shown: at exit Python would complain once more."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        error.filename = "standard output"
+        raise
 
 
 OFTEN = {

@@ -229,6 +229,8 @@ def folder_tokenizer(folder: Path, index: dict[str, Any]) -> "PreTrainedTokenize
     from transformers import AutoTokenizer
 
     path = folder / TOKENIZER
+    if not path.is_dir():  # else its name is asked of the hub
+        raise ValueError(f"{path} is missing; prepare the folder anew, or bring it back")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:

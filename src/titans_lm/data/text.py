@@ -94,7 +94,7 @@ def read_documents(source: str | Path) -> tuple[list[Document], list[str]]:
     path, files, documents, skipped = Path(source), list[Path](), list[Document](), list[str]()
     if str(source) == STDLIB:
         path, files = stdlib_files()
-    elif path.is_dir():
+    elif str(source) and path.is_dir():  # to Path no name is the working directory
         files, skipped = text_below(path)
     elif not path.is_file():
         raise ValueError(f"got {str(source)!r}, which does not exist; expected a file, a folder or the word stdlib")

@@ -229,6 +229,8 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     if settings.model is None or settings.data is None:
         raise ValueError("got no model or no data; expected titans genomics predict MODEL DATA")
     check_writable("--out", settings.out)
+    if settings.out.resolve() == Path(settings.data).resolve():
+        raise ValueError(f"got --out {settings.out}, which holds the sequences; expected another file")
     classifier = load_classifier(settings.model, settings.device)
     data = read_sequences(settings.data, settings.read)
     if settings.plot is not None and data.labels is None:

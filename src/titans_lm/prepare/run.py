@@ -168,6 +168,7 @@ def prepare(settings: PrepareSettings, *, progress: CountReport | None = None) -
     asked = _asked(settings, source, valid)
     if (out / INDEX).is_file():
         check_same(out, read_index(out / INDEX)["asked"], asked)
+        TokenFolder(out, verify=False).tokenizer()  # whoever trains needs it as much as the shards
         return {**TokenFolder(out).describe(), "folder": str(out), "was_there": True}
     begun = _begun(out, asked)
     progress.start()

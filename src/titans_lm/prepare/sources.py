@@ -51,7 +51,7 @@ def open_source(name: str, settings: PrepareSettings) -> Source:
         return _files(path.parent, [path], [], settings)
     if path.is_dir() and ((path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file()):
         return _saved(path, settings)
-    if path.is_dir():
+    if name and path.is_dir():  # to Path no name is the working directory
         return _files(path, *text_below(path), settings)
     raise ValueError(
         f"got the source {name!r}, which does not exist; expected a file, a folder, hf:NAME for a data set on the hub, "

@@ -40,9 +40,11 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
         return byte_tokenizer()
     from transformers import AutoTokenizer
 
+    import titans_lm.hf  # noqa: F401 - registers our models, beside which tokenizers are saved
+
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # else it asks, and waits
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         why = did_you_mean(name, ["bytes"]) or f"{one_line(error)};"
         raise ValueError(
             f"the tokenizer {name!r} cannot be loaded: {why} expected bytes, a folder with a Hugging Face "

@@ -93,7 +93,7 @@ def from_pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ValueError(f"got the base {str(name)!r}, a folder without a config.json; expected that of a saved model")
     try:
-        return kind.from_pretrained(name, **settings)
+        return kind.from_pretrained(name, **{"trust_remote_code": False, **settings})  # else it asks, and waits
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"the base {str(name)!r} cannot be loaded: {reason}") from error

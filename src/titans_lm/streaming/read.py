@@ -55,7 +55,7 @@ def read_files(
     made from. `onto` is a memory to start from. The last document stays open: what follows continues it.
 
     Raises ValueError where `out` exists without `resume`, where a source has changed, and for files that cannot be
-    read, before anything is read; StoppedReading after Ctrl-C or SIGTERM.
+    read, before anything is read, and where nothing comes from standard input; StoppedReading after Ctrl-C or SIGTERM.
     """
     check_at_least("save_every", save_every, 1)
     check_choice("precision", precision, ("exact", "bfloat16"))
@@ -73,6 +73,8 @@ def read_files(
             source = _Waited(sys.stdin.buffer, stop) if str(path) == STDIN else path
             opened = reader.resume if unfinished and index == 0 else reader.stream
             job.read(opened(source, _name(path)))
+    if left and not any(source.tokens for source in reader.memory.sources[0][-len(left) :]):
+        raise ValueError("got nothing on standard input; expected some text")
     whole = out.exists() and job.saved == reader.memory.sources
     if not whole or (precision != "exact" and read_header(out).precision == "exact"):  # what is rounded stays as it is
         job.save(precision)

@@ -149,7 +149,7 @@ def _read_config(name: str, given: Settings) -> "PreTrainedConfig":
             f"got the baseline {name!r}; {nearest(name, baseline_names())} (or a folder with a model's config.json)"
         )
     try:
-        return AutoConfig.from_pretrained(path, **given)
+        return AutoConfig.from_pretrained(path, trust_remote_code=False, **given)  # else it asks, and waits
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"got the baseline {name!r}, whose config cannot be read: {one_line(error)}") from error
 

@@ -220,7 +220,7 @@ def verify_checkpoint(folder: Path) -> None:
     """Compare every file with its size and CRC-32: DamagedCheckpoint; refuse files that were added: ValueError."""
     if not (folder / FILES).is_file():
         raise DamagedCheckpoint(f"{folder} holds no {FILES}, so it is no checkpoint of titans-lm, or not a whole one")
-    expected = _written(folder)
+    expected = _written(folder, f": {_advice(folder)}")
     for name in sorted({TRAINER, *expected}):
         if not (folder / name).is_file():
             raise DamagedCheckpoint(f"{folder / name} is missing: {_advice(folder)}")
@@ -232,9 +232,10 @@ def verify_checkpoint(folder: Path) -> None:
 
 def verify_weights(folder: Path) -> None:
     """Compare a saved model's weights with the sums beside them, where there are any: DamagedCheckpoint."""
-    for name, expected in _written(folder).items() if (folder / FILES).is_file() else ():
+    advice = f"; bring it back, or remove {FILES} if it was changed on purpose"
+    for name, expected in _written(folder, advice).items() if (folder / FILES).is_file() else ():
         if name.endswith(".safetensors") and (folder / name).is_file():
-            _verify(folder / name, expected, f"; bring it back, or remove {FILES} if it was changed on purpose")
+            _verify(folder / name, expected, advice)
 
 
 def _verify(path: Path, expected: tuple[int, int] | None, advice: str) -> None:
@@ -249,13 +250,13 @@ def _sum(path: Path) -> tuple[int, int]:
     return size, crc
 
 
-def _written(folder: Path) -> dict[str, tuple[int, int]]:
+def _written(folder: Path, advice: str) -> dict[str, tuple[int, int]]:
     """Read sizes and sums by file."""
     try:
         files = json.loads((folder / FILES).read_bytes())
         return {name: (int(size), int(crc)) for name, (size, crc) in files.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{folder / FILES} cannot be read: {_advice(folder)}") from error
+        raise DamagedCheckpoint(f"{folder / FILES} cannot be read{advice}") from error
 
 
 def _advice(folder: Path) -> str:

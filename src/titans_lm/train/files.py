@@ -20,6 +20,7 @@ HIDDEN = ".unfinished-"
 """Start of the names of what is not finished, or no longer wanted; nothing reads these."""
 IN_USE = "in-use"
 """A lock file: the folder it is in is being written by another process."""
+STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 _ASKING = threading.Lock()
 _writing: set[str] = set()
 """Names of files and folders that threads of this process are at."""
@@ -34,11 +35,13 @@ def write_atomically(path: Path, data: str | bytes | Iterable[str], mode: int = 
     """Write a file, at once or piece by piece, so that a reader, or a machine that dies, finds the old or the new.
 
     `mode` says who may read and write it, as far as the process's umask lets them. Text that is no UTF-8, which only
-    the name of a file can be, is written with question marks. A link stays one; a device (/dev/stdout) is written to.
+    the name of a file can be, is written with question marks. A link stays one; a device is written to, and so is the
+    file that /dev/stdout leads to, which others are writing.
     """
     parts = [data] if isinstance(data, str | bytes) else data
-    if path.exists() and not path.is_file():
-        with path.open("wb") as device:
+    stream = STREAMS.get(str(path))
+    if stream is not None or (path.exists() and not path.is_file()):
+        with naming(path), open(path if stream is None else stream, "wb", closefd=stream is None) as device:
             device.writelines(map(_encoded, parts))
         return
     path = Path(os.path.realpath(path)) if path.is_symlink() else path

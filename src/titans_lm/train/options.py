@@ -34,7 +34,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     text = path.read_bytes()
     try:
         values = tomllib.loads(text.decode()) if kind == "toml" else json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, and of numbers with too many digits too
         raise ValueError(f"got {str(path)!r}, which is not {kind}: {error}; expected a .json or .toml file") from error
     if not isinstance(values, dict):
         raise ValueError(f"got {str(path)!r} with a {type(values).__name__} in it; expected names and values")

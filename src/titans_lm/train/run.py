@@ -287,13 +287,13 @@ def _load(auto_class: Any, folder: Path, what: str) -> Any:
         with quiet_transformers():
             kind = json.loads((folder / "config.json").read_bytes()).get("model_type")
             if what != "model" or kind == FORMAT:  # an adapter, whose tensors are checked where it is loaded
-                return auto_class.from_pretrained(folder)
+                return auto_class.from_pretrained(folder, trust_remote_code=False)  # else it asks, and waits
             use_chunk_scan(kind)
-            model, report = auto_class.from_pretrained(folder, output_loading_info=True)
+            model, report = auto_class.from_pretrained(folder, output_loading_info=True, trust_remote_code=False)
         if lacking := sorted(report["missing_keys"]):
             raise ValueError(f"it lacks {', '.join(lacking[:3])}: not all of it is there, or another version saved it")
         return model
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, SafetensorError) as error:
         raise ValueError(f"the {what} in {folder} cannot be loaded: {one_line(error)}") from error
 
 

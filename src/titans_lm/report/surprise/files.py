@@ -16,7 +16,7 @@ from titans_lm.report.surprise.page import COLOURS, NAMES, Facts, surprise_page
 from titans_lm.report.surprise.text import TokenText, by_piece, read_file
 from titans_lm.streaming import load_memory
 from titans_lm.surprise import PARTS, Surprise, check_surprised, measure_surprise
-from titans_lm.train.files import write_atomically
+from titans_lm.train.files import check_writable, write_atomically
 from titans_lm.train.progress import CountReport
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ def write_surprise(
     """
     check_at_least("max_tokens", max_tokens, 1)
     check_surprised(model)
+    paths = {kind: out / f"surprise.{kind}" for kind in ("html", "png", "jsonl")}
+    for path in paths.values():
+        check_writable("the file", path)
     began = time.perf_counter()
     known = None if memory is None else load_memory(memory, model)
     text = read_file(file, tokenizer, after_open_document=known is not None and any(known.open))
@@ -63,7 +66,6 @@ def write_surprise(
         memory_tokens=0 if known is None else sum(known.tokens),
     )
     page, figure = surprise_page(found, text, facts, max_tokens), surprise_figure(found, text.name)
-    paths = {kind: out / f"surprise.{kind}" for kind in ("html", "png", "jsonl")}
     write_atomically(paths["html"], page)
     save_png(figure, paths["png"])
     write_atomically(paths["jsonl"], lines_of(found, text))
