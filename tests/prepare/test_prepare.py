@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from prepare.prepare_cases import prepared, settings, text, write_rows, write_texts
 from titans_lm.data.prepared import INDEX, TokenFolder, is_token_folder, tokenizer_fingerprint
-from titans_lm.data.text import Document, chance, split_documents
+from titans_lm.data.text import STARTED, Document, chance, split_documents
 from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer, decode_bytes, encode_document
 from titans_lm.prepare import tokenise
 from titans_lm.prepare.run import prepare
@@ -188,6 +188,7 @@ def test_a_split_is_a_sequence_and_a_stretch(folder: TokenFolder) -> None:
 def test_a_tokenizer_is_known_by_what_it_does(folder: TokenFolder, tmp_path: Path) -> None:
     assert folder.tokenizer_fingerprint == tokenizer_fingerprint(byte_tokenizer())
     assert is_token_folder(folder.path)
+    assert not (folder.path / STARTED).exists()
     assert not is_token_folder(tmp_path)
     write_texts(tmp_path / "texts")
     bpe = prepared(tmp_path / "texts", tmp_path / "out", train_bpe=270)
