@@ -93,11 +93,15 @@ def test_lanes_read_prepared_documents(split: Split) -> None:
     for step in (0, 1, 40):
         assert all((lanes(step)[name] == part).all() for name, part in plain(step).items())
     assert lanes.fingerprint != plain.fingerprint, "named by the sums of its shards"
+    others = [{"seq_len": 8}, {"batch_size": 2}, {"seed": 1}]
+    named = {DocumentLanes(split, **{"seq_len": 16, "batch_size": 3, **other}).fingerprint for other in others}
+    assert len(named - {lanes.fingerprint}) == 3, "and by where its pieces lie"
 
 
 def test_too_little_text(split: Split, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected at least seq_len"):
         PackedRows(split, seq_len=split.tokens, batch_size=1)
+    assert PackedRows(split, seq_len=1, batch_size=1).rows == split.tokens - 1, "the last token has none after it"
     nothing = Split(split.folder, [], split.dtype)
     for kind in KINDS:
         with pytest.raises(ValueError, match="got no documents to train on"):

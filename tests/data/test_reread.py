@@ -105,6 +105,9 @@ def test_a_share_that_falls_goes_from_the_first_to_the_second_over_the_steps_of_
             for pair in ((batches(first + step), plain(step)) for step in range(240))
         ]
         assert (twice[0], twice[-1]) == (8, 0)
+        rises = counted(replace(chosen, share=(0.0, 1.0)), batch_size=8, steps=first + 1, accumulate=2)
+        ends = [rises.batches(1), rises(2 * first + 1)]
+        assert (rows_of(ends[0]) != rows_of(ends[1])).any(1).all(), "the last batch has the second share"
         for third, share in enumerate((5 / 6, 1 / 2, 1 / 6)):
             assert sum(twice[80 * third : 80 * (third + 1)]) == pytest.approx(share * 640, abs=50)
     level, same = counted(replace(TWICE, share=(0.5, 0.5))), counted(TWICE)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from titans_lm.data.text import Document, check_apart, load_corpus, read_documents, split_documents
+from titans_lm.data.text import Document, chance, check_apart, load_corpus, read_documents, split_documents
 
 
 @pytest.fixture
@@ -79,6 +79,8 @@ def test_whole_documents_are_held_out_by_their_names():
     names = [f"{i}.txt" for i in range(400)]
     train, held, split = split_documents(documents_named(names), 0.1)
     assert 20 <= len(held) <= 60
+    assert held == sorted(held, key=lambda document: chance(document.name)), "its first few are a fair sample"
+    assert {d.name for d in held} == {name for name in names if chance(name) < 0.1}
     assert sorted(d.name for d in train + held) == sorted(names)
     assert split == f"{len(held)} of 400 documents held out, by a hash of their names"
     again, held_again, _ = split_documents(documents_named(reversed(names)), 0.1)
@@ -111,6 +113,11 @@ def test_one_document_is_cut_near_its_end_after_a_line(tmp_path):
     assert train.data.endswith(b"\n")
     assert 0.04 < len(held.data) / len(data) <= 0.05
     assert corpus.split == f"one document: bytes 0 to {len(train.data)} to train on, the rest held out"
+
+
+def test_a_line_that_ends_far_away_moves_no_cut():
+    _, (held,), _ = split_documents([Document("x", b"a" * 9000 + b"\n" + b"b" * 999)], 0.5)
+    assert len(held.data) == 5000
 
 
 @pytest.mark.parametrize("data", [b"ab", b"\xff\xff\xff", b"\n\n"])

@@ -51,10 +51,11 @@ def test_bits_without_memory_are_those_of_separate_pieces(kind):
             torch.testing.assert_close(torch.from_numpy(bits), torch.cat(pieces), rtol=1e-6, atol=1e-6)
 
 
-def test_the_model_is_left_as_it_was():
-    model = titans().train()
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_left_as_it_was(training):
+    model = titans().train(training)
     token_bits(model, DOCUMENTS, piece_len=4, reset_every=4)
-    assert model.training
+    assert model.training == training
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -99,6 +100,8 @@ def test_bits_per_byte_is_the_mean_over_what_fits():
 def test_nothing_to_read_is_an_error():
     with pytest.raises(ValueError, match="got no held-out text"):
         HeldOut(*held_out_bytes([Document("x", b"")], 10), seq_len=8, batch_size=1)
+    with pytest.raises(ValueError, match="got no held-out text; expected at least one token to predict"):
+        HeldOut([DOCUMENTS[0][:1]], 10, seq_len=8, batch_size=1)
     with pytest.raises(ValueError, match="got a LlamaForCausalLM, which has no state, and no reset_every"):
         token_bits(small_llama(259), DOCUMENTS, piece_len=8)
     with pytest.raises(ValueError, match="got piece_len=0"):

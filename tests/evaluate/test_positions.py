@@ -243,7 +243,9 @@ def test_positions_are_gathered_over_stretches() -> None:
     assert second.bits_per_byte == pytest.approx(184 / 120)
     assert (third.start, third.stop, third.bits_per_token) == (128, 256, 3.0)
     assert overall(scores).bits_per_byte == pytest.approx(514 / 300)
-    every = overall([SpanScore("a", 0, (64, 1), (64, 0), (128.0, 9.0))])  # a last token that begins no character
+    torn = [SpanScore("a", 0, (64, 1), (64, 0), (128.0, 9.0))]  # a last token that begins no character
+    assert [part.stop for part in by_position(torn)] == [64], "no bits per byte where there is no byte"
+    every = overall(torn)
     assert (every.tokens, every.bytes, every.bits) == (65, 64, 137.0)
     assert scores[0].between(0, 128) == (380.0, 220, 128)
     with pytest.raises(ValueError, match="got positions 0 to 100"):

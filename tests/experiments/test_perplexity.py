@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.table import screen
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.fresh import byte_model
-from titans_lm.train.run import load_model
+from titans_lm.train.run import load_model, load_tokenizer
 
 NEAR, FAR = (64, 128), (128, 256)
 
@@ -114,6 +115,7 @@ def test_every_number_is_what_the_models_do(done: Any) -> None:
             mode = Mode(reading["mode"], reading["every"])
             found = [scores(settings, index, mode) for index in indices]
             bits = [overall(one).bits_per_byte for one in found]
+            assert (reading["tokens"], reading["bytes"]) == (overall(found[0]).tokens, overall(found[0]).bytes)
             assert reading["bits_per_byte"]["mean"] == pytest.approx(sum(bits) / len(bits), rel=1e-5)
             assert reading["bits_per_byte"]["seeds"] == len(bits)
             for place, told in enumerate(reading["by_position"]):
@@ -342,4 +344,11 @@ def test_names_say_which_models_belong_together(done: Any, tmp_path: Path) -> No
     mixed = dataclasses.replace(settings, models=(f"a={lmm}", f"a={sliding}"), out=tmp_path / "out")
     with pytest.raises(ValueError, match="expected seeds of one model under one name"):
         run_perplexity(mixed, "mixed", lambda _: None)
+    shutil.copytree(lmm, tmp_path / "words")
+    tokenizer = load_tokenizer(lmm)
+    tokenizer.eos_token = tokenizer.bos_token
+    tokenizer.save_pretrained(tmp_path / "words")
+    words = dataclasses.replace(mixed, models=(f"a={lmm}", f"a={tmp_path / 'words'}"))
+    with pytest.raises(ValueError, match="with other settings or tokenizers; expected seeds of one model"):
+        run_perplexity(words, "words", lambda _: None)
     assert not (tmp_path / "out").exists(), "before anything is read"

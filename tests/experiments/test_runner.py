@@ -17,10 +17,12 @@ from titans_lm.experiments.runner import (
     check_begun,
     kept,
     run_job,
+    run_jobs,
     shorter,
     total_provenance,
 )
 from titans_lm.report.section import commits
+from titans_lm.train.progress import Outlook
 from titans_lm.train.run import RunFolder, begun_with, commits_of, seconds_of
 from titans_lm.train.settings import FitSettings
 from titans_lm.train.trainer import Diverged
@@ -151,6 +153,16 @@ def test_a_run_that_was_stopped_names_the_commits_of_its_parts(tmp_path: Path, a
     assert result["commits"] == commits_of(tmp_path) == ["aaa", "bbb"]
     assert 100.05 <= result["wall_seconds"] < 150.0
     assert (commits_of(tmp_path / "nothing"), seconds_of(tmp_path / "nothing")) == ([], 0.0)
+
+
+def test_the_time_that_is_left_is_told_by_jobs_that_were_not_done_before(tmp_path: Path, at: list[str]) -> None:
+    run_job(Training(tmp_path / "done"))
+    with pytest.raises(KeyboardInterrupt):
+        run_job(Training(tmp_path / "stopped", stop=True))
+    jobs = [Training(tmp_path / name, work=work) for name, work in (("done", 1), ("stopped", 1), ("new", 3))]
+    said: list[str] = []
+    run_jobs(jobs, 1, str, Outlook("fewer --seeds", say=said.append))
+    assert said == ["about 5 minutes of training to go here; for a look: fewer --seeds"]
 
 
 def test_what_results_are_made_of_is_summed_up(at: list[str]) -> None:

@@ -113,6 +113,11 @@ def test_more_models_than_lines_can_tell_apart_are_not_drawn(done) -> None:
     assert scored.heading(result).endswith(", LMM")
 
 
+def test_sizes_are_sorted_by_their_numbers() -> None:
+    sizes = ["64:4", "512", "512x4", "4096", "64K", "1M"]
+    assert sorted(reversed(sizes), key=scored.by_size) == sizes
+
+
 def test_further_runs_of_a_task_are_rows_of_one_table(done) -> None:
     first, other = done[1] | {"file": "mqar.json"}, copy.deepcopy(done[1]) | {"file": "mqar-more.json"}
     for one in other["contenders"]:

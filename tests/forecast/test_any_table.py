@@ -58,6 +58,19 @@ def test_too_few_rows_for_a_model_that_reads_several_windows(capsys, tmp_path):
     assert "got 84 rows; expected at least 364 for one window of 360 rows and 4 to forecast" in err
 
 
+@pytest.mark.parametrize("origin", ["2020-01-01T22:00Z", "2020-01-02T01:00+03:00", "2020-01-02"])
+def test_an_origin_with_an_offset_is_the_row_of_that_time(capsys, tmp_path, origin):
+    table = tmp_path / "t.csv"
+    frame = pd.DataFrame(waves(40, 1), columns=["a"])
+    frame.insert(0, "date", pd.date_range("2020", periods=40, freq="h", tz="+02:00"))
+    frame.to_csv(table, index=False)
+    run = ["--lookback", 2, "--horizon", 2, "--model", "repeat", "--quiet"]
+    assert titans(capsys, "forecast", "train", table, "--out", tmp_path / "run", *run)[0] == 0
+    args = ["forecast", "predict", tmp_path / "run", table, "--out", tmp_path, "--origin", origin]
+    assert titans(capsys, *args)[0] == 0
+    assert rows_of(tmp_path / "forecast.csv")[0]["date"] == "2020-01-02 00:00:00"
+
+
 def test_the_next_date_of_a_table_with_gaps_is_an_origin(capsys, tmp_path):
     """Business days: Monday follows Friday."""
     table = tmp_path / "t.csv"

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from forecast.forecast_cases import data, forecaster, net, write_csv
-from titans_lm.forecast.baselines import DLinear, Linear, SeasonalNaive, make_model
-from titans_lm.forecast.evaluate import evaluate_forecasters
+from titans_lm.forecast.baselines import DLinear, Linear, SeasonalNaive, make_model, model_spec
+from titans_lm.forecast.evaluate import ForecastJob, evaluate_forecasters
 from titans_lm.forecast.fit import closed_form, fit_model, score, score_streamed, window_loss
 from titans_lm.forecast.model import Forecaster, Shape
 from titans_lm.forecast.settings import EvaluateForecasters, TrainSettings
@@ -184,3 +184,12 @@ def test_rates_that_are_nearly_equal_are_two_trials(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="dlinear at horizon 3 of waves diverged with every learning rate"):
         evaluate_forecasters(settings, lambda _: None)
     assert len(folders) == len(set(folders)) == 2
+
+
+def test_a_run_that_is_to_be_streamed_is_another(tmp_path):
+    settings = EvaluateForecasters()
+    spec, table = model_spec("lmm", settings), write_csv(tmp_path / "t.csv")
+    plain, streamed = (
+        ForecastJob(spec, settings, table, 4, 0, tmp_path / "run", streaming=chosen) for chosen in (False, True)
+    )
+    assert plain.spec() != streamed.spec(), "else the result of before, without, would be taken for it"

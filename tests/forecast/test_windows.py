@@ -117,6 +117,7 @@ def test_batches_are_a_function_of_seed_and_step():
     assert first.fingerprint == again.fingerprint
     other = WindowBatches(windows, batch_size=5, seed=4)
     assert not torch.equal(first(0)["past"], other(0)["past"])
+    assert not torch.equal(first(0)["past"], first(first.steps)["past"]), "an order of its own each time around"
     assert first.fingerprint != other.fingerprint
     assert first.fingerprint != WindowBatches(windows.spanning(2), batch_size=5, seed=3).fingerprint
 

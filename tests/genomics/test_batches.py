@@ -46,6 +46,7 @@ def test_strands_are_drawn_anew_each_time() -> None:
             assert drawn in (straight, decode(reverse_complement(encode(straight, "s"))))
         shares.append([straight != drawn for straight, drawn in pairs])
     assert 0.3 < np.mean(shares) < 0.7
+    assert len(set(map(tuple, shares))) == 4, "a step turns others than the one before"
     assert plain.fingerprint != turned.fingerprint
 
 

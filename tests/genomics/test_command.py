@@ -66,6 +66,10 @@ def test_predictions_of_a_file_with_classes(dna: Path, capsys: pytest.CaptureFix
     assert told["accuracy"] > 0.8
     assert sum(map(sum, told["confusion"])) == 40
     assert Path("told.png").read_bytes().startswith(b"\x89PNG")
+    plain = write_table(dna.parent / "plain.tsv", [row for row in letters() if row[1] == "plain"])
+    assert titans(capsys, "genomics", "predict", "run", plain, "--out", "o.tsv", "--json", "plain.json")[0] == 0
+    alone = json.loads(Path("plain.json").read_text())
+    assert alone["confusion"] == [[0, 0], told["confusion"][1]], "a class is known by its name"
 
 
 def test_pre_train_train_and_go_on(dna: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from prepare.prepare_cases import prepared, settings, text, write_rows, write_texts
 from titans_lm.data.prepared import INDEX, TokenFolder, is_token_folder, tokenizer_fingerprint
-from titans_lm.data.text import Document, chance, split_documents
+from titans_lm.data.text import STARTED, Document, chance, split_documents
 from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer, decode_bytes, encode_document
 from titans_lm.prepare import tokenise
 from titans_lm.prepare.run import prepare
-from titans_lm.prepare.tokenise import ANYWHERE, WORDS, Encoder, load_tokenizer, pieces, safe_cut
+from titans_lm.prepare.settings import PrepareSettings
+from titans_lm.prepare.tokenise import ANYWHERE, WORDS, Encoder, load_tokenizer, pieces, safe_cut, train_bpe
 
 
 def texts_of(folder: TokenFolder) -> list[list[bytes]]:
@@ -186,11 +188,15 @@ def test_a_split_is_a_sequence_and_a_stretch(folder: TokenFolder) -> None:
 def test_a_tokenizer_is_known_by_what_it_does(folder: TokenFolder, tmp_path: Path) -> None:
     assert folder.tokenizer_fingerprint == tokenizer_fingerprint(byte_tokenizer())
     assert is_token_folder(folder.path)
+    assert not (folder.path / STARTED).exists()
     assert not is_token_folder(tmp_path)
     write_texts(tmp_path / "texts")
     bpe = prepared(tmp_path / "texts", tmp_path / "out", train_bpe=270)
     assert bpe.tokenizer_fingerprint != folder.tokenizer_fingerprint
     assert bpe.vocab_size == len(bpe.tokenizer()) == 270
+    other = bpe.tokenizer()
+    other.eos_token = other.bos_token
+    assert tokenizer_fingerprint(other) != bpe.tokenizer_fingerprint, "documents end otherwise"
     from_folder = prepared(tmp_path / "texts", tmp_path / "again", tokenizer=str(tmp_path / "out" / "tokenizer"))
     assert from_folder.tokenizer_fingerprint == bpe.tokenizer_fingerprint
     assert [shard.sum for shard in from_folder.train.shards] == [shard.sum for shard in bpe.train.shards]
@@ -209,6 +215,26 @@ def test_documents_are_encoded_alike_alone_and_together(tmp_path: Path) -> None:
     ids = Encoder(byte_tokenizer())(documents[:1])[0]
     assert np.array_equal(ids, encode_document(documents[0].data))
     assert (ids[0], ids[-1]) == (BOS, EOS)
+
+
+@pytest.mark.parametrize("parts", [(50, 5000), (50, 0, 5000)])
+def test_a_bpe_is_trained_on_the_first_bytes_of_the_text(parts: tuple[int, ...]) -> None:
+    """Of a document that is longer its start counts, and none after it."""
+    data = [b"ab " * parts[0] + b"xy " * parts[1], *(b"xy " * count for count in parts[2:])]
+    texts = [Document(str(number), text) for number, text in enumerate(data)]
+    learned = train_bpe(texts, PrepareSettings(train_bpe=260, bpe_bytes=150)).get_vocab()
+    assert "ab" in learned
+    assert "xy" not in learned
+
+
+def test_ids_beyond_sixteen_bits_are_kept_whole() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    for size in (2**16, 2**16 + 1):
+        backend = Tokenizer(models.WordLevel({str(number): number for number in range(size)}, "0"))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        encode = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=str(size - 1)))
+        assert encode([Document("x", f"7 {size - 1}".encode())])[0].tolist() == [7, size - 1, size - 1]
 
 
 @pytest.fixture(scope="module")

@@ -114,6 +114,11 @@ def test_no_page_holds_a_path_of_a_machine_or_claims_todays_sizes_for_older_ones
         assert status(result).startswith("current" if todays else "earlier defaults")
 
 
+def test_a_result_of_several_steps_is_as_old_as_the_last():
+    days = [{"hardware": {"date": f"2026-0{month}-01 10:00"}} for month in (2, 3, 1)]
+    assert status({"scale": "tiny", "steps": days}) == "scale tiny, 2026-03-01"
+
+
 def test_results_of_earlier_defaults_stand_on_their_own_page_alone(committed, written):
     for result in committed["compare"] + committed["task"]:
         pages_of = [topic for topic, text in written.items() if f"(bench/{result['file']})" in text]

@@ -65,6 +65,20 @@ def test_a_layer_is_its_equations(degree, own):
 
 
 @torch.no_grad()
+def test_a_memory_that_ends_in_a_norm_learns_values_of_one_size():
+    torch.manual_seed(2)
+    memory = LayerMemory(10, DEEP.of_layer(2, 4)).double()
+    for parameter in memory.parameters():
+        parameter.add_(torch.randn_like(parameter))
+    q, k, v = torch.randn(3, 1, 9, 2, 4, dtype=torch.float64)
+    x = torch.randn(1, 9, 10, dtype=torch.float64)
+    same, large, other = (
+        memory(q, k, values, memory.notes(x), x, memory.init_state(1), None)[0] for values in (v, 3.0 * v, -v)
+    )
+    assert apart(large, same) < 1e-4 < 0.01 < apart(other, same)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     "settings",
     [

@@ -19,6 +19,7 @@ from titans_lm.distill.train import Distillation, Gap, HeadLoss, checkpoint_bloc
 from titans_lm.prepare.run import prepare
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.retrofit import FULL, AdapterSettings, Reach, adapter_of, load
+from titans_lm.retrofit.cache import as_base, nats
 from titans_lm.retrofit.file import FILE, read_adapter
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.settings import AdapterMemory
@@ -70,6 +71,11 @@ def test_passages_return_after_they_have_left_the_window():
                     before = [i - j for j in range(i) if row[j] == row[i]]
                     assert window < min(before) <= reach
     assert torch.equal(rows(4)["input_ids"], rows(4)["input_ids"])
+    changes = {"seq_len": 399, "batch_size": 3, "seed": 1, "windows": (8,), "sink_counts": (3,), "returning": 0.9,
+               "passages": (4, 7), "grow_steps": 5}  # fmt: skip
+    others = (dataclasses.replace(settings, **{name: value}) for name, value in changes.items())
+    named = {ReturningRows(text_of(np.arange(10_000)), other).fingerprint for other in (settings, *others)}
+    assert len(named) == 1 + len(changes), "a run goes on with its own rows alone"
     plain = ReturningRows(text_of(np.arange(10_000)), dataclasses.replace(settings, returning=0.0))(0)
     assert not plain["again"].any()
     assert bool((plain["input_ids"].diff() == 1).all())
@@ -189,6 +195,11 @@ def test_the_share_of_the_gap_is_zero_for_the_windowed_base():
     for kind in ("text", "returns"):
         assert found[f"{kind}_share"] == pytest.approx(0.0, abs=1e-9)
         assert found[f"{kind}_windowed"] != found[f"{kind}_full"]
+        [batch] = gap.batches[kind]
+        with as_base(gap.model):
+            cost = nats(gap.model, batch["input_ids"], batch["targets"], FULL)
+        counted = cost[batch["again"]] if kind == "returns" else cost[:, WINDOW:]
+        assert found[f"{kind}_full"] == pytest.approx(float(counted.mean()))
 
 
 def test_of_rows_in_which_nothing_can_return_the_text_alone_is_measured():

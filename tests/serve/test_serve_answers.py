@@ -1,6 +1,7 @@
 """Completions and chat: what the library would say, with the memory that belongs to it."""
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from serve.serve_cases import NAME, Expected, complete, serving, small_engine, text_of, wait_until_active
 from titans_lm.serve.engine import Engine
+from titans_lm.serve.schema import Cancelled, Completion
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +182,11 @@ def test_a_stream_that_is_cancelled_leaves_its_conversation_as_it_was(client: ht
         next(response.iter_lines())
     wait_until_active(client, 0)
     assert text_of(complete(client, "on", 6, conversation="cancelled")) == expected.says("on", 6)
+
+
+def test_an_answer_whose_end_nobody_hears_is_not_kept(engine: Engine) -> None:
+    gone = threading.Event()
+    asked = Completion(prompt="lost", max_tokens=1, temperature=0, conversation="unheard")
+    with pytest.raises(Cancelled):
+        engine.answer(asked, lambda _: gone.set(), gone)
+    assert engine.store.get("conversation", "unheard") is None

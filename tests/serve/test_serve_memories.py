@@ -201,6 +201,16 @@ def test_the_memory_that_was_used_longest_ago_leaves_ram(tmp_path: Path, monkeyp
     store.close()
 
 
+def test_what_was_written_last_is_listed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, now = plain_model("lmm"), [0.0]
+    monkeypatch.setattr("titans_lm.serve.store.time.time", lambda: now[0])
+    store, memory = Store(tmp_path, model, in_memory=1, most=9), Reader(model, byte_tokenizer()).memory
+    for now[0], name in ((1.0, "a"), (2.0, "c"), (2.0, "b"), (3.0, "a"), (2.0, "d")):
+        store.put(Entry("memory", name, memory))
+    assert [entry["id"] for entry in store.entries("memory")] == ["a", "b", "c", "d"]
+    store.close()
+
+
 def test_what_was_read_from_disk_is_not_kept_over_what_was_written_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -349,6 +349,21 @@ def test_clients_that_send_everything_first_hear_that_it_is_too_much(client: htt
         connection.close()
 
 
+def test_of_far_too_much_nothing_is_received() -> None:
+    told: list[dict[str, Any]] = []
+    headers = [(b"host", b"localhost"), (b"content-length", b"%d" % (9 * 2**16))]
+
+    async def receive() -> Any:
+        raise AssertionError("it is not asked for")
+
+    async def send(message: dict[str, Any]) -> None:
+        told.append(message)
+
+    auth = Auth(None, ServeSettings(max_body_bytes=2**16), None)
+    asyncio.run(auth({"type": "http", "method": "POST", "path": TEXT, "headers": headers}, receive, send))
+    assert told[0]["status"] == 413
+
+
 def test_connections_that_send_no_request_keep_out_nobody(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

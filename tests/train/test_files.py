@@ -140,6 +140,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path):
     with new_folder(path) as unfinished:
         (unfinished / "a").write_text("1")
         assert not path.exists()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o777 & ~current_umask()
     with new_folder(path) as unfinished:
         (unfinished / "b").write_text("2")
         assert names(path) == ["a"]

@@ -239,10 +239,11 @@ def test_training_ends_early_and_well_when_asked(llama, tmp_path):
 def test_a_finished_run_has_nothing_left_to_do(llama, tmp_path):
     run = RunFolder.create(tmp_path / "run", {}, byte_tokenizer())
     fit(llama(), crops(), next_token_loss, SETTINGS, run=run)
-    recorder = Recorder()
+    recorder, before = Recorder(), run.latest().stat().st_ino
     score = {"score": 2.0}
     result = fit(llama(), crops(), next_token_loss, SETTINGS, run=run, on_step=recorder, eval_fn=lambda _: score)
     assert recorder == []
+    assert run.latest().stat().st_ino == before, "its checkpoint is not written again"
     assert (result.step, result.evaluation) == (8, score)
     fit(llama(), crops(), next_token_loss, SETTINGS, run=run, eval_fn=lambda _: score)
     assert [line["step"] for line in run.metrics.read() if "score" in line] == [8], "said once"
@@ -427,16 +428,16 @@ def test_a_checkpoint_comes_after_the_evaluation_of_its_step(llama, tmp_path):
 def test_a_run_that_was_stopped_where_it_was_to_be_evaluated_makes_up_for_it(titans, tmp_path):
     settings = dataclasses.replace(SETTINGS, eval_every=2)
     told = []
-    for name, stop in (("whole", None), ("stopped", stop_at(4))):
+    for name, stop, before in (("whole", None, []), ("stopped", stop_at(4), [2]), ("between", stop_at(5), [2, 4])):
         run = RunFolder.create(tmp_path / name, {}, byte_tokenizer())
         given = {"eval_fn": lambda model: {"found": float(model.lm_head.weight.sum())}, "run": run}
         if stop is not None:
             with pytest.raises(Interrupted):
                 fit(titans(), crops(), next_token_loss, settings, on_step=stop, **given)
-            assert [step for step, _ in evaluations(run)] == [2]
+            assert [step for step, _ in evaluations(run)] == before
         fit(titans(), crops(), next_token_loss, settings, **given)
         told.append(evaluations(run))
-    assert told[0] == told[1]
+    assert told[0] == told[1] == told[2]
     assert [step for step, _ in told[0]] == [2, 4, 6, 8]
     run = RunFolder.create(tmp_path / "nothing", {}, byte_tokenizer())
     with pytest.raises(Interrupted):

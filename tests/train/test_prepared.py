@@ -114,6 +114,8 @@ def test_bits_are_per_byte_of_text(folder: TokenFolder) -> None:
         assert [len(document) for document in documents[:-1]] == whole[:-1], "the last alone is cut"
         assert all(document[0] == tokenizer.bos_token_id for document in documents)
         assert tokenizer.eos_token_id not in np.concatenate(documents)
+    (first,), size = held_out_tokens(folder.valid, tokenizer, folder.valid.bytes_of(0))
+    assert (len(first), size) == (whole[0], folder.valid.bytes_of(0)), "one that fits is whole, and the next not begun"
 
 
 class OneDocument:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from titans_lm.train.checkpoint import load_trainer
 from titans_lm.train.loop import fit
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import FitSettings
@@ -117,3 +118,5 @@ def test_a_run_that_goes_on_knows_what_norms_were_usual(tmp_path) -> None:
     fit(Line(), pulls(set()), pulled, dataclasses.replace(SETTINGS, steps=SPIKE), run=run)
     result = fit(Line(), pulls({SPIKE}), pulled, dataclasses.replace(SETTINGS, steps=SPIKE + 5), run=run)
     assert result.skipped == 1
+    kept, records = load_trainer(run.path / "checkpoints" / f"step-{SPIKE + 5:06d}")["spikes"], run.metrics.read()
+    assert kept == [[record[name] for record in records[-WINDOW:]] for name in ("loss", "grad_norm")]

@@ -136,8 +136,8 @@ class HeldOut:
     ) -> None:
         self.seq_len, self.batch_size, self.carry = seq_len, batch_size, carry
         self.documents, self.bytes = list(documents), text_bytes
-        if not self.bytes:
-            raise ValueError("got no held-out text; expected at least one byte to predict")
+        if not self.bytes or max(map(len, self.documents)) < 2:  # a tokenizer may have dropped all that there was
+            raise ValueError("got no held-out text; expected at least one token to predict")
 
     def __call__(self, model: nn.Module) -> dict[str, Any]:
         step = self.seq_len
@@ -147,5 +147,5 @@ class HeldOut:
         reached = bisect_left(EDGES, max(map(len, pieces)))
         return {
             "held_out_bits_per_byte": float(sum(row.sum() for row in bits)) / self.bytes,
-            "held_out_by_position": buckets(pieces, EDGES[: max(reached, 1) + 1]),
+            "held_out_by_position": buckets(pieces, EDGES[: reached + 1]),
         }

@@ -245,7 +245,7 @@ def load_model(path: str | Path, device: str = "auto") -> "PreTrainedModel":
         raise ValueError(
             f"got the model in {folder}, whose weights are not all finite ({broken}); expected one that did not diverge"
         )
-    return model.eval().to(choose_device(device))
+    return model.to(choose_device(device))
 
 
 def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
