@@ -14,7 +14,10 @@ from titans_lm.train.fresh import (
     fit_shape,
     match_parameters,
     model_without_weights,
+    without_weights,
 )
+from titans_lm.train.settings import ModelSettings
+from titans_lm.train.sized import sized_for
 
 SHARED = BackboneConfig(architecture="lmm", hidden_size=128, num_attention_heads=4, num_hidden_layers=3)
 
@@ -98,3 +101,14 @@ def test_a_size_that_its_steps_miss_is_refused() -> None:
     check_near(1009, 1000)
     with pytest.raises(ValueError, match=r"come in steps.*1,011 parameters, \+1.1% from 1,000; expected at most 1%"):
         check_near(1011, 1000)
+
+
+@pytest.mark.parametrize("baseline", [None, "llama"])
+def test_what_the_machine_cannot_hold_is_not_begun(baseline: str | None) -> None:
+    """An allocation of it would take every page that there is before it failed; a dry run needs none."""
+    wide = dataclasses.replace(SHARED, hidden_size=2**20)
+    for settings in (ModelSettings(baseline=baseline, parameters=10**15), ModelSettings(baseline=baseline, model=wide)):
+        with pytest.raises(ValueError, match=r"got a model of [\d,]+ parameters, [\d,]+ GiB in float32; expected one"):
+            sized_for(settings, 259)
+    with without_weights():
+        assert sized_for(ModelSettings(model=wide), 259).parameters > 10**13

@@ -6,8 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from titans_lm.config import BackboneConfig
 from titans_lm.train.baselines import fit_baseline, make_baseline
+from titans_lm.train.device import machine_memory
 from titans_lm.train.fresh import (
     count_parameters,
     language_model,
@@ -85,7 +88,7 @@ class Sized:
 def sized_model(settings: ModelSettings, tokenizer: "PreTrainedTokenizerBase") -> Sized:
     """Build the model that settings describe over the ids of a tokeniser, a baseline as large as ours would be.
 
-    Raises ValueError for a baseline that is unknown or does not fit, and for a size that cannot be had.
+    Raises ValueError for a baseline that is unknown or does not fit, and for a size that cannot be had, or not here.
     """
     return sized_for(settings, len(tokenizer), **special_ids(tokenizer))
 
@@ -93,8 +96,13 @@ def sized_model(settings: ModelSettings, tokenizer: "PreTrainedTokenizerBase") -
 def sized_for(settings: ModelSettings, vocab_size: int, **special: int | None) -> Sized:
     """Build the same over a vocabulary, with the ids of its special tokens where they are known."""
     asked, config = settings.parameters, settings.model
+    size = count_parameters(config, vocab_size) if asked is None else asked
+    if 4 * size > machine_memory() and not torch.empty(0).is_meta:  # the system would stall long before it refuses
+        raise ValueError(
+            f"got a model of {size:,} parameters, {4 * size / 2**30:,.0f} GiB in float32; expected one that this "
+            f"machine's {machine_memory() / 2**30:,.0f} GiB of memory can hold"
+        )
     if settings.baseline is not None:
-        size = count_parameters(config, vocab_size) if asked is None else asked
         return Sized(make_baseline(fit_baseline(settings.baseline, config, vocab_size, size, **special)), size)
     if asked is not None:
         config = match_parameters(config, vocab_size, asked)
