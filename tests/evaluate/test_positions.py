@@ -133,6 +133,8 @@ def test_what_is_held_still_learns_again_after_an_error() -> None:
     with pytest.raises(RuntimeError, match="stop"), frozen_memory(model):
         raise RuntimeError("stop")
     assert torch.equal(model(input_ids=torch.arange(40)[None]).logits, before)
+    with frozen_memory(titans_model("mag")):  # of another model
+        assert torch.equal(model(input_ids=torch.arange(40)[None]).logits, before)
 
 
 SIZES = {"vocab_size": 259, "hidden_size": 16, "num_hidden_layers": 2, "tie_word_embeddings": True}
