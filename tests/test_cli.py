@@ -329,6 +329,7 @@ MISTAKES = {
     "no decimal point": (["forecast", "predict", "x", "y", "--table.decimal", ";"], "got decimal=';'; expected . or ,"),
     "numbers over a text": (["train", "{tmp}/short", "--json", "{tmp}/short"], "short, which is given as data too"),
     "numbers over a memory": (["read", "x", "--out", "{tmp}/x", "--json", "{tmp}/x"], "/x, which is given as out too"),
+    "numbers over what is read": (["ask", "{tmp}/short", "Q", "--json", "{tmp}/short"], "given as a file to read too"),
     "a number with commas": (["train", "x", "--seed", "4294967296"], "from 0 to 4,294,967,295 (titans train"),
     "no device": (["train", "{tmp}/short", "--device", "tpu9"], "got device='tpu9'"),
 }

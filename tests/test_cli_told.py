@@ -2,13 +2,17 @@
 
 import io
 import json
+import os
 import socket
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from cli_cases import titans
 from titans_lm.cli import parse
+from titans_lm.commands.show import check_files
 from titans_lm.train.device import asked_threads
 from titans_lm.train.progress import CountReport, ProgressReport
 from titans_lm.train.run import load_tokenizer
@@ -156,3 +160,13 @@ def test_what_is_written_by_default_lies_below_runs():
     assert str(parse(["surprise", "x", "--model", "y"]).out) == "runs/surprise"
     assert str(parse(["genomics", "predict", "x", "y"]).what.out) == "runs/classes.tsv"
     assert LanguageSettings().out is None
+
+
+def test_a_device_may_be_given_twice_and_a_file_may_not(tmp_path):
+    for path, refused in ((Path(os.devnull), False), (tmp_path / "file", True)):
+        command = SimpleNamespace(json=path, save_memory=path)
+        if refused:
+            with pytest.raises(ValueError, match=r"given as save-memory too; expected a name of its own"):
+                check_files(command)
+        else:
+            check_files(command)

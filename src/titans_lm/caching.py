@@ -112,13 +112,13 @@ def cache_segment(
 def handicaps(u: Float[Tensor, "B T H D"], cached: CachedMemories, config: MemoryConfig) -> Float[Tensor, "B T H N"]:
     """What scores of earlier segments are lowered by where the best are chosen, so that of equal ones the last is.
 
-    Rounding would choose else where a text repeats itself, and choose otherwise where it is cut otherwise: a step is √ε
-    of the largest score.
+    Rounding would choose else where a text repeats itself, and choose otherwise where it is cut otherwise: a step of
+    age is 64 ε of the largest score that there can be, ‖u‖.
     """
     age = torch.arange(cached.tokens.shape[1], device=u.device).expand_as(cached.tokens)
     if config.caching_lengths == "equal":
         age = (cached.read[:, None] // config.caching_segment - 1 - age) % age.shape[1]
-    return age[:, None, None] * (torch.finfo(u.dtype).eps ** 0.5 * torch.linalg.vector_norm(u, dim=-1, keepdim=True))
+    return age[:, None, None] * (64.0 * torch.finfo(u.dtype).eps * torch.linalg.vector_norm(u, dim=-1, keepdim=True))
 
 
 def mixed(

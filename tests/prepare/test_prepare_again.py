@@ -152,6 +152,13 @@ def test_a_tokenizer_that_was_swapped_is_noticed(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "other" / "tokenizer", tmp_path / "out" / "tokenizer")
     with pytest.raises(ValueError, match="holds another tokeniser"):
         folder.tokenizer()
+    config = tmp_path / "out" / "tokenizer" / "tokenizer_config.json"
+    before = config.read_bytes()
+    for other in ("null", "[]"):
+        config.write_text(other)
+        with pytest.raises(ValueError, match=r"the tokeniser in .* cannot be loaded"):
+            folder.tokenizer()
+    config.write_bytes(before)
     (tmp_path / "out" / INDEX).rename(tmp_path / "out" / STARTED)  # as if it were not finished
     with pytest.raises(ValueError, match="holds another tokeniser"):
         prepared(tmp_path / "texts", tmp_path / "out")

@@ -108,7 +108,9 @@ def test_what_the_machine_cannot_hold_is_not_begun(baseline: str | None) -> None
     """An allocation of it would take every page that there is before it failed; a dry run needs none."""
     wide = dataclasses.replace(SHARED, hidden_size=2**20)
     for settings in (ModelSettings(baseline=baseline, parameters=10**15), ModelSettings(baseline=baseline, model=wide)):
-        with pytest.raises(ValueError, match=r"got a model of [\d,]+ parameters, [\d,]+ GiB in float32; expected one"):
+        with pytest.raises(ValueError, match=r"got a model of [\d,]+ parameters, [\d,.]+ GiB in float32; expected one"):
             sized_for(settings, 259)
+    with pytest.raises(ValueError, match="got a model too large to be counted"):
+        sized_for(ModelSettings(model=dataclasses.replace(SHARED, hidden_size=2**30)), 259)
     with without_weights():
         assert sized_for(ModelSettings(model=wide), 259).parameters > 10**13

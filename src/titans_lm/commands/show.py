@@ -102,14 +102,17 @@ def check_files(command: Any) -> None:
             check_writable(option, path)
             also = next((other for other, value in given.items() if _is_also(path, name, other, value)), None)
             if also is not None:
-                raise ValueError(f"got {option} {path}, which is given as {also} too; expected a name of its own")
+                what = "a file to read" if also == "words" else also.replace("_", "-")
+                raise ValueError(f"got {option} {path}, which is given as {what} too; expected a name of its own")
 
 
 def _is_also(path: Path, name: str, other: str, value: Any) -> bool:
     """Tell whether another setting names the same file, which would be lost; a memory may be written where it was."""
     if other == name or {other, name} == {"memory", "save_memory"} or other == "prompt":
         return False
-    paths = [one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, str | Path)]
+    if path.exists() and not path.is_file():  # a device loses nothing
+        return False
+    paths = [Path(one) for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, str | Path)]
     return any("\0" not in str(one) and os.path.realpath(one) == os.path.realpath(path) for one in paths)
 
 

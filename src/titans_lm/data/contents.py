@@ -54,7 +54,8 @@ def tokenizer_sum(folder: str) -> str:
     """Name what the tokenizer in a folder does, read anew."""
     from transformers import AutoTokenizer
 
-    return tokenizer_fingerprint(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return tokenizer_fingerprint(tokenizer)
 
 
 def contents_of(tasks: Iterable[Any]) -> dict[str, str]:

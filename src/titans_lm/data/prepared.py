@@ -232,8 +232,8 @@ def folder_tokenizer(folder: Path, index: dict[str, Any]) -> "PreTrainedTokenize
     if not path.is_dir():  # else its name is asked of the hub
         raise ValueError(f"{path} is missing; prepare the folder anew, or bring it back")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"the tokeniser in {path} cannot be loaded: {error}") from error
     found, expected = tokenizer_fingerprint(tokenizer), index["tokenizer"]["fingerprint"]
     if found != expected:

@@ -95,8 +95,10 @@ def from_pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
     try:
         return kind.from_pretrained(name, **{"trust_remote_code": False, **settings})  # else it asks, and waits
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"the base {str(name)!r} cannot be loaded: {reason}") from error
+        reason = " ".join(str(error).split())
+        if "trust_remote_code" in reason:  # which no command takes
+            reason = "it needs code of its own; titans_lm.retrofit.load(adapter, base, trust_remote_code=True) runs it"
+        raise ValueError(f"the base {str(name)!r} cannot be loaded: {reason[:300]}") from error
 
 
 def read_adapter(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -73,7 +73,7 @@ def read_files(
             source = _Waited(sys.stdin.buffer, stop) if str(path) == STDIN else path
             opened = reader.resume if unfinished and index == 0 else reader.stream
             job.read(opened(source, _name(path)))
-    if left and not any(source.tokens for source in reader.memory.sources[0][-len(left) :]):
+    if Path(STDIN) in left and not any(source.tokens for source in reader.memory.sources[0][-len(paths) :]):
         raise ValueError("got nothing on standard input; expected some text")
     whole = out.exists() and job.saved == reader.memory.sources
     if not whole or (precision != "exact" and read_header(out).precision == "exact"):  # what is rounded stays as it is

@@ -20,7 +20,10 @@ HIDDEN = ".unfinished-"
 """Start of the names of what is not finished, or no longer wanted; nothing reads these."""
 IN_USE = "in-use"
 """A lock file: the folder it is in is being written by another process."""
+REMOTE = "trust_remote_code"
+"""What transformers asks for, in an error, where code beside a model would have to be run."""
 STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
+"""Names of what a process writes to, whatever that is: its file descriptors."""
 _ASKING = threading.Lock()
 _writing: set[str] = set()
 """Names of files and folders that threads of this process are at."""
@@ -75,6 +78,8 @@ def _at(path: Path) -> Iterator[None]:
 
 def check_writable(option: str, path: Path) -> None:
     """Refuse a name under which no file can be written: ValueError."""
+    if str(path) in STREAMS:
+        return
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_dir() or not above.is_dir() or not os.access(path if path.exists() else above, os.W_OK):
         raise ValueError(f"got {option} {path}, which cannot be written; expected the name of a file")
@@ -129,7 +134,8 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 def one_line(error: BaseException) -> str:
     """What an error of a library says, in a line that is not too long for a message of ours."""
-    return " ".join(str(error).split())[:300]
+    said = " ".join(str(error).split())
+    return "it needs code of its own, and no code is run that a model brings" if REMOTE in said else said[:300]
 
 
 def finite(value: Any) -> Any:

@@ -48,7 +48,10 @@ def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
     one_each = dataclasses.replace(
         config, num_hidden_layers=len(kinds), layer_types=types, memory_reads_embeddings=False
     )
-    model = model_without_weights(one_each, vocab_size)
+    try:
+        model = model_without_weights(one_each, vocab_size)
+    except RuntimeError as error:
+        raise ValueError(f"got a model too large to be counted ({error}); expected a smaller one") from error
     layers = model.base_model.get_submodule("backbone.layers").children()
     more = sum(size_of(one) * (times - 1) for one, times in zip(layers, kinds.values(), strict=True))
     return size_of(model) + more + norms * config.hidden_size

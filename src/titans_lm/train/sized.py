@@ -99,8 +99,8 @@ def sized_for(settings: ModelSettings, vocab_size: int, **special: int | None) -
     size = count_parameters(config, vocab_size) if asked is None else asked
     if 4 * size > machine_memory() and not torch.empty(0).is_meta:  # the system would stall long before it refuses
         raise ValueError(
-            f"got a model of {size:,} parameters, {4 * size / 2**30:,.0f} GiB in float32; expected one that this "
-            f"machine's {machine_memory() / 2**30:,.0f} GiB of memory can hold"
+            f"got a model of {size:,} parameters, {4 * size / 2**30:,.1f} GiB in float32; expected one that this "
+            f"machine's {machine_memory() / 2**30:,.1f} GiB of memory can hold"
         )
     if settings.baseline is not None:
         return Sized(make_baseline(fit_baseline(settings.baseline, config, vocab_size, size, **special)), size)

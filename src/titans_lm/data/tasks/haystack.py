@@ -164,7 +164,7 @@ def tokenizer_in(name: str) -> "PreTrainedTokenizerBase":
             f"got tokenizer={name!r}, a folder without a tokenizer; expected one with a tokenizer.json, which of a run "
             "is RUN/model"
         )
-    return AutoTokenizer.from_pretrained(name, local_files_only=True)
+    return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
 
 
 def holds_tokenizer(folder: Path) -> bool:
