@@ -163,16 +163,15 @@ def test_nothing_on_standard_input_leaves_no_memory(
     with pytest.raises(ValueError, match="got nothing on standard input; expected some text"):
         read_files(model, TOKENIZER, ["-"], out, quiet=True)
     assert not out.exists()
-    books = [tmp_path / "some.txt", tmp_path / "empty.txt"]
-    for path, content in zip(books, ("some text", ""), strict=True):
-        path.write_text(content)
-    read_files(model, TOKENIZER, books[:1], out, quiet=True)
-    for more in (books[1], "-"):  # after another file it is nothing more, as in one go
-        read_files(model, TOKENIZER, [books[0], more], tmp_path / f"whole{Path(more).name}", quiet=True)
-        done = read_files(model, TOKENIZER, [books[0], more], out, resume=True, quiet=True)
-        assert done["tokens"] == load_memory(tmp_path / f"whole{Path(more).name}", model).tokens[0]
-        read_files(model, TOKENIZER, books[:1], out.with_name(f"{Path(more).name}2"), quiet=True)
-        out = out.with_name(f"{Path(more).name}2")
+    some, empty = tmp_path / "some.txt", tmp_path / "empty.txt"
+    some.write_text("some text")
+    empty.touch()
+    for more in (empty, "-"):  # after another file it is nothing more, in one go and taken up again
+        whole, cut = (tmp_path / f"{name}-{Path(more).name}" for name in ("whole", "cut"))
+        read_files(model, TOKENIZER, [some, more], whole, quiet=True)
+        read_files(model, TOKENIZER, [some], cut, quiet=True)
+        done = read_files(model, TOKENIZER, [some, more], cut, resume=True, quiet=True)
+        assert done["tokens"] == load_memory(whole, model).tokens[0]
 
 
 @pytest.mark.usefixtures("unchecked")
