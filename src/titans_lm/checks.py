@@ -5,6 +5,7 @@ import difflib
 import importlib
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -30,6 +31,13 @@ def load_library(module: str, use: str, install: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ValueError(f"got no {error.name or module}, which {use}; install it with: {install}") from error
+
+
+def check_readable(path: Path) -> None:
+    """Refuse what is neither a file nor a pipe; the shell's <(…) is one."""
+    if not (path.is_file() or path.is_fifo()):
+        found = "a folder" if path.is_dir() else "not there"
+        raise ValueError(f"got the file {str(path)!r}, which is {found}; expected a file to read")
 
 
 def check_choice(what: str, got: Any, known: Iterable[str]) -> None:

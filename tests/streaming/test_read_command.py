@@ -174,6 +174,34 @@ def test_nothing_on_standard_input_leaves_no_memory(
         assert done["tokens"] == load_memory(whole, model).tokens[0]
 
 
+def test_a_named_pipe_is_read_as_its_text(folder: Path, books: list[Path], tmp_path: Path) -> None:
+    """The shell's <(…) is one. It is read once: resuming skips it if it was read to its end."""
+    model, pipe, out = load_model(folder, "cpu").double(), tmp_path / "pipe", tmp_path / "out.memory"
+    os.mkfifo(pipe)
+
+    def fed(data: bytes) -> threading.Thread:
+        feeding = threading.Thread(target=pipe.write_bytes, args=(data,))
+        feeding.start()
+        return feeding
+
+    feeding = fed(text(45))
+    done = read_files(model, TOKENIZER, [pipe, books[0]], out, piece_len=10, quiet=True)
+    feeding.join()
+    reader = Reader(model, TOKENIZER, piece_len=10)
+    reader.read(text(45), name=str(pipe))
+    reader.read(books[0])
+    assert_same_memory(load_memory(out, model), reader.memory)
+    assert done["sources"] == [str(pipe), str(books[0])]
+    again = read_files(model, TOKENIZER, [pipe, *books[:2]], out, piece_len=10, resume=True, quiet=True)
+    reader.read(books[1])
+    assert_same_memory(load_memory(out, model), reader.memory)
+    assert again["tokens"] == reader.tokens
+    feeding = fed(b"")
+    with pytest.raises(ValueError, match=f"got nothing on {pipe}; expected some text"):
+        read_files(model, TOKENIZER, [pipe], tmp_path / "none.memory", quiet=True)
+    feeding.join()
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_read_or_resumed_is_named(folder: Path, books: list[Path], tmp_path: Path) -> None:
     model, out = load_model(folder, "cpu"), tmp_path / "out.memory"
@@ -184,7 +212,7 @@ def test_what_cannot_be_read_or_resumed_is_named(folder: Path, books: list[Path]
         ({"files": books, "resume": False}, "which exists; resume"),
         ({"files": books[1:], "resume": True}, "same files in the same order"),
         ({"files": [tmp_path / "none"], "resume": True}, "which is not there"),
-        ({"files": [tmp_path], "resume": True}, "name the files in it"),
+        ({"files": [tmp_path], "resume": True}, "which is a folder; expected a file to read"),
         ({"files": [], "resume": True}, "got no files"),
         ({"files": [empty], "resume": True}, "empty.txt', in which there is nothing; expected text"),
         ({"files": books, "resume": True, "save_every": 0}, "save_every=0"),

@@ -15,7 +15,7 @@ class Read(Configured):
     """Read files of any length into a memory of constant size, and save it."""
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES")] = ()
-    """Files in the order they are read; - is standard input."""
+    """Files or pipes in the order they are read; - is standard input."""
     model: Path | None = None
     """Run folder, checkpoint, folder of a saved model, or pretrained:NAME."""
     out: Path | None = None
@@ -121,9 +121,10 @@ class SurpriseOf(Configured):
 def run_read(command: Read) -> None:
     if command.model is None or command.out is None:
         raise ValueError("got no --model or no --out; expected titans read FILES --model MODEL --out FILE.memory")
-    from titans_lm.streaming.read import read_files
+    from titans_lm.streaming.read import check_reading, read_files
     from titans_lm.train.run import load_model, load_tokenizer
 
+    check_reading(command.files, command.out, resume=command.resume)
     model, tokenizer = load_model(command.model, command.device), load_tokenizer(command.model)
     names = ("onto", "resume", "save_every", "piece_len", "precision", "quiet")
     result = read_files(
@@ -178,9 +179,11 @@ def run_memory(command: MemoryFiles) -> None:
 def run_surprise(command: SurpriseOf) -> None:
     if command.file is None or command.model is None:
         raise ValueError("got no FILE or no --model; expected titans surprise FILE --model MODEL")
+    from titans_lm.checks import check_readable
     from titans_lm.report.surprise.files import write_surprise
     from titans_lm.train.run import load_model, load_tokenizer
 
+    check_readable(command.file)
     model, tokenizer = load_model(command.model, command.device), load_tokenizer(command.model)
     names = ("memory", "max_tokens", "piece_len", "quiet")
     given = {name: getattr(command, name) for name in names}

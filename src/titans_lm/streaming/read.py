@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from torch import nn
 
-from titans_lm.config import check_at_least, check_choice
+from titans_lm.checks import check_at_least, check_choice, check_readable
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.streaming.file import Precision, load_memory, read_header, save_memory
 from titans_lm.streaming.memory import Memory
@@ -48,24 +48,25 @@ def read_files(
     precision: Precision = "exact",
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Read files in order, "-" being standard input, and write the memory to `out`.
+    """Read files and pipes in order, "-" being standard input, and write the memory to `out`.
 
     The memory is saved every `save_every` tokens and at the end; whatever happens in between, `out` is a whole memory
     of some earlier moment. With `resume` reading goes on from `out`, where there is one, if the files are those it was
     made from. `onto` is a memory to start from. The last document stays open: what follows continues it.
 
     Raises ValueError where `out` exists without `resume`, where a source has changed, and for files that cannot be
-    read, before anything is read, and where nothing comes from standard input; StoppedReading after Ctrl-C or SIGTERM.
+    read, before anything is read, and where nothing comes from a pipe; StoppedReading after Ctrl-C or SIGTERM.
     """
     check_at_least("save_every", save_every, 1)
     check_choice("precision", precision, ("exact", "bfloat16"))
-    paths = _check_files(files)
+    paths = check_reading(files, out, resume=resume)
     began = time.perf_counter()
-    memory, done, unfinished = _start(model, paths, out, onto, resume)
+    memory, done, unfinished = _start(model, paths, out, onto)
     reader = Reader(model, tokenizer, piece_len=piece_len, memory=memory)
     first = reader.tokens
     left = paths[done:]
-    total = None if Path(STDIN) in left else sum(path.stat().st_size for path in left)
+    piped = [path for path in left if _is_pipe(path)]
+    total = None if piped else sum(path.stat().st_size for path in left)
     report = CountReport(quiet=quiet, title="reading").start(total)
     with report, StopRequest() as stop:
         job = _Job(reader, out, save_every, report, stop)
@@ -73,8 +74,9 @@ def read_files(
             source = _Waited(sys.stdin.buffer, stop) if str(path) == STDIN else path
             opened = reader.resume if unfinished and index == 0 else reader.stream
             job.read(opened(source, _name(path)))
-    if Path(STDIN) in left and not any(source.tokens for source in reader.memory.sources[0][-len(paths) :]):
-        raise ValueError("got nothing on standard input; expected some text")
+    if piped and not any(source.tokens for source in reader.memory.sources[0][-len(paths) :]):
+        names = ("standard input" if str(path) == STDIN else str(path) for path in piped)
+        raise ValueError(f"got nothing on {', '.join(names)}; expected some text")
     whole = out.exists() and job.saved == reader.memory.sources
     if not whole or (precision != "exact" and read_header(out).precision == "exact"):  # what is rounded stays as it is
         job.save(precision)
@@ -144,26 +146,24 @@ class _Waited(io.BufferedIOBase):
             return self.draw(size)
 
 
-def _check_files(files: Sequence[str | Path]) -> list[Path]:
+def check_reading(files: Sequence[str | Path], out: Path, *, resume: bool = False) -> list[Path]:
+    """Check what can be checked without a model, and give the files as paths; ValueError as read_files raises it."""
     if not files:
         raise ValueError("got no files to read; expected one or more (- is standard input)")
     paths = [Path(file) for file in files]
     for path in paths:
-        if str(path) != STDIN and not path.is_file():
-            found = "a folder; name the files in it" if path.is_dir() else "not there"
-            raise ValueError(f"got the file {str(path)!r}, which is {found}")
-    if all(str(path) != STDIN and path.stat().st_size == 0 for path in paths):
+        if str(path) != STDIN:
+            check_readable(path)
+    if all(not _is_pipe(path) and path.stat().st_size == 0 for path in paths):
         raise ValueError(f"got {', '.join(map(repr, map(str, paths)))}, in which there is nothing; expected text")
-    return paths
-
-
-def _start(
-    model: nn.Module, paths: list[Path], out: Path, onto: Path | None, resume: bool
-) -> tuple[Memory | None, int, bool]:
-    """The memory to begin with, how many files it has read to their end, and whether the next one is half read."""
     if out.exists() and not resume:
         raise ValueError(f"got the memory {str(out)!r}, which exists; resume to go on with it, or choose another name")
     check_writable("the memory", out)
+    return paths
+
+
+def _start(model: nn.Module, paths: list[Path], out: Path, onto: Path | None) -> tuple[Memory | None, int, bool]:
+    """The memory to begin with, how many files it has read to their end, and whether the next one is half read."""
     if onto is not None and out.resolve() == Path(onto).resolve():
         raise ValueError(f"got {str(out)!r} to read onto and to write to; expected two names: resuming needs the first")
     if out.parent.is_dir():
@@ -181,10 +181,15 @@ def _start(
         read = ", ".join(source.name for source in sources)
         raise ValueError(f"got a memory to go on with that has read {read}; expected the same files in the same order")
     for source, path in zip(sources, paths, strict=False):
-        if source.complete and str(path) != STDIN and _sha256(path) != source.sha256:
+        if source.complete and not _is_pipe(path) and _sha256(path) != source.sha256:
             raise ValueError(f"got {str(path)!r}, which has changed since it was read; expected the same files")
     unfinished = bool(sources) and not sources[-1].complete
     return memory, len(sources) - unfinished, unfinished
+
+
+def _is_pipe(path: Path) -> bool:
+    """Whether it can be read once only, and nobody knows how long it is."""
+    return str(path) == STDIN or path.is_fifo()
 
 
 def _sha256(path: Path) -> str:

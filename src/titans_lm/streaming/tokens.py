@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from titans_lm.config import check_at_least
+from titans_lm.checks import check_at_least, check_readable
 from titans_lm.data.tokenizer import encode_bytes, is_byte_tokenizer
 from titans_lm.evaluate.documents import BLOCK, Tokens, TokenSource, blocks_of_lines
 from titans_lm.streaming.memory import Source
@@ -50,9 +50,7 @@ class TokenStream:
                     "binary mode, or token ids one after another"
                 ) from error
         if isinstance(source, Path):
-            if not source.is_file():
-                found = "a folder" if source.is_dir() else "not there"
-                raise ValueError(f"got {str(source)!r}, which is {found}; expected a file to read")
+            check_readable(source)
             self._file = source.open("rb")
             source = self._file
         blocks = self._blocks(source)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from titans_lm.checks import check_readable
 from titans_lm.data.tokenizer import encode_bytes, is_byte_tokenizer
 from titans_lm.evaluate.documents import blocks_of_lines
 from titans_lm.streaming.reader import document_marks, opening_marks
@@ -60,9 +61,7 @@ def read_file(path: Path, tokenizer: "PreTrainedTokenizerBase", *, after_open_do
 
     Raises ValueError for a file that is not there or empty, and for one that is not UTF-8 and not read by bytes.
     """
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "not there"
-        raise ValueError(f"got the file {str(path)!r}, which is {found}; expected a file to read")
+    check_readable(path)
     data = path.read_bytes()
     if not data:
         raise ValueError(f"got the file {str(path)!r}, which is empty; expected some text")
