@@ -4,7 +4,8 @@ import subprocess
 import pytest
 import torch
 
-from titans_lm.train.device import choose_device, commit, environment, mixed_precision, to_device
+from titans_lm.train import device
+from titans_lm.train.device import choose_device, commit, environment, machine_memory, mixed_precision, to_device
 
 
 def test_auto_takes_a_gpu_where_there_is_one():
@@ -63,3 +64,15 @@ def test_the_commit_is_that_of_the_sources(tmp_path, monkeypatch):
     assert commit.__wrapped__() == clean
     (package / "ops" / "state.py").write_text("changed = True")
     assert commit.__wrapped__() == f"{clean}+"
+
+
+@pytest.mark.parametrize("file", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_memory_is_what_a_container_may_have(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "CONTROL_GROUP", tmp_path)
+    all_of_it = machine_memory()
+    assert all_of_it > 2**20
+    limit = tmp_path / file
+    limit.parent.mkdir(exist_ok=True)
+    for said, memory in (("max\n", all_of_it), ("1048576\n", 2**20), (f"{2**63}\n", all_of_it)):
+        limit.write_text(said)
+        assert machine_memory() == memory

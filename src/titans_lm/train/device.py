@@ -15,6 +15,8 @@ from torch import Tensor
 
 from titans_lm.config import check_choice
 
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
 
 def choose_device(name: str = "auto") -> torch.device:
     """Return the device of that name; "auto" takes a GPU where there is one. ValueError where there is none such."""
@@ -116,5 +118,8 @@ def asked_threads() -> int | None:
 
 
 def machine_memory() -> int:
-    """Bytes of memory that the machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of memory that the machine has, or that the limit of a container leaves of it."""
+    files = CONTROL_GROUP / "memory.max", CONTROL_GROUP / "memory" / "memory.limit_in_bytes"  # versions 2 and 1
+    said = (file.read_text().strip() for file in files if file.is_file())
+    limits = (int(limit) for limit in said if limit.isdecimal())  # "max" is none
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
