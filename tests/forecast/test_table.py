@@ -1,3 +1,5 @@
+import gzip
+
 import numpy as np
 import pytest
 
@@ -286,6 +288,19 @@ def test_mistakes_are_named(path, name):
     text, settings, message = MISTAKES[name]
     with pytest.raises(ValueError, match=message):
         read(path, text, **settings)
+
+
+def test_a_table_that_is_packed_is_read_as_it_is(path):
+    text = "a;b\n1;2\n3;4\n"
+    packed = path.with_name("table.csv.gz")
+    packed.write_bytes(gzip.compress(text.encode()))
+    settings = TableSettings(separator=";")
+    np.testing.assert_array_equal(read_table(packed, settings).values, read(path, text, separator=";").values)
+    with pytest.raises(ValueError, match=r"expected --table.separator ';'"):
+        read_table(packed, TableSettings())
+    packed.write_bytes(text.encode())
+    with pytest.raises(ValueError, match="which is no table: Not a gzipped file"):
+        read_table(packed, settings)
 
 
 def test_bytes_that_are_no_text(path):

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from genomics.genomics_cases import letters, tiny_fit, tiny_model, write_table
+from titans_lm.experiments.models import plain_name
 from titans_lm.experiments.runner import run_job
 from titans_lm.genomics.batches import folds, held_out
 from titans_lm.genomics.evaluate import (
     FILE,
     PREDICTIONS,
     final_jobs,
-    folder_name,
     model_settings,
     run_evaluation,
     shared_size,
@@ -308,7 +308,7 @@ def test_names_for_readers() -> None:
     assert named("lmm:pooling=last") == "LMM, pooling last"
     assert short("attention") == "Transformer++"
     assert short("lmm:chunk_size=8") == "LMM chunk_size=8"
-    assert folder_name("lmm:memory_depth=2,lr=1e-3") == "lmm-memory_depth=2,lr=1e-3"
+    assert plain_name("lmm:memory_depth=2,lr=1e-3") == "lmm-memory_depth=2,lr=1e-3"
 
 
 def test_variants() -> None:

@@ -203,6 +203,15 @@ def test_dna_beside_the_paper_s(tmp_path: Path) -> None:
     assert any("Enhancer Cohn, Enhancer Ens, Human Reg, Human OCR: not measured" in line for line in lines)
 
 
+def test_dna_is_known_by_the_name_of_its_file(tmp_path: Path) -> None:
+    """In capitals too, and not by that of a folder above."""
+    dna(tmp_path / "human_ocr_ensembl" / "Human_Nontata_Promoters.tsv")
+    data = str(tmp_path / "human_ocr_ensembl" / "Human_Nontata_Promoters.tsv")
+    plan = make_plan("table4", "tiny", data=data, sizes=micro())
+    assert [step.name for step in plan.steps] == ["non-tata"]
+    assert any("nucleotides" in line for line in plan_lines(plan))
+
+
 def test_tables_that_a_scale_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "traffic.csv").touch()
     with pytest.raises(ValueError, match="got Traffic, which the scale tiny leaves out; expected ETTm1, "):

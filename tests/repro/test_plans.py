@@ -2,11 +2,13 @@
 
 import os
 import shlex
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from repro.repro_cases import named_sets, texts
+from titans_lm.bench.kinds import op_cases
 from titans_lm.cli import parse
 from titans_lm.experiments.models import folder_name
 from titans_lm.experiments.tasks import FILE as TASK_FILE
@@ -214,3 +216,16 @@ def test_the_pass_key_has_no_text_to_hold_out() -> None:
 def test_without_python_s_help_another_text_is_taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     assert hidden_in("figure6") == [(tmp_path / "argparse.py", default_test())]
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+def test_figure_8_measures_all_that_it_shows(scale: str) -> None:
+    plan = make_plan("figure8", scale)
+    assert any("with 6 heads" in sentence for sentence in plan.differs)
+    [table], steps = plan.tables, {step.name: step for step in plan.steps}
+    for column, row in product(table.columns, table.rows):
+        cases = op_cases(steps[column.step].settings)
+        rows = [{**vars(case), "tokens_per_second": number} for number, case in enumerate(cases, 1)]
+        found = READS[column.read]({"rows": rows}, row.model, *column.at)
+        case = cases[int(found["mean"]) - 1].case
+        assert (case["heads"], case["width"], case["depth"]) == (6, 64, int(row.model))

@@ -181,7 +181,7 @@ class PeersSettings(BenchSettings):
     cases: tuple[str, ...] = PEER_CASES
     """layer, paper, exact, mac, generation."""
     allocators: tuple[str, ...] = ("default", "tuned")
-    """Settings of the allocator, the same on both sides: the layer runs with all of them, the rest with the last."""
+    """Settings of the allocator, the same on both sides: layer, exact and mac run with all, the rest with the last."""
     repeats: int = 2
 
     def __post_init__(self) -> None:
@@ -256,8 +256,8 @@ class TrainingSettings(BenchSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class AllSettings(BenchSettings):
-    """Everything, one kind after the other, each with its own sizes and two repeats in two rounds; about forty minutes
-    on two cores."""
+    """Everything, one kind after the other, each with its own sizes and two repeats in two rounds; one to two hours on
+    two cores."""
 
     repeats: int = 2
     rounds: int = 2

@@ -177,13 +177,17 @@ def folder_name(name: str) -> str:
 
     trained = trained_model(name)
     if trained is not None:
-        plain = re.sub(r"[^\w.,-]", "-", trained.name)
-        return f"{plain}-{_path_sum(trained.path.resolve())}"
+        return f"{plain_name(trained.name)}-{_path_sum(trained.path.resolve())}"
     model = parse_model(name)
     if model.is_ours or name in baseline_names():
-        return re.sub(r"[^\w.=,-]", "-", name)
+        return plain_name(name)
     path = Path(name).resolve()
     return f"{path.parent.name if path.suffix == '.json' else path.name}-{_path_sum(path)}"
+
+
+def plain_name(name: str) -> str:
+    """Name a folder by any words."""
+    return re.sub(r"[^\w.=,-]", "-", name)
 
 
 def _path_sum(path: Path) -> str:

@@ -6,7 +6,6 @@ from there, and is tested; where it is not, the test part was never looked at.
 
 import dataclasses
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from titans_lm.data.contents import files_sum
+from titans_lm.experiments.models import plain_name
 from titans_lm.experiments.runner import CONTENTS, SPEC, Result, Say, kept, run_job, run_jobs, try_rates, write_record
 from titans_lm.forecast.baselines import ModelSpec, make_model, model_spec
 from titans_lm.forecast.fit import fit_model, score, score_streamed
@@ -225,7 +225,7 @@ def _job(
 ) -> ForecastJob:
     if rate is not None:
         spec = spec._replace(train=dataclasses.replace(spec.train, lr=rate))
-    named = re.sub(r"[^\w.=,-]", "-", f"{spec.name}-{horizon}")
+    named = plain_name(f"{spec.name}-{horizon}")
     if spec.trained:
         named += f"-lr{spec.train.lr:.15g}-seed{seed}"
     run, streaming = settings.out / path.stem / named, settings.streaming and spec.has_memory

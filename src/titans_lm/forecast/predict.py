@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError
@@ -20,12 +19,13 @@ from titans_lm.forecast.settings import Memory, NetSettings, PredictSettings, Ta
 from titans_lm.forecast.table import Table, pd, read_table
 from titans_lm.forecast.windows import Prepared, Scaler
 from titans_lm.report.plots import INK, SOFT, Line, Panels, Plot, draw, save_png
+from titans_lm.train.checkpoint import load_weights, save_model
 from titans_lm.train.device import choose_device
 from titans_lm.train.files import new_folder, one_line, write_atomically, write_json
 from titans_lm.train.options import merge_settings
 
 FORMAT = "titans-lm forecaster 1"
-FILE, WEIGHTS, MODEL = "forecast.json", "model.safetensors", "model"
+FILE, MODEL = "forecast.json", "model"
 CSV, PNG = "forecast.csv", "forecast.png"
 FORECAST = "#2a6fdb"
 SHOWN = 2
@@ -90,8 +90,7 @@ def save_forecaster(folder: Path, model: nn.Module, data: Prepared, told: dict[s
     fitted_to = {"season": data.season, "channels": list(data.table.channels)}
     scaler = {name: value.tolist() for name, value in data.scaler._asdict().items()}
     with new_folder(folder) as unfinished:
-        weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-        safetensors.torch.save_file(weights, str(unfinished / WEIGHTS))
+        save_model(unfinished, model)
         write_json(unfinished / FILE, {"format": FORMAT, **fitted_to, **scaler, **told})
 
 
@@ -111,7 +110,7 @@ def load_forecaster(path: str | Path) -> FittedForecaster:
         check_choice("model", told["model"], MODELS)
         shape = Shape(told["lookback"], told["horizon"], len(told["channels"]))
         model = make_model(told["model"], merge_settings(NetSettings(), told["net"]), shape, told["season"])
-        model.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
+        load_weights(folder, model)
         scaler = Scaler(np.array(told["mean"], np.float64), np.array(told["std"], np.float64))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise ValueError(
@@ -127,6 +126,10 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     as truth, with the errors, scaled as in an evaluation. Raises ValueError for a model or a table that will not do,
     before anything is written.
     """
+    if settings.data is not None and settings.data.resolve() in {
+        (settings.out / name).resolve() for name in (CSV, PNG)
+    }:
+        raise ValueError(f"got --out {settings.out}, where the table would be replaced; expected another folder")
     if settings.model is None or settings.data is None:
         raise ValueError("got no model or no table; expected titans forecast predict MODEL DATA.csv")
     fitted = load_forecaster(settings.model)

@@ -1,5 +1,6 @@
 """Tables of numbers over time, from CSV files: what is in them, what is missing, and what is refused."""
 
+import gzip
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -154,7 +155,7 @@ def _read(path: Path, settings: TableSettings) -> pd.DataFrame:
         raise ValueError(
             f"got {str(path)!r} with fewer names than cells in a row; expected a name for each column"
         ) from error
-    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError, gzip.BadGzipFile, EOFError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"got {str(path)!r}, which is no table: {reason}; expected a CSV file") from error
     if header is None:
@@ -169,7 +170,8 @@ def _read(path: Path, settings: TableSettings) -> pd.DataFrame:
 
 def _check_separator(path: Path, separator: str) -> None:
     """Refuse a file whose first two rows are parted by something else."""
-    with path.open(encoding="utf-8") as file:
+    opened = gzip.open if path.name.lower().endswith(".gz") else open  # as pandas does by itself
+    with opened(path, "rt", encoding="utf-8") as file:
         head, row = file.readline(), file.readline()
     other = next((mark for mark in ",;\t|" if mark in head and mark in row and separator not in head), None)
     if other is not None:

@@ -20,7 +20,7 @@ class Model(nn.Module):
 
     Taken from the arguments: seq_len, pred_len, enc_in, d_model, n_heads, e_layers, d_ff, dropout, patch_len (where
     there is one), and `architecture` (lmm, mac, mag, mal, attention, sliding, hybrid; lmm where there is none).
-    Everything else is the default of `NetSettings`, but the shortcut starts at zero. ValueError for a task that is no
+    Patches overlap by half, as that library's do; the shortcut starts at zero. ValueError for a task that is no
     forecast.
     """
 
@@ -38,9 +38,8 @@ class Model(nn.Module):
         net = NetSettings(
             patch_len=patch, stride=max(1, patch // 2), dropout=configs.dropout, shortcut="linear", backbone=backbone
         )
-        self.pred_len = configs.pred_len
         self.forecaster = Forecaster(net, Shape(configs.seq_len, configs.pred_len, configs.enc_in))
 
     def forward(self, x_enc: Tensor, *others: Tensor | None, **named: Tensor | None) -> Tensor:
         """Forecast (B, pred_len, C) from x_enc (B, seq_len, C); marks of time and the decoder's input are not read."""
-        return self.forecaster(x_enc)[:, -self.pred_len :]
+        return self.forecaster(x_enc)

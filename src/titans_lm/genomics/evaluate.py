@@ -1,7 +1,6 @@
 """Cross-validation of several classifiers on one file: what `titans genomics evaluate` runs."""
 
 import dataclasses
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,15 @@ from numpy.typing import NDArray
 
 from titans_lm.config import BackboneConfig, check_choice
 from titans_lm.data.batches import fingerprint
-from titans_lm.experiments.models import ARCHITECTURES, STACK, parse_model, split_changes, stack_of, weights_sum
+from titans_lm.experiments.models import (
+    ARCHITECTURES,
+    STACK,
+    parse_model,
+    plain_name,
+    split_changes,
+    stack_of,
+    weights_sum,
+)
 from titans_lm.experiments.runner import SPEC, Result, Say, kept, run_jobs, runs_of, shorter, try_rates, write_record
 from titans_lm.experiments.settings import TRIAL_SEED
 from titans_lm.genomics.batches import Places, folds, held_out
@@ -100,11 +107,6 @@ def shared_size(shared: GenomicsFit, names: tuple[str, ...]) -> int | None:
 def is_network(name: str) -> bool:
     """Tell whether a model learns by steps."""
     return parse_model(name, BASES).base not in COUNTED
-
-
-def folder_name(name: str) -> str:
-    """Name a folder by a model."""
-    return re.sub(r"[^\w.=,-]", "-", name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +232,7 @@ def final_jobs(
     return [
         FoldJob(
             name, dataclasses.replace(base, lr=rates[name, fold], seed=seed),
-            settings.out / "runs" / f"{folder_name(name)}-fold{fold}-seed{seed}", data, parts, fold, counts=True,
+            settings.out / "runs" / f"{plain_name(name)}-fold{fold}-seed{seed}", data, parts, fold, counts=True,
         )
         for seed in settings.seeds for fold in range(settings.folds) for name, base in fits.items()
     ]  # fmt: skip
@@ -251,7 +253,7 @@ def _tune(
     jobs = [
         FoldJob(
             name, shorter(fits[name], settings.tune_steps, lr=rate, seed=TRIAL_SEED),
-            settings.out / "trials" / f"{folder_name(name)}-fold{fold}-{rate:.15g}", data, parts, fold, counts=False,
+            settings.out / "trials" / f"{plain_name(name)}-fold{fold}-{rate:.15g}", data, parts, fold, counts=False,
         )
         for name, fold, rate in product(tuned, every, settings.rates)
     ]  # fmt: skip

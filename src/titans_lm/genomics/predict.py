@@ -8,10 +8,8 @@ from statistics import mean, variance
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from titans_lm.config import BackboneConfig
@@ -21,9 +19,9 @@ from titans_lm.genomics.model import LinearClassifier, NucleotideModel, make_net
 from titans_lm.genomics.records import Sequences, Tokens, read_sequences, reverse_complement
 from titans_lm.genomics.settings import GenomicsFit, PredictSettings, extra
 from titans_lm.report.plots import HeatMaps, draw, save_png
-from titans_lm.train.checkpoint import WEIGHTS
+from titans_lm.train.checkpoint import load_weights, save_model
 from titans_lm.train.device import choose_device, to_device
-from titans_lm.train.files import check_writable, new_folder, one_line, read_json, write_atomically, write_json
+from titans_lm.train.files import check_writable, new_folder, read_json, write_atomically, write_json
 from titans_lm.train.fresh import size_of
 from titans_lm.train.options import merge_settings, plain_settings
 from titans_lm.train.run import MODEL, SETTINGS
@@ -156,21 +154,20 @@ class Classifier:
 def save_classifier(folder: Path, classifier: Classifier) -> Path:
     """Save a classifier; the folder appears as a whole, in place of an older one."""
     config = {"classes": list(classifier.classes), "settings": plain_settings(classifier.settings)}
-    return _save(folder, CLASSIFIER, config, classifier.core.state_dict())
+    return _save(folder, CLASSIFIER, config, classifier.core)
 
 
 def save_nucleotides(folder: Path, model: NucleotideModel) -> Path:
     """Save a model of nucleotides, for classifiers to start from."""
     encoder = model.encoder
     config = {"model": plain_settings(encoder.backbone.config), "word_size": encoder.word_size}
-    return _save(folder, NUCLEOTIDES, config, model.state_dict())
+    return _save(folder, NUCLEOTIDES, config, model)
 
 
-def _save(folder: Path, kind: str, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:
+def _save(folder: Path, kind: str, config: dict[str, Any], model: nn.Module) -> Path:
     with new_folder(folder) as unfinished:
         write_json(unfinished / CONFIG, {"format": FORMAT, "kind": kind, **config})
-        kept = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        safetensors.torch.save_file(kept, unfinished / WEIGHTS)
+        save_model(unfinished, model)
     return folder
 
 
@@ -178,7 +175,8 @@ def load_classifier(path: Path, device: str = "auto") -> Classifier:
     """Load a classifier from a run or from its folder, ready to be used; ValueError where there is none."""
     folder, config = find_model(path, CLASSIFIER)
     settings, classes = merge_settings(GenomicsFit(), config["settings"]), tuple(config["classes"])
-    network = _filled(make_network(settings, len(classes)), folder)
+    network = make_network(settings, len(classes))
+    load_weights(folder, network)
     return Classifier(settings, classes, network.eval().to(choose_device(device)))
 
 
@@ -186,7 +184,7 @@ def load_nucleotides(path: Path) -> NucleotideModel:
     """Load a model of nucleotides from its run or its folder; ValueError where there is none."""
     folder, config = find_model(path, NUCLEOTIDES)
     model = NucleotideModel(merge_settings(BackboneConfig(), config["model"]), config["word_size"])
-    _filled(model, folder)
+    load_weights(folder, model)
     return model
 
 
@@ -207,17 +205,6 @@ def find_model(path: Path, kind: str) -> tuple[Path, dict[str, Any]]:
     if config["kind"] != kind:
         raise ValueError(f"got {folder}, which holds a {config['kind']} model; expected the run of {made}")
     return folder, config
-
-
-def _filled(network: nn.Module, folder: Path) -> nn.Module:
-    """Give a model the weights in its folder; ValueError where they cannot be read, or are of another model."""
-    try:
-        network.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder / WEIGHTS} cannot be read: {one_line(error)}") from error
-    except RuntimeError as error:
-        raise ValueError(f"the weights in {folder} do not fit its {CONFIG}: {one_line(error)}") from error
-    return network
 
 
 def predict(settings: PredictSettings) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from titans_lm.config import BackboneConfig
@@ -112,7 +113,9 @@ def _classifiers(s: dna.TrainSettings | dna.EvaluateSettings) -> Work:
     from titans_lm.genomics.evaluate import is_network, model_settings
     from titans_lm.genomics.model import make_network
 
-    (one,) = (one for one in read_toml("table4")["sets"] if one["file"] in str(s.data))
+    path = Path(str(s.data))
+    name = (path.parent if path.name == "train" else path).name.partition(".")[0].lower()
+    one = next(one for one in read_toml("table4")["sets"] if name == one["file"])
     if isinstance(s, dna.EvaluateSettings):
         fits = [model_settings(s.train, name) for name in s.models if is_network(name)]
         steps = s.folds * ((len(s.rates) * s.tune_steps if len(s.rates) > 1 else 0) + s.train.steps * len(s.seeds))
