@@ -231,3 +231,10 @@ def test_a_memory_of_half_a_text_is_asked_with_a_warning(
     reader.read(notes, max_tokens=10)
     save_memory(reader.memory, tmp_path / "half", model)
     assert "notes.txt was read only in part" in titans(capsys, "ask", QUESTION, "--memory", tmp_path / "half")[1]
+
+
+def test_a_chat_template_that_refuses_is_told() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no questions, please') }}"
+    with pytest.raises(ValueError, match="the model's chat template refuses these messages: no questions, please"):
+        as_asked(tokenizer, QUESTION)

@@ -37,13 +37,28 @@ def answer(
 
 def as_asked(tokenizer: "PreTrainedTokenizerBase", question: str) -> str:
     """Write a question as the model was taught to be asked: in its words, and by its chat template, if it has one."""
-    owner: Any = tokenizer
     question = as_taught(question, tokenizer)
-    if not owner.chat_template:
-        return question
-    turn = {"role": "user", "content": question}
-    asked = owner.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
-    return asked.removeprefix(owner.bos_token or "")  # whoever reads it writes it
+    return templated(tokenizer, [{"role": "user", "content": question}]) if has_template(tokenizer) else question
+
+
+def has_template(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether the model was taught how a chat is written."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def templated(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str]]) -> str:
+    """Write messages by the chat template, up to where the answer begins; ValueError where it refuses them.
+
+    Without the mark that a text begins with: whoever reads it writes that.
+    """
+    from jinja2 import TemplateError
+
+    owner: Any = tokenizer
+    try:
+        text = owner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise ValueError(f"the model's chat template refuses these messages: {error}") from error
+    return text.removeprefix(owner.bos_token or "")
 
 
 def ask_files(

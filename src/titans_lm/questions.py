@@ -12,8 +12,8 @@ Contexts and continuations are tokenised together and cut where the context alon
 context belong to the continuation. Every pair is read from a fresh start: rows of a batch share nothing, and padding
 stands on the right, where a causal model's answers do not depend on it. Pairs whose inputs are the same are read once.
 
-Where a file holds lm-eval's items, prompts are lm-eval's to the letter. Where it holds others (two choices of SIQA's
-three, answered by letters), the task has a name of its own.
+Where a file holds lm-eval's items, prompts are lm-eval's to the letter, but for BoolQ, whose passages come without
+titles. Where it holds others (two choices of SIQA's three, answered by letters), the task has a name of its own.
 """
 
 import json
@@ -211,7 +211,7 @@ TASKS = {
     "commonsense_qa_4_letters": LocalTask("commonsense_qa", ("acc",), note="four of five choices, answered by letters"),
     "siqa_2_letters": LocalTask("siqa", ("acc",), note="two of three choices, answered by letters: not SIQA"),
 }
-"""The tasks by what they are called here: lm-eval's name where the items are lm-eval's, and only there."""
+"""The tasks by what they are called here: lm-eval's name where the questions are lm-eval's, and only there."""
 RENAMED = {task.file: name for name, task in TASKS.items() if task.file != name} | {
     "social_iqa": "siqa_2_letters",
     "copa": "copa_comma",

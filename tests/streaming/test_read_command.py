@@ -133,26 +133,42 @@ def test_stopped_and_resumed(after: int, folder: Path, books: list[Path], tmp_pa
     assert again["tokens_read_now"] == 0
 
 
-def test_a_quiet_pipe_is_stopped_and_what_was_read_is_saved(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_a_quiet_pipe_is_stopped_and_what_was_read_is_saved(folder: Path, tmp_path: Path, named: bool) -> None:
     """The first signal ends waiting for text that does not come."""
     model, out = load_model(folder, "cpu").double(), tmp_path / "out.memory"
-    reading, writing = os.pipe()
-    data = text(45)
+    if named:
+        os.mkfifo(tmp_path / "pipe")
+        reading, writing = (os.open(tmp_path / "pipe", os.O_RDWR) for _ in range(2))
+    else:
+        reading, writing = os.pipe()
+    name, data = str(tmp_path / "pipe") if named else "stdin", text(45)
     os.write(writing, data)
     with os.fdopen(reading, "rb") as pipe, pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", SimpleNamespace(buffer=pipe))
         stop = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
         stop.start()
         with pytest.raises(StoppedReading, match="stopped after 41 tokens, which are saved"):
-            read_files(model, TOKENIZER, ["-"], out, piece_len=10, quiet=True)
+            read_files(model, TOKENIZER, [name if named else "-"], out, piece_len=10, quiet=True)
         stop.join()
     os.close(writing)
     stopped = load_memory(out, model)
     [source] = stopped.sources[0]
-    assert (source.name, source.tokens, source.complete) == ("stdin", 40, False)
+    assert (source.name, source.tokens, source.complete) == (name, 40, False)
     reader = Reader(model, TOKENIZER, piece_len=10)
-    reader.read(data, name="stdin", max_tokens=40)
+    reader.read(data, name=name, max_tokens=40)
     assert_same_memory(stopped, reader.memory)
+
+
+def test_a_pipe_that_nobody_writes_to_is_stopped(folder: Path, books: list[Path], tmp_path: Path) -> None:
+    model, pipe, out = load_model(folder, "cpu"), tmp_path / "pipe", tmp_path / "out.memory"
+    os.mkfifo(pipe)
+    stop = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+    stop.start()
+    with pytest.raises(StoppedReading, match="which are saved"):
+        read_files(model, TOKENIZER, [books[0], pipe], out, quiet=True)
+    stop.join()
+    assert load_memory(out, model).sources[0][0].name == str(books[0])
 
 
 def test_nothing_on_standard_input_leaves_no_memory(

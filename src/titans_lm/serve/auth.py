@@ -131,10 +131,11 @@ class Auth:
         strings = bare.count(b'"') // 2
         marks = b"".join(bare.split(b'"')[::2]) if strings <= STRINGS else b""
         containers, values = marks.count(b"[") + marks.count(b"{"), marks.count(b",")
-        if strings > STRINGS or containers > CONTAINERS or values > 2 * STRINGS + self.settings.max_prompt_tokens:
+        most = 2 * STRINGS + self.settings.max_prompt_tokens
+        if strings > STRINGS or containers > CONTAINERS or values > most:
             raise ClientError(
                 400, f"the body has too many parts; expected at most {STRINGS:,} texts, {CONTAINERS:,} lists and "
-                f"objects, and {self.settings.max_prompt_tokens:,} token ids", code="too_many_parts",
+                f"objects, and {most:,} values in them", code="too_many_parts",
             )  # fmt: skip
 
 

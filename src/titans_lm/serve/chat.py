@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from titans_lm.ask import has_template, templated
 from titans_lm.data.tasks.vocabulary import as_taught
 from titans_lm.generate import RunningText
 from titans_lm.serve.schema import Message, bad_request
@@ -20,11 +21,6 @@ TURNS = ["\nuser:", "\nsystem:", "\ndeveloper:", "\ntool:"]
 REMEMBERED = 1000
 """Messages that a conversation can tell from new ones, the last of it."""
 QUESTION, ANSWER = "titans-question", "titans-answer"
-
-
-def has_template(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether the model was taught how a chat is written."""
-    return bool(getattr(tokenizer, "chat_template", None))
 
 
 def mark(role: str, text: str) -> str:
@@ -68,15 +64,14 @@ def render(tokenizer: "PreTrainedTokenizerBase", new: list[Message], turns: int,
     `turns` were answered before, the last of which ended where the model or a limit ended it; `begun` says whether
     anything at all stands before. With a chat template, what it writes between an answer and what follows comes first.
     """
-    owner: Any = tokenizer
     if not has_template(tokenizer):
         lines = "".join(f"{message.role}: {message.text}\n" for message in new)
         return ("\n" if begun else "") + lines + "assistant:"
     messages = [{"role": message.role, "content": said(message, tokenizer)} for message in new]
     if not turns:
-        return _templated(owner, messages).removeprefix(owner.bos_token or "")  # the reader writes it
+        return _templated(tokenizer, messages)
     before = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
-    text = _templated(owner, before + messages)
+    text = _templated(tokenizer, before + messages)
     place = text.find(ANSWER)
     if place < 0:
         raise bad_request("the model's chat template leaves out earlier answers; send one message at a time without it")
@@ -88,13 +83,11 @@ def said(message: Message, tokenizer: "PreTrainedTokenizerBase") -> str:
     return as_taught(message.text, tokenizer) if message.role == "user" else message.text
 
 
-def _templated(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    from jinja2 import TemplateError
-
+def _templated(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str]]) -> str:
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except (TemplateError, TypeError, ValueError) as error:
-        raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
+        return templated(tokenizer, messages)
+    except ValueError as error:
+        raise bad_request(str(error), "messages") from error
 
 
 class Writing:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from titans_lm.ask import has_template
 from titans_lm.data.tasks.vocabulary import split_words
 from titans_lm.data.tokenizer import is_byte_tokenizer
 from titans_lm.generate import Chooser
 from titans_lm.report.surprise.text import by_piece, token_text
 from titans_lm.serve.batching import Batcher
-from titans_lm.serve.chat import TURNS, Writing, divide, has_template, remembered, render, said
+from titans_lm.serve.chat import TURNS, Writing, divide, remembered, render, said
 from titans_lm.serve.metrics import Metrics
 from titans_lm.serve.schema import (
     Cancelled,

@@ -5,6 +5,7 @@ import io
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -71,9 +72,9 @@ def read_files(
     with report, StopRequest() as stop:
         job = _Job(reader, out, save_every, report, stop)
         for index, path in enumerate(left):
-            source = _Waited(sys.stdin.buffer, stop) if str(path) == STDIN else path
             opened = reader.resume if unfinished and index == 0 else reader.stream
-            job.read(opened(source, _name(path)))
+            with _Waited(path, stop) if _is_pipe(path) else nullcontext(path) as source:
+                job.read(opened(source, _name(path)))
     if piped and not any(source.tokens for source in reader.memory.sources[0][-len(paths) :]):
         names = ("standard input" if str(path) == STDIN else str(path) for path in piped)
         raise ValueError(f"got nothing on {', '.join(names)}; expected some text")
@@ -136,14 +137,22 @@ class _Job:
 
 
 class _Waited(io.BufferedIOBase):
-    """Standard input, on which the first request to stop ends waiting for more."""
+    """A pipe, on which the first request to stop ends waiting for more, or for whoever writes into it."""
 
-    def __init__(self, file: IO[bytes], stop: StopRequest) -> None:
-        self.draw, self.stop = getattr(file, "read1", file.read), stop  # a pipe gives what is there
+    def __init__(self, path: Path, stop: StopRequest) -> None:
+        self.path, self.stop = path, stop
+        self.file: IO[bytes] | None = sys.stdin.buffer if str(path) == STDIN else None
 
     def read1(self, size: int = -1, /) -> bytes:
         with self.stop.waiting():
-            return self.draw(size)
+            if self.file is None:
+                self.file = self.path.open("rb")
+            return getattr(self.file, "read1", self.file.read)(size)  # what is there
+
+    def close(self) -> None:
+        if self.file is not None and str(self.path) != STDIN:
+            self.file.close()
+        super().close()
 
 
 def check_reading(files: Sequence[str | Path], out: Path, *, resume: bool = False) -> list[Path]:

@@ -141,15 +141,14 @@ function say(who, text) {
 
 async function send(text) {
   const conversation = state.conversation;
-  const known = $("conversations").querySelector(".current") !== null;
-  const from = known ? {} : (state.start ? { memory: state.start } : {});
+  const from = state.start ? { memory: state.start } : {};
   state.busy = new AbortController();
   setBusy(true);
   complain(null);
   const mine = say("user", text);
   let last = mine;
   try {
-    if ($("watch").checked) await colour(mine, text, known ? { conversation } : from);
+    if ($("watch").checked) await colour(mine, text, { conversation, ...from });
     const answer = last = say("assistant", "");
     const response = await post("v1/chat/completions", {
       messages: [{ role: "user", content: text }], conversation, ...from, stream: true,
