@@ -56,6 +56,9 @@ def test_a_state_is_detached_moved_saved_and_loaded(tmp_path: Path) -> None:
     assert {tensor.dtype for _, tensor in named_tensors(state.to(torch.float32))} == {torch.float32, torch.int64}
     with pytest.raises(ValueError, match=r"got torch\.bfloat16 for a state; expected torch\.float32"):
         state.to(torch.bfloat16)
+    for dtype in (torch.int64, torch.complex64):
+        with pytest.raises(ValueError, match=f"got {dtype} for a state; expected torch.float32"):
+            state.to(dtype)
     assert not state.memory.detach().to("cpu").M[0].requires_grad
     state.save(tmp_path / "state.pt")
     again = LayerState.load(tmp_path / "state.pt")
@@ -68,6 +71,24 @@ def test_a_state_is_detached_moved_saved_and_loaded(tmp_path: Path) -> None:
         (tmp_path / "noise.pt").write_bytes(noise)
         with pytest.raises(ValueError, match=r"noise.pt, which holds no state"):
             LayerState.load(tmp_path / "noise.pt")
+
+
+def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, path = make(), tmp_path / "state.pt"
+    _, state = layer(tokens())
+    state.save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
+
+    def full(_: object, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("titans_lm.memory.torch.save", full)
+    with pytest.raises(OSError, match="no space left"):
+        state.save(path)
+    assert_same_state(LayerState.load(path), state, 0.0)
+    with pytest.raises(ValueError, match="got device='nowhere'; expected one that this machine has"):
+        LayerState.load(path, device="nowhere")
 
 
 def test_hooks_of_a_layer_are_called_once_with_padding_too() -> None:

@@ -14,6 +14,7 @@ import math
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -58,8 +59,8 @@ class TitansLM(HFLM):
 
     def __init__(
         self,
-        pretrained: "str | PreTrainedModel",
-        tokenizer: "str | PreTrainedTokenizerBase | None" = None,
+        pretrained: "str | Path | PreTrainedModel",
+        tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
         *,
         batch_size: int | str = 1,
         max_length: int | None = None,
@@ -71,11 +72,11 @@ class TitansLM(HFLM):
         check_at_least("batch_size", int(batch_size), 1)
         if max_length is not None:
             check_at_least("max_length", max_length, 2)
-        if not isinstance(pretrained, str) and tokenizer is None:
+        if not isinstance(pretrained, str | Path) and tokenizer is None:
             raise ValueError("got a model in memory without a tokenizer; expected both")
         words: Any = pretrained if tokenizer is None else tokenizer
-        words = load_tokenizer(words) if isinstance(words, str) else words
-        model: Any = load_model(pretrained, device) if isinstance(pretrained, str) else pretrained
+        words = load_tokenizer(words) if isinstance(words, str | Path) else words
+        model: Any = load_model(pretrained, device) if isinstance(pretrained, str | Path) else pretrained
         self.bos = starts_with_bos(model, words, bos)
         limit = longest_input(model, words) if max_length is None else max_length
         self.whole_pages = limit is None
@@ -203,7 +204,9 @@ def hub_answers(seconds: float = 3.0) -> bool:
     if getproxies():  # a proxy knows names that this machine does not
         return True
     try:
-        socket.create_connection((place.hostname or "", place.port or 443), timeout=seconds).close()
+        socket.create_connection(
+            (place.hostname or "", place.port or (80 if place.scheme == "http" else 443)), timeout=seconds
+        ).close()
     except OSError:
         return False
     return True

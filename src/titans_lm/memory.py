@@ -1,8 +1,8 @@
 """The neural long-term memory as a layer: projections and gates, the op, and a gated output."""
 
+import os
 import pickle
 from collections.abc import Callable
-from os import PathLike
 from typing import Any, NamedTuple
 
 import torch
@@ -52,13 +52,19 @@ class LayerState(NamedTuple):
     detach = detach_state
     to = move_state
 
-    def save(self, path: str | PathLike) -> None:
+    def save(self, path: str | os.PathLike) -> None:
         """Write the state to a file, without the history that gradients would follow."""
-        torch.save(self.detach(), path)
+        part = f"{os.fspath(path)}.part"  # what is there stays whole until all is written
+        torch.save(self.detach(), part)
+        os.replace(part, path)
 
     @classmethod
-    def load(cls, path: str | PathLike, device: torch.device | str = "cpu") -> "LayerState":
-        """Read what `save` wrote, running no code; ValueError for a file of something else."""
+    def load(cls, path: str | os.PathLike, device: torch.device | str = "cpu") -> "LayerState":
+        """Read what `save` wrote, running no code; ValueError for a file of something else, or no such device."""
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"got device={str(device)!r}; expected one that this machine has") from error
         try:
             state = torch.load(path, map_location=device, weights_only=True)
         except _NO_STATE as error:

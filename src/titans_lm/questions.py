@@ -212,11 +212,7 @@ TASKS = {
     "siqa_2_letters": LocalTask("siqa", ("acc",), note="two of three choices, answered by letters: not SIQA"),
 }
 """The tasks by what they are called here: lm-eval's name where the questions are lm-eval's, and only there."""
-RENAMED = {task.file: name for name, task in TASKS.items() if task.file != name} | {
-    "social_iqa": "siqa_2_letters",
-    "copa": "copa_comma",
-    "commonsense_qa": "commonsense_qa_4_letters",
-}
+RENAMED = {task.file: name for name, task in TASKS.items() if task.file != name} | {"social_iqa": "siqa_2_letters"}
 """Names that one might try, and the task that is there instead."""
 
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from titans_lm.data.contents import check_contents, contents_of, files_sum, text_sum, tokenizer_sum
+from titans_lm.data.contents import check_contents, contents_of, files_sum, text_sum
+from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.data.tasks.haystack import BYTES, WORDS
 from titans_lm.data.tasks.needle import NeedleSettings
-from titans_lm.data.tokenizer import byte_tokenizer
+from titans_lm.data.tokenizer import byte_tokenizer, read_tokenizer
 
 
 def by_hand(*named: tuple[str, bytes]) -> str:
@@ -72,7 +73,7 @@ def test_tasks_name_texts_questions_and_tokenizers(tmp_path: Path) -> None:
     assert found == {
         str(tmp_path / "book.txt"): by_hand(("book.txt", b"A book.")),
         str(tmp_path / "questions"): by_hand(("questions", b"1 A fact.")),
-        folder: tokenizer_sum(folder),
+        folder: tokenizer_fingerprint(read_tokenizer(folder)),
     }
     tokenizer.add_tokens(["memory"])
     tokenizer.save_pretrained(tmp_path / "tokenizer")

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -10,9 +11,9 @@ from torch.nn import functional as F
 from model_cases import STACKS, small_config
 from question_cases import small_llama
 from titans_lm.data.text import Document
-from titans_lm.data.tokenizer import encode_document
+from titans_lm.data.tokenizer import byte_tokenizer, encode_document
 from titans_lm.evaluate.bits_per_byte import HeldOut, token_bits
-from titans_lm.evaluate.documents import held_out_bytes
+from titans_lm.evaluate.documents import _cut, held_out_bytes
 from titans_lm.train.fresh import byte_model
 
 TEXTS = [b"short", b"the longest of these documents by far, in many pieces", b"", b"a", b"of middling length here"]
@@ -95,6 +96,11 @@ def test_bits_per_byte_is_the_mean_over_what_fits():
     read = [encode_document(TEXTS[0], eos=False), encode_document(TEXTS[1][:15], eos=False)]
     wanted = torch.cat([bits_of(model, document) for document in read]).mean()
     assert held_out(model)["held_out_bits_per_byte"] == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_a_document_of_which_a_tokenizer_keeps_nothing_takes_its_room():
+    tokens, size = _cut(np.array([], np.uint16), 4, 2, byte_tokenizer())
+    assert (len(tokens), size) == (0, 2)
 
 
 def test_nothing_to_read_is_an_error():

@@ -10,18 +10,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from titans_lm.ops.triton import LARGEST_CHUNK, LARGEST_DEEP_CHUNK
-from titans_lm.ops.triton.kernels.deep import deep_forward, deep_step
+from titans_lm.ops.triton.kernels.deep import deep_forward
 from titans_lm.ops.triton.kernels.deep_adjoint import deep_read_adjoint, deep_write_adjoint
 from titans_lm.ops.triton.kernels.linear import (
     linear_forward,
     linear_read_adjoint,
-    linear_step,
     linear_write_adjoint,
 )
 
 KERNELS = (
-    linear_forward, linear_read_adjoint, linear_write_adjoint, linear_step,
-    deep_forward, deep_read_adjoint, deep_write_adjoint, deep_step,
+    linear_forward, linear_read_adjoint, linear_write_adjoint,
+    deep_forward, deep_read_adjoint, deep_write_adjoint,
 )  # fmt: skip
 CONSTANTS = {
     "ACT": 0, "NORM": 2, "RESIDUAL": True, "DOT": False, "INIT": True, "REPLAY": False, "FRESH": False,

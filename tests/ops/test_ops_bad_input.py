@@ -68,6 +68,12 @@ REFUSED = {
     ),
     "plain tuple as state": ({"state": tuple(good()["state"])}, "got a state of type tuple; expected MemoryState"),
     "list of weights": ({"state": state_with(M=list(good()["state"].M))}, "got state.M=list; expected a tuple of L"),
+    "numbers as weights": (
+        {"state": state_with(M=(1.0, 2.0))},
+        "got state.M[0] of type float; expected (B, H, D_in, D_out) = (2, 2, 4, …)",
+    ),
+    "numbers as surprise": ({"state": state_with(S=(None, 2.0))}, "got state.S[0] of type NoneType; expected (B, H"),
+    "a list as offset": ({"state": state_with(offset=[0, 0])}, "got state.offset of type list; expected integers (B,)"),
     "no weights": ({"state": state_of(())}, "got state.M=tuple; expected a tuple of L tensors"),
     "other batch": (
         {"state": state_of(other_weights((D, E), (E, D), rows=3))},
@@ -203,6 +209,7 @@ def test_a_network_that_makes_no_sense_is_refused(settings: dict[str, Any], mess
     [
         ((), 1, "got no weights; expected a tuple of L tensors (H, D_in, D_out)"),
         ((torch.zeros(D, D),), 1, "got initial weights of shape (4, 4); expected (H, D_in, D_out)"),
+        (([1.0],), 1, "got initial weights of type list; expected (H, D_in, D_out)"),
         (torch.zeros(H, D, D), 1, "got weights of type Tensor; expected a tuple of L tensors (H, D_in, D_out)"),
         ((torch.zeros(H, D, D),), 0, "got batch_size=0; expected an integer of at least 1"),
         ((torch.zeros(H, D, D),), 1.5, "got batch_size=1.5; expected an integer of at least 1"),

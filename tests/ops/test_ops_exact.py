@@ -247,3 +247,19 @@ def test_values_of_one_channel(network: dict, gates: tuple, chunk: int, offsets:
     for forget_to in ("zero", "init"):
         case = Case(width=1, gates=gates, chunk=chunk, offsets=offsets, forget_to=forget_to, **network)
         assert_agree(case, "reference", "chunked")
+
+
+@pytest.mark.parametrize("asked", ["norm_weight", "norm_bias", "initial"])
+def test_one_token_leads_back_to_the_norm_alone_and_to_m_init(asked: str) -> None:
+    call = make_call(Case(tokens=1, forget_to="init"))
+    for x in call.leaves.values():
+        x.requires_grad_(False)
+    wanted = [x.requires_grad_() for name, x in call.leaves.items() if name.startswith(asked)]
+    grads = []
+    for backend in ("reference", "chunked"):
+        o, state, _ = call(backend)
+        grads.append(torch.autograd.grad(o.square().sum() + state.M[0].sum(), wanted, allow_unused=True))
+    for exact, found in zip(*grads, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-12)
+    assert wanted
+    assert all(x.abs().max() > 0 for x in grads[0])

@@ -110,6 +110,16 @@ def test_other_precisions_and_devices_stay_with_torch(taken: list, call: Callabl
     assert not taken
 
 
+def test_what_torch_makes_by_default_does_not_matter(taken: list) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert matmul._agrees()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        assert matmul._agrees()
+
+
 def test_autocast_and_a_switch_of_torch_are_heard(taken: list) -> None:
     x, weight = drawn(3, 4), drawn(5, 4)
     with torch.autocast("cpu", torch.bfloat16):

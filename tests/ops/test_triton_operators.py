@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ops.memory_cases import Case, make_call
 from ops.triton_cases import DEEP, DEVICE, LINEAR, moved
-from titans_lm.ops.triton.operators import memory, memory_backward, memory_step
+from titans_lm.ops.triton.operators import memory, memory_backward
 
 CASES = {
     "linear": Case(tokens=8, heads=1, forget_to="init", **LINEAR),
@@ -62,17 +62,6 @@ def test_its_gradient_keeps_torchs_rules(name: str) -> None:
     o, written, read, _, after, kept = memory(*given)
     more = (written, read, kept, torch.ones_like(o), [torch.ones_like(w) for w in after])
     torch.library.opcheck(memory_backward, (*given, *more))
-
-
-def step_arguments(case: Case) -> tuple[Any, ...]:
-    q, k, v, *_, M, S, _, weight, bias, initial, _, _, _, activation, residual, objective, _, _ = arguments(case)
-    gates = [torch.rand(*q.shape[1:2], q.shape[3], 3, device=DEVICE) for _ in M]
-    return (*(x[0, :, 0] for x in (q, k, v)), gates, M, S, M, weight, bias, initial, activation, residual, objective)
-
-
-@pytest.mark.parametrize("name", ["linear", "deep"])
-def test_one_token_keeps_torchs_rules(name: str) -> None:
-    torch.library.opcheck(memory_step, step_arguments(CASES[name]))
 
 
 @each
@@ -157,4 +146,4 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "8 kernels"
+    assert done.stdout.splitlines()[-1] == "6 kernels"

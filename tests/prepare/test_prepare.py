@@ -119,6 +119,18 @@ def test_a_saved_data_set_and_one_of_the_hub(tmp_path: Path, monkeypatch: pytest
     assert set(asked) == {("some/set", "small", "here", True)}
 
 
+def test_a_data_set_that_breaks_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def rows():
+        yield from ({"text": text(number)} for number in range(20))
+        raise ConnectionError("the line is dead")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows())
+    with pytest.raises(ValueError, match=r"'some/set' cannot be read: the line is dead; the same command goes on"):
+        prepared("hf:some/set", tmp_path / "out")
+
+
 def test_one_document_is_cut_near_its_end(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_bytes(b"a line\n" * 100)
     folder = prepared(tmp_path / "one.txt", tmp_path / "out", held_out=0.2)

@@ -17,7 +17,8 @@ import pytest
 from cli_cases import titans
 from forks import start_titans
 from prepare.prepare_cases import contents, prepared, settings, write_rows, write_texts
-from titans_lm.data.prepared import INDEX, STARTED, TokenFolder
+from titans_lm.data.prepared import FORMAT, INDEX, STARTED, TokenFolder
+from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.prepare import run as running
 from titans_lm.prepare.run import prepare
 from titans_lm.prepare.settings import PrepareSettings
@@ -156,7 +157,7 @@ def test_a_tokenizer_that_was_swapped_is_noticed(tmp_path: Path) -> None:
     before = config.read_bytes()
     for other in ("null", "[]"):
         config.write_text(other)
-        with pytest.raises(ValueError, match=r"the tokeniser in .* cannot be loaded"):
+        with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be loaded"):
             folder.tokenizer()
     config.write_bytes(before)
     (tmp_path / "out" / INDEX).rename(tmp_path / "out" / STARTED)  # as if it were not finished
@@ -180,6 +181,7 @@ def flip(path: Path) -> None:
         (lambda out: os.truncate(out / "train-00000.bin", 10), "train-00000.bin has 10 bytes; expected"),
         (lambda out: (out / "tokens.json").write_text("{"), "tokens.json cannot be read"),
         (lambda out: (out / "tokens.json").write_text('{"format": "other"}'), "tokens.json is of another kind"),
+        (lambda out: (out / "tokens.json").write_text(f'{{"format": "{FORMAT}"}}'), "tokens.json is of another kind"),
     ],
 )
 def test_a_damaged_folder_names_the_file(tmp_path: Path, harm, told: str) -> None:
@@ -283,6 +285,40 @@ def test_a_file_that_cannot_be_split_or_unpacked_leaves_nothing(tmp_path: Path) 
         with pytest.raises(ValueError, match=r"expected at least 2|cannot be"):
             prepare(PrepareSettings(source=str(tmp_path / name), out=tmp_path / "out"))
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("rows", [['{"text": "one two three"}'] * 40, ['{"text": ""}'] * 40])
+def test_a_tokenizer_of_somebody_else_is_left_where_it_is(tmp_path: Path, rows: list[str]) -> None:
+    out = tmp_path / "out"
+    byte_tokenizer().save_pretrained(out / "tokenizer")
+    (out / "tokenizer" / "notes.txt").write_text("mine")
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    before = contents(out)
+    settings = PrepareSettings(source=str(tmp_path / "rows.jsonl"), tokenizer=str(out / "tokenizer"), out=out)
+    with pytest.raises(ValueError, match="which holds 'tokenizer' already; expected a new or empty one"):
+        prepare(settings)
+    assert contents(out) == before
+
+
+def test_killed_before_its_tokenizer_had_its_name_it_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_texts(tmp_path / "texts", 40, 60)
+    written = running.write_json
+
+    def killed(path: Path, value: Any) -> None:
+        written(path, value)
+        if path.name == running.STARTED:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepared(tmp_path / "texts", tmp_path / "out")
+    assert not (tmp_path / "out" / "tokenizer").exists()
+    monkeypatch.undo()
+    prepared(tmp_path / "texts", tmp_path / "out")
+    prepared(tmp_path / "texts", tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_shards_outlive_a_tokenizer_that_is_lost_and_others_files_stay(

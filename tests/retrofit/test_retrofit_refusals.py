@@ -27,7 +27,7 @@ from titans_lm.retrofit import FULL, Reach, RetrofitCache, add_memory, load, sav
 from titans_lm.retrofit.add import check_windows
 from titans_lm.retrofit.attention import padding_mask
 from titans_lm.retrofit.cache import check_head
-from titans_lm.retrofit.file import FORMAT, VERSION, read_adapter
+from titans_lm.retrofit.file import FORMAT, VERSION, load_base, read_adapter
 from titans_lm.retrofit.settings import AdapterSettings
 
 TINY_EYE = CLIPVisionConfig(
@@ -149,6 +149,11 @@ def test_calls_that_cannot_be_read():
         (lambda: model(ids[:, :0]), r"got tokens int64 \(2, 0\); expected ids \(B, T\) or embeddings"),
         (lambda: model(ids[0]), r"got tokens int64 \(6,\); expected ids \(B, T\)"),
         (lambda: model(ids.float()), r"got tokens float32 \(2, 6\); expected ids"),
+        (lambda: model(ids[:, :1] + size), rf"got token ids from \d+ to \d+; expected 0 to {size - 1}"),
+        (
+            lambda: model.base_model(ids, past_key_values=RetrofitCache(2, keep=4), return_dict=False),
+            "got return_dict=False and a call longer than the cache's keep",
+        ),
         (lambda: model(ids.tolist()), "got tokens of type list; expected a tensor"),
         (lambda: model(ids, output_attentions=True), "got output_attentions=True; attention beside a memory keeps no"),
         (lambda: model.generate(ids[0], max_new_tokens=2), r"got a prompt int64 \(6,\); expected ids \(B, T\)"),
@@ -388,8 +393,26 @@ def test_settings_of_training(settings, said):
 
 def test_settings_go_through_json():
     settings = AdapterSettings(layers=[0, 1], memory={"alpha_init": [0.001, 0.1]})
-    assert AdapterSettings(**json.loads(json.dumps(vars(settings) | {"memory": vars(settings.memory)}))).layers == (
-        0,
-        1,
-    )
+    again = AdapterSettings(**json.loads(json.dumps(vars(settings) | {"memory": vars(settings.memory)})))
+    assert (again.layers, again.memory.alpha_init) == ((0, 1), (0.001, 0.1))
+    assert again == settings
+    assert hash(again) == hash(settings)
     assert SIZES["num_hidden_layers"] == 2
+
+
+def test_a_base_that_is_not_whole_or_damaged(tmp_path):
+    base_of().save_pretrained(tmp_path)
+    config, weights = (tmp_path / "config.json").read_text(), (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "config.json").write_text(json.dumps({**json.loads(config), "num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match=r"lacks model\.layers\.2\..*: not all of it is there"):
+        load_base(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**json.loads(config), "hidden_size": "x"}))
+    with pytest.raises(ValueError, match=r"the base .* cannot be loaded"):
+        load_base(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "model.safetensors").write_bytes(weights[:-10])
+    with pytest.raises(ValueError, match=r"the base .* cannot be loaded"):
+        load_base(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"whose config\.json is none; expected a new folder"):
+        save(with_memory(base_of()), tmp_path)

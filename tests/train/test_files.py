@@ -148,6 +148,18 @@ def test_a_folder_appears_when_it_is_complete(tmp_path):
     assert names(tmp_path) == ["folder"]
 
 
+def test_a_link_to_a_folder_stays_one(tmp_path):
+    (tmp_path / "disk" / "folder").mkdir(parents=True)
+    (tmp_path / "disk" / "folder" / "a").touch()
+    (tmp_path / "folder").symlink_to(tmp_path / "disk" / "folder")
+    with new_folder(tmp_path / "folder") as unfinished:
+        (unfinished / "b").write_text("2")
+    assert (tmp_path / "folder").is_symlink()
+    assert names(tmp_path / "folder") == ["b"]
+    assert names(tmp_path) == ["disk", "folder"]
+    assert names(tmp_path / "disk") == ["folder"]
+
+
 def test_a_folder_that_fails_leaves_the_old_one_and_nothing_else(tmp_path):
     path = tmp_path / "folder"
     with new_folder(path) as unfinished:

@@ -48,6 +48,17 @@ def test_a_terminal_shows_a_bar_with_loss_and_speed():
         assert part in text
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_are_shown_as_they_are(terminal):
+    screen = io.StringIO()
+    console = Console(file=screen, width=200, force_terminal=terminal)
+    with CountReport(title="a[/b] 256:100:", console=console).start(10) as report:
+        report.read(10)
+        report.say("a[/b] 256:100:")
+    assert "a[/b] 256:100:" in screen.getvalue()
+    assert "\U0001f4af" not in screen.getvalue()
+
+
 def test_a_file_gets_lines_and_the_last_one_surely():
     screen, progress = report()
     with progress.start(3):

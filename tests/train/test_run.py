@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from titans_lm.config import BackboneConfig
 from titans_lm.data.batches import RandomCrops
-from titans_lm.data.tokenizer import byte_tokenizer, encode_document, is_byte_tokenizer
+from titans_lm.data.tokenizer import byte_tokenizer, encode_document, is_byte_tokenizer, read_tokenizer
 from titans_lm.prepare.tokenise import load_tokenizer as prepare_tokenizer
 from titans_lm.retrofit.file import from_pretrained
 from titans_lm.train.baselines import fit_baseline
@@ -208,6 +208,13 @@ def test_a_model_that_is_damaged_is_an_error_of_one_line(run, titans, name, cont
     with pytest.raises(ValueError, match=r"the model in .*model cannot be loaded: ") as error:
         load_model(run.path)
     assert "\n" not in str(error.value)
+    whole = (folder / "tokenizer.json").read_text()
+    unknown = {**json.loads(whole)["model"], "type": "BPE", "merges": [["no", "such"]]}
+    for damaged in (whole[:-20], "{}", json.dumps({**json.loads(whole), "model": unknown})):
+        (folder / "tokenizer.json").write_text(damaged)
+        for load in (load_tokenizer, read_tokenizer, prepare_tokenizer):
+            with pytest.raises(ValueError, match=r"the tokenizer .* cannot be loaded: "):
+                load(str(folder))
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be loaded: "):

@@ -99,7 +99,7 @@ def kernels(settings: KernelsSettings, at: Place) -> Cases:
 
 
 def kernel_shapes(settings: KernelsSettings) -> list[dict[str, Any]]:
-    """List the grid without what no kernel does; decoding knows no length."""
+    """List the grid without what no kernel does."""
     from titans_lm.ops.triton import unsupported
 
     found = []
@@ -109,7 +109,7 @@ def kernel_shapes(settings: KernelsSettings) -> list[dict[str, Any]]:
         if unsupported(widths, C) is None:
             case = {
                 "rows": memories, "heads": 1, "width": D, "depth": len(widths), "expansion": max(1, expansion),
-                "chunk": C, "tokens": 1 if mode == "decode" else settings.tokens, "forget_to": "zero",
+                "chunk": C, "tokens": settings.tokens, "forget_to": "zero",
             }  # fmt: skip
             found.append({"mode": mode, "case": case})
     return found

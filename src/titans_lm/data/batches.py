@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from titans_lm.config import check_at_least
 from titans_lm.data.curriculum import RereadCurriculum
@@ -163,16 +163,6 @@ def _shares(documents: Sequence[TokenIds], lanes: int) -> list[TokenIds]:
     ]
 
 
-class _Steps(Dataset[Batch]):
-    """Batches by step, as torch's loader asks for them."""
-
-    def __init__(self, batches: Callable[[int], Batch]) -> None:
-        self.batches = batches
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.batches(index)
-
-
 def prefetched(batches: Callable[[int], Batch], first: int, last: int, workers: int = 0) -> Iterator[Batch]:
     """The batches of steps first … last − 1, made by so many processes while the step before is computed.
 
@@ -183,9 +173,9 @@ def prefetched(batches: Callable[[int], Batch], first: int, last: int, workers: 
         return map(batches, range(first, last))
     # A generator of its own: the loader draws a seed for its workers, which must not move the numbers of training.
     loader: Any = DataLoader(
-        _Steps(batches),
+        range(first, last),  # type: ignore[arg-type]
         batch_size=None,
-        sampler=range(first, last),
+        collate_fn=batches,
         num_workers=workers,
         generator=torch.Generator().manual_seed(0),
         multiprocessing_context="spawn",

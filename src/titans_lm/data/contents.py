@@ -9,6 +9,7 @@ from typing import Any
 from titans_lm.data.prepared import INDEX, is_token_folder, tokenizer_fingerprint
 from titans_lm.data.tasks.haystack import BYTES, WORDS
 from titans_lm.data.text import blocks, files_below, read_documents
+from titans_lm.data.tokenizer import read_tokenizer
 
 
 def text_sum(source: str | Path) -> str:
@@ -50,21 +51,13 @@ def files_sum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def tokenizer_sum(folder: str) -> str:
-    """Name what the tokenizer in a folder does, read anew."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return tokenizer_fingerprint(tokenizer)
-
-
 def contents_of(tasks: Iterable[Any]) -> dict[str, str]:
     """Sum up the texts, questions and tokenizers that tasks draw from, by their paths."""
     tasks = list(tasks)
     texts = {path for task in tasks for name in ("books", "source") if (path := getattr(task, name, None)) is not None}
     folders = {name for task in tasks if (name := getattr(task, "tokenizer", None)) is not None} - {BYTES, WORDS}
     return {str(path): text_sum(path) for path in sorted(texts)} | {
-        name: tokenizer_sum(name) for name in sorted(folders)
+        name: tokenizer_fingerprint(read_tokenizer(name)) for name in sorted(folders)
     }
 
 

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from titans_lm.data.text import HELD_OUT, INDEX, STARTED
-from titans_lm.data.tokenizer import TokenIds
+from titans_lm.data.tokenizer import TokenIds, read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = "titans-lm tokens 1"
+PARTS = {"tokenizer", "dtype", "splits"}
 TOKENIZER = "tokenizer"
 TRAIN, VALID = "train", "valid"
 ENDS, BYTES = 0, 1
@@ -219,22 +220,17 @@ def read_index(path: Path) -> dict[str, Any]:
         index = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}; expected a folder made by titans prepare") from error
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
+    if not isinstance(index, dict) or index.get("format") != FORMAT or not index.keys() >= PARTS:
         raise ValueError(f"{path} is of another kind; expected format {FORMAT!r}, as titans prepare writes it")
     return index
 
 
 def folder_tokenizer(folder: Path, index: dict[str, Any]) -> "PreTrainedTokenizerBase":
     """Load the tokeniser of a token folder; ValueError where it is not the one that the index names."""
-    from transformers import AutoTokenizer
-
     path = folder / TOKENIZER
     if not path.is_dir():  # else its name is asked of the hub
         raise ValueError(f"{path} is missing; prepare the folder anew, or bring it back")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"the tokeniser in {path} cannot be loaded: {error}") from error
+    tokenizer = read_tokenizer(path)
     found, expected = tokenizer_fingerprint(tokenizer), index["tokenizer"]["fingerprint"]
     if found != expected:
         raise ValueError(

@@ -97,7 +97,8 @@ def read_documents(source: str | Path) -> tuple[list[Document], list[str]]:
     elif str(source) and path.is_dir():  # to Path no name is the working directory
         files, skipped = text_below(path)
     elif not path.is_file():
-        raise ValueError(f"got {str(source)!r}, which does not exist; expected a file, a folder or the word stdlib")
+        found = "is a pipe, which can be read only once" if path.is_fifo() else "does not exist"
+        raise ValueError(f"got {str(source)!r}, which {found}; expected a file, a folder or the word stdlib")
     elif data := path.read_bytes():
         documents.append(Document(path.name, data))
     for file in files:

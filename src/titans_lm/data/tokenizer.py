@@ -11,9 +11,12 @@
 
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from titans_lm.checks import load_pretrained
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -83,3 +86,10 @@ def decode_bytes(ids: Iterable[Any]) -> bytes:
 def encode_document(data: bytes, *, eos: bool = True) -> TokenIds:
     """Turn a document into the sequence a model reads: <bos>, its bytes, <eos>."""
     return np.concatenate([[BOS], encode_bytes(data), [EOS][: int(eos)]]).astype(np.uint16)
+
+
+def read_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer in a folder; ValueError where it cannot be loaded."""
+    from transformers import AutoTokenizer
+
+    return load_pretrained(AutoTokenizer, folder, f"the tokenizer in {folder}", local_files_only=True)

@@ -66,7 +66,7 @@ def run_demo(settings: DemoSettings, *, quiet: bool = False) -> dict[str, Any]:
 
     def tell(lines: list[str]) -> None:
         for line in lines:
-            console.print(line, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+            console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=not console.is_terminal)
 
     with lap(stages, "making the text"):
         hidden = make_hidden(settings, plan.search, seed)

@@ -52,7 +52,10 @@ def open_texts(settings: RetrofitSettings, tokenizer: Any) -> tuple[Text | Split
 def _encoded(documents: tuple[Document, ...], tokenizer: Any) -> Text:
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     parts = [
-        np.array(tokenizer(document.data.decode("utf-8", "replace"), add_special_tokens=False).input_ids + ends)
+        np.array(
+            tokenizer(document.data.decode("utf-8", "replace"), add_special_tokens=False, verbose=False).input_ids
+            + ends
+        )
         for document in documents
     ]
     return Text(np.concatenate(parts).astype(np.int64))

@@ -1,6 +1,7 @@
 """Documents of any length as tokens with the bytes that each stands for, drawn piece by piece, whole or cut."""
 
 import codecs
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,17 +52,17 @@ def books(sources: Sequence[Path]) -> list[Book]:
     """
     found: list[Book] = []
     for source in sources:
-        if not source.exists():
-            raise ValueError(f"got the text {str(source)!r}, which does not exist; expected a file or a folder")
+        if not (source.is_file() or source.is_dir()):
+            found_there = "a pipe, which can be read only once" if source.is_fifo() else "does not exist"
+            raise ValueError(f"got the text {str(source)!r}, which {found_there}; expected a file or a folder")
         inside = text_below(source)[0] if source.is_dir() else [source]
         kept = [path for path in inside if not source.is_dir() or _is_text(path)]
         if not any(path.stat().st_size for path in kept):
             raise ValueError(f"got no text in {str(source)!r}; expected at least one file that is not empty")
         root = source if source.is_dir() else source.parent
         found += [Book(path.relative_to(root).as_posix(), path) for path in kept]
-    names = [book.name for book in found]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(book.name for book in found).items():
+        if count > 1:
             raise ValueError(f"got two documents named {name!r}; expected every one once, under a name of its own")
     return found
 
@@ -283,6 +284,8 @@ def _cut(tokens: TokenIds, size: int, room: int, tokenizer: "PreTrainedTokenizer
 
     Of a tokenizer that does not give a text back as it was, bytes are as many as those it gives back have a share in.
     """
+    if not len(tokens):  # nothing but what the tokenizer drops
+        return tokens, room
     for stop in range(max(round(len(tokens) * room / size), 1), len(tokens) + 1):
         kept = tokens[:stop]
         if is_byte_tokenizer(tokenizer):

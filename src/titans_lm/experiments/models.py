@@ -206,9 +206,19 @@ def weights_sum(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the config of a saved model; ValueError where it is none."""
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise ValueError(
+            f"got {folder / 'config.json'} with a {type(config).__name__} in it; expected a model's config"
+        )
+    return config
+
+
 def kind_of(folder: Path) -> str:
     """Tell what a saved model is: an architecture or a rule (delta-net) of ours, or the model type of Hugging Face."""
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     stack = {**vars(BackboneConfig()), **config}  # a file leaves out what is the default
     for name, rule in RULES.items():  # where its memory starts is no part of a rule
         own = {key: value for key, value in rule.items() if not key.endswith("_init")}

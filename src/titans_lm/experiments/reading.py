@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from titans_lm.data.prepared import tokenizer_fingerprint
 from titans_lm.evaluate.stream import has_neural_memory
-from titans_lm.experiments.models import NamedModel, kind_of, weights_sum
+from titans_lm.experiments.models import NamedModel, kind_of, read_config, weights_sum
 from titans_lm.experiments.reading_settings import ReadingSettings
 from titans_lm.experiments.runner import COMMITS, SPEC, WALL, Clock, Result, Say, once, write_record
 from titans_lm.train.files import made, read_json, write_json
@@ -121,7 +121,7 @@ def check_seeds(named: Sequence[NamedModel]) -> None:
     """Refuse models of one name that are no seeds of one model, before anything is read."""
     known: dict[str, tuple[Path, Any]] = {}
     for name, path in named:
-        config = read_json(resolve_model(path) / "config.json")
+        config = read_config(resolve_model(path))
         sizes = {key: value for key, value in config.items() if key not in INCIDENTAL}
         found = sizes, tokenizer_fingerprint(load_tokenizer(path))
         first, expected = known.setdefault(name, (path, found))

@@ -22,7 +22,7 @@ from titans_lm.data.contents import check_contents
 from titans_lm.experiments.models import folder_name
 from titans_lm.experiments.settings import TRIAL_SEED, Experiment
 from titans_lm.report.section import FORMAT, Result
-from titans_lm.train.device import commit, hardware
+from titans_lm.train.device import commit, hardware, usable_cores
 from titans_lm.train.files import made, read_json, write_json
 from titans_lm.train.options import plain_settings
 from titans_lm.train.progress import Outlook
@@ -238,7 +238,7 @@ def _in_turn(jobs: Sequence[Job], ahead: Sequence[int], outlook: Outlook) -> Ite
 
 
 def _side_by_side(jobs: Sequence[Job], at_once: int) -> Iterator[Result]:
-    threads = max(1, (os.cpu_count() or 1) // at_once)
+    threads = max(1, usable_cores() // at_once)
     with ProcessPoolExecutor(at_once, mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
         waiting = [pool.submit(_run_in_pool, job) for job in jobs]
         try:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError
 from torch import nn
 
+from titans_lm.checks import one_line
 from titans_lm.config import check_choice
 from titans_lm.forecast.baselines import MODELS, make_model
 from titans_lm.forecast.fit import streamed
@@ -21,7 +22,7 @@ from titans_lm.forecast.windows import Prepared, Scaler
 from titans_lm.report.plots import INK, SOFT, Line, Panels, Plot, draw, save_png
 from titans_lm.train.checkpoint import load_weights, save_model
 from titans_lm.train.device import choose_device
-from titans_lm.train.files import new_folder, one_line, write_atomically, write_json
+from titans_lm.train.files import new_folder, write_atomically, write_json
 from titans_lm.train.options import merge_settings
 
 FORMAT = "titans-lm forecaster 1"

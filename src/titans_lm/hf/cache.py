@@ -112,13 +112,9 @@ class TitansCacheLayer(CacheLayerMixin):
 
     is_compileable = False
     is_sliding = False
-    is_croppable = False
     supports_early_init = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys = self.values = None
-        self.reset()
+    state: "BackboneState | None" = None
+    seen = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise ValueError("a Titans cache holds the state of a memory, not keys and values; it fills itself in forward")
@@ -138,8 +134,7 @@ class TitansCacheLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
     def reset(self) -> None:
-        self.state: BackboneState | None = None
-        self.seen = 0
+        self.state, self.seen = None, 0
 
     def store(self, state: Any, slots: int) -> None:
         """Keep the state after so many more slots."""
@@ -147,13 +142,6 @@ class TitansCacheLayer(CacheLayerMixin):
 
     def crop(self, *_: Any) -> None:
         raise ValueError("a layer cannot be cropped alone, since its tokens are read again by all: crop the cache")
-
-    def offload(self) -> None:
-        self.state = map_state(lambda x: x.to("cpu", non_blocking=True), self.state)
-
-    def prefetch(self) -> None:
-        if self.state is not None and torch.cuda.is_available():
-            self.state = map_state(lambda x: x.to("cuda", non_blocking=True), self.state)
 
 
 class _Reader:

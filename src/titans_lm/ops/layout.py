@@ -11,6 +11,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from titans_lm.ops.state import take_places
+
 
 @dataclass(frozen=True)
 class TokenLayout:
@@ -44,9 +46,8 @@ class TokenLayout:
                 zeros = x.new_zeros(x.shape[0], self.lead + trail, *x.shape[2:])
                 x = torch.cat((zeros[:, : self.lead], x, zeros[:, self.lead :]), dim=1)
         else:
-            tail = [1] * (x.dim() - 2)
-            x = x.gather(1, self.source.view(*self.source.shape, *tail).expand(-1, -1, *x.shape[2:]))
-            x = x * self.present.view(*self.source.shape, *tail)  # type: ignore[union-attr]
+            x = take_places(x, self.source)
+            x = x * self.present.view(*self.source.shape, *[1] * (x.dim() - 2))  # type: ignore[union-attr]
         return x.unflatten(1, (self.chunks, self.size)).movedim(1, 0)
 
     def place_windows(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,8 +71,7 @@ class TokenLayout:
     def _take(self, both: Tensor, rank: Tensor, W: int) -> Tensor:
         """Tokens of a row by their rank, among W from before the call and the row's valid ones."""
         place = (self.first[:, None] + rank - W).clamp(0, self.chunks * self.size - 1)  # type: ignore[index]
-        index = torch.where(rank < W, rank, W + self.source.gather(1, place))  # type: ignore[union-attr]
-        return both.gather(1, index.view(*index.shape, *[1] * (both.dim() - 2)).expand(-1, -1, *both.shape[2:]))
+        return take_places(both, torch.where(rank < W, rank, W + self.source.gather(1, place)))  # type: ignore[union-attr]
 
     def mask(self) -> Bool[Tensor, "N _ 1 C"] | None:
         """`present` by chunk, shaped to broadcast over (N, B, H, C)."""
@@ -87,10 +87,8 @@ class TokenLayout:
             if self.present is None or self.size > 1:
                 return x
             return x * self.present.view(*self.present.shape, *[1] * (x.dim() - 2))  # chunks of one token, some of none
-        tail = [1] * (x.dim() - 2)
-        known = self.target >= 0
-        x = x.gather(1, self.target.clamp(min=0).view(*self.target.shape, *tail).expand(-1, -1, *x.shape[2:]))
-        return x * known.view(*known.shape, *tail)
+        x = take_places(x, self.target.clamp(min=0))
+        return x * (self.target >= 0).view(*self.target.shape, *[1] * (x.dim() - 2))
 
 
 def merge_heads(x: Tensor) -> Tensor:

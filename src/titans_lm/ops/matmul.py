@@ -44,7 +44,8 @@ def once_differentiable(backward: Any) -> Any:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise RuntimeError(
                 "got create_graph=True through a layer of titans-lm, whose gradients are written by hand; expected "
-                'first derivatives alone (neural_memory with backend="reference" has second ones)'
+                'first derivatives alone (neural_memory with backend="reference" has second ones, but '
+                "for polynomial keys)"
             )
         return backward(ctx, *grads)
 
@@ -75,7 +76,8 @@ def _agrees() -> bool:
     """Whether the operator, which is torch's own business, is there and gives x Wᵀ."""
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
-    x, weight = torch.arange(12.0).view(4, 3), torch.arange(6.0).view(2, 3) - 2.0
+    like: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are
+    x, weight = torch.arange(12.0, **like).view(4, 3), torch.arange(6.0, **like).view(2, 3) - 2.0
     return torch.equal(_one_dnn(x, weight), F.linear(x, weight))
 
 

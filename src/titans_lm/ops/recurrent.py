@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from titans_lm.config import Activation
-from titans_lm.ops.errors import pull
+from titans_lm.ops.errors import loss_error
 from titans_lm.ops.network import LAYER_NORM_EPS, MemoryNetwork, fast_output, layer_norm_backward, norm_parameters
 from titans_lm.ops.state import Call, MemoryState, Outcome, Weights, select_rows
 
@@ -22,11 +22,14 @@ def can_step(call: Call) -> bool:
     return not (torch.is_grad_enabled() and any(x.requires_grad for x in followed(call)))
 
 
-def followed(call: Call) -> tuple[Tensor, ...]:
-    """All that gradients may be asked of, but LayerNorm and M_init."""
-    M, S, anchor, *_ = call.state
-    given = (call.q, call.k, call.v, *call.theta, *call.eta, *call.alpha, *M, *S, *anchor, *call.extra.given())
-    return given if call.network.coefficients is None else (*given, call.network.coefficients)
+def followed(call: Call) -> list[Tensor]:
+    """All that gradients may be asked of."""
+    (M, S, anchor, _, tail), network = call.state, call.network
+    given = (
+        call.q, call.k, call.v, *call.theta, *call.eta, *call.alpha, *M, *S, *anchor, *tail, *call.extra.given(),
+        network.norm_weight, network.norm_bias, network.coefficients, *network.decay_target,
+    )  # fmt: skip
+    return [x for x in given if x is not None]
 
 
 def step(call: Call) -> Outcome:
@@ -149,11 +152,7 @@ def _errors(
     if weight is not None:
         unit, _, rstd = torch.native_layer_norm(z, (z.shape[-1],), None, None, LAYER_NORM_EPS)
         z = unit * weight if bias is None else torch.addcmul(bias, unit, weight)
-    if network.objective == "dot":
-        delta = -v
-    else:
-        e = (z + k if network.residual else z).sub(v)
-        delta = e.mul_(2.0) if network.objective == "l2" else pull(e, network.objective, threshold)
+    delta = loss_error(z + k if network.residual else z, v, network.objective, threshold)
     if weight is not None:
         delta = layer_norm_backward(delta * weight, unit, rstd)
     deltas = [delta]

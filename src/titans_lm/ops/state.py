@@ -60,8 +60,9 @@ class MemoryState(NamedTuple):
             got = "no weights" if isinstance(weights, tuple | list) else f"weights of type {type(weights).__name__}"
             raise ValueError(f"got {got}; expected a tuple of L tensors (H, D_in, D_out)")
         for weight in weights:
-            if weight.dim() != 3:
-                raise ValueError(f"got initial weights of shape {tuple(weight.shape)}; expected (H, D_in, D_out)")
+            if not isinstance(weight, Tensor) or weight.dim() != 3:
+                got = f"shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else f"type {type(weight).__name__}"
+                raise ValueError(f"got initial weights of {got}; expected (H, D_in, D_out)")
         if not isinstance(batch_size, INTEGERS) or batch_size < 1:
             raise ValueError(f"got batch_size={batch_size!r}; expected an integer of at least 1")
         M = tuple([w.to(state_dtype(w.dtype)).repeat(batch_size, 1, 1, 1) for w in weights])
@@ -131,7 +132,7 @@ def move_state(state: State, *args: Any, **kwargs: Any) -> State:
 
     def move(x: Tensor) -> Tensor:
         moved = x.to(*args, **kwargs)
-        if moved.dtype != x.dtype and moved.dtype.is_floating_point and moved.dtype.itemsize < 4:
+        if x.dtype.is_floating_point and moved.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"got {moved.dtype} for a state; expected torch.float32 or torch.float64, or a device alone"
             )

@@ -85,11 +85,11 @@ def check_state(state: MemoryState, q: Tensor, out: int) -> None:
     """Refuse a state of another batch, model or precision."""
     if not isinstance(state, MemoryState):
         raise ValueError(f"got a state of type {type(state).__name__}; expected MemoryState (see MemoryState.initial)")
-    check_weights("state.M", state.M, q, out)
+    named = (("M", state.M), ("S", state.S), ("anchor", state.anchor))
+    for name, weights in named:
+        check_weights(f"state.{name}", weights, q, out)
     dtype = state_dtype(state.M[0].dtype)
-    for name, weights in (("M", state.M), ("S", state.S), ("anchor", state.anchor)):
-        if name != "M":
-            check_weights(f"state.{name}", weights, q, out)
+    for name, weights in named:
         same = len(weights) == len(state.M)
         for w, of in zip(weights, state.M, strict=False):
             same = same and w.shape == of.shape
@@ -100,8 +100,14 @@ def check_state(state: MemoryState, q: Tensor, out: int) -> None:
                 raise ValueError(f"got state.{name} in {w.dtype}; expected all of it in float32, or all in float64")
     if q.dtype == torch.float64 and state.M[0].dtype != torch.float64:
         raise ValueError("got q in float64 and a state in float32; expected a float64 state for a float64 model")
-    if state.offset.shape != q.shape[:1] or state.offset.dtype.is_floating_point or state.offset.dtype == torch.bool:
-        raise ValueError(f"got state.offset {form(state.offset)}; expected integers (B,) = {tuple(q.shape[:1])}")
+    offset = state.offset
+    if (
+        not isinstance(offset, Tensor)
+        or offset.shape != q.shape[:1]
+        or offset.is_floating_point()
+        or offset.dtype == torch.bool
+    ):
+        raise ValueError(f"got state.offset {form(offset)}; expected integers (B,) = {tuple(q.shape[:1])}")
 
 
 def check_offset(offset: Tensor, chunk_size: int) -> None:
@@ -123,9 +129,10 @@ def check_weights(name: str, weights: tuple[Tensor, ...], q: Tensor, out: int | 
         raise ValueError(f"got {name}={type(weights).__name__}; expected a tuple of L tensors (B, H, D_in, D_out)")
     width = D
     for layer, w in enumerate(weights):
-        if w.dim() != 4 or w.shape[:2] != (B, H) or w.shape[2] != width:
+        if not isinstance(w, Tensor) or w.dim() != 4 or w.shape[:2] != (B, H) or w.shape[2] != width:
+            got = f"of shape {tuple(w.shape)}" if isinstance(w, Tensor) else form(w)
             raise ValueError(
-                f"got {name}[{layer}] of shape {tuple(w.shape)}; expected (B, H, D_in, D_out) = ({B}, {H}, {width}, …) "
+                f"got {name}[{layer}] {got}; expected (B, H, D_in, D_out) = ({B}, {H}, {width}, …) "
                 "for these queries: a state belongs to one batch and one model"
             )
         width = w.shape[3]

@@ -170,13 +170,10 @@ def prepare(settings: PrepareSettings, *, progress: CountReport | None = None) -
         check_same(out, read_index(out / INDEX)["asked"], asked)
         TokenFolder(out, verify=False).tokenizer()  # whoever trains needs it as much as the shards
         return {**TokenFolder(out).describe(), "folder": str(out), "was_there": True}
-    begun = _begun(out, asked)
-    progress.start()
-    tokenizer = None if begun is not None else _tokenizer(settings, source, valid, progress)
     with made(out), claimed(out / IN_USE):
-        begun = _begun(out, asked)  # once more: another process may have been here
-        if begun is None:
-            begun = _begin(out, asked, tokenizer or _tokenizer(settings, source, valid, progress))
+        begun = _begun(out, asked)
+        progress.start()
+        begun = begun or _begin(out, asked, _tokenizer(settings, source, valid, progress))
         folder = _Folder(out, begun, settings.shard_tokens)
         remove_unfinished(out)
         reading = time.monotonic()
@@ -348,7 +345,7 @@ def _begun(out: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     if not (out / STARTED).is_file():
         remove_unfinished(out)
         found = sorted(path.name for path in out.iterdir() if path.name != IN_USE) if out.is_dir() else []
-        if found and found != [TOKENIZER]:
+        if found:
             raise ValueError(f"got the folder {out}, which holds {found[0]!r} already; expected a new or empty one")
         return None
     try:
@@ -356,19 +353,21 @@ def _begun(out: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     except ValueError as error:
         raise ValueError(f"{out / STARTED} cannot be read: {error}; remove the folder to begin anew") from error
     check_same(out, begun["asked"], asked)
-    return begun
+    if (out / TOKENIZER).is_dir() or any(part["shards"] for part in begun["splits"].values()):
+        return begun
+    return None  # killed before its tokenizer had its name
 
 
 def _begin(out: Path, asked: dict[str, Any], tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
     with new_folder(out / TOKENIZER) as folder:
         tokenizer.save_pretrained(folder)
-    tokenizer = load_tokenizer(str(out / TOKENIZER))  # what training will load
-    name = f"BPE of {asked['train_bpe']:,} ids, trained on the text" if asked["train_bpe"] else asked["tokenizer"]
-    told = {
-        "name": name, "fingerprint": tokenizer_fingerprint(tokenizer), "vocab_size": len(tokenizer),
-        "bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id,
-    }  # fmt: skip
-    splits = {name: {"shards": [], "position": 0} for name in (TRAIN, VALID)}
-    begun = {"format": FORMAT, "asked": asked, "tokenizer": told, "splits": splits}
-    write_json(out / STARTED, begun)
+        tokenizer = load_tokenizer(str(folder))  # what training will load
+        name = f"BPE of {asked['train_bpe']:,} ids, trained on the text" if asked["train_bpe"] else asked["tokenizer"]
+        told = {
+            "name": name, "fingerprint": tokenizer_fingerprint(tokenizer), "vocab_size": len(tokenizer),
+            "bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id,
+        }  # fmt: skip
+        splits = {name: {"shards": [], "position": 0} for name in (TRAIN, VALID)}
+        begun = {"format": FORMAT, "asked": asked, "tokenizer": told, "splits": splits}
+        write_json(out / STARTED, begun)  # first: a tokenizer in a folder without it is somebody else's
     return begun

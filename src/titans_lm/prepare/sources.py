@@ -10,10 +10,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from titans_lm.checks import load_library
+from titans_lm.checks import load_library, one_line
 from titans_lm.data.text import HUB, STDLIB, Document, read_file, stdlib_files, text_below
 from titans_lm.prepare.settings import PrepareSettings
-from titans_lm.train.files import one_line
 
 JSONL, PARQUET = (".jsonl", ".jsonl.gz"), (".parquet",)
 
@@ -53,8 +52,9 @@ def open_source(name: str, settings: PrepareSettings) -> Source:
         return _saved(path, settings)
     if name and path.is_dir():  # to Path no name is the working directory
         return _files(path, *text_below(path), settings)
+    found = "is a pipe, which can be read only once" if path.is_fifo() else "does not exist"
     raise ValueError(
-        f"got the source {name!r}, which does not exist; expected a file, a folder, hf:NAME for a data set on the hub, "
+        f"got the source {name!r}, which {found}; expected a file, a folder, hf:NAME for a data set on the hub, "
         "or the word stdlib"
     )
 
@@ -161,9 +161,13 @@ def _hub(name: str, settings: PrepareSettings) -> Source:
     def documents(source: Source) -> Iterator[Document]:
         try:
             rows = datasets.load_dataset(name, settings.subset, split=settings.split, streaming=True)
+            yield from _rows(rows, name, settings.column, source)
+        except Refused:
+            raise
         except (OSError, ValueError, RuntimeError) as error:
-            raise ValueError(f"the data set {name!r} cannot be opened: {one_line(error)}") from error
-        yield from _rows(rows, name, settings.column, source)
+            raise ValueError(
+                f"the data set {name!r} cannot be read: {one_line(error)}; the same command goes on from what is kept"
+            ) from error
 
     return Source(_identity(["hub", name, settings.subset, settings.split, settings.column]), False, documents)
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from titans_lm.checks import did_you_mean
+from titans_lm.checks import did_you_mean, one_line
 from titans_lm.data.text import Document
 from titans_lm.data.tokenizer import TokenIds, byte_level, byte_tokenizer, encode_document, is_byte_tokenizer
 from titans_lm.prepare.settings import PrepareSettings
-from titans_lm.train.files import one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +43,7 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # else it asks, and waits
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except Exception as error:  # that of tokenizers has no class of its own
         why = did_you_mean(name, ["bytes"]) or f"{one_line(error)};"
         raise ValueError(
             f"the tokenizer {name!r} cannot be loaded: {why} expected bytes, a folder with a Hugging Face "

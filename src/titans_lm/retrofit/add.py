@@ -245,7 +245,10 @@ def _withholding(model: Any, attentions: list[Any]) -> list[tuple[nn.Module, Any
 
 
 def _note_reach(attention: Any, _: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Leave with attention what its layer would not hand on; a checkpointed layer that runs again does so too."""
+    """Leave with attention what its layer would not hand on.
+
+    A checkpointed layer that runs again does so without this hook: with the reach of the last call.
+    """
     attention.asked = kwargs.get("reach")
 
 
@@ -342,8 +345,8 @@ def _check_tokens(tokens: Any, size: int) -> None:
     whole = embedded or tokens.dtype in (torch.int32, torch.int64)
     if not whole or tokens.dim() != 2 + embedded or tokens.shape[1] == 0:
         raise ValueError(f"got tokens {form(tokens)}; expected ids (B, T) or embeddings (B, T, E) of one or more")
-    # what is written token by token comes from the head, and to look would make every call wait for a GPU
-    if not embedded and tokens.is_cpu and tokens.shape[1] > 1 and not torch.compiler.is_compiling():
+    # elsewhere to look would make every call wait
+    if not embedded and tokens.is_cpu and not torch.compiler.is_compiling():
         low, high = (int(x) for x in tokens.aminmax())
         if low < 0 or high >= size:
             raise ValueError(f"got token ids from {low} to {high}; expected 0 to {size - 1}")
@@ -408,6 +411,8 @@ def _recorded(
     inputs = Inputs.of(args, kwargs)
     first, *rest = cache.cuts(inputs.length)
     if rest:
+        if kwargs.get("return_dict") is False:
+            raise ValueError("got return_dict=False and a call longer than the cache's keep; expected one of them")
         names = {name: value for name, value in kwargs.items() if name not in Inputs._fields}
         begun = model(**inputs.part(slice(first)), **names, begun=None)
         args, kwargs = (), {**names, **inputs.part(slice(first, None)), "begun": begun}

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
+from titans_lm.checks import load_pretrained
 from titans_lm.config import check_known
 from titans_lm.retrofit.add import attach
 from titans_lm.retrofit.memory import adapter_of
@@ -79,7 +80,12 @@ def load_base(base: "str | Path | PreTrainedModel", **settings: Any) -> Any:
     """Load a causal language model by its folder or name, unless it is one already."""
     if settings.pop("output_loading_info", False):
         raise ValueError("got output_loading_info; expected none: a base and its adapter are loaded one by one")
-    return from_pretrained(AutoModelForCausalLM, base, **settings).eval() if isinstance(base, str | Path) else base
+    if not isinstance(base, str | Path):
+        return base
+    model, report = from_pretrained(AutoModelForCausalLM, base, output_loading_info=True, **settings)
+    if lacking := sorted(report["missing_keys"]):
+        raise ValueError(f"the base {str(base)!r} lacks {', '.join(lacking[:3])}: not all of it is there")
+    return model.eval()
 
 
 def from_pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
@@ -92,13 +98,8 @@ def from_pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
         )
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ValueError(f"got the base {str(name)!r}, a folder without a config.json; expected that of a saved model")
-    try:
-        return kind.from_pretrained(name, **{"trust_remote_code": False, **settings})  # else it asks, and waits
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        if "trust_remote_code" in reason:  # which no command takes
-            reason = "it needs code of its own; titans_lm.retrofit.load(adapter, base, trust_remote_code=True) runs it"
-        raise ValueError(f"the base {str(name)!r} cannot be loaded: {reason[:300]}") from error
+    code = "; titans_lm.retrofit.load(adapter, base, trust_remote_code=True) runs it"  # which no command takes
+    return load_pretrained(kind, name, f"the base {str(name)!r}", code=code, **settings)
 
 
 def read_adapter(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -38,7 +38,10 @@ def save(model: "PreTrainedModel", folder: str | Path) -> Path:
     owner: Any = model
     path = Path(folder) / FILE
     config = path.with_name("config.json")
-    kind = json.loads(config.read_text()).get("model_type") if config.is_file() else FORMAT
+    try:
+        kind = json.loads(config.read_bytes()).get("model_type") if config.is_file() else FORMAT
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"got the folder {str(folder)!r}, whose config.json is none; expected a new folder") from error
     if kind != FORMAT:
         raise ValueError(
             f"got the folder {str(folder)!r}, which holds a model of type {kind!r}; expected a folder of its own"

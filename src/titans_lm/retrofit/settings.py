@@ -33,9 +33,14 @@ class AdapterMemory(KnownSettings):
     alpha_init: Start = (0.0001, 0.03)
     """Share of the memory that a token forgets before training, log-spaced over the heads."""
 
+    def __post_init__(self) -> None:
+        for name in ("theta_init", "alpha_init"):
+            if isinstance(getattr(self, name), list):  # as JSON has a pair
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        check_fields(self)
+
     def of_layer(self, heads: int, head_dim: int) -> MemoryConfig:
         """The settings of the memory beside an attention layer of these sizes, checked."""
-        check_fields(self)
         own = {name: value for name, value in dataclasses.asdict(self).items() if name != "keys"}
         return MemoryConfig(hidden_size=heads * head_dim, num_attention_heads=heads, gates="head", **own)
 

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from titans_lm.checks import one_line
 from titans_lm.config import BackboneConfig, nearest
-from titans_lm.train.files import one_line
 from titans_lm.train.fresh import check_near, fit_shape, match_parameters, size_of, without_weights
 from titans_lm.train.mamba2 import use_chunk_scan
 from titans_lm.train.settings import RULES

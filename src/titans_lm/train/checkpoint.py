@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from titans_lm.checks import one_line
 from titans_lm.data.text import blocks
 from titans_lm.ops.validate import form
-from titans_lm.train.files import new_folder, one_line, write_json
+from titans_lm.train.files import new_folder, write_json
 from titans_lm.train.parallel import full_tensor
 
 if TYPE_CHECKING:

@@ -20,8 +20,6 @@ HIDDEN = ".unfinished-"
 """Start of the names of what is not finished, or no longer wanted; nothing reads these."""
 IN_USE = "in-use"
 """A lock file: the folder it is in is being written by another process."""
-REMOTE = "trust_remote_code"
-"""What transformers asks for, in an error, where code beside a model would have to be run."""
 STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 """Names of what a process writes to, whatever that is: its file descriptors."""
 _ASKING = threading.Lock()
@@ -132,12 +130,6 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return text
 
 
-def one_line(error: BaseException) -> str:
-    """What an error of a library says, in a line that is not too long for a message of ours."""
-    said = " ".join(str(error).split())
-    return "it needs code of its own, and no code is run that a model brings" if REMOTE in said else said[:300]
-
-
 def finite(value: Any) -> Any:
     """Replace numbers that JSON cannot hold by None."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -151,7 +143,11 @@ def finite(value: Any) -> Any:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Fill a folder that appears under its name only when the block ends well; an older one of that name goes."""
+    """Fill a folder that appears under its name only when the block ends well; an older one of that name goes.
+
+    A link stays one: what it leads to is filled anew.
+    """
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f"{hidden()}{path.name}-", dir=path.parent))
     try:
@@ -209,7 +205,7 @@ def claimed(path: Path) -> Iterator[None]:
     with path.open("a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except (BlockingIOError, PermissionError):
             file.seek(0)
             raise ValueError(
                 f"got the folder {path.parent}, which {file.read()[:200] or 'another process'} has in use; "

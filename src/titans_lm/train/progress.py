@@ -31,7 +31,7 @@ class Report:
         """Show the bar, where there is one to show: `done` of `total` lie behind."""
         self.began = self.last_line = time.monotonic()
         if self.console.is_terminal and not self.quiet:
-            named, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+            named, note = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
             bar = BarColumn(BAR if self.console.width >= NARROW else NARROW_BAR)
             self.bar = Progress(named, bar, *columns, note, TimeRemainingColumn(), console=self.console)
             self.bar.start()
@@ -56,7 +56,7 @@ class Report:
     def say(self, text: str) -> None:
         """Write a line beside the progress."""
         if not self.quiet:
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 class CountReport(Report):

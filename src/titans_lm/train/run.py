@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from titans_lm.checks import one_line
 from titans_lm.train.checkpoint import (
     FILES,
     DamagedCheckpoint,
@@ -37,7 +37,6 @@ from titans_lm.train.files import (
     JsonLines,
     claimed,
     new_folder,
-    one_line,
     read_json,
     remove_folder,
     remove_unfinished,
@@ -293,7 +292,7 @@ def _load(auto_class: Any, folder: Path, what: str) -> Any:
         if lacking := sorted(report["missing_keys"]):
             raise ValueError(f"it lacks {', '.join(lacking[:3])}: not all of it is there, or another version saved it")
         return model
-    except (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+    except Exception as error:  # tokenizers, safetensors and huggingface_hub have errors of no common class
         raise ValueError(f"the {what} in {folder} cannot be loaded: {one_line(error)}") from error
 
 

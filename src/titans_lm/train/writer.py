@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from titans_lm.checks import load_library
+from titans_lm.checks import load_library, one_line
 from titans_lm.train.checkpoint import copied, optimizer_tensors
-from titans_lm.train.files import HIDDEN, IN_USE, claimed, one_line
+from titans_lm.train.files import HIDDEN, IN_USE, claimed
 from titans_lm.train.parallel import Distributed, whole_weights
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, STEP, RunFolder, progress_of

@@ -18,12 +18,11 @@ from titans_lm.ops.gates import Adjoint, chunk_gates
 from titans_lm.ops.groups import group_size
 from titans_lm.ops.layout import merge_heads, split_heads
 from titans_lm.ops.triton.kernels import power_of_two
-from titans_lm.ops.triton.kernels.deep import deep_forward, deep_step
+from titans_lm.ops.triton.kernels.deep import deep_forward
 from titans_lm.ops.triton.kernels.deep_adjoint import deep_read_adjoint, deep_write_adjoint
 from titans_lm.ops.triton.kernels.linear import (
     linear_forward,
     linear_read_adjoint,
-    linear_step,
     linear_write_adjoint,
 )
 
@@ -115,31 +114,6 @@ def by_row(weights: Sequence[Tensor]) -> list[Tensor]:
     return [w.flatten(0, 1).clone(memory_format=torch.contiguous_format) for w in weights]
 
 
-def shared_tensors(
-    like: Tensor, M: Sequence[Tensor], norm: tuple[Tensor | None, Tensor | None], initial: Sequence[Tensor]
-) -> list[Tensor]:
-    """LayerNorm (H, D) and M_init (H, D_in, D_out); for what the network lacks, tensors of which no value is used."""
-    present = [like if w is None else w.contiguous() for w in norm]
-    return [*present, *([w.contiguous() for w in initial] or M)]
-
-
-def constants(
-    norm: tuple[Tensor | None, Tensor | None],
-    initial: Sequence[Tensor],
-    activation: str,
-    residual: bool,
-    objective: str,
-    channels: int,
-    deep: bool,
-) -> dict[str, Any]:
-    """What every kernel is compiled with; Triton wants to be told to do products and sums in one operation."""
-    form = {
-        "NORM": sum(x is not None for x in norm), "RESIDUAL": residual, "DOT": objective == "dot",
-        "INIT": bool(initial), "BD": power_of_two(channels), "enable_fp_fusion": True,
-    }  # fmt: skip
-    return form | ({"ACT": ACTIVATIONS[activation]} if deep else {})
-
-
 @dataclass(frozen=True)
 class KernelCall:
     """Segments of a call, and each through the kernels."""
@@ -149,8 +123,10 @@ class KernelCall:
 
     @cached_property
     def shared(self) -> list[Tensor]:
+        """LayerNorm (H, D) and M_init (H, D_in, D_out); for what is lacking, tensors of which no value is used."""
         x = self.inputs
-        return shared_tensors(x.q, x.M, (x.norm_weight, x.norm_bias), x.initial)
+        norm = [x.q if w is None else w.contiguous() for w in (x.norm_weight, x.norm_bias)]
+        return [*norm, *([w.contiguous() for w in x.initial] or x.M)]
 
     @cached_property
     def hidden(self) -> tuple[int, ...]:
@@ -159,10 +135,15 @@ class KernelCall:
 
     @cached_property
     def form(self) -> dict[str, Any]:
+        """What every kernel is compiled with; Triton wants to be told to do products and sums in one operation."""
         x, o = self.inputs, self.options
         norm, (C, _, D) = (x.norm_weight, x.norm_bias), x.q.shape[2:]
-        form = constants(norm, x.initial, o.activation, o.residual, o.objective, D, bool(self.hidden))
-        return {**form, "PRECISION": o.precision, "BC": power_of_two(C)}
+        form = {
+            "NORM": sum(w is not None for w in norm), "RESIDUAL": o.residual, "DOT": o.objective == "dot",
+            "INIT": bool(x.initial), "BD": power_of_two(D), "enable_fp_fusion": True, "PRECISION": o.precision,
+            "BC": power_of_two(C),
+        }  # fmt: skip
+        return form | ({"ACT": ACTIVATIONS[o.activation]} if self.hidden else {})
 
     def segments(self) -> list[slice]:
         N = len(self.inputs.q)
@@ -327,20 +308,3 @@ def backward(
         *tokens_grad, *gates_grad, *(w.unflatten(0, (B, H)) for w in states),
         *(() if x.norm_weight is None else (weight,)), *(() if x.norm_bias is None else (bias,)), *initial,
     ]  # fmt: skip
-
-
-def step_rows(
-    q: Tensor, k: Tensor, v: Tensor, gates: Sequence[Tensor],
-    M: Sequence[Tensor], S: Sequence[Tensor], anchor: Sequence[Tensor],
-    norm_weight: Tensor | None, norm_bias: Tensor | None, initial: Sequence[Tensor], *form: Any,
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """One token (B, H, D): o, surprise (B, H, L), and new tensors M and S; gates are θ, η, α in (B, H, 3)."""
-    (B, H, D), norm, deep = q.shape, (norm_weight, norm_bias), len(M) == 2
-    state = [w.contiguous() for w in (*M, *S, *anchor)]
-    o, sizes = q.new_empty(B, H, D), q.new_empty(B, H, len(M))
-    after = [torch.empty_like(w) for w in state[: 2 * len(M)]]
-    (deep_step if deep else linear_step)[(B * H,)](
-        *(x.contiguous() for x in (q, k, v, *gates)), *shared_tensors(q, M, norm, initial), *state, o, *after, sizes,
-        H, D, *(w.shape[-1] for w in M[:-1]), **constants(norm, initial, *form, D, deep),
-    )  # fmt: skip
-    return o, sizes, after

@@ -1,19 +1,18 @@
-"""The kernels as operators of torch, `titans_lm::memory`, its gradient, and `titans_lm::memory_step`; a call by them.
+"""The kernels as operators of torch, `titans_lm::memory` and its gradient; a call by them.
 
 Compilers, FSDP and fake tensors see an operator with known shapes and never look inside; autograd is told what its
 gradient is. Tokens are in chunks (N, B, C, H, D), gates (N, B, C, H), weights (B, H, D_in, D_out), as in call.py.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from titans_lm.ops.layout import TokenLayout, make_layout
-from titans_lm.ops.recurrent import can_step, close, followed
+from titans_lm.ops.recurrent import can_step, followed, step
 from titans_lm.ops.state import Call, MemoryState, Outcome
-from titans_lm.ops.triton.call import Inputs, KernelCall, Options, backward, forward, step_rows
+from titans_lm.ops.triton.call import Inputs, KernelCall, Options, backward, forward
 
 TENSORS = len(Inputs._fields)
 FORM = "str activation, bool residual, str objective"
@@ -84,41 +83,18 @@ def _backward(ctx: Any, d_o: Tensor | None, *others: Any) -> tuple[Any, ...]:
 memory.register_autograd(_backward, setup_context=_setup_context)
 
 
-@torch.library.custom_op(
-    "titans_lm::memory_step",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor[] gates, Tensor[] M, Tensor[] S, Tensor[] anchor, "
-    f"{SHARED}, {FORM}) -> (Tensor, Tensor, Tensor[])",
-)
-def memory_step(*given: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """One token (B, H, D), without gradients: o, surprise (B, H, L), and the new M and S; gates are (B, H, 3)."""
-    return step_rows(*given)
-
-
-@memory_step.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, gates: Any, M: Sequence[Tensor], S: Sequence[Tensor], *_: Any
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    return q.new_empty(q.shape), q.new_empty(*q.shape[:2], len(M)), [w.new_empty(w.shape) for w in (*M, *S)]
-
-
 def run(call: Call, precision: str) -> Outcome:
-    """Write and read a call that the backend's checks have let through."""
+    """Write and read a call that the backend's checks have let through; one token alone as every backend does."""
+    if can_step(call):
+        return step(call)
     q, k, v, state, network, gates = call.q, call.k, call.v, call.state, call.network, call.gates
     L, dtype = len(state.M), q.dtype
     norm = [None if x is None else x.to(dtype) for x in (network.norm_weight, network.norm_bias)]
     decay_target = [w.to(dtype) for w in network.decay_target]
     form = (network.activation, network.residual, network.objective)
-    if can_step(call):
-        by_layer = [torch.stack(layer, dim=-1).squeeze(1) for layer in zip(*gates, strict=True)]
-        token = (x.squeeze(1) for x in (q, k, v))
-        o, sizes, after = memory_step(*token, by_layer, state.M, state.S, state.anchor, *norm, decay_target, *form)
-        new = MemoryState(tuple(after[:L]), tuple(after[L:]), state.anchor, state.offset + 1)
-        return o.unsqueeze(1), close(new, call.chunk_size), sizes.unsqueeze(1) if call.return_surprise else None
     grid = make_layout(state.offset, q.shape[1], call.chunk_size, call.valid)
     aliased = all(a is w for a, w in zip(state.anchor, state.M, strict=True))
-    asked = (*followed(call), *norm, *decay_target)
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in asked)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in followed(call))
     ends = [flag is True for flag in grid.complete]
     o, _, _, sizes, after, _ = memory(
         *(grid.place(x) for x in (q, k, v)), *([grid.place(x) for x in gate] for gate in gates),

@@ -24,7 +24,6 @@ from titans_lm.ops.triton.kernels.pieces import (
     met,
     met_adjoint,
     state_adjoint,
-    stepped,
     store_columns,
     store_ends,
     store_line,
@@ -194,27 +193,3 @@ def linear_write_adjoint(
         store_tile(d_initial + square, base_bar, D, D, D, BD, BD)
     store_line(d_weight + r * D, w_bar, D, BD)
     store_line(d_bias + r * D, b_bar, D, BD)
-
-
-@tuned()
-@triton.jit
-def linear_step(
-    q, k, v, gates, weight, bias, initial, W, S, A, o, W_new, S_new, sizes,
-    H, D,
-    NORM: tl.constexpr, RESIDUAL: tl.constexpr, DOT: tl.constexpr, INIT: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """One token without gradients, as ops/recurrent.py has it; one program per memory."""
-    r = tl.program_id(0).to(tl.int64)
-    head, square = r % H, r * D * D
-    w, b = load_line(weight + head * D, D, BD)[None, :], load_line(bias + head * D, D, BD)[None, :]
-    ks, qs, vs = load_line(k + r * D, D, BD), load_line(q + r * D, D, BD), load_line(v + r * D, D, BD)
-    z = tl.sum(ks[:, None] * load_tile(A + square, D, D, D, BD, BD), 0)[None, :]
-    delta = last_error(z, ks[None, :], vs[None, :], w, b, D, NORM, RESIDUAL, DOT, BD)
-    memory, surprise = load_tile(W + square, D, D, D, BD, BD), load_tile(S + square, D, D, D, BD, BD)
-    base = load_tile(initial + head * D * D, D, D, D, BD, BD) if INIT else memory
-    memory, surprise = stepped(memory, surprise, base, ks[:, None], delta, gates + 3 * r, INIT)
-    store_tile(W_new + square, memory, D, D, D, BD, BD)
-    store_tile(S_new + square, surprise, D, D, D, BD, BD)
-    y = tl.sum(qs[:, None] * memory, 0)[None, :]
-    store_line(o + r * D, tl.sum(answer(qs[None, :], y, w, b, D, NORM, RESIDUAL, BD), 0), D, BD)
-    tl.store(sizes + r, tl.sqrt(tl.sum(ks * ks) * tl.sum(delta * delta)))

@@ -319,17 +319,3 @@ def state_adjoint(W_bar, S_bar, x, y_bar, a, f, ends, INIT: tl.constexpr, PRECIS
         base_bar = (1.0 - a_end) * W_bar + matmul(tl.trans(x - a * x), y_bar, PRECISION)
     before = eta_end * S_bar + f_end * W_bar + matmul(tl.trans(f * x), y_bar, PRECISION)
     return a_end * W_bar + matmul(tl.trans(a * x), y_bar, PRECISION), before, base_bar
-
-
-@triton.jit
-def stepped(memory, surprise, base, h, delta, gates, INIT: tl.constexpr):
-    """One token: M and S after it, for inputs h (…, 1) and errors δ (1, …); `gates` points at θ, η, α.
-
-    S ← η S − θ h ⊗ δ,   M ← (1 − α) M [+ α M_init] + S                                           (eq. 13–14)
-    """
-    theta, eta, alpha = tl.load(gates), tl.load(gates + 1), tl.load(gates + 2)
-    surprise = eta * surprise - theta * h * delta
-    memory = (1.0 - alpha) * memory + surprise
-    if INIT:
-        memory += alpha * base
-    return memory, surprise
