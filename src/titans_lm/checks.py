@@ -33,19 +33,26 @@ def load_library(module: str, use: str, install: str) -> Any:
         raise ValueError(f"got no {error.name or module}, which {use}; install it with: {install}") from error
 
 
-def one_line(error: BaseException, code: str = ", and no code is run that a model brings") -> str:
+NO_CODE = ", and no code is run that a model brings"
+
+
+def one_line(error: BaseException, code: str = NO_CODE) -> str:
     """What an error of a library says, in a line that is not too long for a message of ours; `code` is of its own."""
     said = " ".join(str(error).split())
     return f"it needs code of its own{code}" if "trust_remote_code" in said else said[:300]
 
 
-def load_pretrained(kind: Any, name: str | Path, what: str, *, code: str | None = None, **settings: Any) -> Any:
+def load_pretrained(kind: Any, name: str | Path, what: str, *, code: str = NO_CODE, **settings: Any) -> Any:
     """What transformers loads by a name, running no code that lies beside it; ValueError where it cannot."""
     try:
         return kind.from_pretrained(name, **{"trust_remote_code": False, **settings})  # else it asks, and waits
     except Exception as error:  # tokenizers, safetensors and huggingface_hub have errors of no common class
-        reason = one_line(error) if code is None else one_line(error, code)
-        raise ValueError(f"{what} cannot be loaded: {reason}") from error
+        raise ValueError(f"{what} cannot be loaded: {one_line(error, code)}") from error
+
+
+def neither(path: Path) -> str:
+    """Say of what is neither a file nor a folder what it is."""
+    return "is a pipe, which can be read only once" if path.is_fifo() else "does not exist"
 
 
 def check_readable(path: Path) -> None:

@@ -358,5 +358,5 @@ def test_a_trained_rule_is_known_as_what_it_is(name: str, tmp_path: Path) -> Non
     save_model(tmp_path / "model", sized_for(job.settings, 17).model)
     assert kind_of(tmp_path / "model") == name.partition(":")[0]
     (tmp_path / "model" / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"config\.json with a list in it; expected a model's config"):
+    with pytest.raises(ValueError, match=r"config\.json with a list; expected a model's config"):
         kind_of(tmp_path / "model")

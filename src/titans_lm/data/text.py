@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from titans_lm.checks import neither
+
 STDLIB, HUB = "stdlib", "hf:"
 """Sources that are no path: the word for Python's library, and what the name of a data set on the hub begins with."""
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
@@ -97,8 +99,7 @@ def read_documents(source: str | Path) -> tuple[list[Document], list[str]]:
     elif str(source) and path.is_dir():  # to Path no name is the working directory
         files, skipped = text_below(path)
     elif not path.is_file():
-        found = "is a pipe, which can be read only once" if path.is_fifo() else "does not exist"
-        raise ValueError(f"got {str(source)!r}, which {found}; expected a file, a folder or the word stdlib")
+        raise ValueError(f"got {str(source)!r}, which {neither(path)}; expected a file, a folder or the word stdlib")
     elif data := path.read_bytes():
         documents.append(Document(path.name, data))
     for file in files:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from titans_lm.config import check_at_least
+from titans_lm.checks import check_at_least, neither
 from titans_lm.data.prepared import Split
 from titans_lm.data.text import SNIFFED, Document, looks_binary, text_below
 from titans_lm.data.tokenizer import BOS, TokenIds, byte_vocabulary, encode_document, is_byte_tokenizer
@@ -53,8 +53,7 @@ def books(sources: Sequence[Path]) -> list[Book]:
     found: list[Book] = []
     for source in sources:
         if not (source.is_file() or source.is_dir()):
-            found_there = "a pipe, which can be read only once" if source.is_fifo() else "does not exist"
-            raise ValueError(f"got the text {str(source)!r}, which {found_there}; expected a file or a folder")
+            raise ValueError(f"got the text {str(source)!r}, which {neither(source)}; expected a file or a folder")
         inside = text_below(source)[0] if source.is_dir() else [source]
         kept = [path for path in inside if not source.is_dir() or _is_text(path)]
         if not any(path.stat().st_size for path in kept):

@@ -210,9 +210,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read the config of a saved model; ValueError where it is none."""
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
-        raise ValueError(
-            f"got {folder / 'config.json'} with a {type(config).__name__} in it; expected a model's config"
-        )
+        raise ValueError(f"got {folder / 'config.json'} with a {type(config).__name__}; expected a model's config")
     return config
 
 

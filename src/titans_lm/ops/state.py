@@ -132,7 +132,7 @@ def move_state(state: State, *args: Any, **kwargs: Any) -> State:
 
     def move(x: Tensor) -> Tensor:
         moved = x.to(*args, **kwargs)
-        if x.dtype.is_floating_point and moved.dtype not in (torch.float32, torch.float64):
+        if x.dtype.is_floating_point and moved.dtype not in (x.dtype, torch.float32, torch.float64):
             raise ValueError(
                 f"got {moved.dtype} for a state; expected torch.float32 or torch.float64, or a device alone"
             )

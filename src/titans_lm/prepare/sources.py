@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from titans_lm.checks import load_library, one_line
+from titans_lm.checks import load_library, neither, one_line
 from titans_lm.data.text import HUB, STDLIB, Document, read_file, stdlib_files, text_below
 from titans_lm.prepare.settings import PrepareSettings
 
@@ -52,10 +52,9 @@ def open_source(name: str, settings: PrepareSettings) -> Source:
         return _saved(path, settings)
     if name and path.is_dir():  # to Path no name is the working directory
         return _files(path, *text_below(path), settings)
-    found = "is a pipe, which can be read only once" if path.is_fifo() else "does not exist"
     raise ValueError(
-        f"got the source {name!r}, which {found}; expected a file, a folder, hf:NAME for a data set on the hub, "
-        "or the word stdlib"
+        f"got the source {name!r}, which {neither(path)}; expected a file, a folder, hf:NAME for a data set on the "
+        "hub, or the word stdlib"
     )
 
 
