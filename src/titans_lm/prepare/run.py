@@ -148,8 +148,9 @@ def prepare(settings: PrepareSettings, *, progress: CountReport | None = None) -
 
     Stopped at any moment, the same call goes on after the last finished shard and gives the same files. Raises
     ValueError for a source or tokenizer that will not do, for a folder that was begun with other settings, another
-    tokenizer or a source that has changed since, and for a split that nothing fell into; OSError for a full disk.
-    Where the content of the source is what will not do, nothing of it stays.
+    tokenizer or a source that has changed since (of a data set on the hub names alone are compared), and for a split
+    that nothing fell into; OSError for a full disk. Where the content of the source is what will not do, nothing of it
+    stays.
     """
     progress = progress or CountReport(quiet=True, title="preparing")
     if settings.source is None or settings.out is None:
