@@ -155,7 +155,7 @@ def late_minus_early(scores: Sequence[SpanScore], near: Range, far: Range, *, se
     `difference_in_differences` removes the text. Several seeds of a model may be given together. None where no stretch
     is long enough.
     """
-    return _estimate([(1.0, complete(scores, far))], near, far, seed)
+    return _estimate([(1.0, complete(scores, far))], (near, far), seed)
 
 
 def difference_in_differences(
@@ -167,20 +167,13 @@ def difference_in_differences(
     """
     kept = complete(scores, far), complete(others, far)
     _check_same(*kept)
-    return _estimate([(1.0, kept[0]), (-1.0, kept[1])], near, far, seed)
+    return _estimate([(1.0, kept[0]), (-1.0, kept[1])], (near, far), seed)
 
 
-def difference(scores: Sequence[SpanScore], others: Sequence[SpanScore], *, seed: int = 0) -> Estimate:
+def difference(scores: Sequence[SpanScore], others: Sequence[SpanScore], *, seed: int = 0) -> Estimate | None:
     """Bits per byte of one reading minus those of another of the same tokens, all positions together."""
     _check_same(scores, others)
-    names = sorted({score.document for score in scores})
-    bits, sizes = np.zeros(len(names)), np.zeros(len(names))
-    for sign, part in ((1.0, scores), (-1.0, others)):
-        for score in part:
-            book = names.index(score.document)
-            bits[book] += sign * sum(score.bits)
-            sizes[book] += sum(score.bytes) if sign > 0 else 0
-    return _bounded(np.array([bits, sizes]), lambda sums: sums[0] / sums[1], len(_places(scores)), seed)
+    return _estimate([(1.0, scores), (-1.0, others)], ((0, int(EDGES[-1])),), seed)
 
 
 def _places(scores: Sequence[SpanScore]) -> list[tuple[str, int, tuple[int, ...]]]:
@@ -192,31 +185,24 @@ def _check_same(scores: Sequence[SpanScore], others: Sequence[SpanScore]) -> Non
         raise ValueError("got readings of different stretches; expected the same ones of the same documents")
 
 
-def _estimate(parts: "list[tuple[float, list[SpanScore]]]", near: Range, far: Range, seed: int) -> Estimate | None:
+def _estimate(parts: list[tuple[float, Sequence[SpanScore]]], ranges: Sequence[Range], seed: int) -> Estimate | None:
+    """Bits per byte in the last of one or two ranges, minus those in the first of two; readings by their signs."""
     scores = parts[0][1]
     if not scores:
         return None
     names = sorted({score.document for score in scores})
     # bits and bytes by reading, range and book; a reading's bytes are those of its own tokens, which are the same
-    sums = np.zeros((2, len(parts), 2, len(names)))
+    sums = np.zeros((2, len(parts), len(ranges), len(names)))
     for reading, (_, mine) in enumerate(parts):
         for score in mine:
-            for place, positions in enumerate((near, far)):
+            for place, positions in enumerate(ranges):
                 bits, size, _ = score.between(*positions)
                 sums[:, reading, place, names.index(score.document)] += bits, size
     signs = np.array([sign for sign, _ in parts])
 
     def statistic(total: np.ndarray) -> np.ndarray:
-        bits_per_byte = total[0] / total[1]
-        return np.tensordot(signs, bits_per_byte[:, 1] - bits_per_byte[:, 0], axes=1)
+        first, *then = np.moveaxis(total[0] / total[1], 1, 0)
+        return np.tensordot(signs, then[0] - first if then else first, axes=1)
 
-    return _bounded(sums, statistic, len(_places(scores)), seed)
-
-
-def _bounded(sums: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], stretches: int, seed: int) -> Estimate:
-    """Take a statistic of sums (…, books) over all books, and its spread over books drawn anew with replacement."""
-    books = sums.shape[-1]
-    value = float(statistic(sums.sum(-1)))
-    if books < 2:
-        return Estimate(value, None, None, books, stretches)
-    return Estimate(value, *bounds(sums, statistic, seed), books, stretches)
+    low, high = bounds(sums, statistic, seed) if len(names) > 1 else (None, None)
+    return Estimate(float(statistic(sums.sum(-1))), low, high, len(names), len(_places(scores)))

@@ -16,6 +16,7 @@ from titans_lm.evaluate.stream import has_neural_memory
 from titans_lm.experiments.models import NamedModel, kind_of, read_config, weights_sum
 from titans_lm.experiments.reading_settings import ReadingSettings
 from titans_lm.experiments.runner import COMMITS, SPEC, WALL, Clock, Result, Say, once, write_record
+from titans_lm.train.checkpoint import INCIDENTAL
 from titans_lm.train.files import made, read_json, write_json
 from titans_lm.train.fresh import size_of
 from titans_lm.train.progress import CountReport
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
 READINGS = "readings"
 """Folder of the readings that are done, a file each."""
-
-
-INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
-"""Entries of a config.json in which seeds of one model may differ."""
 
 
 class Planned(NamedTuple):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 FORMAT = "titans-lm trainer 3"
 TRAINER, OPTIMIZER, FILES, WEIGHTS = "trainer.pt", "optimizer.safetensors", "files.json", "model.safetensors"
-_INCIDENTAL = {
+INCIDENTAL = {
     "_name_or_path", "architectures", "auto_map", "dtype", "memory_backend", "torch_dtype", "transformers_version",
     "use_cache",
 }  # fmt: skip
@@ -159,7 +159,7 @@ def _part(whole: Tensor, like: Tensor | None) -> Tensor:
 
 def _differences(saved: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """Say in what two configs differ: weights may have the same shapes and mean another model."""
-    names = (saved.keys() | wanted.keys()) - _INCIDENTAL
+    names = (saved.keys() | wanted.keys()) - INCIDENTAL
     differ = sorted(name for name in names if saved.get(name) != wanted.get(name))
     return [f"it has {name}={saved.get(name)!r}, not {wanted.get(name)!r}" for name in differ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from titans_lm.data.tasks.haystack import Story, books, encode, haystack, noise, text_batch, vocabulary
+from titans_lm.data.tasks.haystack import Story, books, encode, noise, text_batch, vocabulary
 from titans_lm.data.tasks.vocabulary import NOISE
 from titans_lm.data.tokenizer import byte_tokenizer
 
@@ -105,7 +105,7 @@ def test_a_tokenizer_is_a_folder(tmp_path: Path, shelf: Path) -> None:
     assert (encode("a–b", saved) == encode("a–b")).all()
     assert vocabulary("bytes") == 256
     assert vocabulary(saved) == 259
-    for a, b in zip(haystack(shelf, saved).texts, haystack(shelf).texts, strict=True):
+    for a, b in zip(books(shelf, saved).texts, books(shelf).texts, strict=True):
         assert (a == b).all()
     assert (noise(saved).places[0] == noise().places[0]).all()
     with pytest.raises(ValueError, match="got tokenizer='byte'; did you mean 'bytes'"):

@@ -195,11 +195,6 @@ def encode_all(texts: "Sequence[str]", tokenizer: str) -> "list[np.ndarray]":
     return [np.asarray(ids, np.int64) for ids in found]
 
 
-def haystack(source: Path | None, tokenizer: str = BYTES, without: tuple[str, ...] = ()) -> Haystack:
-    """Give the hay of a text or a folder of texts, or that of dull sentences; sentences with a word of `without` go."""
-    return noise(tokenizer) if source is None else books(source, tokenizer, without)
-
-
 @lru_cache(maxsize=4)
 def noise(tokenizer: str = BYTES) -> Haystack:
     """Make hay of five sentences that come again and again, as long as a long book."""
@@ -266,7 +261,9 @@ class HiddenFacts(Task, Protocol):
     def draw(self, rng: "np.random.Generator", rows: int) -> "Batch":
         """Draw rows; ValueError where what they say leaves no room for a haystack."""
         stories = [self.draw_story(rng) for _ in range(rows)]
-        hay = haystack(self.books, self.tokenizer, self.left_out) if self.length else None
+        hay = None
+        if self.length:
+            hay = noise(self.tokenizer) if self.books is None else books(self.books, self.tokenizer, self.left_out)
         return text_batch(rng, stories, hay, tokenizer=self.tokenizer, length=self.length, depth=self.depth)
 
     @abstractmethod
