@@ -114,6 +114,26 @@ def test_a_document_becomes_a_memory_to_start_from(page: Any, client: httpx.Clie
     assert client.get("/health").json()["stored"] == 0
 
 
+def test_a_conversation_begins_with_its_memory_before_the_list_knows_of_it(
+    page: Any, client: httpx.Client, tmp_path: Path
+) -> None:
+    book, held = tmp_path / "book.txt", []
+    book.write_text("The lighthouse keeper counted every ship. " * 30)
+    page.set_input_files("#file", str(book))
+    expect(page.locator("#memories li .name")).to_have_count(1)
+    page.fill("#most", "2")
+    send(page, "who counted?")
+    expect(page.locator("#conversations li.current")).to_have_count(1)
+    page.route("**/v1/conversations", lambda route: held.append(route))
+    page.select_option("#start", book.name)
+    page.click("#new button")
+    send(page, "and what?")
+    for route in held:
+        route.continue_()
+    expect(page.locator("#conversations li:not(.empty)")).to_have_count(2)
+    assert [one["memory"] for one in client.get("/v1/conversations").json()["data"]] == [book.name] * 2
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
