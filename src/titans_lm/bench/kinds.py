@@ -26,13 +26,8 @@ MODEL_WIDTH = 384
 
 @benchmark("ops", OpsSettings)
 def ops(settings: OpsSettings, at: Place) -> Cases:
-    """Measure every case of the settings; with backend triton, the kernels beside everything that they compare with."""
-    if settings.backend == "triton":
-        from titans_lm.bench.sides import beside
-
-        return (yield from beside(settings, at))
+    """Measure every case of the settings."""
     yield op_cases(settings, at.device)
-    return None
 
 
 def op_cases(s: OpsSettings, device: str = "cpu") -> list[Case]:

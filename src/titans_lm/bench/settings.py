@@ -116,8 +116,6 @@ class OpsSettings(BenchSettings):
     """Layers L of the memory network."""
     modes: tuple[str, ...] = MODES
     """What is run: forward, forward+backward, decode."""
-    backend: Literal["auto", "triton"] = "auto"
-    """auto is what models run; triton sets the kernels beside the chunked backend and other layers' kernels."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,5 @@
 """The op alone, as a case: its tensors, and one forward, one forward with backward, or a run of single tokens."""
 
-import functools
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
@@ -113,15 +112,8 @@ def one_dnn_rate(request: dict[str, Any], device: torch.device) -> dict[str, Any
 
 
 def run(call: Call, case: dict[str, Any]) -> Tensor:
-    """Read the whole case from a fresh state by the backend it names, compiled where it says so."""
-    state = MemoryState.initial(call.weights, case["rows"])
-    once = _compiled() if case.get("compiled") else Call.__call__
-    return once(call, state, case["chunk"], case.get("backend", "auto"))[0]
-
-
-@functools.cache
-def _compiled() -> Callable[..., Any]:
-    return torch.compile(Call.__call__)
+    """Read the whole case from a fresh state by the backend it names."""
+    return call(MemoryState.initial(call.weights, case["rows"]), case["chunk"], case.get("backend", "auto"))[0]
 
 
 def decode(call: Call, case: dict[str, Any]) -> Callable[[], Any]:

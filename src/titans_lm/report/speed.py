@@ -215,7 +215,6 @@ KINDS: dict[str, tuple[str, Callable[[Result], list[Table]]]] = {
     "ops": ("The op alone", ops),
     "training": ("Training steps", in_turn),
     "tnt": ("TNT beside plain memories", in_turn),
-    "ops-triton": ("The kernels beside others", kernels),
     "kernels": ("The kernels beside the chunked backend", kernels),
 }
 SECTIONS = {
