@@ -64,6 +64,9 @@ def test_a_document_becomes_a_memory_that_conversations_start_from(tmp_path: Pat
         assert client.get("/v1/memories/book").status_code == client.delete("/v1/memories/book").status_code == 404
         assert client.post("/v1/completions", json={"prompt": "x", "memory": "book"}).status_code == 404
         assert text_of(complete(client, "on", 4, conversation="one"))  # what began from it goes on without it
+        for address, said in (("completions", {"prompt": "on"}), ("surprise", {"text": "on"})):  # and may name it still
+            asked = {**said, "conversation": "two", "memory": "book"}
+            assert client.post(f"/v1/{address}", json=asked).status_code == 200, address
 
 
 def test_a_look_at_surprise_changes_nothing(tmp_path: Path) -> None:
