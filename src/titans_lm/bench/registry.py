@@ -118,7 +118,7 @@ def benchmarks() -> dict[str, Benchmark]:
 
 def subjects() -> dict[str, Subject]:
     """Give all subjects by the kind of case; this imports torch."""
-    for module in ("subjects_op", "subjects_model", "sides"):
+    for module in ("subjects_op", "subjects_model"):
         import_module(f"titans_lm.bench.{module}")
     return SUBJECTS
 

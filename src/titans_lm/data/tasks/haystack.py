@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from titans_lm.config import nearest
 from titans_lm.data.tasks.task import Task, TaskPlan
 from titans_lm.data.tasks.vocabulary import NOISE, encode_words, word_count
-from titans_lm.data.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,6 +155,8 @@ def _hide(
 @lru_cache(maxsize=4)
 def tokenizer_in(name: str) -> "PreTrainedTokenizerBase":
     """Load a tokenizer from a folder; ValueError where there is none."""
+    from titans_lm.data.tokenizer import read_tokenizer
+
     if not Path(name).is_dir():
         raise ValueError(f"got tokenizer={name!r}; {nearest(name, [BYTES, WORDS])} (or give the folder of a tokenizer)")
     if not holds_tokenizer(Path(name)):  # of a model's folder without one, transformers makes one that knows no word
