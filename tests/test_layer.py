@@ -87,6 +87,7 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, mo
     with pytest.raises(OSError, match="no space left"):
         state.save(path)
     assert_same_state(LayerState.load(path), state, 0.0)
+    assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
     with pytest.raises(ValueError, match="got device='nowhere'; expected one that this machine has"):
         LayerState.load(path, device="nowhere")
 

@@ -3,6 +3,7 @@
 import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -54,9 +55,13 @@ class LayerState(NamedTuple):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the state to a file, without the history that gradients would follow."""
-        part = f"{os.fspath(path)}.part"  # what is there stays whole until all is written
-        torch.save(self.detach(), part)
-        os.replace(part, path)
+        whole = os.path.realpath(path)
+        part = f"{whole}.part"  # what is there stays whole until all is written
+        try:
+            torch.save(self.detach(), part)
+            os.replace(part, whole)
+        finally:
+            Path(part).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: torch.device | str = "cpu") -> "LayerState":

@@ -298,9 +298,12 @@ def test_a_table_that_is_packed_is_read_as_it_is(path):
     np.testing.assert_array_equal(read_table(packed, settings).values, read(path, text, separator=";").values)
     with pytest.raises(ValueError, match=r"expected --table.separator ';'"):
         read_table(packed, TableSettings())
-    packed.write_bytes(text.encode())
-    with pytest.raises(ValueError, match="which is no table: Not a gzipped file"):
-        read_table(packed, settings)
+    whole = bytearray(gzip.compress(text.encode() * 50))
+    whole[20] ^= 255
+    for damaged in (text.encode(), bytes(whole), bytes(whole[:15])):
+        packed.write_bytes(damaged)
+        with pytest.raises(ValueError, match="which is no table"):
+            read_table(packed, settings)
 
 
 def test_bytes_that_are_no_text(path):

@@ -309,7 +309,7 @@ def test_nothing_broken_is_loaded(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=r"the weights in .* do not fit this .*: .*incomplete"):
+    with pytest.raises(ValueError, match=r"the weights in .* cannot be read"):
         load_classifier(folder, "cpu")
     (empty := tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="which holds no saved model; expected the run of titans genomics train"):

@@ -38,7 +38,7 @@ def peers(settings: PeersSettings, at: Place) -> Cases:
 
 
 def comparisons(s: PeersSettings, python: Path, device: str) -> list[Sides]:
-    """List what is compared with what: training beside the peer with every allocator, the rest with the last one."""
+    """List what is compared with what: layer, exact and mac with every allocator, the rest with the last one."""
     makers = {
         "layer": (partial(layer, TRAIN), partial(layer, "forward")),
         "paper": (paper,),

@@ -3,6 +3,7 @@
 import gzip
 import re
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +156,9 @@ def _read(path: Path, settings: TableSettings) -> pd.DataFrame:
         raise ValueError(
             f"got {str(path)!r} with fewer names than cells in a row; expected a name for each column"
         ) from error
-    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError, gzip.BadGzipFile, EOFError) as error:
+    except (
+        UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError, gzip.BadGzipFile, EOFError, zlib.error,
+    ) as error:  # fmt: skip
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"got {str(path)!r}, which is no table: {reason}; expected a CSV file") from error
     if header is None:

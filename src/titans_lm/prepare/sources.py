@@ -160,6 +160,9 @@ def _hub(name: str, settings: PrepareSettings) -> Source:
     def documents(source: Source) -> Iterator[Document]:
         try:
             rows = datasets.load_dataset(name, settings.subset, split=settings.split, streaming=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ValueError(f"the data set {name!r} cannot be opened: {one_line(error)}") from error
+        try:
             yield from _rows(rows, name, settings.column, source)
         except Refused:
             raise

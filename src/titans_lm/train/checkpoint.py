@@ -115,7 +115,9 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     try:
         weights = _pretrained(folder, model) if hasattr(model, "save_pretrained") else _read_weights(folder, model)
         model.load_state_dict(_laid_out(weights, model))
-    except (OSError, RuntimeError, ValueError, safetensors.SafetensorError) as error:
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"the weights in {folder} cannot be read: {one_line(error)}") from error
+    except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"the weights in {folder} do not fit this {type(model).__name__}: {one_line(error)}; "
             "give the model that they were saved from"

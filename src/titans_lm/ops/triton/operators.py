@@ -84,7 +84,7 @@ memory.register_autograd(_backward, setup_context=_setup_context)
 
 
 def run(call: Call, precision: str) -> Outcome:
-    """Write and read a call that the backend's checks have let through; one token alone as every backend does."""
+    """Write and read a call that the backend's checks have let through; one token alone as the chunked backend does."""
     if can_step(call):
         return step(call)
     q, k, v, state, network, gates = call.q, call.k, call.v, call.state, call.network, call.gates
