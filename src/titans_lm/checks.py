@@ -95,6 +95,13 @@ def check_not_negative(what: str, got: Any) -> None:
         raise ValueError(f"got {what}={got!r}; expected a finite number of at least 0")
 
 
+def pairs_of_json(settings: Any, *names: str) -> None:
+    """Make tuples of those settings of a frozen dataclass that are lists, as JSON has a pair."""
+    for name in names:
+        if isinstance(getattr(settings, name), list):
+            object.__setattr__(settings, name, tuple(getattr(settings, name)))
+
+
 def check_start(what: str, got: Any, most: float) -> None:
     """Check one value above 0 and below `most`, or an ascending pair of them."""
     pair = isinstance(got, tuple)

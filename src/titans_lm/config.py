@@ -19,6 +19,7 @@ from titans_lm.checks import (
     check_fields,
     check_positive,
     check_start,
+    pairs_of_json,
 )
 from titans_lm.checks import check_at_least as check_at_least
 from titans_lm.checks import check_known as check_known
@@ -128,9 +129,7 @@ class MemoryConfig(CachingConfig, TNTConfig):
     """Epsilon of every RMSNorm."""
 
     def __post_init__(self) -> None:
-        for name in ("theta_init", "theta_later_init", "eta_init", "alpha_init", "threshold_init"):
-            if isinstance(getattr(self, name), list):  # as JSON has a pair
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        pairs_of_json(self, "theta_init", "theta_later_init", "eta_init", "alpha_init", "threshold_init")
         if self.memory_caching == "soup":
             raise ValueError("got memory_caching='soup', which is grm for a linear memory; expected 'grm'")
         check_fields(self, zero=["num_persistent"])

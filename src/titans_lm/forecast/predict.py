@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
 from torch import nn
 
 from titans_lm.checks import one_line
@@ -113,7 +112,7 @@ def load_forecaster(path: str | Path) -> FittedForecaster:
         model = make_model(told["model"], merge_settings(NetSettings(), told["net"]), shape, told["season"])
         load_weights(folder, model)
         scaler = Scaler(np.array(told["mean"], np.float64), np.array(told["std"], np.float64))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"the forecaster in {folder} cannot be loaded: {type(error).__name__}: {one_line(error)}"
         ) from error

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
-from titans_lm.checks import KnownSettings, check_fields
+from titans_lm.checks import KnownSettings, check_fields, pairs_of_json
 from titans_lm.config import MemoryConfig, Start
 
 Rotary = Literal["before", "after"]
@@ -34,9 +34,7 @@ class AdapterMemory(KnownSettings):
     """Share of the memory that a token forgets before training, log-spaced over the heads."""
 
     def __post_init__(self) -> None:
-        for name in ("theta_init", "alpha_init"):
-            if isinstance(getattr(self, name), list):  # as JSON has a pair
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        pairs_of_json(self, "theta_init", "alpha_init")
         check_fields(self)
 
     def of_layer(self, heads: int, head_dim: int) -> MemoryConfig:
