@@ -132,6 +132,21 @@ def test_what_a_layer_cannot_read_is_refused(message: str, arguments: dict[str, 
         make()(**({"x": tokens()} | arguments))
 
 
+@pytest.mark.parametrize(
+    "own", [{}, {"gates": "channel", "gate_rank": 3}, {"memory_depth": 1, "omega_window": 3}], ids=str
+)
+def test_a_frozen_layer_answers_from_the_memory_of_its_state_and_leaves_it(own: dict[str, Any]) -> None:
+    layer, x = make(conv_size=1, **own), tokens()
+    _, state = layer(x)
+    assert any(bool(S.any()) for S in state.memory.S), "there is past surprise that could be written"
+    twice, after = layer(torch.cat([x[:, :1], x[:, :1]], dim=1), state, frozen=True)
+    for one, other in (("M", after.memory.M), ("S", after.memory.S), ("tail", after.memory.tail)):
+        assert_same_state(getattr(state.memory, one), other)
+    assert_close(twice[:, 0], twice[:, 1])
+    q, gate, _ = layer.project_query(x[:, :1], ())
+    assert_close(twice[:, :1], layer.retrieve(state.memory.M, q, gate))
+
+
 def test_under_autocast_a_layer_reads_what_it_is_given() -> None:
     layer, x = make().float(), tokens().float()
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():

@@ -60,11 +60,11 @@ _COUNTING = Lock()
 
 @contextmanager
 def frozen_memory(model: nn.Module) -> Iterator[None]:
-    """Let every memory of a model read and never learn inside the block: θ = α = 0, so that M stays M_init (D31).
+    """Let every memory of a model read and never learn inside the block: θ = η = α = 0, so that M stays (D31).
 
-    All else goes on as before: convolutions, gates of the output, attention. For texts that begin inside of the block:
-    what a state from outside still has of past surprise would be written. No module is changed: other threads that use
-    the model go on as they were. While a block is open anywhere, no stack can be compiled as one whole graph.
+    All else goes on as before: convolutions, gates of the output, attention. Of a state from outside M and S stay as
+    they are; memories that it has cached are not read. No module is changed: other threads that use the model go on as
+    they were. While a block is open anywhere, no stack can be compiled as one whole graph.
     """
     with _COUNTING:
         _BLOCKS["open"] += 1

@@ -62,7 +62,7 @@ class ForwardContext(NamedTuple):
     `position` counts the tokens of each row before the call. `lengths` are the real tokens of each row, padding to the
     right; None when all are real. `is_start` says that every row starts a document, so nothing is cached yet.
     `host_positions` are the places at which rows stand, each once, as numbers of the host; None where nobody has
-    looked, since looking makes a GPU wait. With `frozen` memories are read and never written: θ = α = 0 (D31).
+    looked, since looking makes a GPU wait. With `frozen` memories are read and never written: θ = η = α = 0 (D31).
     `embeddings` (B, T, E) are the tokens as they entered the stack; None where no block reads them (D56).
     """
 

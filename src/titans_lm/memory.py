@@ -203,9 +203,10 @@ class NeuralMemory(MemoryRule):
 
         `valid` (B, T) marks real tokens, with padding anywhere, whose output is zero; `lengths` (B,) are the real
         tokens of right-padded rows. `diagnostics` receives the norms of surprise that it asks for. With `frozen`
-        nothing is written and nothing forgotten. `streams` are those of x after the state's tails, where the caller has
-        made them already. Without `caching` these tokens are of no cached segment and see none, as those before a
-        document. Raises ValueError for an input, a mask or a state of another form.
+        nothing is written and nothing forgotten: M and S stay, and cached memories are not read. `streams` are those of
+        x after the state's tails, where the caller has made them already. Without `caching` these tokens are of no
+        cached segment and see none, as those before a document. Raises ValueError for an input, a mask or a state of
+        another form.
         """
         self._check(x, state, lengths, valid)
         if valid is not None:
@@ -318,8 +319,8 @@ class NeuralMemory(MemoryRule):
             o, memory, cached, norms = write_in_segments(
                 op, given, extra, by_key, (state.memory, cached), start, recall, valid
             )
-        if frozen and memory.tail:  # what was only read is not written later either
-            memory = memory._replace(tail=state.memory.tail)
+        if frozen:  # what was only read is not written later either, and what was on its way still is
+            memory = memory._replace(S=state.memory.S, tail=state.memory.tail)
         found = norms[0] if norms else None
         if kept is not None and found is not None:  # the op was given v / (1 − α): ∇ℓ is as many times too large
             parts = surprise == "parts"

@@ -272,15 +272,14 @@ class MemoryRule(nn.Module):
     def gates(
         self, x: Hidden, k: Float[Tensor, "B T H D"], frozen: bool, joined: JoinedGates | None = None
     ) -> tuple[Any, ...]:
-        """θ, η and α of tokens; where the memory is frozen, nothing is written and nothing forgotten."""
+        """θ, η and α of tokens; all zero where the memory is frozen, so that past surprise does not move it either."""
         several = self.theta_proj, self.eta_proj, self.alpha_proj
         joined = None if frozen else joined or join_gates(*several)
         if joined is not None:
             return joined(x)
         found = []
         for gate in several:
-            shut = gate is None or (frozen and gate is not self.eta_proj)
-            found.append(k.new_zeros(k.shape[:3]) if shut else gate(x, k))
+            found.append(k.new_zeros(k.shape[:3]) if gate is None or frozen else gate(x, k))
         return tuple(found)
 
     def per_token(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> PerToken:

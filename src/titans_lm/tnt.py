@@ -61,7 +61,7 @@ class TNTMemory(NeuralMemory):
         y, state = memory(x)                            x, y (B, T, 64)
 
     Sizes of surprise are those of all its memories together. What is frozen (D31) still sums up keys, which is no
-    knowledge of values.
+    knowledge of values, and local memories lose past surprise.
     """
 
     read_at = "anchor"

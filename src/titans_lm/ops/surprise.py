@@ -4,7 +4,7 @@
     past        ‖η_t S_{t−1}‖            what earlier tokens still push                         (eq. 10, 14)
     forgotten   ‖α_t (M_{t−1} − B)‖      what is given up; B = 0, or M_init if it leads there   (eq. 13, D13)
 
-With S_0 and D_0 = M_0 − B at the start of a chunk and u_j = h_j ⊗ δ_j (docs/derivation.md, section 2)
+With S_0 and D_0 = M_0 − B at the start of a chunk and u_j = h_j ⊗ δ_j (docs/derivation.md, section 5)
 
     S_t = H(t, 0) S_0 − Σ_{j≤t} H(t, j) θ_j u_j      M_t − B = a_t D_0 + f_t S_0 − Σ_{j≤t} G(t, j) u_j
 
@@ -100,8 +100,8 @@ def _weights(g: ChunkGates, theta: Tensor, eta: Tensor, Omega: Tensor | None) ->
 def _inner_products(both: Tensor, written: WriteCache, layer: int, *, by_row: bool) -> Tensor:
     """⟨x, y⟩ for all x and y of D_0, S_0, u_1 … u_C, (X, K, C + 2, C + 2): of each row of the weights, or of all.
 
-    ⟨u_i, u_j⟩ = ⟨h_i, h_j⟩ ⟨δ_i, δ_j⟩      ⟨W, u_j⟩ = h_jᵀ W δ_j
-    of row d:    h_id h_jd ⟨δ_i, δ_j⟩                  h_jd (W δ_j)_d
+    ⟨u_i, u_j⟩ = ⟨h_i, h_j⟩ ⟨δ_i, δ_j⟩      ⟨W, u_j⟩ = h_j W δ_jᵀ
+    of row d:    h_id h_jd ⟨δ_i, δ_j⟩                  h_jd (W δ_jᵀ)_d
     """
     h, delta = written.inputs[layer].double(), written.deltas[layer].double()
     starts = both.unflatten(1, (2, -1))  # (X, 2, D_in, D_out)

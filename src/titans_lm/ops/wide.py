@@ -89,7 +89,7 @@ def read_wide(
     parts: Tensor | None = None,
     narrow: Narrow | None = None,
 ) -> ReadCache:
-    """`read`: z = W_init q + a ∘ (q (W − W_init)) + f ∘ (q S) − ((q kᵀ) ∘ G) Δ, with [q (W − W_init) | q S] for `both`.
+    """`read`: z = q W_init + a ∘ (q (W − W_init)) + f ∘ (q S) − ((q kᵀ) ∘ G) Δ, with [q (W − W_init) | q S] for `both`.
 
     A second time `kept` is z and `parts` those two, which then are not made again. Products of polynomial keys are
     powers of what they were made of, `narrow`, D products in place of C(D + p, p).
