@@ -52,9 +52,9 @@ class RetrofitSettings(FitSettings):
     grow_steps: int = 50
     """Steps over which the distance of a return grows, from twice the window to the row."""
     held_out: float = HELD_OUT
-    """Share of the documents to test on, never trained on; of a single file, its end."""
+    """Share of the documents held out for validation, never trained on; of a single file, its end."""
     valid: str | None = None
-    """A file or folder to test on instead."""
+    """A file or folder to validate on instead."""
     eval_rows: int = 4
     """Rows of plain text, and as many with returns, that an evaluation reads."""
 

@@ -73,7 +73,7 @@ class Experiment(KnownSettings):
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the runs that count."""
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
-    """Learning rates that each is tried with before, from a seed that does not count."""
+    """Learning rates tried for each model first, with a seed of their own."""
     tune_steps: int = 1000
     """Steps of each trial."""
     jobs: int = 1

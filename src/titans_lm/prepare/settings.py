@@ -29,9 +29,9 @@ class PrepareSettings(KnownSettings):
     split: str = "train"
     """Split of a Hugging Face data set."""
     held_out: float = HELD_OUT
-    """Share of the documents to test on, chosen by a hash of their names; of a single document, its end."""
+    """Share of the documents held out for validation, by a hash of their names; of a single document, its end."""
     valid: str | None = None
-    """A source to test on instead."""
+    """A source to validate on instead."""
     max_documents: int = 0
     """Documents to take of the source, not of --valid; 0 takes all."""
     shard_tokens: int = 2**26

@@ -150,8 +150,8 @@ def scaling(result: Result) -> list[Table]:
         Column("tokens", lambda row: f"{row['case']['tokens']:,}"),
         SPEED,
         Column("resident MiB", streamed(lambda row: f"{row['windows'][-1]['memory_bytes'] / 2**20:,.0f}")),
-        Column("× first window", streamed(lambda row: f"{row['memory_ratio']:.3f}")),
-        Column("speed × second window", streamed(lambda row: f"{row['throughput_ratio']:.3f}")),
+        Column("memory × after 100K", streamed(lambda row: f"{row['memory_ratio']:.3f}")),
+        Column("speed × second 100K", streamed(lambda row: f"{row['throughput_ratio']:.3f}")),
         *gpus(result),
     ]
     return [

@@ -159,9 +159,9 @@ class LanguageSettings(ModelSettings):
     verify_data: bool = True
     """Read a prepared folder once and compare it with its sums before training."""
     held_out: float = HELD_OUT
-    """Share of the documents to test on, never trained on; of a single file, its end."""
+    """Share of the documents held out for validation, never trained on; of a single file, its end."""
     valid: str | None = None
-    """A file or folder to test on instead."""
+    """A file or folder to validate on instead."""
     eval_bytes: int = 65_536
     """Bytes of held-out text that an evaluation reads."""
     reread: RereadCurriculum = field(default_factory=RereadCurriculum)
