@@ -11,7 +11,8 @@ import pytest
 import titans_lm
 from cli_cases import titans
 from forks import start_titans
-from titans_lm.cli import COMMANDS, _help_of, is_mistake, main, parse
+from titans_lm.checks import is_mistake
+from titans_lm.cli import COMMANDS, _help_of, main, parse
 from titans_lm.commands.show import kinds_in, options_in
 from titans_lm.train.run import load_model, resolve_model
 from titans_lm.train.settings import LanguageSettings

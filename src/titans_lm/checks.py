@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import importlib
 import math
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType
@@ -164,3 +165,17 @@ class KnownSettings:
     def __new__(cls, *_: Any, **settings: Any):  # to beartype Self means nothing in here
         check_known(cls, settings)
         return super().__new__(cls)
+
+
+def is_mistake(error: Exception) -> bool:
+    """Tell a user's mistake from a bug.
+
+    The package answers wrong input with a ValueError of its own, raised by name in its own code; a ValueError out of a
+    library, and every other exception, is a bug. An OSError that names a file is about the user's file.
+    """
+    if isinstance(error, OSError):
+        return error.filename is not None
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not Path(frames[-1].filename).is_relative_to(Path(__file__).parent):
+        return False
+    return (frames[-1].line or "raise").startswith("raise")

@@ -7,7 +7,6 @@ one before: the defaults, a recipe, a resumed run or a model to begin with, a `-
 import os
 import re
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
@@ -20,6 +19,7 @@ import tyro
 
 from titans_lm import __version__
 from titans_lm.allocator import keep_freed_memory
+from titans_lm.checks import is_mistake
 from titans_lm.commands import COMMANDS
 from titans_lm.commands.show import (
     check_files,
@@ -149,20 +149,6 @@ def _help_of(words: str) -> str:
 def _show(text: str) -> NoReturn:
     say(text)
     sys.exit(0)
-
-
-def is_mistake(error: Exception) -> bool:
-    """Tell a user's mistake from a bug.
-
-    The package answers wrong input with a ValueError of its own, raised by name in its own code; a ValueError out of a
-    library, and every other exception, is a bug. An OSError that names a file is about the user's file.
-    """
-    if isinstance(error, OSError):
-        return error.filename is not None
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames or not Path(frames[-1].filename).is_relative_to(Path(__file__).parent):
-        return False
-    return (frames[-1].line or "raise").startswith("raise")
 
 
 def _with_files(default: Any, args: Sequence[str]) -> Any:

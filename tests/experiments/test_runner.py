@@ -1,18 +1,24 @@
 """Processes side by side, and what results were made with."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from titans_lm.checks import check_at_least
+from titans_lm.experiments import runner
 from titans_lm.experiments.runner import (
     CONTENTS,
     RESULT,
+    _run_in_pool,
     best_rate,
     check_begun,
     kept,
@@ -212,3 +218,52 @@ def test_what_changed_since_a_run_was_begun_is_named_whatever_its_rate(tmp_path:
         check_begun([Way(lr, "before") for lr in rates])
     with pytest.raises(ValueError, match="holds a run of other settings"):
         check_begun([Way(0.2, "before"), Way(0.3, "before")])
+
+
+def test_a_process_of_a_pool_hears_ctrl_c_in_its_jobs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits for a job would end of it, and its pool would end the others in the middle of a step."""
+    heard = []
+    monkeypatch.setattr(runner, "run_job", lambda job: heard.append(signal.getsignal(signal.SIGINT)) or {})
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        _run_in_pool(Training(Path()))
+        heard.append(signal.getsignal(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.default_int_handler, signal.SIG_IGN]
+
+
+@pytest.mark.parametrize(
+    ("fails", "kind", "message"),
+    [
+        (lambda _: check_at_least("steps", 0, 1), ValueError, r"^got steps=0; expected"),
+        (lambda _: int("x"), RuntimeError, "invalid literal"),
+        (KeyboardInterrupt, KeyboardInterrupt, "^stopped; the same command goes on$"),
+        (BrokenProcessPool, ValueError, r"^got an end of a process of --jobs.*with a smaller --jobs"),
+    ],
+)
+def test_what_happens_in_a_pool_is_told_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: Any, kind: type[BaseException], message: str
+) -> None:
+    """A user's mistake as one, and a bug, which is one in one process too, as a bug."""
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, at_once: int, **_: Any) -> None:
+            super().__init__(at_once)
+
+    def run(job: Any) -> Any:
+        found = fails(job)
+        raise found if isinstance(found, BaseException) else AssertionError
+
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(runner.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(runner, "_STOPPED", [])
+    monkeypatch.setattr(runner, "run_job", run)
+    with pytest.raises(kind, match=message):
+        run_jobs([Training(tmp_path)], 2, print)
+
+
+def test_several_processes_of_torchrun_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"got WORLD_SIZE=2, several processes; expected one: models of an experiment"):
+        run_jobs([], 1, print)

@@ -60,3 +60,9 @@ def test_targets_are_the_nucleotides_that_follow() -> None:
 def test_long_sequences_become_pieces() -> None:
     cut = pieces([encode("ACGTACG", "a"), encode("AC", "b"), encode("A", "c")], 3)
     assert [decode(piece) for piece in cut] == ["ACG", "TAC", "AC"], "single nucleotides predict nothing"
+
+
+def test_a_piece_of_unknown_nucleotides_is_left_out() -> None:
+    """A step of nothing else would have no target, and a mean of none."""
+    cut = pieces([encode("ACGNNNNNNGNT", "a")], 3)
+    assert [piece.tolist() for piece in cut] == [encode(text, text).tolist() for text in ("ACG", "GNT")]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from titans_lm.cli import is_mistake
+from titans_lm.checks import is_mistake
 from titans_lm.train.checkpoint import save_checkpoint
 from titans_lm.train.files import (
     JsonLines,
@@ -253,3 +254,15 @@ def test_names_of_files_that_are_no_utf8_go_into_json_and_out(tmp_path):
     assert json.loads((tmp_path / "a.json").read_bytes()) == {"name": name, "é": 1}
     write_atomically(tmp_path / "page.html", f"<p>{name}</p>")
     assert (tmp_path / "page.html").read_text() == "<p>caf?.txt</p>"
+
+
+@pytest.mark.parametrize("told", [Exception("File too large (os error 27)"), SafetensorError("No space left")])
+def test_a_full_disk_is_one_however_a_library_tells_it(tmp_path, told):
+    def fill():
+        with new_folder(tmp_path / "model"):
+            raise told
+
+    with pytest.raises(OSError, match=str(told).partition(" (")[0]) as caught:
+        fill()
+    assert caught.value.filename == str(tmp_path / "model")
+    assert not list(tmp_path.iterdir())

@@ -12,6 +12,7 @@ from titans_lm.data.tokenizer import encode_document
 from titans_lm.train.loop import fit
 from titans_lm.train.losses import next_token_loss
 from titans_lm.train.options import merge_settings, plain_settings
+from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import RunFolder
 from titans_lm.train.settings import FitSettings
 from titans_lm.train.writer import LOGGERS, flat_numbers
@@ -131,3 +132,14 @@ def test_a_run_that_goes_on_tells_each_step_once(llama, tmp_path, save_every: in
     told = {event.step: event.value for event in events.Scalars("loss")}
     assert len(events.Scalars("loss")) == 4
     assert told == pytest.approx({record["step"]: record["loss"] for record in run.metrics.read()})
+
+
+def test_an_evaluation_that_found_nothing_says_nothing(llama) -> None:
+    said = []
+
+    class Screen(ProgressReport):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    fit(llama(), BATCHES, next_token_loss, SETTINGS, eval_fn=lambda _: {}, progress=Screen(quiet=True))
+    assert not [text for text in said if text.startswith("step")]

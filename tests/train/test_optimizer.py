@@ -1,11 +1,14 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from model_cases import STACKS
+from titans_lm.train.parallel import Distributed
 from titans_lm.train.settings import FitSettings
-from titans_lm.train.trainer import build_optimizer, decays, learning_rate
+from titans_lm.train.trainer import Trainer, build_optimizer, decays, learning_rate
 
 SPARED = ("bias", "norm", "embed", "initial", "persistent", "lm_head")
 
@@ -77,3 +80,14 @@ def test_the_learning_rate_rises_falls_and_ends_at_the_floor():
 @pytest.mark.parametrize("settings", [FitSettings(steps=1, warmup_steps=0), FitSettings(steps=3, warmup_steps=50)])
 def test_runs_shorter_than_their_warm_up_have_a_learning_rate(settings):
     assert all(0 < learning_rate(step, settings) <= settings.lr for step in range(settings.steps))
+
+
+def test_processes_that_read_other_data_are_told_apart() -> None:
+    """As torchrun has them on two machines, each with its own copy of a file."""
+
+    class Other(Distributed):
+        def all_gather(self, value: Any) -> list[Any]:
+            return [value, value + "x"]
+
+    with pytest.raises(ValueError, match="got other data or other settings of batches in process 1 than in process 0"):
+        Trainer(nn.Linear(2, 2), lambda step: {}, None, FitSettings(), Other(0, 2, torch.device("cpu")))

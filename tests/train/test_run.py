@@ -281,3 +281,10 @@ def test_what_is_in_the_way_of_a_run_is_named(tmp_path):
     (tmp_path / "notes").touch()
     with pytest.raises(ValueError, match="which holds 'notes' already"):
         RunFolder.create(tmp_path, {})
+
+
+def test_a_run_goes_by_the_settings_that_it_was_made_with(run):
+    """Somebody else may have begun it again before its first step."""
+    RunFolder.create(run.path, {"lr": 0.1})
+    run.note_settings()
+    assert json.loads((run.path / "settings.json").read_text()) == {"lr": 0.5}

@@ -107,9 +107,8 @@ def test_two_processes_give_the_curve_of_one(data: Path, tmp_path: Path, model: 
     """The same batches in all; rows of documents are padded, so the halves of a batch differ in what they count."""
     case = {"model": model, "rows": rows}
     settings = {"steps": STEPS, "parallel": parallel, "accumulate": 2 if model == "mac" else 1}
-    two_settings = {**settings, "save_async": model in ("lmm", "mac")}
     one = trained(data, tmp_path / "one", 1, settings=settings, **case)
-    two = trained(data, tmp_path / "two", 2, settings=two_settings, **case)
+    two = trained(data, tmp_path / "two", 2, settings=settings, **case)
     assert len(one) == len(two) == STEPS
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)
     assert [r["grad_norm"] for r in two] == pytest.approx([r["grad_norm"] for r in one], rel=1e-4)
@@ -131,11 +130,11 @@ def test_parameters_that_a_short_text_does_not_use_stop_nobody(data: Path, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_process_is_killed_and_the_run_goes_on_bit_for_bit(data: Path, tmp_path: Path, parallel: str) -> None:
-    """With dropout, and with batches made by processes beside; under FSDP2 with checkpoints written beside, too.
+    """With dropout, and with batches made by processes beside.
 
     One makes the batches of the run that is killed, two those of the whole one: each loads the libraries.
     """
-    settings = {"steps": STEPS, "parallel": parallel, "workers": 1, "save_async": parallel == "fsdp"}
+    settings = {"steps": STEPS, "parallel": parallel, "workers": 1}
     case = {"model": "llama", "settings": settings}
     start = torchrun if parallel == "ddp" else train
     whole = trained(data, tmp_path / "whole", 2, model="llama", settings={**settings, "workers": 2})

@@ -10,6 +10,7 @@ row i mod n of epoch ⌊i / n⌋, and step s holds samples s B … (s + 1) B −
 whoever reads: any number of processes or workers gives the same rows, each once.
 """
 
+import signal
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -179,8 +180,13 @@ def prefetched(batches: Callable[[int], Batch], first: int, last: int, workers: 
         num_workers=workers,
         generator=torch.Generator().manual_seed(0),
         multiprocessing_context="spawn",
+        worker_init_fn=_undisturbed,
     )
     return iter(loader)
+
+
+def _undisturbed(_: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # when to end is for the process that trains
 
 
 class _Rows(ABC):

@@ -7,9 +7,11 @@ that is done is read and not repeated, and one that was stopped goes on.
 import dataclasses
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from titans_lm.checks import is_mistake
 from titans_lm.data.contents import check_contents
 from titans_lm.experiments.models import folder_name
 from titans_lm.experiments.settings import TRIAL_SEED, Experiment
@@ -25,12 +28,14 @@ from titans_lm.report.section import FORMAT, Result
 from titans_lm.train.device import commit, hardware, usable_cores
 from titans_lm.train.files import made, read_json, write_json
 from titans_lm.train.options import plain_settings
+from titans_lm.train.parallel import check_alone
 from titans_lm.train.progress import Outlook
 from titans_lm.train.run import COMMITS, UNKNOWN, begun_with, commits_of, seconds_of
 from titans_lm.train.settings import FitSettings
 from titans_lm.train.trainer import Diverged
 
 WALL = "wall_seconds"
+SMALL = "models of an experiment are small, and trained without torchrun"
 
 
 class Clock:
@@ -218,7 +223,11 @@ def best_rate(name: str, trials: Iterable[Result], key: str, *, most: bool = Fal
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int, say: Say, outlook: Outlook | None = None) -> list[Result]:
-    """Run all jobs and return their results in order; those that were done before are read."""
+    """Run all jobs and return their results in order; those that were done before are read.
+
+    ValueError under torchrun: every process would write the same folders.
+    """
+    check_alone(SMALL)
     outlook = outlook or Outlook("")
     ahead = [0 if (job.folder / RESULT).is_file() else job.work for job in jobs]
     running = _in_turn(jobs, ahead, outlook) if at_once == 1 else _side_by_side(jobs, at_once)
@@ -244,8 +253,15 @@ def _side_by_side(jobs: Sequence[Job], at_once: int) -> Iterator[Result]:
         try:
             for future in waiting:
                 yield future.result()
-        except ValueError as error:  # from another process: said as if it had been raised here
+        except Mistake as error:  # from another process: said as if it had been raised here
             raise ValueError(str(error)) from error
+        except BrokenProcessPool as error:
+            raise ValueError(
+                "got an end of a process of --jobs, perhaps as memory ran out; expected fewer at once: with a smaller "
+                "--jobs the same command goes on"
+            ) from error
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("stopped; the same command goes on") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -254,14 +270,23 @@ _STOPPED: list[bool] = []
 """Whether this process of a pool was asked to stop: it would be given the next job otherwise."""
 
 
+class Mistake(Exception):
+    """A user's mistake in a process of a pool: it is told apart there, where its frames are."""
+
+
 def _run_in_pool(job: Job) -> Result:
     if _STOPPED:
         raise KeyboardInterrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return run_job(job)
+    except ValueError as error:
+        raise (Mistake(str(error)) if is_mistake(error) else RuntimeError(repr(error))) from error
     except KeyboardInterrupt:
         _STOPPED.append(True)
         raise
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _begin(threads: int) -> None:
@@ -269,6 +294,7 @@ def _begin(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that waits for a job would end of it, and the pool with it
     Thread(target=_end_with_parent, daemon=True).start()
 
 

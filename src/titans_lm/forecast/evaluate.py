@@ -15,7 +15,18 @@ import torch
 
 from titans_lm.data.contents import files_sum
 from titans_lm.experiments.models import plain_name
-from titans_lm.experiments.runner import CONTENTS, SPEC, Result, Say, kept, run_job, run_jobs, try_rates, write_record
+from titans_lm.experiments.runner import (
+    CONTENTS,
+    SMALL,
+    SPEC,
+    Result,
+    Say,
+    kept,
+    run_job,
+    run_jobs,
+    try_rates,
+    write_record,
+)
 from titans_lm.forecast.baselines import ModelSpec, make_model, model_spec
 from titans_lm.forecast.fit import fit_model, score, score_streamed
 from titans_lm.forecast.model import Shape
@@ -27,6 +38,7 @@ from titans_lm.report.table import aligned, mean_with_spread
 from titans_lm.train.device import choose_device
 from titans_lm.train.fresh import size_of
 from titans_lm.train.options import plain_settings, written_command
+from titans_lm.train.parallel import check_alone
 from titans_lm.train.progress import Outlook, ProgressReport
 from titans_lm.train.run import RunFolder, begun_with
 
@@ -153,6 +165,7 @@ def train_forecaster(settings: TrainForecaster, say: Say) -> dict[str, Any]:
 
     Raises ValueError for a table, a model or a folder that will not do.
     """
+    check_alone(SMALL)
     if settings.data is None:
         raise ValueError("got no table; expected a CSV file: titans forecast train DATA.csv")
     spec = model_spec(settings.model, settings)

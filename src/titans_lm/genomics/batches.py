@@ -105,9 +105,9 @@ def with_targets(rows: Sequence[Tokens]) -> Batch:
 
 
 def pieces(rows: Sequence[Tokens], max_length: int) -> list[Tokens]:
-    """Cut sequences into pieces of at most so many nucleotides; a rest of one, which predicts nothing, is left out."""
+    """Cut sequences into pieces of at most so many nucleotides; a piece that predicts nothing is left out."""
     cut = [row[start : start + max_length] for row in rows for start in range(0, len(row), max_length)]
-    return [piece for piece in cut if len(piece) > 1]
+    return [piece for piece in cut if bool((piece[1:] < N).any())]
 
 
 class SequenceBatches:

@@ -60,7 +60,7 @@ def save_checkpoint(
     """Write a checkpoint; an interruption at any moment leaves no folder of that name, or the whole one.
 
     `optimizer` is what `optimizer_tensors` gives. `weights` are saved in place of the model's own, which may be spread
-    over processes or on their way to the next step.
+    over processes.
     """
     with new_folder(folder) as unfinished:
         save_model(unfinished, model, tokenizer, weights)
@@ -68,13 +68,9 @@ def save_checkpoint(
             kept = {name: tensor.contiguous() for name, tensor in (optimizer or {}).items()}
             safetensors.torch.save_file(kept, unfinished / OPTIMIZER)
             torch.save({"format": FORMAT, **trainer}, unfinished / TRAINER)
-        except (RuntimeError, safetensors.SafetensorError) as error:  # a full disk, as they tell it
-            raise _os_error(error, unfinished) from error
+        except RuntimeError as error:  # a full disk, as torch tells it
+            raise OSError(errno.EIO, one_line(error), str(unfinished)) from error
         write_sums(unfinished)
-
-
-def _os_error(error: BaseException, path: Path) -> OSError:
-    return OSError(errno.EIO, one_line(error), str(path))
 
 
 def write_sums(folder: Path) -> None:
@@ -90,18 +86,15 @@ def save_model(
     weights: dict[str, Tensor] | None = None,
 ) -> None:
     """Save a model for use: as a Hugging Face folder where it is one of theirs, else its weights in safetensors."""
-    try:
-        with quiet_transformers():
-            if hasattr(model, "save_pretrained"):
-                pretrained: Any = model
-                pretrained.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
-            else:
-                weights = model.state_dict() if weights is None else weights
-                safetensors.torch.save_file(_without_ties(weights), folder / WEIGHTS)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(folder)
-    except safetensors.SafetensorError as error:  # a full disk, as safetensors tells it
-        raise _os_error(error, folder) from error
+    with quiet_transformers():
+        if hasattr(model, "save_pretrained"):
+            pretrained: Any = model
+            pretrained.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
+        else:
+            weights = model.state_dict() if weights is None else weights
+            safetensors.torch.save_file(_without_ties(weights), folder / WEIGHTS)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
 
 
 def _without_ties(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -178,12 +171,6 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, main: 
             if main:
                 found[f"{names[id(parameter)]}/{kind}"] = whole if whole is tensor else whole.cpu()
     return found
-
-
-def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to the CPU, so that training may go on writing into them; one under two names stays one."""
-    copies = {id(tensor): tensor.detach().to("cpu", copy=True) for tensor in tensors.values()}
-    return {name: copies[id(tensor)] for name, tensor in tensors.items()}
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -3,6 +3,7 @@
 And one that grows, a line of JSON after another.
 """
 
+import errno
 import fcntl
 import json
 import math
@@ -15,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from titans_lm.checks import one_line
 
 HIDDEN = ".unfinished-"
 """Start of the names of what is not finished, or no longer wanted; nothing reads these."""
@@ -85,12 +88,19 @@ def check_writable(option: str, path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name a file in an OSError that names none: on a full disk Python says what failed, and not where."""
+    """Name a file in an OSError that names none: on a full disk Python says what failed, and not where.
+
+    Libraries in Rust tell one in exceptions of their own: safetensors, and tokenizers with a bare Exception.
+    """
     try:
         yield
     except OSError as error:
         if error.filename is None:
             error.filename = str(path)
+        raise
+    except Exception as error:
+        if type(error) is Exception or type(error).__name__ == "SafetensorError":
+            raise OSError(errno.EIO, one_line(error), str(path)) from error
         raise
 
 

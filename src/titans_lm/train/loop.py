@@ -131,7 +131,7 @@ def fit(
                     if eval_fn is not None and due(result.step, settings.eval_every):
                         writer.evaluate(eval_fn)  # before the checkpoint: a run that is taken up there has it
                     if due(result.step, settings.save_every):
-                        writer.save(asynchronous=settings.save_async)
+                        writer.save()
                     stop = world.anybody(bool(asked))
             if finished and result.step and result.skipped == result.step:
                 raise Diverged(f"all {result.step} steps {UNFIT}")

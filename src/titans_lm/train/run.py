@@ -85,7 +85,7 @@ class RunFolder:
         with claimed(path / IN_USE):  # another process may be at its first step
             write_json(path / SETTINGS, settings)
             write_json(path / ENVIRONMENT, {**environment(), COMMITS: [commit()]})
-        return cls(path, tokenizer)
+        return cls(path, tokenizer, settings)
 
     @classmethod
     def open(

@@ -71,13 +71,8 @@ class FitSettings(KnownSettings):
     """Steps between two checkpoints; 0 saves at the end only."""
     keep: int = 2
     """Checkpoints kept, the newest ones."""
-    save_async: bool = False
-    """Write checkpoints beside training, from copies in the CPU's memory: for large models and slow disks."""
-    spike_sigmas: float = 0.0
-    """Skip steps whose loss or gradient norm lies so many standard deviations above the mean of the last 128; 0 skips
-    none. 6 is usual for large models."""
     max_skipped: int = 25
-    """Steps in a row that are skipped, as not finite or as spikes, before training gives up."""
+    """Steps in a row that are skipped, as not finite, before training gives up."""
     compile: bool = False
     """Compile every block of a baseline (torch.compile): slow at first, then faster; on a CPU it needs a C++ compiler.
     Our own blocks have gradients by hand, which a graph would have to do without."""
@@ -89,8 +84,7 @@ class FitSettings(KnownSettings):
         check_fields(self, zero=self.may_be_zero)
         for name in ("lr", "weight_decay"):
             check_not_negative(name, getattr(self, name))
-        for name in ("clip", "spike_sigmas"):
-            check_between(name, getattr(self, name), 0.0, float("inf"))
+        check_between("clip", self.clip, 0.0, float("inf"))
         check_between("lr_floor", self.lr_floor, 0.0, 1.0)
         for name in ("beta1", "beta2"):
             check_between(name, getattr(self, name), 0.0, 0.99999)

@@ -1,9 +1,7 @@
 """One step of training after another, and everything that the next one depends on: AdamW, its rate, what is skipped."""
 
 import math
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,18 +21,13 @@ from titans_lm.train.settings import FitSettings
 
 LossFunction = Callable[[Any, Batch], tuple[Tensor, dict[str, Any]]]
 Record = dict[str, Any]
-WINDOW = 128
-"""Steps that a spike is measured against; half of them are enough to begin with."""
 COUNTS = ("step", "tokens", "skipped", "seconds")
 """What of a result a checkpoint holds."""
-UNFIT = (
-    "had a loss or gradient that was not finite, or a spike; lower the learning rate, or look for such values in the "
-    "data"
-)
+UNFIT = "had a loss or gradient that was not finite; lower the learning rate, or look for such values in the data"
 
 
 class Diverged(RuntimeError):
-    """Too many steps in a row had a loss or a gradient that was not finite, or a spike."""
+    """Too many steps in a row had a loss or a gradient that was not finite."""
 
 
 @dataclass
@@ -46,7 +39,7 @@ class FitResult:
     tokens: int = 0
     """Tokens read, over all sessions of the run."""
     skipped: int = 0
-    """Steps whose loss or gradient was not finite, or a spike, and which changed nothing."""
+    """Steps whose loss or gradient was not finite, and which changed nothing."""
     seconds: float = 0.0
     """Time in steps, over all sessions of the run; evaluations and checkpoints are not counted."""
     last: Record = field(default_factory=dict)
@@ -106,32 +99,6 @@ def learning_rate(step: int, settings: FitSettings) -> float:
     return settings.lr * (settings.lr_floor + (1.0 - settings.lr_floor) * cosine)
 
 
-class Spikes:
-    """Losses and gradient norms of the last steps, and whether new ones stand out: by `sigmas` or more above the mean.
-
-    Only steps that were finite are kept, spikes among them: where training has moved to another level, the window
-    follows it.
-    """
-
-    def __init__(self, sigmas: float) -> None:
-        self.sigmas = sigmas
-        self.losses: deque[float] = deque(maxlen=WINDOW)
-        self.norms: deque[float] = deque(maxlen=WINDOW)
-
-    def __call__(self, loss: float, norm: float) -> bool:
-        if not self.sigmas:
-            return False
-        found = self._above(self.losses, loss) or self._above(self.norms, norm)
-        self.losses.append(loss)
-        self.norms.append(norm)
-        return found
-
-    def _above(self, before: deque[float], value: float) -> bool:
-        if len(before) < WINDOW // 2:
-            return False
-        return value - statistics.fmean(before) > self.sigmas * statistics.stdev(before)
-
-
 class Trainer:
     """One step of the optimizer after another, and everything that the next one depends on."""
 
@@ -146,6 +113,13 @@ class Trainer:
     ) -> None:
         self.world, self.device, self.settings, self.held_out = world, world.device, settings, held_out
         self.loss_fn: Any = loss_fn
+        marks = world.all_gather(getattr(batches, "fingerprint", ""))
+        if len(set(marks)) > 1:
+            other = next(rank for rank, mark in enumerate(marks) if mark != marks[0])
+            raise ValueError(
+                f"got other data or other settings of batches in process {other} than in process 0; expected the same "
+                "files and options on every machine"
+            )
         if world.size > 1 and settings.parallel == "fsdp" and hasattr(loss_fn, "forget"):
             raise ValueError(
                 "got parallel='fsdp' with a loss that carries a state, which begins outside of the model's forward "
@@ -165,7 +139,6 @@ class Trainer:
         self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.result = FitResult()
         self.skipped_in_a_row = 0
-        self.spikes = Spikes(settings.spike_sigmas)
         self.rows: list[int] = []
         """Which rows of the text the step has read, where batches say so."""
 
@@ -181,14 +154,14 @@ class Trainer:
             self.coming = iter(())
 
     def step(self) -> Record:
-        """Take one step, and say how it went; a loss or gradient that is not finite, or a spike, changes nothing."""
+        """Take one step, and say how it went; a loss or gradient that is not finite changes nothing."""
         started, result = time.perf_counter(), self.result
         lr = learning_rate(result.step, self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss, metrics, tokens = self._backward()
         norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.settings.clip or float("inf")))
-        if bool(torch.isfinite(loss) & torch.isfinite(norm)) and not self.spikes(float(loss), float(norm)):
+        if bool(torch.isfinite(loss) & torch.isfinite(norm)):
             self.optimizer.step()
             self.skipped_in_a_row = 0
         else:
@@ -261,7 +234,6 @@ class Trainer:
         return {
             **{name: getattr(self.result, name) for name in COUNTS},
             "carried": losses if any(losses) else [],
-            "spikes": [list(self.spikes.losses), list(self.spikes.norms)],
             "batches": getattr(self.batches, "fingerprint", ""),
             "held_out": self.held_out,
             "accumulate": self.settings.accumulate,
@@ -273,8 +245,9 @@ class Trainer:
         saved, world = load_trainer(folder), self.world
         if saved["batches"] != getattr(self.batches, "fingerprint", ""):
             raise ValueError(
-                f"{folder} was trained on other data, or with another batch_size, seq_len or seed, than it is to go on "
-                "with; give those of the run, or begin a new run"
+                f"{folder} was trained on other data, or with another batch_size, seq_len, seed, boundaries, stateful "
+                "or reread, or other steps where reread.share changes over them, than it is to go on with; give those "
+                "of the run, or begin a new run"
             )
         if saved.get("held_out", self.held_out) != self.held_out:
             raise ValueError(
@@ -296,8 +269,6 @@ class Trainer:
         load_optimizer(folder, self.model, self.optimizer)
         if saved["carried"]:
             self.loss_fn.load_state_dict(saved["carried"][world.rank])
-        self.spikes.losses.extend(saved["spikes"][0])
-        self.spikes.norms.extend(saved["spikes"][1])
         for name in COUNTS:
             setattr(self.result, name, saved[name])
         if len(saved["random"]) == world.size:

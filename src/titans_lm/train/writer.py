@@ -1,18 +1,16 @@
-"""What a run leaves on disk, on the screen and with trackers while it goes on; checkpoints are written beside it."""
+"""What a run leaves on disk, on the screen and with trackers while it goes on."""
 
-import errno
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from titans_lm.checks import load_library, one_line
-from titans_lm.train.checkpoint import copied, optimizer_tensors
+from titans_lm.checks import load_library
+from titans_lm.train.checkpoint import optimizer_tensors
 from titans_lm.train.files import HIDDEN, IN_USE, claimed
-from titans_lm.train.parallel import Distributed, whole_weights
+from titans_lm.train.parallel import whole_weights
 from titans_lm.train.progress import ProgressReport
 from titans_lm.train.run import MODEL, STEP, RunFolder, progress_of
 from titans_lm.train.trainer import Record, Trainer
@@ -43,14 +41,13 @@ class RunWriter:
     def __init__(self, trainer: Trainer, run: RunFolder | None, progress: ProgressReport) -> None:
         self.trainer, self.run, self.progress = trainer, run, progress
         self.saved: tuple[int, Path | None] = (-1, None)
-        self.async_save, self.stack = AsyncSave(trainer.world), ExitStack()
+        self.stack = ExitStack()
         self.loggers: list[Logger] = []
         self.evaluated = -1
         """The last step after which an evaluation was logged."""
 
     def close(self) -> None:
-        """Let an asynchronous save come to its end, and loggers too."""
-        self.async_save.end()
+        """Let loggers come to their end."""
         self.stack.close()  # loggers write what they have kept back
 
     def resume(self) -> None:
@@ -97,34 +94,16 @@ class RunWriter:
             for logger in self.loggers:
                 logger(record["step"], flat_numbers(record))
 
-    def save(self, *, asynchronous: bool = False) -> Path | None:
-        """Write a checkpoint of the step that was taken last, unless there is one.
-
-        An asynchronous one may still be being written when this returns; the next call waits for it. Where it failed
-        that raises OSError, after it has written its own.
-        """
-        step, failed = self.trainer.result.step, self.async_save.wait()
-        if self.run is not None and self.saved[0] != step:
-            self.saved = (step, self._save(self.run, step, asynchronous and failed is None))
-        if failed is not None:
-            raise failed
+    def save(self) -> Path | None:
+        """Write a checkpoint of the step that was taken last, unless there is one."""
+        run, trainer, step = self.run, self.trainer, self.trainer.result.step
+        if run is not None and self.saved[0] != step:
+            weights, state = whole_weights(trainer.model), trainer.state()
+            optimizer = optimizer_tensors(trainer.model, trainer.optimizer, trainer.world.main)
+            given = {"optimizer": optimizer, "weights": weights}
+            path = trainer.world.first(lambda: run.save(step, trainer.model, state, trainer.settings.keep, **given))
+            self.saved = (step, path)
         return self.saved[1]
-
-    def _save(self, run: RunFolder, step: int, asynchronous: bool) -> Path:
-        trainer, world = self.trainer, self.trainer.world
-        weights, state = whole_weights(trainer.model), trainer.state()
-        optimizer = optimizer_tensors(trainer.model, trainer.optimizer, world.main)
-        if asynchronous and world.main:
-            optimizer = copied(optimizer)
-            weights = copied(trainer.model.state_dict(keep_vars=True)) if weights is None else weights
-
-        def write() -> Path:
-            return run.save(step, trainer.model, state, trainer.settings.keep, optimizer=optimizer, weights=weights)
-
-        if not asynchronous:
-            return world.first(write)
-        self.async_save.begin(run.checkpoint(step), write if world.main else lambda: None)
-        return run.checkpoint(step)
 
     def finish(self) -> None:
         run, trainer = self.run, self.trainer
@@ -144,45 +123,15 @@ class RunWriter:
         """Evaluate, and log what was found as a line of its own, unless it was logged before."""
         found, result = self.trainer.evaluate(eval_fn), self.trainer.result
         result.evaluation = found
-        if found and self.evaluated != result.step:
+        if not found:
+            return
+        if self.evaluated != result.step:
             self.evaluated = result.step
             self._append({"step": result.step, "seconds": result.seconds, **result.evaluation})
         numbers = "  ".join(
             f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items() if isinstance(value, float)
         )
         self.progress.say(f"step {result.step}: {numbers}")
-
-
-class AsyncSave:
-    """One checkpoint at a time, written by a thread beside training; all processes ask whether it was."""
-
-    def __init__(self, world: Distributed) -> None:
-        self.world = world
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="titans-save")
-        self._work: Future[Any] | None = None
-        self._into = Path()
-
-    def begin(self, into: Path, work: Callable[[], Any]) -> None:
-        """Begin to write something; what was begun before must have been waited for."""
-        assert self._work is None
-        self._into, self._work = into, self._pool.submit(work)
-
-    def wait(self) -> OSError | None:
-        """Wait for the work of all processes; return the same error on all of them where it failed on one."""
-        if self._work is None:
-            return None
-        work, self._work, failed = self._work, None, None
-        try:
-            work.result()
-        except (OSError, ValueError, RuntimeError) as error:
-            failed = f"could not be written: {one_line(error)}"
-        failed = next((one for one in self.world.all_gather(failed) if one is not None), None)
-        return None if failed is None else OSError(errno.EIO, failed, str(self._into))
-
-    def end(self) -> None:
-        """Let what was begun come to its end, well or not: nobody asks for it any more."""
-        self._pool.shutdown()
-        self._work = None
 
 
 def flat_numbers(record: Record) -> dict[str, float]:
