@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf.hf_cases import GREEDY, STACKS, VOCABULARY, prompt, shallow_model, small_model
 from model_cases import ARCHITECTURES, MIXED, assert_close, named_tensors
-from titans_lm.backbone import Backbone
+from titans_lm.backbone import Backbone, frozen_memory
 from titans_lm.hf import TitansCache, TitansForCausalLM
 from titans_lm.ops.state import state_tensors
 
@@ -267,3 +267,13 @@ def test_a_model_drafts_for_itself_and_its_cache_can_be_continued() -> None:
     cache = out.past_key_values
     assert cache.get_seq_length() == 322, "the last token has not been read"
     assert torch.equal(model.generate(out.sequences, past_key_values=cache, max_new_tokens=17, **GREEDY), plain)
+
+
+@pytest.mark.parametrize("architecture", ["lmm", "mac"])
+def test_what_was_read_frozen_is_read_so_again(architecture: str) -> None:
+    model, ids, caches = shallow_model(architecture), prompt(20, 2), [TitansCache(keep=20), TitansCache()]
+    with frozen_memory(model):
+        for cache, length in zip(caches, (20, 9), strict=True):
+            read(model, ids[:, :length], [20], cache)
+    caches[0].crop(9)
+    assert_equal(caches[0].state, caches[1].state)

@@ -148,3 +148,23 @@ def test_a_reader_takes_back_what_it_read() -> None:
     assert (reader.memory.tokens, reader.memory.pending.tolist()) == (shorter.memory.tokens, [int(ids[0, 26])])
     for (name, x), (_, y) in zip(named_tensors(reader.memory.state), named_tensors(shorter.memory.state), strict=True):
         assert torch.equal(x, y), name
+
+
+def test_a_draft_may_be_for_a_text_with_the_id_of_padding() -> None:
+    """Its target's text has no padding, and may have that id anywhere."""
+    model, ids = with_memory(base_of()).float(), some_ids(1, 9)
+    plain = model.generate(ids, max_new_tokens=8, do_sample=False)
+    pad = int(plain[0, 12])
+    mask = torch.ones_like(ids)
+    drafted = model.generate(
+        ids, attention_mask=mask, assistant_model=with_memory(base_of()).float(), max_new_tokens=8, do_sample=False,
+        pad_token_id=pad,
+    )  # fmt: skip
+    assert torch.equal(drafted, plain)
+
+
+def test_a_cache_is_used_or_not_given() -> None:
+    model, ids = with_memory(base_of()), some_ids(1, 9)
+    cache = read(model, ids, [5])
+    with pytest.raises(ValueError, match="got past_key_values and use_cache=False; expected one of them"):
+        model.generate(ids, past_key_values=cache, use_cache=False, max_new_tokens=3, **GREEDY)

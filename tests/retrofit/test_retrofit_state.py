@@ -7,10 +7,11 @@ import torch
 
 from forks import said_by
 from retrofit.retrofit_cases import FAMILIES, WINDOW, apart, base_of, some_ids, with_memory
+from titans_lm.backbone import frozen_memory
 from titans_lm.evaluate.accuracy import bytes_of_state
 from titans_lm.evaluate.stream import StatefulReader, reader_for
 from titans_lm.ops.state import state_bytes, state_tensors
-from titans_lm.retrofit import FULL, Reach
+from titans_lm.retrofit import FULL, Reach, RetrofitCache
 from titans_lm.streaming import Memory, Reader, load_memory, save_memory
 
 CLOSE = 1e-9
@@ -176,3 +177,52 @@ def test_who_can_save_a_model_has_told_transformers_of_its_folder(tmp_path):
     for name in ("add_memory", "save"):
         code = f"import sys; assert {file.format('not in')}; from titans_lm.retrofit import {name}; "
         said_by(f"{code}assert {file.format('in')}", tmp_path / name)
+
+
+@torch.no_grad()
+def test_arguments_by_position_are_those_by_name(llama):
+    ids, mask = some_ids(2, 12), torch.ones(2, 12, dtype=torch.int64)
+    mask[0, :5] = 0
+    by_name = llama.base_model(input_ids=ids, attention_mask=mask, return_state=True)
+    by_place = llama.base_model(ids, mask, return_state=True)
+    assert by_place.state.position.tolist() == [7, 12]
+    for a, b in zip(state_tensors(by_place.state), state_tensors(by_name.state), strict=True):
+        assert apart(a.double(), b.double()) == 0.0
+    caches = [RetrofitCache(2, keep=5), RetrofitCache(2, keep=5)]
+    found = llama.base_model(ids, mask, None, caches[0]).last_hidden_state[:, -1]
+    assert apart(found, llama.base_model(ids, attention_mask=mask, past_key_values=caches[1])[0][:, -1]) == 0.0
+    with pytest.raises(ValueError, match=r"got an attention_mask \(2, 3\) for 2 × 12 tokens after 0"):
+        llama.base_model(ids, mask[:, :3])
+
+
+@torch.no_grad()
+def test_a_call_with_a_state_leaves_no_cache_to_go_on_from(llama):
+    """It counts the slots of that call alone, and its rows stand elsewhere."""
+    state = llama(some_ids(1, 5), return_state=True).state
+    past = llama(some_ids(1, 4), state=state).past_key_values
+    with pytest.raises(ValueError, match=r"got past_key_values of a call with a state; expected its state"):
+        llama(some_ids(1, 3), past_key_values=past)
+
+
+@torch.no_grad()
+def test_more_sinks_than_window_keep_their_shapes():
+    model, ids = with_memory(base_of(), window=4, sinks=8), some_ids(1, 16)
+    state, parts, start = model.init_state(1), [], shapes(model.init_state(1))
+    for piece in ids.split([5, 1, 1, 4, 5], dim=1):
+        output = model(piece, state=state, return_state=True)
+        state, parts = output.state, [*parts, output.logits]
+        assert shapes(state) == start
+    assert apart(torch.cat(parts, 1), model(ids).logits) < CLOSE
+
+
+@torch.no_grad()
+def test_a_frozen_memory_with_momentum_stays(llama):
+    model = with_memory(base_of(), memory={"momentum": True})
+    state = model(some_ids(1, 20), return_state=True).state
+    with frozen_memory(model):
+        after = model(some_ids(1, 3), state=state, return_state=True).state
+    for one, other in zip(state.layers, after.layers, strict=True):
+        assert any(bool(S.any()) for S in one.memory.S)
+        assert torch.equal(
+            torch.stack([one.memory.M[0], one.memory.S[0]]), torch.stack([*other.memory.M, *other.memory.S])
+        )

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from hf.hf_cases import words
 from model_cases import named_tensors, one_block
 from streaming.stream_cases import CONSTANT, document, reading_model, text
+from titans_lm.backbone import frozen_memory
 from titans_lm.data.tokenizer import BOS
 from titans_lm.streaming import Memory, Reader, save_memory
 
@@ -217,3 +218,13 @@ def test_what_cannot_be_taken_back_is_refused() -> None:
         plain.undo(1)
     reader.undo(0)
     assert_equal(reader.memory, before)
+
+
+def test_what_was_read_frozen_is_read_so_again() -> None:
+    model, readers = reading_model("lmm"), []
+    for length in (20, 12):
+        readers.append(Reader(model, piece_len=20, keep=20))
+        with frozen_memory(model):
+            readers[-1].feed([[*range(60, 60 + length)]])
+    readers[0].undo(8)
+    assert_equal(readers[0].memory, readers[1].memory)

@@ -4,13 +4,14 @@ import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from titans_lm.backbone import BackboneState
+from titans_lm.backbone import BackboneState, frozen_memory, is_frozen
 from titans_lm.config import check_at_least
 from titans_lm.ops.state import detach_state, map_state, repeat_rows, state_bytes, state_tensors, take_rows
 from titans_lm.ops.validate import check_tensors, form
@@ -23,12 +24,14 @@ Places = tuple[int, ...]
 
 
 class Call(NamedTuple):
-    """One call: where its rows stood, how many tokens each read, what these were, and what else is told of it."""
+    """One call: where its rows stood, how many tokens each read, what these were, what else is told of it, and
+    whether the memory was frozen."""
 
     start: Places
     count: Places
     inputs: Any
     told: Any = None
+    frozen: bool = False
 
     @property
     def end(self) -> Places:
@@ -184,7 +187,7 @@ class CroppableCache(Cache):
         """Note a call that is about to be stored, if anybody may go back to before it; inputs are nested tensors."""
         if self.history.keep and tokens:
             self._reader = _Reader(model)
-            call = Call((self.get_seq_length(),), (tokens,), detach_state(inputs), told)
+            call = Call((self.get_seq_length(),), (tokens,), detach_state(inputs), told, is_frozen(model))
             self.history.add(call, tuple(layer.state for layer in self.layers))
 
     def cuts(self, tokens: int) -> list[int]:
@@ -229,7 +232,8 @@ class CroppableCache(Cache):
         for layer, state in zip(self.layers, states, strict=True):
             layer.state, layer.seen = state, start
         for call, (count,) in again:
-            self.read_again(model, call, count)
+            with frozen_memory(model) if call.frozen else nullcontext():
+                self.read_again(model, call, count)
 
     def reset(self) -> None:
         super().reset()
@@ -286,8 +290,11 @@ class TitansCache(CroppableCache):
         self.store(model(x, self.state, valid)[1], count)
 
 
-def check_call(inputs: Any, kwargs: dict[str, Any], settings: Any) -> None:
-    """Refuse what a call of `generate` with these arguments and settings cannot mean."""
+def prepare_call(inputs: Any, kwargs: dict[str, Any], settings: Any) -> None:
+    """Refuse what a call of `generate` with these arguments and settings cannot mean.
+
+    A draft gets a mask of all tokens: no padding is to be guessed from its target's text, which may have that id.
+    """
     prompt, embeds = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("inputs_embeds")
     mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
     check_tensors(prompt=prompt, attention_mask=mask, inputs_embeds=embeds)
@@ -297,6 +304,8 @@ def check_call(inputs: Any, kwargs: dict[str, Any], settings: Any) -> None:
         raise ValueError("got a prompt without a token; expected one at least, such as that which begins a text")
     _check_prompt(prompt, mask, cache, embeds)
     _check_drafts(prompt, kwargs, settings)
+    if settings.is_assistant and mask is None and prompt is not None:
+        kwargs["attention_mask"] = torch.ones_like(prompt)
 
 
 def _check_prompt(prompt: Tensor | None, mask: Tensor | None, cache: Any, embeds: Tensor | None) -> None:
@@ -379,8 +388,11 @@ def check_rows(mask: Any, cache: Any) -> None:
 
 
 def begin_cache(generation_config: Any, model_kwargs: dict[str, Any], make: Callable[[], CroppableCache]) -> None:
-    """Begin a cache for `generate`, where there is to be one and none is given."""
-    if generation_config.use_cache is False or model_kwargs.get("past_key_values") is not None:
+    """Begin a cache for `generate`, where none is given; ValueError for one that is not to be used."""
+    given = model_kwargs.get("past_key_values") is not None
+    if given and generation_config.use_cache is False:
+        raise ValueError("got past_key_values and use_cache=False; expected one of them")
+    if given or generation_config.use_cache is False:
         return
     cache = model_kwargs["past_key_values"] = make()
     if generation_config.is_assistant:  # of what it drafts, only a part is accepted

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import ModelOutput
 from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.blocks import BLOCKS, concat_segments
 from titans_lm.config import SurpriseSizes
-from titans_lm.hf.cache import TitansCache, begin_cache, check_call, check_rows, last_real
+from titans_lm.hf.cache import TitansCache, begin_cache, check_rows, last_real, prepare_call
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.documents import PACKING, find_documents, read_documents
 from titans_lm.hf.labels import check_classes, kept_places, predicted
@@ -263,17 +263,8 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 f"got cache_implementation={asked!r}; expected none: between tokens this model keeps the state of its "
                 "memory, of constant size, in a TitansCache"
             )
-        check_call(inputs, kwargs, settings)
+        prepare_call(inputs, kwargs, settings)
         return super().generate(inputs, generation_config, *args, **kwargs)
-
-    def _prepare_attention_mask_for_generation(
-        self, inputs_tensor: Tensor, generation_config: Any, model_kwargs: dict[str, Any]
-    ) -> Any:
-        """Guess no padding for a draft: its target names what there is, and may have written the id of padding."""
-        if generation_config.is_assistant:
-            given = model_kwargs.get("input_ids", inputs_tensor)
-            return torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
-        return super()._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
 
     # pyrefly: ignore [bad-override]: what follows the two differs between releases of transformers
     def _prepare_cache_for_generation(
@@ -292,10 +283,6 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         check_rows(mask, model_kwargs.get("past_key_values"))
         if generation_config.is_assistant:  # a draft is told its target's positions, which may be those of before
             model_kwargs.pop("position_ids", None)
-        if generation_config.use_cache is False:
-            if model_kwargs.get("past_key_values") is not None:
-                raise ValueError("got past_key_values and use_cache=False; expected one of them")
-            return
         begin_cache(generation_config, model_kwargs, TitansCache)
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 

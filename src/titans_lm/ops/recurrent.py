@@ -41,7 +41,7 @@ def step(call: Call) -> Outcome:
     tail = state.tail
     if extra.window is not None:  # c tokens in place of one, the last of which is new
         k, v = (torch.cat(pair, dim=1) for pair in zip(state.earlier(k, v), (k, v), strict=True))
-        tail = (k[:, 1:], v[:, 1:]) if tail else ()
+        tail = (k[:, 1:].contiguous(), v[:, 1:].contiguous()) if tail else ()  # one layout, one graph
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, 1, D)
     weight, bias = norm_parameters(network, q.dtype)
     threshold = None if extra.threshold is None else extra.threshold.transpose(1, 2).unsqueeze(-1)

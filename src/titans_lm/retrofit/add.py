@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from titans_lm.checks import check_at_least, load_library
-from titans_lm.hf.cache import begin_cache, check_call, check_rows
+from titans_lm.hf.cache import begin_cache, check_rows, prepare_call
 from titans_lm.ops.state import state_dtype
 from titans_lm.ops.validate import check_tensors, form
 from titans_lm.retrofit.attention import IMPLEMENTATION, PACKED, Call, Reach, check_reach
@@ -74,7 +75,8 @@ def attach(
         attention.register_forward_pre_hook(_hand_on, with_kwargs=True)
         if index in memories:
             attention.memory = memories[index]
-    owner.base_model.register_forward_pre_hook(partial(_give_cache, attentions), with_kwargs=True)
+    names = tuple(inspect.signature(owner.base_model.forward).parameters)
+    owner.base_model.register_forward_pre_hook(partial(_give_cache, attentions, names), with_kwargs=True)
     for module in {owner.base_model, owner}:
         module.register_forward_hook(_give_state, with_kwargs=True)
     shared, config = owner.config, copy.deepcopy(owner.config)  # another model may be made of the same object
@@ -201,7 +203,7 @@ def _add_lora(model: Any, attention: Any, rank: int) -> None:
 
 
 def _generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
-    check_call(inputs, kwargs, generation_config or model.generation_config)
+    prepare_call(inputs, kwargs, generation_config or model.generation_config)
     return type(model).generate(model, inputs, generation_config, *args, **kwargs)
 
 
@@ -270,9 +272,10 @@ def _hand_on(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 
 def _give_cache(
-    attentions: list[Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Begin a cache where one is wanted, and refuse any of another kind."""
+    attentions: list[Any], names: tuple[str, ...], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[()], dict[str, Any]]:
+    """Begin a cache where one is wanted, and refuse any of another kind; all arguments go on by their names."""
+    kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
     cache, wanted, count = kwargs.get("past_key_values"), kwargs.get("use_cache"), len(attentions)
     state = kwargs.pop("state", None)
     check_reach(kwargs.get("reach"))
@@ -287,7 +290,7 @@ def _give_cache(
             "past_key_values of the output before: a RetrofitCache"
         )
     if "begun" not in kwargs:
-        _check_past(attentions, cache, state, args, kwargs)
+        _check_past(attentions, cache, state, kwargs)
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         if asked or cache is not None or wanted:
             raise ValueError(
@@ -297,20 +300,18 @@ def _give_cache(
         wanted = False
     if asked:
         made = RetrofitCache.around(state, count, masked=kwargs.get("attention_mask") is not None)
-        return args, {**_placed(args, kwargs, state), "past_key_values": made, "use_cache": True}
+        return (), {**_placed(kwargs, state), "past_key_values": made, "use_cache": True}
     if cache is not None:
-        return _recorded(model, cache, args, kwargs)
+        return (), _recorded(model, cache, kwargs)
     if wanted is None:
         wanted = model.config.use_cache and not torch.is_grad_enabled()
     made = RetrofitCache(count) if wanted else None
-    return args, {**kwargs, "past_key_values": made, "use_cache": bool(wanted)}
+    return (), {**kwargs, "past_key_values": made, "use_cache": bool(wanted)}
 
 
-def _check_past(
-    attentions: list[Any], cache: RetrofitCache | None, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _check_past(attentions: list[Any], cache: RetrofitCache | None, state: Any, kwargs: dict[str, Any]) -> None:
     """Refuse a state of another model, a cache of other layers, either of other rows, and a mask of other slots."""
-    tokens = next((x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
+    tokens = kwargs.get("inputs_embeds") if kwargs.get("input_ids") is None else kwargs["input_ids"]
     if tokens is None:
         return  # the base says what it lacks
     _check_tokens(tokens, attentions[0].config.vocab_size)
@@ -326,6 +327,8 @@ def _check_past(
             raise ValueError(
                 f"got a cache of {len(cache.layers)} layers; expected one of this model's {len(attentions)}"
             )
+        if cache.layers[0].whole:
+            raise ValueError("got past_key_values of a call with a state; expected its state, which has the positions")
         rows = None if cache.layers[0].state is None else len(cache.layers[0].state.k)
     if rows not in (None, B):
         raise ValueError(f"got a state of {rows} rows and {B} rows of input; expected as many")
@@ -402,31 +405,29 @@ def _check_layers(attentions: list[Any], state: RetrofitState) -> None:
             )
 
 
-def _recorded(
-    model: Any, cache: RetrofitCache, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+def _recorded(model: Any, cache: RetrofitCache, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Note a call in its cache; the beginning of a long one is read first, since nobody goes back to it."""
     if not cache.is_croppable or "begun" in kwargs:
-        return args, kwargs
-    inputs = Inputs.of(args, kwargs)
+        return kwargs
+    inputs = Inputs.of(kwargs)
     first, *rest = cache.cuts(inputs.length)
     if rest:
         if kwargs.get("return_dict") is False:
             raise ValueError("got return_dict=False and a call longer than the cache's keep; expected one of them")
         names = {name: value for name, value in kwargs.items() if name not in Inputs._fields}
         begun = model(**inputs.part(slice(first)), **names, begun=None)
-        args, kwargs = (), {**names, **inputs.part(slice(first, None)), "begun": begun}
-        inputs = Inputs.of(args, kwargs)
+        kwargs = {**names, **inputs.part(slice(first, None)), "begun": begun}
+        inputs = Inputs.of(kwargs)
     told = {"reach": kwargs["reach"]} if kwargs.get("reach") is not None else {}
     cache.record(model, inputs.length, inputs, told)
-    return args, kwargs
+    return kwargs
 
 
-def _placed(args: tuple[Any, ...], kwargs: dict[str, Any], state: RetrofitState | None) -> dict[str, Any]:
+def _placed(kwargs: dict[str, Any], state: RetrofitState | None) -> dict[str, Any]:
     """Say where in their texts tokens stand that come after a state, every row at its own place."""
     if kwargs.get("position_ids") is not None:
         return kwargs
-    ids, mask = args[0] if args else kwargs.get("input_ids"), kwargs.get("attention_mask")
+    ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
     tokens = kwargs["inputs_embeds"][..., 0] if ids is None else ids
     counted = (torch.ones_like(tokens, dtype=torch.int64) if mask is None else mask.long()).cumsum(1) - 1
     before = 0 if state is None else state.position[:, None]

@@ -29,9 +29,9 @@ class Inputs(NamedTuple):
     position_ids: Tensor | None
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Inputs":
+    def of(cls, kwargs: dict[str, Any]) -> "Inputs":
         """Find them among a call's arguments; of a mask what concerns tokens read before is left out."""
-        ids, mask = args[0] if args else kwargs.get("input_ids"), kwargs.get("attention_mask")
+        ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
         embeds, places = kwargs.get("inputs_embeds"), kwargs.get("position_ids")
         if places is not None and len(places) == 1:  # of all rows, each of which may be taken apart later
             places = places.expand(len(embeds if ids is None else ids), -1)
@@ -75,15 +75,16 @@ class RetrofitCache(CroppableCache):
     def around(cls, state: RetrofitState | None, num_layers: int, *, masked: bool) -> "RetrofitCache":
         """Hold a state for one call, or begin one; its rows stand at positions of their own, so no slots count.
 
-        On a CPU, where it costs nothing to look, rows that stand at one place with full windows are read as slots are,
-        without a mask for every row, unless the call has one (`masked`).
+        On a CPU, where it costs nothing to look, rows that stand at one place with full windows and sinks are read as
+        slots are, without a mask for every row, unless the call has one (`masked`).
         """
         cache = cls(num_layers)
         for index, layer in enumerate(cache.layers):
             layer.whole, layer.state = True, None if state is None else state.layers[index]
         if state is not None and not masked and state.position.is_cpu:
             first, *others = state.position.tolist()
-            if set(others) <= {first} and first >= max(layer.k.shape[1] for layer in state.layers):
+            full = max(kept.shape[1] for layer in state.layers for kept in (layer.k, layer.sink_k))
+            if set(others) <= {first} and first >= full:
                 for layer in cache.layers:
                     layer.state, layer.seen = layer.state._replace(position=None), first
         return cache

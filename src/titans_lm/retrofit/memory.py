@@ -155,8 +155,9 @@ class LayerMemory(nn.Module):
         theta, alpha, *rest = (
             share * bound for share, (_, bound) in zip(gates.to(dtype).split(heads, -1), self.starts, strict=True)
         )
-        if is_frozen(self):
-            theta, alpha = torch.zeros_like(theta), torch.zeros_like(alpha)
+        frozen, past = is_frozen(self), state.S
+        if frozen:
+            theta, alpha, rest = torch.zeros_like(theta), torch.zeros_like(alpha), []
         thetas = torch.stack([theta * scale for scale in c.theta_scales], dim=-1)
         network = MemoryNetwork(
             c.memory_activation, c.use_residual, self.norm_weight, self.norm_bias, "l2",
@@ -167,6 +168,7 @@ class LayerMemory(nn.Module):
             q, k, v, thetas, rest[0] if rest else torch.zeros_like(theta), alpha, state,
             network=network, chunk_size=c.chunk_size, valid=valid,
         )  # fmt: skip
+        state = state._replace(S=past) if frozen else state
         o = o.to(self.output.dtype).repeat_interleave(len(self.output) // heads, dim=2)
         o = torch.einsum("bthd,hde->bthe", o, self.output)
         return 2.0 * self._gate(self.read_proj, hidden)[..., None] * o, state

@@ -158,7 +158,8 @@ def with_caching(model: nn.Module, **settings: Any) -> nn.Module:
 
     `settings` are those of a config: memory_caching, caching_segment and so on. Segments are weighed by the memory's
     own queries, as there is no map that was trained for it; the open one has the logit `caching_open` besides. In a
-    mixed stack lmm, mag and mal have it. Raises ValueError for other settings, and for a model without one of them.
+    mixed stack lmm, mag and mal have it. `frozen_memory` takes the module that is given, not `model`; `save_pretrained`
+    writes the model without caching. Raises ValueError for other settings, and for a model without one of them.
     """
     check_known(CachingConfig, settings)
     settings = {"memory_caching": "grm", **settings}

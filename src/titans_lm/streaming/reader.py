@@ -1,6 +1,7 @@
 """Read text of any length at constant memory, and go on from any token as if it had been one call."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from titans_lm.backbone import frozen_memory, is_frozen
 from titans_lm.config import check_at_least
 from titans_lm.data.tokenizer import BOS, EOS, VOCAB_SIZE, is_byte_tokenizer
 from titans_lm.evaluate.stream import has_state, state_grows
@@ -119,7 +121,8 @@ class Reader:
         self._start(memory)
         for call, count in again:
             told = call.told.until(call, target, self._told)
-            self._step([row[:n] for row, n in zip(call.inputs, count, strict=True)], told)
+            with frozen_memory(self.model) if call.frozen else nullcontext():
+                self._step([row[:n] for row, n in zip(call.inputs, count, strict=True)], told)
             self._tell(told.open, told.sources)
 
     def read(
@@ -274,7 +277,7 @@ class Reader:
         """Keep a step that was read."""
         self._told = told
         if before is not None:
-            self._history.add(Call(before.tokens, tuple(map(len, rows)), rows, told), before)
+            self._history.add(Call(before.tokens, tuple(map(len, rows)), rows, told, is_frozen(self.model)), before)
 
     def _tell(self, opened: Sequence[bool], sources: Sequence[tuple[Source, ...]], by_step: bool = False) -> None:
         """Note whether rows stand inside documents after the last step, and what they have read, it or since."""
