@@ -125,6 +125,11 @@ def ask(model: Any, names: list[str], tasks: Path, **settings: Any) -> dict[str,
     return dict(found)
 
 
+def answers_in(found: dict[str, Any], task: str) -> list[tuple[float, bool]]:
+    """What a model made of every choice of a task, in order, from what lm-eval returns."""
+    return [tuple(answer[0]) for sample in found["samples"][task] for answer in sample["resps"]]
+
+
 def word_tokenizer(begins: bool = True) -> PreTrainedTokenizerFast:
     """Train a small BPE, whose tokens join spaces to words; `begins` puts <bos> before every text, as Llama's does."""
     tokenizer = Tokenizer(models.BPE())

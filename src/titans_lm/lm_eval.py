@@ -34,7 +34,8 @@ from torch.nn.utils.rnn import pad_sequence
 from titans_lm.checks import did_you_mean
 from titans_lm.config import check_at_least
 from titans_lm.evaluate.bits_per_byte import LN2, token_bits
-from titans_lm.questions import encode, guessing, longest_input, starts_with_bos
+from titans_lm.evaluate.documents import first_token
+from titans_lm.questions import BOTH, TASKS, guessing, longest_input, read_items, starts_with_bos
 from titans_lm.train.run import load_model, load_tokenizer
 
 if TYPE_CHECKING:
@@ -44,8 +45,10 @@ NO_LIMIT = 2**31 - 1
 """What lm-eval is told of a model that can read on and on."""
 BOOTSTRAPS = 1000
 """Resamples behind the standard errors that lm-eval finds by resampling, such as that of a perplexity."""
-# It warns that a model in memory ignores settings, which it is not given here, and is in one process.
-logging.getLogger("lm_eval.models.huggingface").addFilter(lambda record: "`pretrained`" not in record.getMessage())
+UNSAID = ("`pretrained`", "Truncating", "Custom kwargs")
+"""Of what it warns: settings that a model in memory ignores, every prompt that is cut, and settings of files."""
+for _place in ("lm_eval.models.huggingface", "lm_eval.api.task"):
+    logging.getLogger(_place).addFilter(lambda record: not any(word in record.getMessage() for word in UNSAID))
 
 
 @register_model("titans")
@@ -77,9 +80,12 @@ class TitansLM(HFLM):
         words: Any = pretrained if tokenizer is None else tokenizer
         words = load_tokenizer(words) if isinstance(words, str | Path) else words
         model: Any = load_model(pretrained, device) if isinstance(pretrained, str | Path) else pretrained
-        self.bos = starts_with_bos(model, words, bos)
+        begins = starts_with_bos(model, words, bos)
+        self.bos = False if begins is None and first_token(words) is None else begins  # lm-eval needs one else
         limit = longest_input(model, words) if max_length is None else max_length
         self.whole_pages = limit is None
+        self.cut = 0
+        """Prompts that were too long so far, and lost their beginning."""
         narrow = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
         super().__init__(
             pretrained=model,
@@ -89,6 +95,14 @@ class TitansLM(HFLM):
             max_length=NO_LIMIT if limit is None else limit,
             softmax_dtype="float32" if narrow else None,  # sums of bfloat16 are worth two digits
         )
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What a text begins with, or stands in the place of a context."""
+        first = first_token(self.tokenizer)
+        if first is None:
+            raise ValueError("got a tokenizer without <bos> and <eos>; expected one of them to begin a text with")
+        return first
 
     def tok_encode(
         self,
@@ -100,7 +114,8 @@ class TitansLM(HFLM):
         """Turn a text into tokens, as this model's texts begin."""
         if self.bos is None:
             return super().tok_encode(string, add_special_tokens, left_truncate_len, **kwargs)
-        ids = encode(self.tokenizer, string, self.bos and add_special_tokens is not False)
+        ids = super().tok_encode(string, add_special_tokens=False)
+        ids = [self.prefix_token_id, *ids] if self.bos and add_special_tokens is not False else ids
         return ids[-left_truncate_len:] if left_truncate_len else ids
 
     def tok_batch_encode(
@@ -122,6 +137,23 @@ class TitansLM(HFLM):
         with torch.no_grad():  # a state that is kept would be thrown away
             return self.model(input_ids=inps, use_cache=False).logits
 
+    def _loglikelihood_tokens(self, requests: Sequence[Any], *args: Any, **kwargs: Any) -> list[tuple[float, bool]]:
+        cut, lengths = 0, {}
+        for _, context, tokens in requests:
+            if not context or not 0 < len(tokens) <= self.max_length:
+                raise ValueError(
+                    f"got a continuation of {len(tokens)} tokens with max_length={self.max_length} after a context of "
+                    f"{len(context)}; expected 1 token at least of each, and no longer continuation"
+                )
+            cut += len(context) + len(tokens) > self.max_length + 1
+            lengths.setdefault((*context, *tokens[:-1]), set()).add(len(tokens))
+        # of inputs that are the same lm-eval reads one, and takes a shorter continuation at the place of the longest
+        self.logits_cache = all(len(one) == 1 for one in lengths.values())
+        if cut:
+            logging.getLogger(__name__).warning("%d prompts are too long for the model and lose their beginning", cut)
+        self.cut += cut
+        return super()._loglikelihood_tokens(requests, *args, **kwargs)
+
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Sum the log-probabilities of all tokens of pages, each predicted once.
 
@@ -129,7 +161,7 @@ class TitansLM(HFLM):
         lm-eval cuts them, none of which knows more of the one before than a token.
         """
         if self.whole_pages:
-            texts = [encode(self.tokenizer, request.args[0], False) for request in requests]
+            texts = [self.tok_encode(request.args[0], add_special_tokens=False) for request in requests]
             pages = [np.array([self.prefix_token_id, *text]) for text in texts]
             bits = token_bits(self.model, pages, batch_size=self.batch_size)
             return [-float(page.sum()) * LN2 for page in bits]
@@ -183,6 +215,45 @@ def run_tasks(
     return dict(found)
 
 
+def _perplexity(sums: Sequence[float]) -> float:
+    """exp(−mean), which may be beyond all numbers."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(-np.mean(sums)))
+
+
+def run_local(model: TitansLM, name: str, folder: Path, limit: int | None = None) -> dict[str, Any]:
+    """Let lm-eval ask a model the questions of a file (see `local_tasks`), or the first `limit`.
+
+    Returns what `run_tasks` does. Raises ValueError for a line that is no item.
+    """
+    task, items = TASKS[name], read_items(name, folder, limit)
+    if "query" in items[0]:
+        form = {"doc_to_text": lambda item: item["query"].removeprefix(task.cut) + task.add}
+        form |= {"doc_to_choice": "choices", "doc_to_target": "gold"}
+    elif "gold" in items[0]:
+        form = {"doc_to_text": "gold", "doc_to_choice": "context_options", "doc_to_target": "continuation"}
+    else:  # nothing puts a space before what is no choice
+        form = {"doc_to_text": "context", "doc_to_target": lambda item: f" {item['continuation']}"}
+    config: dict[str, Any] = {
+        "task": name,
+        "custom_dataset": lambda **_: {"test": datasets.Dataset.from_list(items)},
+        "test_split": "test",
+        "num_fewshot": 0,
+        "output_type": "multiple_choice" if "gold" in items[0] else "loglikelihood",
+        "metric_list": [
+            {"metric": one, "aggregation": "mean" if one in BOTH else _perplexity, "higher_is_better": one in BOTH}
+            for one in task.metrics
+        ],
+        **form,
+    }
+    tasks = TaskManager(include_defaults=False).load([config])
+    found = lm_eval.evaluate(lm=model, task_dict=tasks, bootstrap_iters=BOOTSTRAPS)
+    assert found is not None, "this is the only process"
+    for sample in found["samples"][name]:  # where contexts are the choices, lm-eval takes the continuation for it
+        sample["target"] = sample["doc"].get("gold", sample["target"])
+    return dict(found)
+
+
 @contextmanager
 def _kept_alone_without_a_network() -> Iterator[None]:
     """Read what is kept here at once where the hub does not answer: every file is asked for six times otherwise."""
@@ -213,15 +284,15 @@ def hub_answers(seconds: float = 3.0) -> bool:
 
 
 def harness_scores(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Take the scores of every task out of what lm-eval returns, in the form of `score_questions`.
+    """Take the scores of every task out of what lm-eval returns.
 
-    `chance` and `majority` are there for multiple choice, where the samples are in it.
+    `chance` and `majority` (see `guessing`) are there for multiple choice, where the samples are in it.
     """
     return {task: _task_scores(task, values, found) for task, values in found["results"].items()}
 
 
 def _task_scores(task: str, values: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    metrics = {}
+    metrics, seen = {}, found.get("samples", {}).get(task, [])
     for key, value in values.items():
         metric, comma, kept = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
@@ -230,10 +301,11 @@ def _task_scores(task: str, values: dict[str, Any], found: dict[str, Any]) -> di
             continue
         error = values.get(f"{metric}_stderr,{kept}")
         error = error if isinstance(error, int | float) and math.isfinite(error) else None
+        if metric == "perplexity" and error is None and len(seen) > 1:  # that of the mean, times the slope of exp there
+            error = value * float(np.std([sample[metric] for sample in seen], ddof=1)) / math.sqrt(len(seen))
         metrics[metric if kept == "none" else f"{metric} ({kept})"] = {"value": value, "stderr": error}
     choosing = found.get("configs", {}).get(task, {}).get("output_type") == "multiple_choice"
-    samples = found.get("samples", {}).get(task, []) if choosing else []
-    items = {sample["doc_id"]: (len(sample["arguments"]), sample["target"]) for sample in samples}
+    items = {one["doc_id"]: (len(one["arguments"]), one["target"]) for one in (seen if choosing else ())}
     return {
         "items": found["n-samples"].get(task, {}).get("effective"),
         "metrics": metrics,

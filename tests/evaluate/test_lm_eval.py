@@ -15,6 +15,7 @@ from forks import said_by
 from model_cases import EVERY_KIND
 from question_cases import (
     SOURCES,
+    answers_in,
     ask,
     beginning_bytes,
     small_llama,
@@ -25,8 +26,8 @@ from question_cases import (
 )
 from titans_lm import lm_eval as harness
 from titans_lm.data.tokenizer import BOS, byte_tokenizer
-from titans_lm.lm_eval import TitansLM, harness_scores, run_tasks
-from titans_lm.questions import answer_questions, guessing, read_questions
+from titans_lm.lm_eval import TitansLM, harness_scores, run_local, run_tasks
+from titans_lm.questions import guessing, read_items
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.run import load_model
 
@@ -70,9 +71,9 @@ def test_a_folder_is_a_model_of_lm_eval(tmp_path: Path, folders: tuple[Path, Pat
         device="cpu",
     )
     assert found is not None
-    theirs = [tuple(answer[0]) for sample in found["samples"]["file_piqa"] for answer in sample["resps"]]
     model = load_model(tmp_path, "cpu")  # weights that lie elsewhere are added up in another order
-    assert theirs == answer_questions(model, words, read_questions("piqa", folders[0]), batch_size=4)[0]
+    mine = run_local(TitansLM(model, words, batch_size=4), "piqa", folders[0])
+    assert answers_in(found, "file_piqa") == answers_in(mine, "piqa")
 
 
 @pytest.mark.parametrize("architecture", [*EVERY_KIND, "tnt"])
@@ -171,7 +172,7 @@ def test_scores_are_taken_out_of_what_lm_eval_returns(folders: tuple[Path, Path]
     assert easy["metrics"]["acc"]["value"] == found["results"]["file_arc_easy"]["acc,none"]
     assert easy["metrics"]["acc"]["stderr"] == found["results"]["file_arc_easy"]["acc_stderr,none"]
     assert (easy["items"], words["items"]) == (7, 7)
-    here = guessing([(len(one.pairs), one.gold) for one in read_questions("arc_easy", folders[0], 7)])
+    here = guessing([(len(one["choices"]), one["gold"]) for one in read_items("arc_easy", folders[0], 7)])
     assert {name: easy[name] for name in here} == pytest.approx(here)
     assert (words["chance"], words["majority"]) == (None, None)
     results = {"r": {"alias": "r", "1024,none": 0.5, "4096,none": -1, "1024_stderr,none": "N/A", "acc,strict": 1.0}}
@@ -210,8 +211,8 @@ def test_mistakes_are_told(change: dict[str, Any], said: str) -> None:
         TitansLM(**{"pretrained": small_llama(), "tokenizer": word_tokenizer(), **change})
 
 
-def test_questions_from_files_need_no_lm_eval(tmp_path: Path) -> None:
-    """In a process that has loaded neither: neither the command line nor the scores load it."""
+def test_lm_eval_is_not_loaded_before_it_is_asked(tmp_path: Path) -> None:
+    """In a process that has loaded neither: neither the command line nor the module of the command loads it."""
     code = "import sys; mine = 'titans_lm.experiments.lm_eval'; assert mine not in sys.modules; "
     code += "import titans_lm.cli; __import__(mine); assert 'lm_eval' not in sys.modules"
     said_by(code, tmp_path / "said")

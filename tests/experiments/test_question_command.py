@@ -2,8 +2,8 @@
 
 import json
 import shlex
-import sys
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ from titans_lm.commands.measure import command_line
 from titans_lm.data.tokenizer import byte_tokenizer
 from titans_lm.experiments.lm_eval import run_questions
 from titans_lm.experiments.reading_settings import QuestionSettings
-from titans_lm.questions import answer_questions, read_questions, score_questions
+from titans_lm.lm_eval import TitansLM, harness_scores, run_local
 from titans_lm.report.lm_eval import shown, tables
 from titans_lm.report.page import render_results, without_folders
 from titans_lm.report.table import screen
-from titans_lm.train import progress
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.run import load_model
 
@@ -49,21 +48,24 @@ def asked(folder: Path, *more: Any) -> list[Any]:
     return ["evaluate", "lm-eval", *models, *more]
 
 
-def test_files_are_scored_without_lm_eval(
+def test_files_are_scored_without_a_network(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)  # all the lines that a slow model would show
-    for forced in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # they make a terminal of what is none
-        monkeypatch.delenv(forced, raising=False)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
-        monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a file needs no network")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
     files = ["--json", tmp_path / "scores.json", "--samples", tmp_path / "samples.jsonl"]
     tasks = ["piqa", "lambada_openai", "winogrande"]
     options = ["--local", folder / "local", "--tasks", *tasks, "--limit", 4, "--batch-size", 3]
     code, out, err = titans(capsys, *asked(folder, *options, *files))
     assert code == 0, err
     result = json.loads((tmp_path / "scores.json").read_text())
-    assert (result["what"], result["scorer"], result["settings"]["limit"]) == ("lm-eval", "titans-lm", 4)
+    assert (result["what"], result["scorer"], result["settings"]["limit"]) == (
+        "lm-eval",
+        f"lm-eval {version('lm-eval')}",
+        4,
+    )
     assert [one["name"] for one in result["models"]] == ["ours", "theirs"]
     assert [one["bos"] for one in result["models"]] == [True, "tokenizer"]
     assert [one["max_length"] for one in result["models"]] == [None, 256]
@@ -72,20 +74,23 @@ def test_files_are_scored_without_lm_eval(
     for one, model, words in zip(result["models"], models, (byte_tokenizer(), word_tokenizer()), strict=True):
         assert list(one["tasks"]) == tasks
         for task, found in one["tasks"].items():
-            questions = read_questions(task, folder / "local", 4)
-            answers, _ = answer_questions(model, words, questions, batch_size=3)
-            expected = score_questions(task, questions, answers)
+            expected = harness_scores(run_local(TitansLM(model, words, batch_size=3), task, folder / "local", 4))[task]
             assert found["metrics"] == expected["metrics"]
             assert (found["items"], found["chance"], found["cut"]) == (4, expected["chance"], 0)
+            assert found["seconds"] > 0
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert len(samples) == 2 * 3 * 4
+    assert [set(sample) for sample in samples] == [{"model", "task", "item", "gold", "choices"}] * len(samples)
+    assert [len(sample["choices"]) for sample in samples[:12]] == [2] * 4 + [1] * 4 + [2] * 4
+    assert [sample["gold"] for sample in samples[:12]] == [0, 1, 0, 1, 0, 0, 0, 0, 0, 1, 0, 1]
     assert samples[0]["choices"][0]["log_probability"] < 0.0
+    assert isinstance(samples[0]["choices"][0]["greedy"], bool)
     assert "ours piqa: acc " in out
     assert out.endswith(f"numbers in {tmp_path / 'scores.json'}\n")
     assert "\n".join(screen(tables(result))) in out
-    for name in ("ours", "theirs"):
-        for task, choices in (("piqa", 8), ("lambada_openai", 4), ("winogrande", 8)):
-            assert f"{name} {task}: {choices} of {choices} choices\n" in err
+    for choices, times in ((8, 4), (4, 2)):  # a bar for each task of each model, and nothing else
+        assert err.count(f"Running loglikelihood requests: 100%|██████████| {choices}/{choices} ") == times
+    assert not [line for line in err.replace("\r", "\n").split("\n") if line and "it/s" not in line]
 
 
 def test_lm_eval_gives_the_same(
@@ -188,6 +193,7 @@ def test_lm_eval_that_is_not_there_is_told(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("titans_lm.experiments.lm_eval.find_spec", lambda name: None)
-    code, _, err = titans(capsys, *asked(folder, "--tasks", "piqa"))
-    assert code == 2
-    assert "pip install 'titans-lm[eval]'" in err
+    for where in (["--tasks", "piqa"], ["--local", folder / "local"]):
+        code, out, err = titans(capsys, *asked(folder, *where))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "pip install 'titans-lm[eval]'" in err

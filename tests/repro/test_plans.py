@@ -168,6 +168,12 @@ def test_mistakes_are_told_before_anything_runs(name: str) -> None:
         make_plan(table, "tiny", **given)
 
 
+def test_questions_need_lm_eval_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titans_lm.repro.plans.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"got --local without lm-eval.*pip install 'titans-lm\[eval\]'"):
+        make_plan("table1", "tiny", questions=tmp_path)
+
+
 def test_no_such_scale() -> None:
     with pytest.raises(ValueError, match="did you mean 'tiny'"):
         make_plan("table1", "tini")

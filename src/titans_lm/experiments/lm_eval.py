@@ -1,33 +1,23 @@
-"""`titans evaluate lm-eval`: trained models on the tasks of lm-eval, or on files of questions scored the same way."""
+"""`titans evaluate lm-eval`: lm-eval asks trained models its own tasks, or the questions of files."""
 
 import json
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rich.progress import MofNCompleteColumn
-
 from titans_lm.experiments.models import named_models
 from titans_lm.experiments.reading_settings import QuestionSettings
 from titans_lm.experiments.runner import Clock, Say, write_record
-from titans_lm.questions import (
-    answer_questions,
-    check_local_tasks,
-    longest_input,
-    read_questions,
-    score_questions,
-    starts_with_bos,
-)
+from titans_lm.questions import TASKS, check_local_tasks, longest_input, starts_with_bos
 from titans_lm.train.files import finite, write_atomically
 from titans_lm.train.fresh import size_of
-from titans_lm.train.progress import Report
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
 
 Scores = dict[str, Any]
@@ -70,17 +60,14 @@ def run_questions(settings: QuestionSettings, command: str, say: Say) -> Scores:
     if not settings.models:
         raise ValueError("got no model; expected run folders or saved models: titans evaluate lm-eval MODEL")
     models = [(name, resolve_model(path)) for name, path in named_models(settings.models)]
-    if settings.local is None:
-        check_harness(settings)
-        scorer, tasks = f"lm-eval {version('lm-eval')}", settings.tasks
-    else:
-        scorer, tasks = "titans-lm", check_local_tasks(settings.tasks, settings.local)
+    check_harness(settings)
+    tasks = settings.tasks if settings.local is None else check_local_tasks(settings.tasks, settings.local)
+    scorer = f"lm-eval {version('lm-eval')}"
     answered, samples = [], []
     for name, path in models:
         one = Answerer(name, path, load_model(path, settings.device), load_tokenizer(path))
         scores = {}
-        scored = score_locally(one, tasks, settings) if settings.local else score_by_harness(one, settings)
-        for task, score, seen in scored:
+        for task, score, seen in score_by_harness(one, tasks, settings):
             scores[task] = score
             samples += [{"model": name, "task": task, **sample} for sample in seen]
             say(score_line(name, task, score))
@@ -93,65 +80,54 @@ def run_questions(settings: QuestionSettings, command: str, say: Say) -> Scores:
     return result
 
 
-def score_locally(
+def score_by_harness(
     one: Answerer, tasks: Sequence[str], settings: QuestionSettings
 ) -> Iterator[tuple[str, Scores, list[Sample]]]:
-    """Score the files of a folder: for each task its scores, and a sample for every item."""
-    assert settings.local is not None
-    for task in tasks:
-        questions, began = read_questions(task, settings.local, settings.limit), time.perf_counter()
-        total, title = sum(len(question.pairs) for question in questions), f"{one.name} {task}"
-        with Report(quiet=settings.quiet, title=title) as report:
-            report.begin(MofNCompleteColumn(), total=total)
+    """Let lm-eval ask its tasks, or the files of a folder one by one, and return scores and samples of each."""
+    from titans_lm.lm_eval import TitansLM, harness_scores, run_local, run_tasks
 
-            def done(count: int, report: Report = report, title: str = title, total: int = total) -> None:
-                report.show(count, "", f"{title}: {count:,} of {total:,} choices")
-
-            found, cut = answer_questions(
-                one.model, one.tokenizer, questions, batch_size=settings.batch_size, max_length=settings.max_length,
-                bos=settings.bos, done=done,
-            )  # fmt: skip
-        score = {**score_questions(task, questions, found), "cut": cut, "seconds": time.perf_counter() - began}
-        rest = iter(found)
-        yield (
-            task,
-            score,
-            [
-                {"item": number, "gold": question.gold, "choices": [next(rest)._asdict() for _ in question.pairs]}
-                for number, question in enumerate(questions)
-            ],
-        )
-
-
-def score_by_harness(one: Answerer, settings: QuestionSettings) -> Iterator[tuple[str, Scores, list[Sample]]]:
-    """Let lm-eval ask its tasks; what it prints goes to stderr, or nowhere: stdout is for results."""
-    from titans_lm.lm_eval import TitansLM, harness_scores, run_tasks
-
-    with ExitStack() as around:
-        nowhere = around.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        around.enter_context(redirect_stdout(nowhere if settings.quiet else sys.stderr))
-        if settings.quiet:
-            around.enter_context(redirect_stderr(nowhere))
+    with not_on_stdout(settings.quiet):
         model = TitansLM(
             one.model, one.tokenizer, batch_size=settings.batch_size, max_length=settings.max_length, bos=settings.bos
         )
-        found = run_tasks(
-            model, settings.tasks, limit=settings.limit, num_fewshot=settings.num_fewshot,
-            include_path=None if settings.include_path is None else str(settings.include_path),
-            metadata={"tokenizer": str(one.path), **settings.task_metadata()}, seed=settings.seed,
-        )  # fmt: skip
-    for task, score in harness_scores(found).items():
-        yield task, score, found.get("samples", {}).get(task, [])
+    if settings.local is None:
+        with not_on_stdout(settings.quiet):
+            found = run_tasks(
+                model, tasks, limit=settings.limit, num_fewshot=settings.num_fewshot,
+                include_path=None if settings.include_path is None else str(settings.include_path),
+                metadata={"tokenizer": str(one.path), **settings.task_metadata()}, seed=settings.seed,
+            )  # fmt: skip
+        for task, score in harness_scores(found).items():
+            yield task, score, found.get("samples", {}).get(task, [])
+        return
+    for task in tasks:
+        began, model.cut = time.perf_counter(), 0
+        with not_on_stdout(settings.quiet):
+            found = run_local(model, task, settings.local, settings.limit)
+        more = {"note": TASKS[task].note, "cut": model.cut, "seconds": time.perf_counter() - began}
+        samples = [
+            {"item": one["doc_id"], "gold": one["doc"].get("gold", 0), "choices": [
+                {"log_probability": total, "greedy": greedy} for [(total, greedy)] in one["resps"]
+            ]} for one in found["samples"][task]
+        ]  # fmt: skip
+        yield task, {**harness_scores(found)[task], **more}, samples
+
+
+@contextmanager
+def not_on_stdout(quiet: bool) -> Iterator[None]:
+    """Send what lm-eval prints to stderr, or nowhere: stdout is for results."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        place = nowhere if quiet else sys.stderr
+        with redirect_stdout(place), redirect_stderr(place):
+            yield
 
 
 def check_harness(settings: QuestionSettings) -> None:
     """Check that there is an lm-eval to ask, and something to ask it; ValueError where there is not."""
-    if not settings.tasks:
+    if not settings.tasks and settings.local is None:
         raise ValueError("got no --tasks; expected names of lm-eval's tasks, such as piqa, or --local with a folder")
     if find_spec("lm_eval") is None:
-        raise ValueError(
-            "got --tasks of lm-eval, which is not installed: pip install 'titans-lm[eval]'; --local needs it not"
-        )
+        raise ValueError("lm-eval, which asks and scores, is not installed: pip install 'titans-lm[eval]'")
     if settings.include_path is not None and not settings.include_path.is_dir():
         raise ValueError(f"got --include-path {settings.include_path}, which is no folder")
 

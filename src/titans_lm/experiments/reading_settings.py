@@ -222,7 +222,7 @@ class GapSettings(ReadingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionSettings(KnownSettings):
-    """Ask trained models lm-eval's tasks (--tasks piqa), or files of questions scored as lm-eval does (--local DIR).
+    """Ask trained models lm-eval's tasks (--tasks piqa), or have it ask files of questions (--local DIR).
 
     Begin with `titans evaluate lm-eval runs/first --tasks piqa arc_easy --limit 100`.
     """
@@ -233,7 +233,7 @@ class QuestionSettings(KnownSettings):
     tasks: tuple[str, ...] = ()
     """Tasks by their names; with --local all that are there, if none is named."""
     local: Path | None = None
-    """Folder of JSON lines (piqa.jsonl and the like) to score here, without lm-eval and without a network."""
+    """Folder of JSON lines (piqa.jsonl and the like) to ask of instead, without a network."""
     limit: int | None = None
     """Items of each task, the first ones; all if not set."""
     batch_size: int = 8

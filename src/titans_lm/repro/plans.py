@@ -364,6 +364,8 @@ def _given(takes: list[str], data: str | None, test: Path | None, questions: Pat
         )
     if questions is not None and not questions.is_dir():
         raise ValueError(f"got --local {questions}, which is no folder; expected one of files of questions")
+    if questions is not None and find_spec("lm_eval") is None:
+        raise ValueError("got --local without lm-eval, which asks questions: pip install 'titans-lm[eval]'")
     test = default_test() if test is None else test
     local = None if questions is None else str(questions)
     return {"data": data or STDLIB, "test": str(test), "hay": str(_hay(source)), "local": local}
