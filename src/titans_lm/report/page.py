@@ -26,7 +26,7 @@ SECTIONS: dict[str, Section] = {
 TOPICS = {
     "speed": ("Speed and memory", "throughput, peak memory and time per token, beside peers"),
     "language": ("Language models", "bits per byte on books at equal size, by position, state carried and reset"),
-    "recall": ("Associative recall", "accuracy by pairs and length, and what each setting changes"),
+    "recall": ("Recall and state tracking", "accuracy by pairs and length, and what each setting changes"),
     "long-context": ("Long contexts", "needles and facts in books, up to a million tokens; passages read again"),
     "forecast": ("Forecasts of time series", "MSE and MAE by table and horizon"),
     "dna": ("Classification of DNA", "accuracy by cross-validation, with paired tests"),
