@@ -283,7 +283,7 @@ def test_killed_while_reading_nothing_is_corrupt_and_nothing_saved_is_lost(
     """kill −9 at random moments until it is done; then the memory is that of an undisturbed run, bit for bit."""
     model, out = load_model(folder, "cpu"), tmp_path / "out.memory"
     for book in books:
-        book.write_bytes(book.read_bytes() * 200)
+        book.write_bytes(book.read_bytes() * 130)
     command = ["read", *books, "--model", folder, "--out", out, "--resume"]
     command += ["--save-every", 500, "--piece-len", 100, "--device", "cpu"]
     luck, saved, kills = random.Random(0), 0, 0
