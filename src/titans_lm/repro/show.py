@@ -37,6 +37,7 @@ class Work:
     unit: str = "tokens"
 
 
+@cache
 def work_of(step: Step) -> Work | None:
     """Count models and tokens of a step; None for what trains none, and for benchmarks."""
     match step.settings:
