@@ -265,5 +265,5 @@ def test_what_happens_in_a_pool_is_told_as_what_it_is(
 
 def test_several_processes_of_torchrun_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=r"got WORLD_SIZE=2, several processes; expected one: models of an experiment"):
+    with pytest.raises(ValueError, match=r"got WORLD_SIZE=2, several processes; expected one: models of sequences"):
         run_jobs([], 1, print)

@@ -35,7 +35,6 @@ from titans_lm.train.settings import FitSettings
 from titans_lm.train.trainer import Diverged
 
 WALL = "wall_seconds"
-SMALL = "models of an experiment are small, and trained without torchrun"
 
 
 class Clock:
@@ -227,7 +226,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, say: Say, outlook: Outlook | Non
 
     ValueError under torchrun: every process would write the same folders.
     """
-    check_alone(SMALL)
+    check_alone()
     outlook = outlook or Outlook("")
     ahead = [0 if (job.folder / RESULT).is_file() else job.work for job in jobs]
     running = _in_turn(jobs, ahead, outlook) if at_once == 1 else _side_by_side(jobs, at_once)

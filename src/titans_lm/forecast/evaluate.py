@@ -17,7 +17,6 @@ from titans_lm.data.contents import files_sum
 from titans_lm.experiments.models import plain_name
 from titans_lm.experiments.runner import (
     CONTENTS,
-    SMALL,
     SPEC,
     Result,
     Say,
@@ -165,7 +164,7 @@ def train_forecaster(settings: TrainForecaster, say: Say) -> dict[str, Any]:
 
     Raises ValueError for a table, a model or a folder that will not do.
     """
-    check_alone(SMALL)
+    check_alone()
     if settings.data is None:
         raise ValueError("got no table; expected a CSV file: titans forecast train DATA.csv")
     spec = model_spec(settings.model, settings)

@@ -26,7 +26,7 @@ from titans_lm.experiments.models import (
 from titans_lm.experiments.runner import SPEC, Result, Say, kept, run_jobs, runs_of, shorter, try_rates, write_record
 from titans_lm.experiments.settings import TRIAL_SEED
 from titans_lm.genomics.batches import Places, folds, held_out
-from titans_lm.genomics.fit import SMALL, check_network, describe_data, train_classifier
+from titans_lm.genomics.fit import check_network, describe_data, train_classifier
 from titans_lm.genomics.predict import (
     NUCLEOTIDES,
     corrected_t,
@@ -188,7 +188,7 @@ def run_evaluation(settings: EvaluateSettings, command: str, say: Say) -> Result
     """
     if settings.data is None:
         raise ValueError("got no data; expected titans genomics evaluate DATA")
-    check_alone(SMALL)
+    check_alone()
     for module in ("scipy.stats", "sklearn.metrics"):
         extra(module)  # the paired tests stand at the end of hours
     data = read_sequences(settings.data, settings.read)

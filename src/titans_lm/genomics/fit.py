@@ -49,8 +49,6 @@ MOST_HELD_OUT = 1024
 """Most pieces that are held out: of a genome a share would take longer to measure than to train on."""
 INCIDENTAL = ("out", "resume", "json", "quiet")
 """Settings of a command that say nothing of what is trained."""
-SMALL = "models of sequences are small, and trained without torchrun"
-"""Why one process trains them."""
 Found = dict[str, Any]
 
 
@@ -63,7 +61,7 @@ def train_on_file(settings: TrainSettings, *, progress: ProgressReport | None = 
     """
     if settings.data is None or settings.out is None:
         raise ValueError("got no data or no run; expected titans genomics train DATA --out FOLDER")
-    check_alone(SMALL)
+    check_alone()
     extra("sklearn.metrics")  # scores stand at the end
     shown = ProgressReport(quiet=True) if progress is None else progress
     chosen = as_settings(GenomicsFit, settings)
@@ -219,7 +217,7 @@ def pretrain_on_file(settings: PretrainSettings, *, progress: ProgressReport | N
     """Train a model of nucleotides on a file, for classifiers to start from; raises what `train_on_file` does."""
     if settings.data is None or settings.out is None:
         raise ValueError("got no data or no run; expected titans genomics pretrain DATA --out FOLDER")
-    check_alone(SMALL)
+    check_alone()
     shown = ProgressReport(quiet=True) if progress is None else progress
     data = read_sequences(settings.data, settings.read)
     try:

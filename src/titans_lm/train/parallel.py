@@ -112,7 +112,7 @@ ALONE = Distributed(0, 1, torch.device("cpu"))
 """The only process that there is."""
 
 
-def check_alone(why: str) -> None:
+def check_alone(why: str = "models of sequences are small, and trained without torchrun") -> None:
     """Refuse to be one of several processes that torchrun has started."""
     if int(size := os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"got WORLD_SIZE={size}, several processes; expected one: {why}")
