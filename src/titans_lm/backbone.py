@@ -59,14 +59,17 @@ _COUNTING = Lock()
 
 
 @contextmanager
-def frozen_memory(model: nn.Module) -> Iterator[None]:
+def frozen_memory(model: nn.Module, frozen: bool = True) -> Iterator[None]:
     """Let every memory of a model read and never learn inside the block: θ = η = α = 0, so that M stays (D31).
 
     All else goes on as before: convolutions, gates of the output, attention. Of a state from outside M and S stay as
     they are; memories that it has cached are not read. A backward pass that makes a retrofitted model's activations
     again belongs inside, too. No module is changed: other threads that use the model go on as they were. While a block
-    is open anywhere, no stack can be compiled as one whole graph.
+    is open anywhere, no stack can be compiled as one whole graph. With `frozen=False` nothing changes.
     """
+    if not frozen:
+        yield
+        return
     with _COUNTING:
         _BLOCKS["open"] += 1
     token = _FROZEN.set(_FROZEN.get() | {id(module) for module in model.modules()})

@@ -1,7 +1,6 @@
 """Shipped models read a long text once: one is asked what is hidden in it, another is surprised by it, and writes."""
 
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,7 +241,7 @@ def read_opening(out: Path, plan: BooksPlan, seed: int, *, quiet: bool) -> Openi
     started, found = time.perf_counter(), {}
     for mode in MODES:
         every = plan.reset_every if mode == "reset" else None
-        with frozen_memory(model) if mode == "frozen" else nullcontext():
+        with frozen_memory(model, mode == "frozen"):
             reader = reader_for(model, piece_len=plan.piece_len)
             opening = spans([Book(OPENING, out / OPENING)], Encoder(tokenizer))
             found[mode] = overall(score_spans(model, opening, reader, reset_every=every))

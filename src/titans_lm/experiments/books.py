@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +105,7 @@ class Perplexity:
         if every is not None:
             sizes |= {"window": every, "window_step": every}
         reading = reader_for(model, **sizes)
-        with frozen_memory(model) if mode.kind == "off" else nullcontext():
+        with frozen_memory(model, mode.kind == "off"):
             scores = score_spans(
                 model, spans(self.books, corpus.encoder, **self.cut), reading, reset_every=every,
                 batch_size=self.settings.batch_size, on_piece=on_piece,

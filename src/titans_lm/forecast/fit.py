@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
@@ -110,7 +109,7 @@ def streamed(
             if state is not None:  # chains that end are the last ones
                 rows = len(chosen) * past.shape[-1]
                 state = map_state(lambda x, rows=rows: x[:rows], state)
-            with torch.no_grad(), frozen_memory(model) if memory == "still" else nullcontext():
+            with torch.no_grad(), frozen_memory(model, memory == "still"):
                 forecast, after = model.read(past, state)
             state = after if memory == "carried" else None
             if turn >= 0:

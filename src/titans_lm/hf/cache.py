@@ -4,7 +4,6 @@ import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -232,7 +231,7 @@ class CroppableCache(Cache):
         for layer, state in zip(self.layers, states, strict=True):
             layer.state, layer.seen = state, start
         for call, (count,) in again:
-            with frozen_memory(model) if call.frozen else nullcontext():
+            with frozen_memory(model, call.frozen):
                 self.read_again(model, call, count)
 
     def reset(self) -> None:

@@ -1,7 +1,6 @@
 """Read text of any length at constant memory, and go on from any token as if it had been one call."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -121,7 +120,7 @@ class Reader:
         self._start(memory)
         for call, count in again:
             told = call.told.until(call, target, self._told)
-            with frozen_memory(self.model) if call.frozen else nullcontext():
+            with frozen_memory(self.model, call.frozen):
                 self._step([row[:n] for row, n in zip(call.inputs, count, strict=True)], told)
             self._tell(told.open, told.sources)
 
