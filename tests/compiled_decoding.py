@@ -3,6 +3,7 @@
 Run by test_compiled.py in a process without the checks of conftest.py, which torch.compile cannot trace through.
 """
 
+import pickle
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,6 +88,16 @@ def test_only_single_tokens_without_gradients_are_compiled() -> None:
         backbone(x, state, diagnostics=Diagnostics(surprise=True))
         backbone(x.expand(-1, 3, -1), state)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
+
+
+def test_a_compiled_model_can_be_pickled() -> None:
+    backbone = small_backbone("sliding", num_hidden_layers=1).eval()
+    x = torch.randn(1, 3, backbone.config.hidden_size, dtype=backbone.norm.weight.dtype)
+    backbone.compile_decoding("eager")
+    expected = decode(backbone, x, 1)[-1]
+    loaded = pickle.loads(pickle.dumps(backbone))
+    torch.testing.assert_close(decode(loaded, x, 1)[-1], expected)
+    assert loaded._compiled == "eager"
 
 
 def test_full_attention_is_not_compiled() -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -50,6 +50,12 @@ class BackboneState(NamedTuple):
 
 def _run_block(block: nn.Module, x: Hidden, layer: Any, ctx: ForwardContext) -> tuple[Hidden, Any]:
     return block(x, layer, ctx)
+
+
+@cache
+def _compiled_block(backend: str) -> Callable[..., tuple[Hidden, Any]]:
+    """Held here and not in a model, which can so be pickled."""
+    return torch.compile(_run_block, backend=backend, fullgraph=True, dynamic=False)
 
 
 _FROZEN: ContextVar[frozenset[int]] = ContextVar("frozen memories", default=frozenset())
@@ -130,7 +136,7 @@ class Backbone(nn.Module):
         self.checkpoint_every = 1
         self._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
         self._layout: list[tuple[int, ...]] | None = None
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled: str | None = None
         for name, module in self.named_modules():  # said here, as weights may be drawn module by module, in any order
             if isinstance(module, nn.Linear) and name.endswith(("o_proj", "down_proj")):
                 module.init_std = (800 * config.num_hidden_layers * module.in_features) ** -0.5
@@ -193,7 +199,7 @@ class Backbone(nn.Module):
         if backend == "inductor":
             check_compiler(self.norm.weight.device)
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
-        self._compiled = torch.compile(_run_block, backend=backend, fullgraph=True, dynamic=False)
+        self._compiled = backend
 
     def _decodes(self, x: Hidden, is_start: bool, lengths: Tensor | None, told: bool) -> bool:
         """Whether the compiled graph is for this call."""
@@ -241,7 +247,7 @@ class Backbone(nn.Module):
             kind: ForwardContext(state.position, lengths, rope, is_start, places, found, frozen, embeddings)
             for kind, rope in self._ropes(x, state.position, is_start).items()
         }
-        run = self._compiled if decodes else _run_block
+        run = _compiled_block(self._compiled) if decodes else _run_block
         layers, passed = [], []
         for place, (block, kind, layer) in enumerate(zip(self.layers, self._kinds, state.layers, strict=True)):
             ctx = contexts[kind.has_segments]
