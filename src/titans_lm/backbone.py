@@ -181,8 +181,8 @@ class Backbone(nn.Module):
 
         What a token costs in PyTorch is mostly the calling of small operations; `torch.compile` joins them. It compiles
         on the first token (some seconds), again for another batch size, and needs a C++ compiler on a CPU. Training,
-        longer calls and `surprise` are not touched. Raises ValueError without a compiler, and for full attention,
-        whose state grows and would be compiled again and again.
+        longer calls and `surprise` are not touched. Raises ValueError without a compiler, for memory caching, and for
+        full attention, whose state grows and would be compiled again and again.
         """
         if self.config.state_grows:
             raise ValueError(

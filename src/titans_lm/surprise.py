@@ -74,13 +74,17 @@ def measure_surprise(
 
     The pieces change nothing but speed; `on_piece` is told after each how many tokens lie behind. With a `memory` the
     ids follow what it has read, as they are, and the first is predicted too; the memory itself stays as it is. Raises
-    ValueError for fewer than two tokens, for a model without memory, and for a memory of several rows.
+    ValueError for fewer than two tokens (for none, after a memory), for a model without memory, and for a memory of
+    several rows.
     """
     check_at_least("piece_len", piece_len, 1)
     tokens = np.asarray(ids).astype(np.int64)
     before = _before(memory)
     if tokens.ndim != 1 or len(tokens) + len(before) < 2 or not len(tokens):
-        raise ValueError(f"got token ids of shape {tokens.shape}; expected one document of two tokens or more")
+        raise ValueError(
+            f"got token ids of shape {tokens.shape}; expected one document of two tokens or more, or "
+            "of one after a memory"
+        )
     check_surprised(model)
     read = np.concatenate([before, tokens])
     bits, pieces = [np.full(1, np.nan)], []
@@ -108,7 +112,7 @@ def check_surprised(model: nn.Module) -> None:
         )
     if not has_state(model) or not config.backbone_config().has_memory:
         raise ValueError(
-            f"got a {type(model).__name__} without memory; expected a stack with lmm, mac, mag or mal in it"
+            f"got a {type(model).__name__} without memory; expected a stack with lmm, mac, mag, mal or tnt in it"
         )
 
 

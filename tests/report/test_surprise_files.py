@@ -118,7 +118,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     plain, out = saved(tmp_path / "plain", "segment"), tmp_path / "out"
     (tmp_path / "empty").write_bytes(b"")
     cases = (
-        ([file, "--model", plain], "without memory; expected a stack with lmm, mac, mag or mal in it"),
+        ([file, "--model", plain], "without memory; expected a stack with lmm, mac, mag, mal or tnt in it"),
         ([file, "--model", tmp_path / "none"], "which does not exist"),
         ([tmp_path / "none", "--model", folder], "which is not there; expected a file to read"),
         ([tmp_path, "--model", folder], "which is a folder"),

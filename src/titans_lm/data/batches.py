@@ -96,7 +96,8 @@ class RandomCrops:
 class DocumentLanes:
     """B lanes that read documents from start to end, T tokens a step: for memory that is carried from step to step.
 
-        input_ids        (B, T)   the next T tokens of each lane's document, <bos> first, padded on the right
+        input_ids        (B, T)   the next T tokens of each lane's document, <bos> first but in later parts of
+                                  one that is cut, padded on the right
         targets          (B, T)   the token after each, across the borders of pieces; −100 on padding
         attention_mask   (B, T)   0 on padding
         reset            (B,)     true where a row's piece is the first of its document

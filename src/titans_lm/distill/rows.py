@@ -68,7 +68,8 @@ class ReturningRows:
     again                (B, T)    where the target was in the text before, and left the window since
     window, sinks        (B,)      those of the batch
 
-    A pure function of seed and step. The distance of a return is more than the window and at most `reach(step)`.
+    A pure function of seed and step. The distance of a return is more than the window and at most what
+    `grow_steps` allows at that step: from twice the window to the row.
     """
 
     def __init__(self, text: Text | Split, settings: RetrofitSettings) -> None:

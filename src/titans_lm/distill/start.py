@@ -1,6 +1,6 @@
 """How memories with keys of their own start, before they are trained: from what a few rows show (D45).
 
-    W_k, b       the first D principal components of the hidden states, each with deviation 1
+    W_k, b       the first D principal components of the hidden states, all scaled to a mean square of 1
     W            argmin Σ_t c_t ‖m_t W − (o_t − y_t)‖² + λ‖W‖²   for every query head, beyond the window
 
 o is what attention over everything answers, y attention over sinks and window, m what the memory reads. c_t makes rows

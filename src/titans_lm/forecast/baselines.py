@@ -52,7 +52,8 @@ class Linear(nn.Module):
 class DLinear(nn.Module):
     """Trend and rest, each by a linear map over time shared by all channels (Zeng et al., arXiv 2205.13504).
 
-    The trend is a moving average of `kernel` steps, the window's ends repeated; both maps start as the window's mean.
+    The trend is a moving average of `kernel` steps, the window's ends repeated; the weights of both maps start as
+    the window's mean.
     """
 
     def __init__(self, lookback: int, horizon: int, kernel: int = 25) -> None:

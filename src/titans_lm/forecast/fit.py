@@ -89,8 +89,8 @@ def streamed(
     check_choice("memory", memory, get_args(Memory))
     if not (isinstance(model, Forecaster) and (memory == "fresh" or model.has_memory)):
         raise ValueError(
-            f'got memory="{memory}" for a model without a memory; expected a stack with lmm, mac, mag or mal in it, '
-            'or memory="fresh"'
+            f'got memory="{memory}" for a model without a memory; expected a stack with lmm, mac, mag, mal or tnt in '
+            'it, or memory="fresh"'
         )
     check_at_least("warm_up", warm_up, 0)
     L, first, stop = model.shape.lookback, origins.start, origins.stop

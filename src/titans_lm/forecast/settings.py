@@ -225,8 +225,8 @@ class EvaluateForecasters(ForecastSettings):
     data: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = ()
     """Tables: CSV files."""
     models: tuple[str, ...] = ("lmm", "attention", "nlinear", "repeat")
-    """Models: lmm, mac, mag, mal, attention, sliding, segment, hybrid, mamba, patchtst, dlinear, nlinear, seasonal,
-    repeat.
+    """Models: lmm, mac, mag, mal, tnt, attention, sliding, segment, hybrid, mamba, patchtst, dlinear, nlinear,
+    seasonal, repeat.
 
     A trained one may be varied, as in lmm:memory_depth=1,patch_len=8,lr=0.003."""
     horizons: tuple[int, ...] = (96, 192, 336, 720)

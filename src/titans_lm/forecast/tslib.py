@@ -19,7 +19,7 @@ class Model(nn.Module):
     """A forecaster that is made from that library's arguments and called as its models are.
 
     Taken from the arguments: seq_len, pred_len, enc_in, d_model, n_heads, e_layers, d_ff, dropout, patch_len (where
-    there is one), and `architecture` (lmm, mac, mag, mal, attention, sliding, hybrid; lmm where there is none).
+    there is one), and `architecture` (lmm, mac, mag, mal, tnt, attention, sliding, hybrid; lmm where there is none).
     Patches overlap by half, as that library's do; the shortcut starts at zero. ValueError for a task that is no
     forecast.
     """

@@ -189,7 +189,7 @@ class PretrainSettings(SequenceFit, RunSettings):
     max_length: int = 1024
     """Nucleotides of a sequence; longer ones are cut into several."""
     held_out: float = 0.1
-    """Share of the sequences that bits per nucleotide are measured on; at most 1,024 pieces."""
+    """Share of the pieces that bits per nucleotide are measured on, and not trained on; at most 1,024 of them."""
     reverse_complement: bool = True
     """Whether every second sequence, drawn anew each time, is read from the other strand."""
 

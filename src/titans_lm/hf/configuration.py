@@ -46,9 +46,9 @@ class TitansConfig(PreTrainedConfig):
     Takes every field of `BackboneConfig` by its name (architecture, hidden_size, num_hidden_layers, memory_depth,
     chunk_size, segment_len, window, …), and `vocab_size`. In a stack of several blocks `layer_types` comes to name the
     block of every layer, so that another default of architecture="hybrid" changes no old model. bos, eos and pad are
-    None unless given; the byte tokeniser of `titans_lm.data` sets them. Raises ValueError for a setting that does not
-    exist, naming the nearest that does. What others have added to a saved config is kept, with a warning, unless it is
-    one of our names misspelt.
+    None unless given; those of the byte tokeniser of `titans_lm.data` are 256, 257 and 258. Raises ValueError for a
+    setting that does not exist, naming the nearest that does. What others have added to a saved config is kept, with a
+    warning, unless it is one of our names misspelt.
     """
 
     model_type = "titans"

@@ -25,7 +25,7 @@ from titans_lm.ops.wide import is_wide
 
 
 class _Chunked(torch.autograd.Function):
-    """`ChunkedCall` and its gradients; it keeps one state for each group and nothing of a group's inside."""
+    """`ChunkedCall` and its gradients; it keeps a state and z_L for each group, or all of a call that is kept."""
 
     @staticmethod
     def forward(ctx: Any, spec: CallSpec, counts: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -1,9 +1,10 @@
 """Norms, gates and taps, each a plain expression with a fast path inside, whose gradients are written by hand.
 
 Autograd keeps every intermediate and goes back through each; of what a training step holds and does besides matrix
-products, that was about half (D27). What is here keeps what it was given and gives what the expression in its docstring
-gives. Layers call these functions unconditionally. Maps and norms are passed as the modules that they are: PEFT wraps
-them and users put hooks on them, and then they are called.
+products, that was about half (D27). What is here keeps what it was given or gives, σ of the gates and the two hidden
+halves of an MLP, and gives what the expression in its docstring gives. Layers call these functions unconditionally.
+Maps and norms are passed as the modules that they are: PEFT wraps them and users put hooks on them, and then they are
+called.
 """
 
 from typing import Any, Literal

@@ -54,7 +54,7 @@ def once_differentiable(backward: Any) -> Any:
 
 @functools.cache
 def has_faster_products() -> bool:
-    """Whether oneDNN's float32 products are the faster ones: MKL, AVX-512, and not Intel's CPU."""
+    """Whether oneDNN's float32 products are the faster ones: MKL, and an AMD CPU with AVX-512, on Linux."""
     if platform.machine().lower() not in ("x86_64", "amd64") or not torch.backends.mkl.is_available():
         return False
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():

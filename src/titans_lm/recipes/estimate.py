@@ -271,7 +271,8 @@ def estimate_training(
     FLOPs over `peak_tflops` (TFLOP/s; an H100's 989 in bfloat16 by default) × `utilisation` (0 to 1). The default of
     5 % is what others report for small chunks (TNT, arXiv 2511.07343: below 5 to 10 %); nothing was measured here.
 
-    Raises ValueError for a baseline, for a peak or a utilisation that is not above 0, and a utilisation above 1.
+    Raises ValueError for a baseline, for activation_checkpointing, for a peak or a utilisation that is not
+    above 0, and a utilisation above 1.
     """
     check_positive("peak_tflops", peak_tflops)
     check_positive("utilisation", utilisation)

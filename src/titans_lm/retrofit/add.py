@@ -33,11 +33,11 @@ def add_memory(model: "PreTrainedModel", **settings: Any) -> "PreTrainedModel":
     """Give a decoder of transformers a memory, in place, and return it; settings are those of `AdapterSettings`.
 
     Its attention then sees the first `sinks` tokens and the last `window`; a token that leaves the window is written
-    into a memory by the layer's own key and value, and the layer's own query reads it (`LayerMemory`). Only that
-    adapter has gradients. Until it is trained the model is its windowed base: up to `window` tokens it is the base.
-    A forward pass takes `reach=Reach(window, sinks)` to see another window, `reach=FULL` to be the base; its cache,
-    that of `generate()` too, is a `RetrofitCache` of constant size. As in a Titans model that state is a value as well:
-    `init_state(batch_size)`, `state=` and `return_state=True`, without gradients.
+    into a memory by the layer's own key and value and read by its own query, or by a map of hidden states (`keys`).
+    Only that adapter has gradients. Until it is trained the model is its windowed base: up to `window` tokens the base.
+    A forward pass takes `reach=Reach(window, sinks)` to see another window, `reach=FULL` to see all without the memory
+    (the base, where there is no LoRA); its cache, that of `generate()` too, is a `RetrofitCache` of constant size. That
+    state is a value as well: `init_state(batch_size)`, `state=` and `return_state=True`, without gradients.
 
     Raises ValueError for a model that this cannot be done with, saying why.
     """

@@ -37,7 +37,7 @@ Place = int | Int[Tensor, "B 1"]
 
 
 class Reach(NamedTuple):
-    """How far attention sees, and whether the memory speaks of what lies beyond; no window is the base as it was."""
+    """How far attention sees, and whether the memory speaks of what lies beyond; no window means all tokens."""
 
     window: int | None
     sinks: int = 0
@@ -57,7 +57,7 @@ def check_reach(reach: Any) -> None:
 
 
 FULL = Reach(None, 0, False)
-"""The base as it was: the teacher of what is trained."""
+"""All tokens and no memory: the base, but for a LoRA that is on."""
 
 
 class LayerState(NamedTuple):

@@ -1,7 +1,8 @@
 """The memory that stands beside one attention layer: all that is trained of a retrofitted model.
 
 θ, α [, η] = gates(x̂_i)                    x̂ is the hidden state with norm 1, here of the token that is written
-M          ← M − θ ∇‖M(k̂_i) − v_i‖²        k̂, q̂ are the layer's own k, q with norm 1 [and φ of them], v its own v
+M          ← (1 − α) M + α M_init − θ ∇‖M(k̂_i) − v_i‖² [+ η × past surprise]
+                                            k̂, q̂ are the layer's own k, q with norm 1 [and φ of them], v its own v
 m_t        = 2 σ(x̂_t w) ∘ (M(q̂_t) W)       W (H, D, D) starts at zero: at first the base answers alone
 
 With keys = "hidden", k̂_i and q̂_i are both W_k x_i + b with norm 1, one map of the hidden states as attention gets them,

@@ -133,7 +133,8 @@ class Reader:
         max_tokens: int | None = None,
         on_piece: "Callable[[Reader], None] | None" = None,
     ) -> int:
-        """Read a source, or one source per row, to the end or up to `max_tokens` of each; return how many were read.
+        """Read a source, or one source per row, to the end or up to `max_tokens` of each; return how many
+        the longest row has read.
 
         `on_piece` is called after every piece with this reader, whose `memory` then is a complete memory. To stop at a
         token and go on later, pass a `TokenStream` (see `stream`) and pass it again. With `new_document=False` the text

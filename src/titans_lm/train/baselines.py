@@ -1,7 +1,7 @@
 """Other models through the same trainer, with as many parameters as one of ours.
 
 A baseline of Hugging Face takes depth and heads from a `BackboneConfig`, and its size from a number of parameters: by
-the rule of ours where it has an MLP (`match.py`), else by one or two sizes of its own. What it does not take from there
+the rule of ours where it has an MLP (`fresh.py`), else by one or two sizes of its own. What it does not take from there
 is what its library ships as default. A folder with a config.json is taken as it is. DeltaNet and Gated DeltaNet are our
 own block with settings that make their rule of our op.
 """

@@ -58,7 +58,8 @@ def count_parameters(config: BackboneConfig, vocab_size: int) -> int:
 
 
 def match_parameters(config: BackboneConfig, vocab_size: int, target: int) -> BackboneConfig:
-    """Choose width and MLP so that the model has `target` parameters, up to half a channel of the MLPs.
+    """Choose width and MLP so that the model has `target` parameters, up to half a step of the MLPs: a channel,
+    eight from a width of 512 on.
 
     Blocks and heads stay as they are, heads get wider or narrower. ValueError where no width comes within 1 %.
     """

@@ -147,7 +147,9 @@ class LanguageSettings(ModelSettings):
     seq_len: int = 512
     """Tokens of a row that a step reads."""
     stateful: bool = False
-    """Read each document from start to end and carry the memory from step to step; gradients stop at the step."""
+    """Read each document from start to end and carry the memory from step to step; gradients stop at the step.
+
+    A document longer than a row's share of all tokens is cut into such shares."""
     boundaries: Boundaries = "carry"
     """Of a prepared folder: carry fills rows with one document after another, reset gives every row one document."""
     verify_data: bool = True
