@@ -145,9 +145,9 @@ def test_batches_of_other_processes_are_the_same_from_any_step_on(kind, workers:
     before = torch.get_rng_state()
     coming = prefetched(batches, 3, 9, workers)
     found = [next(coming), next(coming)]
-    for process in getattr(coming, "_workers", ()):  # Ctrl-C finishes a step: they go on for it
+    for process in getattr(coming, "_workers", ()):  # Ctrl-C, or SIGTERM to all, finishes a step: they go on for it
         ignored = re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1]
-        assert int(ignored, 16) >> (signal.SIGINT - 1) & 1
+        assert all(int(ignored, 16) >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM))
     found += coming
     assert len(found) == 6
     for step, batch in enumerate(found, 3):

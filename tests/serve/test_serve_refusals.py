@@ -4,6 +4,8 @@ import asyncio
 import http.client
 import json
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -235,7 +237,7 @@ def test_too_many_at_once_are_told_to_come_back(tmp_path_factory: pytest.TempPat
             wait_until_active(client, 2)
             refused = client.post(TEXT, json={"prompt": "x"})
             assert refused.status_code == 429
-            assert refused.json()["error"]["code"] == "busy"
+            assert (refused.json()["error"]["code"], refused.headers["x-should-retry"]) == ("busy", "true")
         assert waiting.result(60).status_code == 200
 
 
@@ -245,8 +247,27 @@ def test_no_request_computes_longer_than_it_may(tmp_path_factory: pytest.TempPat
         assert answer["choices"][0]["finish_reason"] == "length"
         assert 0 < answer["usage"]["completion_tokens"] < 4000
         late = client.post("/v1/memories", json={"text": "x" * 900_000, "name": "late"})
-        assert late.status_code == 408
+        assert (late.status_code, late.headers["x-should-retry"]) == (408, "false")
         assert client.get("/v1/memories").json()["data"] == []
+
+
+def test_waiting_for_a_place_is_not_computing(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = small_engine(tmp_path_factory.mktemp("store"), max_seconds=1.0, workers=1)
+    write = engine.batcher.write
+
+    def waits(*given: Any) -> Any:
+        time.sleep(1.2)
+        return write(*given)
+
+    monkeypatch.setattr(engine.batcher, "write", waits)
+    with serving(engine) as client, engine._reading:
+        leaves = threading.Timer(1.2, engine._reading.release)
+        leaves.start()
+        answer = client.post(TEXT, json={"prompt": "x", "max_tokens": 3, "temperature": 0}).json()
+        engine._reading.acquire()  # for the block to release
+    assert answer["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from model_cases import EVERY_KIND
-from titans_lm.data.batches import DocumentLanes, RandomCrops, padded
+from titans_lm.data.batches import IGNORED, DocumentLanes, RandomCrops, padded
 from titans_lm.data.tasks.batches import TaskBatches
 from titans_lm.data.tasks.recall import RecallSettings
 from titans_lm.data.tokenizer import byte_tokenizer, encode_document
@@ -102,9 +102,11 @@ def test_batches_add_up_to_one_step(llama):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_batches_count_by_their_targets(llama):
-    """Rows of documents are padded: a batch of four is two of two, though one has more targets than the other."""
+@pytest.mark.parametrize("without", [0, 2])
+def test_batches_count_by_their_targets(llama, without):
+    """Rows of documents are padded: a batch of four is two of two, though one has more targets, or all."""
     four = padded([encode_document(b"ab" * n) for n in (2, 9, 3, 11)], 24)
+    four["targets"][:without] = IGNORED
 
     def halves(step):
         return {name: part[2 * (step % 2) :][:2] for name, part in four.items()}
@@ -126,6 +128,7 @@ class Noisy(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4))
+        self.module = nn.Identity()  # the name that a model has inside of DDP
 
     def forward(self, x):
         noise = torch.rand(4)

@@ -187,7 +187,8 @@ def prefetched(batches: Callable[[int], Batch], first: int, last: int, workers: 
 
 
 def _undisturbed(_: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # when to end is for the process that trains
+    for number in (signal.SIGINT, signal.SIGTERM):  # when to end is for the process that trains
+        signal.signal(number, signal.SIG_IGN)
 
 
 class _Rows(ABC):

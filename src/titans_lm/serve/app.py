@@ -88,7 +88,8 @@ def create_app(engine: Engine, name: str, api_key: str | None) -> FastAPI:
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(ClientError)
     async def _client(_: Request, error: ClientError) -> JSONResponse:
-        return JSONResponse(error.body(), error.status)
+        # OpenAI's clients repeat 408, 409 and 429 by themselves: what takes too long would be read three times.
+        return JSONResponse(error.body(), error.status, {"x-should-retry": str(error.code == "busy").lower()})
 
     @app.exception_handler(Cancelled)
     async def _cancelled(_: Request, __: Cancelled) -> Response:

@@ -71,17 +71,25 @@ class Answer:
 
 
 class Watch:
-    """Says when to leave off: nobody waits any more, or the time is up."""
+    """Says when to leave off: nobody waits any more, or the time is up, of which waiting for a place takes none."""
 
     def __init__(self, cancel: threading.Event, most: float) -> None:
         self.cancel, self.most, self.end = cancel, most, time.monotonic() + most
         self()
 
     def __call__(self, *_: Any) -> None:
-        if self.cancel.is_set():
-            raise Cancelled
+        self.check_heard()
         if self.late:
             raise ClientError(408, f"reading took more than {self.most:g} s; send less at once", code="timeout")
+
+    def check_heard(self) -> None:
+        """Leave off where nobody waits for the answer any more."""
+        if self.cancel.is_set():
+            raise Cancelled
+
+    def forgive(self, since: float) -> None:
+        """Do not count the time since then."""
+        self.end += time.monotonic() - since
 
     @property
     def late(self) -> bool:
@@ -136,8 +144,7 @@ class Engine:
                 known, instructions = notes.get("messages", []), notes.get("instructions", [])
                 notes |= remembered(known, instructions, turn, writing.text)
             notes |= {"turns": notes.get("turns", 0) + 1, "ended": ended}
-            if watch.cancel.is_set():  # what nobody has heard did not happen
-                raise Cancelled
+            watch.check_heard()  # what nobody has heard did not happen
             self.store.put(Entry("conversation", asked.conversation, memory, notes))
         self.metrics.count_tokens(prompt=prompt_tokens, completion=new)
         finish = "stop" if writing.stopped or ended is not None else "length"
@@ -151,13 +158,14 @@ class Engine:
         ended it if one did."""
         stops = asked.stops if not isinstance(asked, Chat) or has_template(self.tokenizer) else [*asked.stops, *TURNS]
         most = asked.max_completion_tokens or asked.max_tokens or min(DEFAULT_NEW_TOKENS, self.settings.max_new_tokens)
-        start = reader.memory
+        start, asked_at = reader.memory, time.monotonic()
         writing, new, ended = Writing(self.tokenizer, stops, emit, lambda: start), 0, None
 
         def take(token: int, memory: Callable[[], Memory]) -> bool:
             nonlocal new, ended
-            if watch.cancel.is_set():
-                raise Cancelled
+            watch.check_heard()
+            if new == 0:
+                watch.forgive(asked_at)
             new += 1
             writing.put(token, memory)
             ended = token if token in self.ends else None
@@ -222,8 +230,10 @@ class Engine:
     @contextmanager
     def _reads(self, watch: Watch) -> Iterator[None]:
         """Wait for a place among those that read."""
+        since = time.monotonic()
         while not self._reading.acquire(timeout=PATIENCE):
-            watch()
+            watch.check_heard()
+        watch.forgive(since)
         try:
             yield
         finally:

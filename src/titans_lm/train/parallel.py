@@ -191,7 +191,9 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 def unwrapped(model: nn.Module) -> Any:
     """The model itself, without what spreads it."""
-    return getattr(model, "module", model)
+    from torch.nn.parallel import DistributedDataParallel
+
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def full_tensor(number: Tensor) -> Tensor:

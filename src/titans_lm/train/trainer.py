@@ -194,17 +194,17 @@ class Trainer:
         targets = [count_targets(batch) for batch in batches]
         for index, (batch, counted) in enumerate(zip(batches, targets, strict=True)):
             rows = self.world.rows(batch)
-            weight = self.world.weight(batch, rows) * (several * counted / max(sum(targets), 1))
+            weight = self.world.weight(batch, rows) * (several * counted / (sum(targets) or math.nan))
             own = to_device(rows, self.device)
             self.rows += batch["sample"].tolist() if "sample" in batch else []
             with sync_gradients(self.wrapped, index == several - 1):
                 with mixed_precision(self.settings.precision, self.device):
                     loss, found = _loss_of(self.loss_fn(self.wrapped, own))
-                loss = loss if weight == 1.0 else loss * weight
+                loss = loss if weight == 1.0 else _weighted(loss, weight)
                 (loss / several).backward()
             total += loss.detach() / several
             for name, value in found.items():
-                metrics[name] = metrics.get(name, 0.0) + value * (weight / several)
+                metrics[name] = metrics.get(name, 0.0) + _weighted(value, weight / several)
             tokens += _tokens(batch)
         if self.world.size == 1:
             return total, metrics, tokens
@@ -323,6 +323,11 @@ def _loss_of(found: Any) -> tuple[Tensor, dict[str, Any]]:
     if not found[0].requires_grad:
         raise ValueError("got a loss without gradients; expected one made of the model's output, not detached")
     return found  # pyrefly: ignore
+
+
+def _weighted(value: Any, weight: float) -> Any:
+    """A part without targets, whose mean is NaN, adds nothing."""
+    return value * weight if weight else torch.as_tensor(value).nan_to_num() * 0.0
 
 
 def _tokens(batch: Batch) -> int:
