@@ -154,6 +154,31 @@ def test_under_autocast_a_layer_reads_what_it_is_given() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_autocast_converts_no_float64() -> None:
+    for layer, x in ((make().float(), tokens()), (make(), tokens().float())):
+        with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="expected one type"):
+            layer(x)
+
+
+@pytest.mark.parametrize("objective", ["l2", "huber", "huber_coordinate"])
+def test_a_token_that_is_no_number_leaves_the_other_rows_as_they_are(objective: str) -> None:
+    layer, x = make(memory_objective=objective), tokens()
+    expected = layer(x)[0]
+    y, _ = layer(x.index_put((torch.tensor(0), torch.tensor(3)), torch.tensor(torch.nan, dtype=x.dtype)))
+    assert_close(y[1], expected[1])
+    assert y[0, 3:].isnan().all()
+
+
+def test_another_default_device_changes_nothing() -> None:
+    """The roots of how often each product of two channels comes are kept for all layers of 11 channels a head."""
+    layer = NeuralMemory(hidden_size=22, num_attention_heads=2, memory_depth=1, key_degree=2)
+    x = torch.randn(1, 3, 22)
+    with torch.device("meta"):
+        found = layer(x)[0]
+    assert torch.equal(found, layer(x)[0])
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_settings_that_make_no_layer_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown setting 'hidden_sizes' for MemoryConfig; did you mean 'hidden_size'"):
         NeuralMemory(hidden_sizes=8)

@@ -127,9 +127,10 @@ def last_valid(x: Tensor, keep: int, lengths: Int[Tensor, " B"] | None) -> Tenso
 
 
 def check_precision(x: Tensor, weights: torch.dtype) -> None:
-    """Refuse tokens in another precision than the maps that they meet, which autocast alone would convert."""
+    """Refuse tokens in another precision than the maps that they meet, which autocast alone converts; float64 never."""
     compares = weights.is_floating_point and weights.itemsize > 1  # quantised ones take what comes
-    if x.dtype != weights and compares and not torch.is_autocast_enabled(x.device.type):
+    converts = torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, weights)
+    if x.dtype != weights and compares and not converts:
         raise ValueError(
             f"got x {x.dtype} for weights {weights}; expected one type: convert x, or the layer, with .to(), or "
             "read under torch.autocast"

@@ -283,14 +283,15 @@ class MemoryRule(nn.Module):
         return tuple(found)
 
     def per_token(self, x: Hidden, k: Float[Tensor, "B T H D"]) -> PerToken:
-        """What the op asks of tokens besides their gates; rounding makes no threshold 0."""
+        """What the op asks of tokens besides their gates; rounding makes no threshold 0, and NaN, which x brings to the
+        output anyway, none that the op refuses."""
         if self.threshold_proj is None and self.window_proj is None:
             return PLAIN
         window = None if self.window_proj is None else self.window_proj(x)
         if self.threshold_proj is None:
             return PerToken(None, window)
         threshold = self.threshold_proj(x, k).squeeze(-1)
-        return PerToken(threshold.clamp(min=torch.finfo(threshold.dtype).tiny), window)
+        return PerToken(threshold.nan_to_num(1.0).clamp(min=torch.finfo(threshold.dtype).tiny), window)
 
     def op(self, surprise: SurpriseSizes) -> Callable[..., tuple]:
         """The op of this memory, to be called with tokens, gates and a state."""

@@ -65,6 +65,7 @@ def test_logits_are_those_of_the_whole() -> None:
     reader = Reader(model, piece_len=7)
     parts = [reader.feed(ids[:, start:stop], logits=True) for start, stop in ((0, 1), (1, 2), (2, 30), (30, 61))]
     assert [part.shape[1] for part in parts] == [0, 1, 28, 31]
+    assert all(part.dtype == logits.dtype for part in parts)
     found = torch.cat([*parts, reader.next_logits()[:, None]], dim=1)
     torch.testing.assert_close(found, logits, rtol=0.0, atol=1e-9)
 
@@ -272,7 +273,8 @@ def test_a_fork_disturbs_nobody() -> None:
     for x, y in zip(kept, [before.state.position, *before.state.layers[0].memory.memory.M], strict=True):
         assert torch.equal(x, y)
     assert_same_memory(reader.memory, before, 0.0)
-    many = reader.fork(3)
+    with torch.device("meta"):  # what is made on the default device
+        many = reader.fork(3)
     many.read([b"a", b"bc", b"d"], new_document=False)
     one = reader.fork()
     one.read(b"bc", new_document=False)

@@ -238,7 +238,8 @@ def cache_is_exact(reader: CacheReader) -> bool:
 def _probe(model: nn.Module, count: int) -> Tensor:
     owner: Any = model
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(owner.config.vocab_size, (1, count), generator=generator).to(next(model.parameters()).device)
+    ids = torch.randint(owner.config.vocab_size, (1, count), generator=generator, device="cpu")
+    return ids.to(next(model.parameters()).device)
 
 
 @contextmanager

@@ -290,7 +290,7 @@ class _GatedLinear(torch.autograd.Function):
         if ctx.how == "mutual":
             open_a, open_c = torch.sigmoid(a), torch.sigmoid(c)
             d_weight = outer(grad, (a * open_c).addcmul_(c, open_a))
-            d_a = by_sigmoid(c.mul_(d), open_a).addcmul_(d, open_c)
+            d_a = by_sigmoid(c * d, open_a).addcmul_(d, open_c)
             d_c = by_sigmoid(a.mul_(d), open_c).addcmul_(d, open_a)
         else:
             opened = torch.sigmoid(c)

@@ -209,4 +209,4 @@ def _multiplicity(channels: int, degree: int) -> Float[Tensor, " n"]:
     for i in range(degree + 1):
         for one in itertools.combinations_with_replacement(range(channels), i):
             found.append(math.factorial(i) / math.prod(math.factorial(m) for m in Counter(one).values()))
-    return torch.tensor(found, dtype=torch.float64).sqrt()
+    return torch.tensor(found, dtype=torch.float64, device="cpu").sqrt()

@@ -95,7 +95,7 @@ class RetrofitCache(CroppableCache):
         first = self.layers[0]
         if first.state is None or first.state.position is not None:
             return None if first.state is None else first.state.position
-        return torch.full((len(first.state.k),), first.seen)
+        return torch.full((len(first.state.k),), first.seen, device=first.state.k.device)
 
     @property
     def value(self) -> RetrofitState:

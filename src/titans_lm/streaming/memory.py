@@ -65,7 +65,7 @@ class Memory:
     def empty(cls, state: Any) -> "Memory":
         """The memory before the first token."""
         B = state.position.shape[0]
-        return cls(state, torch.full((B,), NONE, dtype=torch.int64), (0,) * B, (False,) * B, ((),) * B)
+        return cls(state, torch.full((B,), NONE, dtype=torch.int64, device="cpu"), (0,) * B, (False,) * B, ((),) * B)
 
     @property
     def rows(self) -> int:
@@ -99,7 +99,7 @@ class Memory:
             raise ValueError(f"got rows {rows} of a memory of {self.rows}; expected some of 0 to {self.rows - 1}")
         if rows == list(range(self.rows)):
             return self
-        index = torch.tensor(rows)
+        index = torch.tensor(rows, device="cpu")
         told = {name: tuple(getattr(self, name)[row] for row in rows) for name in TOLD}
         return Memory(take_rows(self.state, index), self.pending[index], **told)
 

@@ -238,7 +238,8 @@ class Reader:
         found = self._feed(self._rows(ids), logits=logits)
         if not logits:
             return None
-        empty = torch.empty(self.batch_size, 0, self.model.config.vocab_size, device=self.device)
+        like = {"dtype": self.model.dtype, "device": self.device}
+        empty = torch.empty(self.batch_size, 0, self.model.config.vocab_size, **like)
         return torch.cat(found, dim=1) if found else empty
 
     def _feed(self, rows: list[np.ndarray], *, logits: bool = False, **told: Any) -> list[Any]:
