@@ -8,7 +8,7 @@ c_i the mean key of a segment, of the open one up to t. Writing does not change;
     γ   = softmax of ⟨u_t, c_i⟩ over the open segment, b added, and the cached ones; u_t = x_t W_U
     the same over the open segment and the k cached ones with the largest ⟨u_t, c_i⟩      ssc (sparse selection)
 
-Source: Memory Caching (arXiv 2602.24281). It leaves open the softmax and the mean, and has no b (D52). What is cached
+Source: Memory Caching (arXiv 2602.24281). Its eq. 16 has the sum for the mean, and it has no b (D52). What is cached
 is a value of constant size in the state: N slots, of the last N segments, or of Fenwick segments, whose lengths are the
 powers of two that the number of segments is made of (37 → 32, 4, 1).
 """

@@ -252,7 +252,7 @@ def test_the_page_says_who_is_ahead() -> None:
         return [{"name": name, "test_bits_per_byte": {"mean": value}} for name, value in bits.items()]
 
     assert verdict(scored(mac=2.0, llama=2.5, lmm=2.6)) == (
-        "**MAC is best**, 0.500 bits per byte before the best without a memory, Transformer++ (Llama)."
+        "**MAC has the lowest mean**, 0.500 bits per byte before the best without a memory, Transformer++ (Llama)."
     )
     lost = verdict(scored(mamba2=1.9, llama=2.0, mag=2.25, lmm=2.6))
     assert lost == (

@@ -2,11 +2,15 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.bench_cases import OP, measured
+from titans_lm.evaluate.positions import bounds
+from titans_lm.report.books import bounds_told
 from titans_lm.report.page import MARK, pages, plots, read_results, render_results
 from titans_lm.report.section import is_earlier, status
+from titans_lm.report.text import said
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -142,9 +146,23 @@ def test_nothing_measured_is_said():
     assert "nothing is measured yet" in text[""]
 
 
+def test_a_comparison_of_texts_names_models_with_fewer_seeds_and_rates():
+    """The stored one was joined from runs of one model each."""
+    told = said(json.loads((ROOT / "docs/results/bench/compare-5m.json").read_text()))
+    assert "(0.012 not for Transformer++ with short convolution, MAG, MAC)" in told
+    assert "3 seeds (of Transformer++ with short convolution 1, LMM 2, Gated DeltaNet 2, MAG 1, MAL 1" in told
+
+
+@pytest.mark.parametrize(("books", "told"), [(1, "no interval"), (3, "smallest and the largest"), (4, "95 %")])
+def test_bounds_over_few_books_are_their_ends(books, told):
+    assert told in bounds_told(books)
+    draws = np.arange(1.0, books + 1)[None]
+    assert (bounds(draws, lambda total: total, 0) == (books, books * books)) == (books < 4)
+
+
 def test_a_comparison():
     text = speed(peers=[peers()])
-    assert cells(text, "our op") == ["our op", "20", "50 %", "19", "1.22", "1.25"]
+    assert cells(text, "our op") == ["our op", "", "20", "50 %", "19", "1.22", "1.25"]
     assert "### Layer of width 384, 1 head: forward + backward, tuned allocator" in text
     assert "[peers.json](x/peers.json): `titans bench peers` on a CPU, 2 threads, float32, 8 GiB" in text
 

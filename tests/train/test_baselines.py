@@ -114,11 +114,13 @@ def test_what_cannot_be_made_small_enough() -> None:
 
 def test_the_rule_of_another_is_our_block() -> None:
     """DeltaNet and Gated DeltaNet are LMM with β = 2 θ up to 1 and a step for every token, and keep what is shared."""
+    later = {"architecture": "lmm", "memory_depth": 1, "omega_window": 4, "key_degree": 2, "memory_caching": "grm"}
     for name, decay in (("delta-net", False), ("gated-delta-net", True)):
-        settings = LanguageSettings(baseline=name, model=dataclasses.replace(LIKE, conv_size=3))
+        settings = LanguageSettings(baseline=name, model=dataclasses.replace(LIKE, conv_size=3, **later))
         sized = sized_model(settings, byte_tokenizer())
         model = sized.model.config.backbone_config()
         assert (model.architecture, model.conv_size, model.decay, model.decay_first) == ("lmm", 3, decay, decay)
+        assert (model.omega_window, model.key_degree, model.memory_caching) == (1, 1, None)
         assert (model.memory_widths, model.chunk_size, model.theta_max) == ((model.head_dim,) * 2, 1, 0.5)
     assert (sized.shape.blocks, sized.shape.heads) == (3, 4)
 

@@ -84,7 +84,7 @@ class Embedding(nn.Module):
 
 
 class MambaBlock(nn.Module):
-    """Simba's block as published, x + mamba(norm(x)), then x + mlp(norm(x)); the mixer is transformers'."""
+    """Simba's block, x + mamba(norm(x)), then x + mlp(norm(x)); the mixer is transformers', norm and MLP are ours."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()

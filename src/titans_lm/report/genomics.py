@@ -56,7 +56,10 @@ def tables(result: Result) -> list[Table]:
 def said(result: Result) -> str:
     settings, train = result["settings"], result["settings"]["train"]
     size, cut = result["backbone_parameters"], result["cut_sequences"]
-    stacks = "" if size is None else f"Stacks of ours are of equal size, {size:,} parameters with an embedding. "
+    stacks = ""
+    if size is not None:
+        stacks = f"Stacks of ours are of equal size, {size:,} parameters with an embedding of nucleotides. "
+        stacks += "Words have one on top, as wide as the stack. " if train.get("word_size", 1) > 1 else ""
     tried = ""
     if len(settings["rates"]) > 1:
         several = ", ".join(f"{rate:g}" for rate in settings["rates"])

@@ -80,11 +80,12 @@ def comparison(result: Result, title: str, allocator: str, rows: list[Result]) -
     def of_ours(row: Result, other: str) -> str:
         return ratio(row, other) if row["side"] == "ours" else ""
 
+    parameters = Column("parameters", lambda row: f"{row['parameters']:,}" if "parameters" in row else "")
     theirs = [row["label"] for row in rows if row["side"] != "ours"]
     others = [Column(f"× {name}", partial(of_ours, other=name)) for name in theirs]
     return Table(
         title=f"{title}: {rows[0]['mode'].replace('+', ' + ')}, {allocator} allocator",
-        columns=[field("side", "label"), SPEED, SHARE, MEMORY, SPREAD, *others, *gpus(result)],
+        columns=[field("side", "label"), parameters, SPEED, SHARE, MEMORY, SPREAD, *others, *gpus(result)],
         rows=rows,
     )
 

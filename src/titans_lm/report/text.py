@@ -88,10 +88,12 @@ def said(result: Result) -> str:
     asked, seeds = result["parameters_asked_for"], len(settings["seeds"])
     apart = max(abs(one["parameters"] / asked - 1.0) for one in result["contenders"])
     pilot = "**A pilot of one seed**: small differences are those of seeds as well. " if seeds == 1 else ""
+    fewer = [f"{_short(one)} {len(one['runs'])}" for one in result["contenders"] if len(one["runs"]) < seeds]
+    but = f" (of {', '.join(fewer)})" if fewer else ""
     text = (
         f"{pilot}Every model has {asked:,} parameters (within {apart:.1%}) and reads the same {first['tokens']:,} "
         f"tokens in sequences of {train['seq_len']}{reread(train)}; {tuned(result)} {seeds} "
-        f"seed{'s' * (seeds > 1)}. The test text is {first['test']['bytes']:,} bytes in spans of "
+        f"seed{'s' * (seeds > 1)}{but}. The test text is {first['test']['bytes']:,} bytes in spans of "
         f"{settings['positions']:,} tokens, each read from a fresh state, carried along where a model has one; "
         f"columns of positions say where in the span. Tokens per second and minutes are those of training, "
         f"{settings['jobs']} at once. "
@@ -174,9 +176,20 @@ def tuned(result: Result) -> str:
     rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
     if len(settings["rates"]) == 1:
         return f"learning rate {rates},"
-    untried = [title(one["name"]).partition(",")[0] for one in result["contenders"] if not one["tuning"]]
+    untried = [_short(one) for one in result["contenders"] if not one["tuning"]]
     but = f" (of {', '.join(untried)} the one that is named, without trials)" if untried else ""
+    for rate in settings["rates"]:
+        without = [
+            _short(one) for one in result["contenders"] if rate not in {trial["rate"] for trial in one["tuning"]}
+        ]
+        missing = [name for name in without if name not in untried]
+        but += f" ({rate:g} not for {', '.join(missing)})" if missing else ""
     return f"of the learning rates {rates} the best on held-out text after {settings['tune_steps']} steps{but},"
+
+
+def _short(contender: Result) -> str:
+    """A model's name without its settings."""
+    return title(contender["name"].partition(":")[0]).partition(" (")[0]
 
 
 def verdict(found: list[Result]) -> str:
@@ -187,7 +200,7 @@ def verdict(found: list[Result]) -> str:
     ahead, behind = with_memory[0]["test_bits_per_byte"]["mean"], without[0]["test_bits_per_byte"]["mean"]
     first, other = title(with_memory[0]["name"]), title(without[0]["name"])
     if ahead < behind:
-        return f"**{first} is best**, {behind - ahead:.3f} bits per byte before the best without a memory, {other}."
+        return f"**{first} has the lowest mean**, {behind - ahead:.3f} bits per byte before the best without a memory, {other}."
     before = [title(one["name"]) for one in found[: found.index(with_memory[0])]]
     return (
         f"**No model with a memory is best here**: {', '.join(before)} come{'s' * (len(before) == 1)} before the first "

@@ -18,7 +18,7 @@ DELTA_RULE: dict[str, Any] = {
     "architecture": "lmm", "layer_types": None, "shared_qkv": False,
     "memory_depth": 1, "memory_residual": False, "memory_norm": False, "memory_objective": "l2",
     "chunk_size": 1, "momentum": False, "forget_to": "zero", "gates": "head", "theta_bound": 0.5,
-    "theta_stretch": 0.0, "alpha_stretch": 0.0,
+    "theta_stretch": 0.0, "alpha_stretch": 0.0, "omega_window": 1, "key_degree": 1, "memory_caching": None,
 }  # fmt: skip
 RULES: dict[str, dict[str, Any]] = {
     "delta-net": {**DELTA_RULE, "decay": False, "alpha_init": 0.002},
