@@ -233,6 +233,16 @@ def test_a_memory_of_half_a_text_is_asked_with_a_warning(
     assert "notes.txt was read only in part" in titans(capsys, "ask", QUESTION, "--memory", tmp_path / "half")[1]
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_question_after_a_text_keeps_the_mark_that_begins_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolLM2's <bos> begins every turn: the reader writes the first one at the start of a text alone."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<bos>{{ m.content }}{% endfor %}<bos>"
+    monkeypatch.setattr(ask, "generate_text", lambda _, __, asked, **___: asked)
+    for opened, first in ((False, ""), (True, "<bos>")):
+        assert answer(None, tokenizer, QUESTION, SimpleNamespace(open=(opened,))) == f"{first}{QUESTION}<bos>"
+
+
 def test_a_chat_template_that_refuses_is_told() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no questions, please') }}"

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from model_cases import small_config
@@ -184,6 +184,10 @@ def test_models_and_tokenizers_of_others_write_too():
     tokenizer, written = words(), []
     assert encode_prompt(tokenizer, "to be").tolist() == [[0, 3, 4]]
     assert encode_prompt(tokenizer, b"to be").tolist() == [[0, 3, 4]]
+    own = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    tokenizer.backend_tokenizer.post_processor = own
+    assert encode_prompt(tokenizer, "to be").tolist() == [[0, 3, 4]], "the text goes on"
+    assert encode_prompt(tokenizer, "to be</s>").tolist()[0][-1] == 1, "the user's own end"
     result = generate_text(model, tokenizer, "to be", max_new_tokens=8, seed=1, write=written.append)
     assert result.text.strip()
     assert "".join(written).split() == result.text.split()

@@ -31,14 +31,16 @@ def answer(
     max_new_tokens: int = MOST,
 ) -> Generated:
     """Answer a question from a memory, which stays as it is; the likeliest words, in the form of the chat template."""
-    asked = as_asked(tokenizer, question)
+    asked = as_asked(tokenizer, question, opened=memory.open[0])
     return generate_text(model, tokenizer, asked, memory=memory, max_new_tokens=max_new_tokens, temperature=0.0)
 
 
-def as_asked(tokenizer: "PreTrainedTokenizerBase", question: str) -> str:
+def as_asked(tokenizer: "PreTrainedTokenizerBase", question: str, opened: bool = False) -> str:
     """Write a question as the model was taught to be asked: in its words, and by its chat template, if it has one."""
     question = as_taught(question, tokenizer)
-    return templated(tokenizer, [{"role": "user", "content": question}]) if has_template(tokenizer) else question
+    if not has_template(tokenizer):
+        return question
+    return templated(tokenizer, [{"role": "user", "content": question}], opened)
 
 
 def has_template(tokenizer: "PreTrainedTokenizerBase") -> bool:
@@ -46,10 +48,11 @@ def has_template(tokenizer: "PreTrainedTokenizerBase") -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def templated(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str]]) -> str:
+def templated(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str]], opened: bool = False) -> str:
     """Write messages by the chat template, up to where the answer begins; ValueError where it refuses them.
 
-    Without the mark that a text begins with: whoever reads it writes that.
+    Without the mark that a text begins with: whoever reads it writes that. In an `opened` document nobody does, and
+    there a mark that begins every turn as well stays.
     """
     from jinja2 import TemplateError
 
@@ -58,7 +61,8 @@ def templated(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str
         text = owner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except (TemplateError, TypeError, ValueError) as error:
         raise ValueError(f"the model's chat template refuses these messages: {error}") from error
-    return text.removeprefix(owner.bos_token or "")
+    bos = owner.bos_token or ""
+    return text if opened and bos and text.count(bos) > 1 else text.removeprefix(bos)
 
 
 def ask_files(

@@ -260,8 +260,9 @@ def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str | bytes) -> 
             raise ValueError(NOT_UTF_8) from error
     elif any("\ud800" <= one <= "\udfff" for one in prompt):
         raise ValueError(NOT_UTF_8)
-    ids = tokenizer(prompt).input_ids
-    start = tokenizer.bos_token_id
+    ids, start, end = tokenizer(prompt).input_ids, tokenizer.bos_token_id, tokenizer.eos_token_id
+    if ids[-1:] == [end] and tokenizer(prompt, add_special_tokens=False).input_ids[-1:] != [end]:
+        ids = ids[:-1]  # the tokenizer's own: the text goes on
     if start is not None and ids[:1] != [start]:
         ids = [start, *ids]
     if not ids:

@@ -9,7 +9,7 @@ from titans_lm.data.text import Document, chance, check_apart, load_corpus, read
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with texts, something binary, something empty, something hidden, and a link that leads around."""
+    """A folder with texts, something binary, something empty, something hidden, and links that lead around."""
     root = tmp_path / "texts"
     (root / "deep" / "er").mkdir(parents=True)
     (root / ".git").mkdir()
@@ -21,6 +21,7 @@ def folder(tmp_path):
     (root / ".hidden").write_bytes(b"hidden")
     (root / ".git" / "config").write_bytes(b"hidden")
     (root / "deep" / "around").symlink_to(root, target_is_directory=True)
+    (root / "latest").symlink_to(root / "b.txt")
     return root
 
 

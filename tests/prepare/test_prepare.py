@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from prepare.prepare_cases import prepared, settings, text, write_rows, write_texts
 from titans_lm.data.prepared import INDEX, TokenFolder, is_token_folder, tokenizer_fingerprint
 from titans_lm.data.text import STARTED, Document, chance, split_documents
-from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer, decode_bytes, encode_document
+from titans_lm.data.tokenizer import BOS, EOS, byte_tokenizer, count_ids, decode_bytes, encode_document
 from titans_lm.prepare import tokenise
 from titans_lm.prepare.run import prepare
 from titans_lm.prepare.settings import PrepareSettings
@@ -242,10 +242,13 @@ def test_a_bpe_is_trained_on_the_first_bytes_of_the_text(parts: tuple[int, ...])
 def test_ids_beyond_sixteen_bits_are_kept_whole() -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    for size in (2**16, 2**16 + 1):
-        backend = Tokenizer(models.WordLevel({str(number): number for number in range(size)}, "0"))
+    gaps = {number: number for number in (0, 7, 70_000)}
+    for size, numbers in ((2**16, range(2**16)), (2**16 + 1, range(2**16 + 1)), (70_001, gaps)):
+        backend = Tokenizer(models.WordLevel({str(number): number for number in numbers}, "0"))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        encode = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=str(size - 1)))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=str(size - 1))
+        encode = Encoder(tokenizer)
+        assert count_ids(tokenizer) == size
         assert encode([Document("x", f"7 {size - 1}".encode())])[0].tolist() == [7, size - 1, size - 1]
 
 

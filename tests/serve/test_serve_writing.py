@@ -134,6 +134,12 @@ def test_new_messages_are_rendered_as_the_template_would_go_on() -> None:
     a, c = Message(role="user", content="a"), Message(role="user", content="c")
     assert render(tokenizer, [a], 0, False) == "<system>you help</end>\n<user>a</end>\n<assistant>"
     assert render(tokenizer, [c], 1, True) == "</end>\n<user>c</end>\n<assistant>"
+    assert not render(tokenizer, [a], 0, True, opened=True).startswith("<s>"), "one text has one beginning"
+    tokenizer.chat_template = "{% for m in messages %}<s>{{ m.role }} {{ m.content }}</end>{% endfor %}<s>assistant"
+    for opened, first in ((False, ""), (True, "<s>")):  # a turn begins so, too: the reader writes none in a document
+        assert render(tokenizer, [a], 0, True, opened) == f"{first}user a</end><s>assistant"
+    assert render(tokenizer, [c], 1, True, opened=True) == "</end><s>user c</end><s>assistant"
+    tokenizer.chat_template = TEMPLATE
     with pytest.raises(ClientError, match="no tools"):
         render(tokenizer, [Message(role="tool", content="x")], 0, False)
 

@@ -188,7 +188,8 @@ def text_below(folder: Path) -> tuple[list[Path], list[str]]:
 def files_below(folder: Path, left_out: frozenset[str] = frozenset(), made: list[Path] | None = None) -> list[Path]:
     """List the regular files below a folder in the order of their names; those that start with a dot are left out.
 
-    Links to folders are not followed, so the walk ends. Folders that cannot be opened are listed as they are, and
+    Links to folders are not followed, so the walk ends, nor those to files of the folder itself, which would be read
+    twice: to train on and to measure by. Folders that cannot be opened are listed as they are, and
     whoever opens them hears why. With a list for them, runs and folders of tokens are added to that and not entered.
     """
     shut: list[OSError] = []
@@ -199,7 +200,9 @@ def files_below(folder: Path, left_out: frozenset[str] = frozenset(), made: list
             made += [Path(root, name) for name in folders if _is_made(Path(root, name))]
             folders[:] = [name for name in folders if Path(root, name) not in made]
         found += [Path(root, name) for name in files if not name.startswith(".")]
-    found = [path for path in found if path.is_file()] + [Path(error.filename) for error in shut]
+    top = folder.resolve()
+    twice = {path for path in found if path.is_symlink() and path.resolve().is_relative_to(top)}
+    found = [path for path in found if path.is_file() and path not in twice] + [Path(error.filename) for error in shut]
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 

@@ -73,6 +73,11 @@ def is_byte_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> bool:
     return len(vocabulary) == VOCAB_SIZE and byte_vocabulary().items() <= vocabulary.items()
 
 
+def count_ids(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Count the ids that a model needs: one more than the largest, as there may be gaps."""
+    return 1 + max(tokenizer.get_vocab().values())
+
+
 def encode_bytes(data: bytes) -> TokenIds:
     """Turn bytes into token ids, one per byte."""
     return np.frombuffer(data, dtype=np.uint8).astype(np.uint16)

@@ -16,7 +16,7 @@ import numpy as np
 from titans_lm.data.contents import files_sum, text_sum
 from titans_lm.data.prepared import prepared_from
 from titans_lm.data.text import Document, overlap, read_documents
-from titans_lm.data.tokenizer import TokenIds, encode_document, is_byte_tokenizer
+from titans_lm.data.tokenizer import TokenIds, count_ids, encode_document, is_byte_tokenizer
 from titans_lm.evaluate.bits_per_byte import buckets, token_bits
 from titans_lm.evaluate.documents import first_token
 from titans_lm.evaluate.stream import check_positions, has_state
@@ -96,7 +96,7 @@ def check_models(settings: CompareSettings, say: Say) -> int:
     first = language_settings(settings, settings.models[0], 1)
     tokenizer, parameters = language_data(first).tokenizer, settings.train.parameters
     if parameters is None:
-        parameters = own_size(first, len(tokenizer), **special_ids(tokenizer))
+        parameters = own_size(first, count_ids(tokenizer), **special_ids(tokenizer))
     assert settings.test is not None
     read_texts(settings.test, tokenizer, settings.test_bytes)  # fails now, and not after the first run
     for name in settings.models:

@@ -34,7 +34,7 @@ from titans_lm.data.prepared import (
     tokenizer_fingerprint,
 )
 from titans_lm.data.text import Document, chance, check_apart, split_position
-from titans_lm.data.tokenizer import TokenIds
+from titans_lm.data.tokenizer import TokenIds, count_ids
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.prepare.sources import Refused, Source, open_source
 from titans_lm.prepare.tokenise import Encoder, grouped, load_tokenizer, train_bpe, use_threads
@@ -365,7 +365,7 @@ def _begin(out: Path, asked: dict[str, Any], tokenizer: "PreTrainedTokenizerBase
         tokenizer = load_tokenizer(str(folder))  # what training will load
         name = f"BPE of {asked['train_bpe']:,} ids, trained on the text" if asked["train_bpe"] else asked["tokenizer"]
         told = {
-            "name": name, "fingerprint": tokenizer_fingerprint(tokenizer), "vocab_size": len(tokenizer),
+            "name": name, "fingerprint": tokenizer_fingerprint(tokenizer), "vocab_size": count_ids(tokenizer),
             "bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id,
         }  # fmt: skip
         splits = {name: {"shards": [], "position": 0} for name in (TRAIN, VALID)}

@@ -11,7 +11,7 @@ import numpy as np
 
 from titans_lm.checks import did_you_mean, one_line
 from titans_lm.data.text import Document
-from titans_lm.data.tokenizer import TokenIds, byte_level, byte_tokenizer, encode_document, is_byte_tokenizer
+from titans_lm.data.tokenizer import TokenIds, byte_level, byte_tokenizer, count_ids, encode_document, is_byte_tokenizer
 from titans_lm.prepare.settings import PrepareSettings
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Encoder:
         self.tokenizer, self.bytes = tokenizer, is_byte_tokenizer(tokenizer)
         self.backend = _backend(tokenizer)
         self.cut = None if self.backend is None else safe_cut(self.backend)
-        self.dtype = np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
+        self.dtype = np.dtype("<u2" if count_ids(tokenizer) <= 2**16 else "<u4")
         self.before, self.after = (
             np.array([] if token is None else [token], self.dtype)
             for token in (tokenizer.bos_token_id, tokenizer.eos_token_id)

@@ -200,7 +200,8 @@ def verdict(found: list[Result]) -> str:
     ahead, behind = with_memory[0]["test_bits_per_byte"]["mean"], without[0]["test_bits_per_byte"]["mean"]
     first, other = title(with_memory[0]["name"]), title(without[0]["name"])
     if ahead < behind:
-        return f"**{first} has the lowest mean**, {behind - ahead:.3f} bits per byte before the best without a memory, {other}."
+        lead = f"{behind - ahead:.3f} bits per byte before the best without a memory"
+        return f"**{first} has the lowest mean**, {lead}, {other}."
     before = [title(one["name"]) for one in found[: found.index(with_memory[0])]]
     return (
         f"**No model with a memory is best here**: {', '.join(before)} come{'s' * (len(before) == 1)} before the first "

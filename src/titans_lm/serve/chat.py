@@ -58,18 +58,21 @@ def remembered(known: list[str], instructions: list[str], new: list[Message], an
     return {"messages": everything[-REMEMBERED:], "instructions": [*instructions, *told][-REMEMBERED:]}
 
 
-def render(tokenizer: "PreTrainedTokenizerBase", new: list[Message], turns: int, begun: bool) -> str:
+def render(
+    tokenizer: "PreTrainedTokenizerBase", new: list[Message], turns: int, begun: bool, opened: bool = False
+) -> str:
     """The text of the new messages, up to where the answer begins.
 
     `turns` were answered before, the last of which ended where the model or a limit ended it; `begun` says whether
-    anything at all stands before. With a chat template, what it writes between an answer and what follows comes first.
+    anything at all stands before, `opened` whether inside a document. With a chat template, what it writes between an
+    answer and what follows comes first.
     """
     if not has_template(tokenizer):
         lines = "".join(f"{message.role}: {message.text}\n" for message in new)
         return ("\n" if begun else "") + lines + "assistant:"
     messages = [{"role": message.role, "content": said(message, tokenizer)} for message in new]
     if not turns:
-        return _templated(tokenizer, messages)
+        return _templated(tokenizer, messages, opened)
     before = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
     text = _templated(tokenizer, before + messages)
     place = text.find(ANSWER)
@@ -83,9 +86,9 @@ def said(message: Message, tokenizer: "PreTrainedTokenizerBase") -> str:
     return as_taught(message.text, tokenizer) if message.role == "user" else message.text
 
 
-def _templated(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str]]) -> str:
+def _templated(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str]], opened: bool = False) -> str:
     try:
-        return templated(tokenizer, messages)
+        return templated(tokenizer, messages, opened)
     except ValueError as error:
         raise bad_request(str(error), "messages") from error
 

@@ -130,7 +130,7 @@ class Engine:
         start, notes = self._begin(asked.conversation, asked.memory, grows=True)
         reader = Reader(self.model, self.tokenizer, memory=start, piece_len=PIECE)
         before = reader.tokens
-        text, turn = self._chat(asked, notes, before > 0) if isinstance(asked, Chat) else (self._prompt(asked), None)
+        text, turn = self._chat(asked, notes, reader) if isinstance(asked, Chat) else (self._prompt(asked), None)
         follows = turn is not None and has_template(self.tokenizer) and bool(notes.get("turns"))
         self._read(reader, text, "prompt", watch, document=False if follows else None)
         if reader.tokens == 0:
@@ -263,10 +263,11 @@ class Engine:
             raise not_found("memory", name)
         return entry.memory
 
-    def _chat(self, asked: Chat, notes: dict[str, Any], begun: bool) -> tuple[str, list[Message]]:
+    def _chat(self, asked: Chat, notes: dict[str, Any], reader: Reader) -> tuple[str, list[Message]]:
         """The text of the messages that the conversation has not read yet, and these messages."""
         new = asked.messages[divide(asked.messages, notes.get("messages", []), notes.get("instructions", [])) :]
-        text, ended = render(self.tokenizer, new, notes.get("turns", 0), begun), notes.get("ended")
+        opened, ended = reader.memory.open[0], notes.get("ended")
+        text = render(self.tokenizer, new, notes.get("turns", 0), reader.tokens > 0, opened)
         if has_template(self.tokenizer) and ended is not None:  # the model has closed its answer itself
             text = text.removeprefix(str(self.tokenizer.decode([ended], skip_special_tokens=False)))
         return text, new

@@ -19,7 +19,7 @@ from titans_lm.backbone import reads_embeddings
 from titans_lm.blocks import BLOCKS
 from titans_lm.caching import CachedMemories
 from titans_lm.config import BackboneConfig
-from titans_lm.data.tokenizer import byte_tokenizer
+from titans_lm.data.tokenizer import byte_tokenizer, count_ids
 from titans_lm.evaluate.accuracy import parts_of
 from titans_lm.ops.state import state_bytes
 
@@ -125,7 +125,7 @@ def byte_model(config: BackboneConfig) -> "PreTrainedModel":
 
 def model_for(config: BackboneConfig, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
     """Build a fresh language model over the ids of a tokeniser."""
-    return language_model(config, len(tokenizer), **special_ids(tokenizer))
+    return language_model(config, count_ids(tokenizer), **special_ids(tokenizer))
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int | None]:

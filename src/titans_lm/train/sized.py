@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from titans_lm.config import BackboneConfig
+from titans_lm.data.tokenizer import count_ids
 from titans_lm.train.baselines import fit_baseline, make_baseline
 from titans_lm.train.device import machine_memory
 from titans_lm.train.fresh import (
@@ -90,7 +91,7 @@ def sized_model(settings: ModelSettings, tokenizer: "PreTrainedTokenizerBase") -
 
     Raises ValueError for a baseline that is unknown or does not fit, and for a size that cannot be had, or not here.
     """
-    return sized_for(settings, len(tokenizer), **special_ids(tokenizer))
+    return sized_for(settings, count_ids(tokenizer), **special_ids(tokenizer))
 
 
 def sized_for(settings: ModelSettings, vocab_size: int, **special: int | None) -> Sized:
