@@ -143,8 +143,8 @@ def test_lora_trains_generates_and_survives_a_trip_to_disk(architecture: str, tm
     written = model.generate(input_ids=ids, max_new_tokens=5, **GREEDY)
     assert torch.equal(written, loaded.generate(input_ids=ids, max_new_tokens=5, **GREEDY))
     assert torch.equal(written, model.generate(input_ids=ids, max_new_tokens=5, use_cache=False, **GREEDY))
-    for name, p in small_model(architecture, num_hidden_layers=1).named_parameters():
-        assert torch.equal(p, frozen[name])
+    for name, p in base.named_parameters():  # those that PEFT has wrapped by the names that they had
+        assert "lora_" in name or torch.equal(p, frozen[name.replace(".base_layer", "")]), name
     # merging rounds otherwise than adding does, and a memory may blow that up: in float64 there is little of it
     merged, precise = model.double().merge_and_unload(), loaded.double()
     assert_close(merged(ids).logits, precise(input_ids=ids).logits, 1e-9)
