@@ -1,5 +1,6 @@
 """TNT against loops over shards and tokens, values and gradients, and what it is made of taken away."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -194,16 +195,28 @@ def test_what_is_frozen_answers_from_its_start() -> None:
 
 @pytest.mark.parametrize("surprise", [True, "parts"])
 def test_sizes_of_surprise_are_those_of_all_its_memories(surprise: Any) -> None:
-    memory = layer()
+    """The root of the sum of their squares, of the local ones shard by shard."""
+    memory = layer(tnt_local_chunks=(2, 4))
     x = tokens()
     state = memory.init_state(2)
+    q, k, v = memory.norm_streams(memory.streams(x, state.conv, None))
     with torch.no_grad():
+        prepared = memory.prepare(T, surprise)
+        *_, alone = NeuralMemory.learn(memory, x, (q, k, v), state, None, surprise, False, prepared)
+        squares = alone.square()
+        for begin, rule in product(range(0, T, memory.config.tnt_shard), memory.local):
+            here = slice(begin, begin + memory.config.tnt_shard)
+            hidden, ask, key, value = (y[:, here] for y in (x, q, k, v))
+            start, extra = rule.initial_memory(2), rule.per_token(hidden, key)
+            *_, found = rule.op(surprise)(ask, key, value, *rule.gates(hidden, key, False), start, extra=extra)
+            squares[:, here] += found.square()
         _, _, norms = memory.write(x, state, surprise=surprise)
         pieces, now = [], state
         for part in x.split([5, 1, 15], 1):
             _, now, found = memory.write(part, now, surprise=surprise)
             pieces.append(found)
     assert norms.shape == (2, T, 2, 2) + ((3,) if surprise == "parts" else ())
+    assert_close(norms, squares.sqrt(), 1e-10)
     assert_close(torch.cat(pieces, 1), norms, 1e-9)
 
 
