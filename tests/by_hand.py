@@ -18,7 +18,7 @@ from titans_lm.config import BackboneConfig, MemoryConfig
 from titans_lm.layers import RMSNorm, ShortConvolution
 from titans_lm.memory import NeuralMemory
 from titans_lm.memory_rule import GateProjection
-from titans_lm.ops import MemoryState, PerToken, neural_memory
+from titans_lm.ops import MemoryNetwork, MemoryState, PerToken, neural_memory
 from titans_lm.ops.state import PLAIN
 
 Pair = tuple[Tensor, Tensor]
@@ -176,7 +176,9 @@ class MemoryByHand:
             return self.finish(o, x), state
         extra = self.extra(x, k)
         q, k = (self.powers(y) for y in (q, k))
-        network = dataclasses.replace(self.layer.network, coefficients=None)  # keys are made by hand
+        initial = self.layer.initial_weights if c.forget_to == "init" else None
+        norm = self.layer.norm_weight, self.layer.norm_bias
+        network = MemoryNetwork(c.memory_activation, c.use_residual, *norm, c.memory_objective, c.forget_to, initial)
         o, state = neural_memory(
             q, k, v, theta, eta, alpha, self.start(), network=network, chunk_size=c.chunk_size,
             backend="reference", extra=extra,
@@ -219,14 +221,14 @@ class MemoryByHand:
 
     def recall(self, x: Tensor, M: tuple[Tensor, ...]) -> Tensor:
         """Only read, every token from the same weights (1, H, D_in, D_out); tokens (T, E) from the document's start."""
-        q, network = self.powers(self.stream(0, x))[0], self.layer.network
-        phi = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}[network.activation]
+        q, m, c = self.powers(self.stream(0, x))[0], self.layer, self.config
+        phi = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}[c.memory_activation]
         z = torch.einsum("thd,hde->the", q, M[0][0])
         for W in M[1:]:
             z = torch.einsum("thd,hde->the", phi(z), W[0])
-        if network.norm_weight is not None:
-            z = F.layer_norm(z, z.shape[-1:]) * network.norm_weight + network.norm_bias
-        return self.finish(q + z if network.residual else z, x)
+        if m.norm_weight is not None:
+            z = F.layer_norm(z, z.shape[-1:]) * m.norm_weight + m.norm_bias
+        return self.finish(q + z if c.use_residual else z, x)
 
 
 def capture(module: nn.Module, into: list) -> None:
