@@ -45,13 +45,17 @@ def test_fresh_gates_are_where_they_start(titans) -> None:
     assert found["alpha"][0] == pytest.approx([config.alpha_init] * 2, rel=0.1)
 
 
-def test_norms_are_those_of_the_state(titans) -> None:
+def test_norms_are_those_of_the_state_and_sizes_those_of_its_surprise(titans) -> None:
     model = titans("lmm").eval()
     found = memory_numbers(model, IDS)["memory"]
     with torch.no_grad():
-        state = model(IDS, return_state=True, use_cache=False).state.layers[0].memory
-    expected = [float(weights[0].double().flatten(1).norm(dim=-1).mean()) for weights in state.M]
-    assert found["M_norm"][0] == pytest.approx(expected, rel=1e-6)
+        out = model(IDS, return_state=True, use_cache=False, output_surprise="parts")
+    state = out.state.layers[0].memory
+    for name, part in (("M", state.M), ("S", state.S)):
+        expected = [float(weights[0].double().flatten(1).norm(dim=-1).mean()) for weights in part]
+        assert found[f"{name}_norm"][0] == pytest.approx(expected, rel=1e-6), name
+    for i, name in enumerate(("momentary", "past", "forgotten")):
+        assert found[name][0] == pytest.approx(out.surprise[0][..., i].double().mean((0, 1, 2)).tolist()), name
 
 
 def test_a_gate_that_is_switched_off_says_nothing(titans) -> None:
