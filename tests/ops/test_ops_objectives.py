@@ -171,14 +171,13 @@ def test_kernels_refuse_other_losses() -> None:
         one_call(MemoryNetwork(residual=False, objective="lp"), PerToken(), backend="triton")
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_padding_may_hold_anything(objective: str) -> None:
+@pytest.mark.parametrize("objective", THRESHOLDS)
+def test_padding_may_hold_anything(objective: Objective) -> None:
     """A threshold of NaN or 0 where no token stands reaches nothing."""
     case = Case(objective=objective, padding="middle", tokens=9)
     call = make_call(case)
     o, *_ = call("chunked")
-    threshold = call.settings["extra"].threshold
-    if threshold is not None:
-        padded = ~call.settings["valid"][:, :, None]
-        call.settings["extra"] = PerToken(threshold.masked_fill(padded, torch.nan))
+    threshold, padded = call.settings["extra"].threshold, ~call.settings["valid"][:, :, None]
+    for value in (torch.nan, 0.0):
+        call.settings["extra"] = PerToken(threshold.masked_fill(padded, value))
         assert torch.equal(call("chunked")[0], o)
