@@ -62,13 +62,13 @@ def test_a_tracker_gets_every_step_and_evaluation(llama, tmp_path, monkeypatch, 
 
 def test_a_run_is_the_same_one_for_the_tracker_when_it_goes_on(tmp_path, monkeypatch) -> None:
     names = []
-    for _ in range(2):
+    for folder in ("run", "run", "other"):
         tracker = Tracker()
         monkeypatch.setitem(sys.modules, "wandb", tracker)
         with ExitStack() as stack:
-            LOGGERS["wandb"](tmp_path / "run", 0, stack)
+            LOGGERS["wandb"](tmp_path / folder, 0, stack)
         names.append(tracker.given["id"])
-    assert names[0] == names[1]
+    assert names[0] == names[1] != names[2]
 
 
 def test_tensorboard_holds_what_metrics_hold(llama, tmp_path) -> None:
