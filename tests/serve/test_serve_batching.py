@@ -18,7 +18,7 @@ from streaming.stream_cases import assert_same_memory, reading_model
 from titans_lm.data.tokenizer import EOS, byte_tokenizer
 from titans_lm.generate import Chooser
 from titans_lm.ops.state import map_state
-from titans_lm.serve.batching import Batcher
+from titans_lm.serve.batching import IDLE, Batcher
 from titans_lm.serve.schema import Cancelled
 from titans_lm.streaming import Memory, Reader
 
@@ -144,10 +144,9 @@ def test_answers_join_and_leave_and_the_first_to_come_is_the_first_to_be_served(
 def test_seats_that_were_left_are_taken_by_others(architecture: str, batcher: Any, monkeypatch: Any) -> None:
     """Many short answers beside a long one: rows are written over, and no answer and no memory is another's."""
     model = reading_model(architecture, num_hidden_layers=1)
-    writing, joined, moved = batcher(model, most=3), [], []
-    join, take = Memory.join, Memory.take
+    writing, joined = batcher(model, most=3), []
+    join = Memory.join
     monkeypatch.setattr(Memory, "join", lambda parts: joined.append(len(parts)) or join(parts))
-    monkeypatch.setattr(Memory, "take", lambda memory, rows: moved.append(len(rows)) or take(memory, rows))
     memories = [read(model, f"{n} " * (n + 1)) for n in range(9)]
     before = [map_state(torch.clone, memory.state) for memory in memories]
     long = writing.start(memories[0], chooser(), 150)
@@ -165,6 +164,27 @@ def test_seats_that_were_left_are_taken_by_others(architecture: str, batcher: An
     for memory, state in zip(memories, before, strict=True):
         assert_same_memory(memory, replace(memory, state=state), tolerance=0.0)
     assert sum(size > 1 for size in joined) < 8, "most took a row that was there"
+
+
+def test_an_empty_seat_is_given_up_after_some_steps(batcher: Any) -> None:
+    """Until then it is computed with the others; the answer that goes on is the same."""
+    model = plain_model("lmm")
+    memories, writing = [read(model, name) for name in "ab"], batcher(model)
+    seats, reached = [], threading.Event()
+
+    def counted(count: int) -> bool:
+        seats.append(len(writing.batcher._seats))
+        return reached.wait(600) if count == 1 else True
+
+    long = writing.start(memories[0], chooser(), 20, counted)
+    wait_for(lambda: bool(seats))
+    short = writing.start(memories[1], chooser(), 3)
+    wait_for(lambda: len(writing.batcher._waiting) > 0)
+    reached.set()
+    for memory, count, told in zip(memories, (20, 3), (long, short), strict=True):
+        assert told.result(600)[0] == alone(model, memory, chooser(), count)[0]
+    assert (seats[0], seats[1], seats[-1]) == (1, 2, 1)
+    assert seats.count(2) == 3 + 2 * IDLE
 
 
 def test_who_fails_or_goes_disturbs_nobody(batcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
