@@ -168,7 +168,7 @@ def test_a_cache_is_made_for_reading_and_not_for_training() -> None:
         assert not x.requires_grad
 
 
-@every_architecture
+@pytest.mark.parametrize("architecture", ["mac", "mag+segment+mal"])  # test_backbone_state.py has every kind
 def test_gradient_checkpointing_changes_nothing_and_is_used(architecture: str) -> None:
     model, ids = small_model(architecture).train(), prompt(21, 2)
     calls: list[int] = []
