@@ -27,6 +27,9 @@ def _gradient(
     bias: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """∇ℓ(M; k, v) of one token: the error of the loss at M(k), led back to the weights, which heads and rows own."""
+    if torch.is_inference_mode_enabled():  # there torch.func of torch 2.9 gives zeros
+        with torch.inference_mode(False), torch.no_grad():
+            return _gradient(network, M, k, v, threshold, weight, bias)
     prediction, back = vjp(lambda M: forward(M, k.unsqueeze(-2), network, weight, bias), M)
     limit = None if threshold is None else threshold.unsqueeze(-2)
     return back(loss_error(prediction, v.unsqueeze(-2), network.objective, limit))[0]
