@@ -43,8 +43,9 @@ def layer(**settings: Any) -> NeuralMemory:
     return NeuralMemory(MemoryConfig(hidden_size=16, num_attention_heads=2, chunk_size=4, **settings)).double()
 
 
-def test_a_layer_is_one_graph_in_a_first_call_in_later_ones_and_token_by_token() -> None:
-    memory = layer()
+@pytest.mark.parametrize("settings", [{}, {"memory_depth": 1, "memory_backend": "triton"}], ids=str)
+def test_a_layer_is_one_graph_in_a_first_call_in_later_ones_and_token_by_token(settings: dict[str, Any]) -> None:
+    memory = layer(**settings)
     compiled = torch.compile(memory, backend="aot_eager", fullgraph=True)
     x = torch.randn(2, 18, 16, dtype=torch.float64)
     found = []

@@ -14,10 +14,10 @@ from titans_lm.ops import neural_memory
 
 DEVICE = torch.device("cuda")
 CASES = {
-    "linear": Case(tokens=300, depth=1, residual=False, norm="none", width=64, chunk=64, heads=4),
+    "linear": Case(tokens=534, depth=1, residual=False, norm="none", width=64, chunk=64, heads=4),
     "deep-16": Case(tokens=300, width=64, expansion=4, chunk=16, heads=4),
     "deep-32": Case(tokens=300, width=64, expansion=4, chunk=32, heads=4, forget_to="init"),
-    "deep-wide": Case(tokens=70, width=128, expansion=4, chunk=32, heads=2),
+    "deep-wide": Case(tokens=278, width=128, expansion=4, chunk=32, heads=2),
 }
 each = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
 

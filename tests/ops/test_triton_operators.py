@@ -117,6 +117,20 @@ def test_a_compiled_graph_holds_the_operator_whole() -> None:
         torch.testing.assert_close(got, expected)
 
 
+def test_a_backward_pass_inside_autocast_is_in_float32() -> None:
+    call = moved(make_call(Case(tokens=9, heads=1, **LINEAR)), torch.float32)
+    leaves = list(call.leaves.values())
+
+    def gradients(autocast: bool) -> tuple[Tensor, ...]:
+        o, state, _ = call("triton")
+        loss = o.square().sum() + state.M[0].square().sum()
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
+            return torch.autograd.grad(loss, leaves)
+
+    for got, expected in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradients_through_checkpointing(reentrant: bool) -> None:
     call = moved(make_call(Case(tokens=5, heads=1, offsets=(1,), **LINEAR)))

@@ -4,7 +4,7 @@ import subprocess
 import pytest
 import torch
 
-from titans_lm.train import device
+from titans_lm.train import device, parallel
 from titans_lm.train.device import choose_device, commit, environment, machine_memory, mixed_precision, to_device
 
 
@@ -17,6 +17,19 @@ def test_auto_takes_a_gpu_where_there_is_one():
 def test_a_device_that_is_not_there_is_an_error(name):
     with pytest.raises(ValueError, match=rf"got device='{name}'; this machine has \d+ CUDA devices"):
         choose_device(name)
+
+
+def test_a_process_of_several_looks_at_its_own_gpu_alone(monkeypatch):
+    """Looking at another opens a context there, of some hundred MB."""
+    asked = []
+    monkeypatch.setattr(parallel, "choose_device", lambda name: asked.append(name) or torch.device("cpu"))
+    for name, value in (("WORLD_SIZE", "8"), ("LOCAL_RANK", "3")):
+        monkeypatch.setenv(name, value)
+    for name, value in (("is_initialized", True), ("get_rank", 3), ("get_world_size", 8)):
+        monkeypatch.setattr(parallel.dist, name, lambda value=value: value)
+    for name in ("cuda", "cuda:1", "cpu"):
+        assert parallel.open_distributed(name).rank == 3
+    assert asked == ["cuda:3", "cuda:3", "cpu"]
 
 
 def test_precision_follows_the_device_unless_it_is_named():

@@ -1,7 +1,6 @@
 """Nothing is reported of an op that is wrong: the fast path against the definition, before anything is measured."""
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -46,16 +45,18 @@ def check_op(device: torch.device) -> dict[str, Any]:
     return {"cases": len(CASES), "tolerance": TOLERANCE, "largest_difference": largest}
 
 
-def check_kernels(cases: list[dict[str, Any]], device: str, tokens: int = 150) -> float:
-    """Compare values and gradients of the two in float32 for every form of memory, on two memories."""
+def check_kernels(cases: list[dict[str, Any]], device: str, tokens: int = 534) -> float:
+    """Compare values and gradients of the two in float32 for every form of memory, on two memories.
+
+    Of 534 tokens, chunks of 16, 32 and 64 have segments of whole chunks and a last one that is not: both forms run.
+    """
     largest = 0.0
     forms = {tuple((k, v) for k, v in case.items() if k not in ("rows", "tokens")): case for case in cases}
     for form in forms.values():
         case = {**form, "rows": 2, "tokens": tokens}
         call, weights = drawn(case, torch.float32, torch.device(device))
-        with torch.cuda.device(device) if device.startswith("cuda") else nullcontext():  # where Triton launches
-            both = [read(call, case, backend, [slice(None)], ("M",)) for backend in ("chunked", "triton")]
-            expected, got = (results(call, values, weights, 1) for values in both)
+        both = [read(call, case, backend, [slice(None)], ("M",)) for backend in ("chunked", "triton")]
+        expected, got = (results(call, values, weights, 1) for values in both)
         largest = max(largest, worst(expected, got, KERNELS, "the kernels are", f"chunked backend ({case})"))
     return largest
 

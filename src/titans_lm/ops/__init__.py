@@ -84,9 +84,10 @@ def neural_memory(
         surprise = q.new_zeros(*q.shape[:3], len(state.M), *parts, dtype=state.M[0].dtype)
         return (torch.zeros_like(v), state, surprise) if return_surprise else (torch.zeros_like(v), state)
     call = Call(q, k, v, *gates, state, network, chunk_size, valid, return_surprise, extra)
-    # a compiler may look into one token without gradients, and into kernels, which are operators
-    if not torch.compiler.is_compiling() or backend == "triton" or (backend != "reference" and can_step(call)):
+    if not torch.compiler.is_compiling():
         o, state, surprise = run(call, backend)
+    elif backend != "reference" and can_step(call):  # all others do the same; a compiler may look into it
+        o, state, surprise = run(call, "chunked")
     else:
         o, state, surprise = run_opaque(_prepared(call), backend)
     o = o.to(q.dtype)

@@ -66,7 +66,11 @@ def full_precision(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device_type=device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
-@torch.library.custom_op("titans_lm::neural_memory", mutates_args=())
+WAITS = (torch.Tag.cudagraph_unsafe,)
+"""Where rows stand in their chunks is looked up on the CPU, which no CUDA graph can hold."""
+
+
+@torch.library.custom_op("titans_lm::neural_memory", mutates_args=(), tags=WAITS)
 def memory_operator(
     tokens: Sequence[Tensor], gates: Sequence[Tensor], weights: Sequence[Tensor], constants: Sequence[Tensor],
     offset: Tensor, valid: Tensor | None, sizes: Sequence[int], words: str,
@@ -82,7 +86,7 @@ def memory_operator(
         return _apart(found, (*tokens, *weights, offset))
 
 
-@torch.library.custom_op("titans_lm::neural_memory_gradients", mutates_args=())
+@torch.library.custom_op("titans_lm::neural_memory_gradients", mutates_args=(), tags=WAITS)
 def memory_gradients(
     tokens: Sequence[Tensor], gates: Sequence[Tensor], weights: Sequence[Tensor], constants: Sequence[Tensor],
     offset: Tensor, valid: Tensor | None, sizes: Sequence[int], words: str,

@@ -120,11 +120,12 @@ def check_alone(why: str = "models of sequences are small, and trained without t
 
 def open_distributed(device: str = "auto") -> Distributed:
     """Join the processes that torchrun has started, or be alone; ValueError for a device that is not there."""
-    chosen = choose_device(device)
     if os.environ.get("WORLD_SIZE", "1") == "1":
-        return Distributed(0, 1, chosen)
+        return Distributed(0, 1, choose_device(device))
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # no other is looked at, which would take its memory
+    chosen = choose_device(device)
     if chosen.type == "cuda":
-        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(chosen)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")

@@ -33,7 +33,8 @@ def _call(*given: Any) -> KernelCall:
 )
 def memory(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
     """Write and read a call: o, z_L of keys and of queries, surprise, the last state, the states between segments."""
-    return forward(_call(*given))
+    with torch.cuda.device_of(given[0]):  # where Triton launches
+        return forward(_call(*given))
 
 
 @torch.library.custom_op(
@@ -43,7 +44,9 @@ def memory(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor], l
 )
 def memory_backward(*given: Any) -> list[Tensor]:
     """The gradients of `memory` by all its tensors that are there, in their order."""
-    return backward(_call(*given[:-5]), *given[-5:])
+    q = given[0]
+    with torch.cuda.device_of(q), torch.autocast(q.device.type, enabled=False):  # for backward() inside autocast
+        return backward(_call(*given[:-5]), *given[-5:])
 
 
 @memory.register_fake

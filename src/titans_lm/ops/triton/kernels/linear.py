@@ -22,7 +22,7 @@ from titans_lm.ops.triton.kernels.pieces import (
     load_tile,
     matmul,
     met,
-    met_adjoint,
+    row_sums,
     state_adjoint,
     store_columns,
     store_ends,
@@ -109,9 +109,15 @@ def linear_read_adjoint(
     raw, weights = matmul(qs, tl.trans(ks), PRECISION), load_tile(G + at * C * C, C, C, C, BC, BC)
     p_bar = -matmul(z_bar, tl.trans(delta), PRECISION)
     through = p_bar * weights
-    memory, surprise = load_tile(W + square, D, D, D, BD, BD), load_tile(S + square, D, D, D, BD, BD)
-    base = load_tile(initial + h * D * D, D, D, D, BD, BD) if INIT else memory
-    q_bar, by_a, by_f = met_adjoint(qs, z_bar, a, f, memory, surprise, base, INIT, PRECISION)
+    # One tile of the state at a time: three of 128 × 128 are more than the shared memory of an H100.
+    kept = matmul(z_bar, tl.trans(load_tile(W + square, D, D, D, BD, BD)), PRECISION)
+    past = matmul(z_bar, tl.trans(load_tile(S + square, D, D, D, BD, BD)), PRECISION)
+    q_bar = a * kept + f * past
+    if INIT:
+        based = matmul(z_bar, tl.trans(load_tile(initial + h * D * D, D, D, D, BD, BD)), PRECISION)
+        q_bar += (1.0 - a) * based
+        kept -= based
+    by_a, by_f = row_sums(qs * kept), row_sums(qs * past)
     q_bar += matmul(through, ks, PRECISION)
     if RESIDUAL:
         q_bar += g
