@@ -128,9 +128,8 @@ def bounds_told(books: int) -> str:
     """Name the bounds over so many books: all draws of three are one book in more than 2.5 % of the resamples."""
     if books < 2:
         return "one book has no interval"
-    return (
-        f"brackets are {'the smallest and the largest book' if books < 4 else '95 % confidence over books (bootstrap)'}"
-    )
+    bounds = "the smallest and the largest book" if books < 4 else "95 % confidence over books (bootstrap)"
+    return f"brackets are {bounds}"
 
 
 def thousands(positions: list[int]) -> str:

@@ -176,13 +176,11 @@ def tuned(result: Result) -> str:
     rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
     if len(settings["rates"]) == 1:
         return f"learning rate {rates},"
-    untried = [_short(one) for one in result["contenders"] if not one["tuning"]]
+    tried = [(_short(one), {trial["rate"] for trial in one["tuning"]}) for one in result["contenders"]]
+    untried = [name for name, own in tried if not own]
     but = f" (of {', '.join(untried)} the one that is named, without trials)" if untried else ""
     for rate in settings["rates"]:
-        without = [
-            _short(one) for one in result["contenders"] if rate not in {trial["rate"] for trial in one["tuning"]}
-        ]
-        missing = [name for name in without if name not in untried]
+        missing = [name for name, own in tried if own and rate not in own]
         but += f" ({rate:g} not for {', '.join(missing)})" if missing else ""
     return f"of the learning rates {rates} the best on held-out text after {settings['tune_steps']} steps{but},"
 

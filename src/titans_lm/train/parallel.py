@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from titans_lm.data.batches import Batch, count_targets
 from titans_lm.train.device import choose_device
@@ -173,8 +174,6 @@ def spread(model: nn.Module, how: Parallel, world: Distributed) -> nn.Module:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
-    from torch.nn.parallel import DistributedDataParallel
-
     devices = [world.device] if world.device.type == "cuda" else None
     # Memory caching weighs segments by parameters that a text of one segment does not use.
     unused = any(getattr(part, "open_logit", None) is not None for part in model.modules())
@@ -192,8 +191,6 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 def unwrapped(model: nn.Module) -> Any:
     """The model itself, without what spreads it."""
-    from torch.nn.parallel import DistributedDataParallel
-
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
