@@ -167,7 +167,8 @@ class InitialWeights(nn.ParameterList):
     """
 
     def __init__(self, heads: int, widths: tuple[int, ...], empty: bool) -> None:
-        super().__init__(nn.Parameter(torch.empty(heads, a, b)) for a, b in pairwise(widths))
+        dtype = state_dtype(torch.get_default_dtype())  # as states are, whatever a config is made in
+        super().__init__(nn.Parameter(torch.empty(heads, a, b, dtype=dtype)) for a, b in pairwise(widths))
         self.empty = empty
         self.reset_parameters()
 

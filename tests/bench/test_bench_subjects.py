@@ -6,6 +6,7 @@ from bench.bench_cases import MODEL, OP, REQUEST
 from titans_lm.bench import subjects_model, subjects_op
 from titans_lm.bench.processes import work
 from titans_lm.bench.settings import MODELS
+from titans_lm.hf.naming import CACHE
 
 CPU = torch.device("cpu")
 
@@ -84,7 +85,7 @@ def test_every_run_of_decoding_starts_from_the_same_context():
     step, _, _ = subjects_model.decode(model, case, CPU)
     seen = []
     hook = model.register_forward_pre_hook(
-        lambda _, __, kwargs: seen.append(kwargs["past_key_values"].get_seq_length()), with_kwargs=True
+        lambda _, __, kwargs: seen.append(kwargs[CACHE].get_seq_length()), with_kwargs=True
     )
     step()
     step()

@@ -1,6 +1,7 @@
 """Books by position: every mode against a direct computation, exact bytes, and rows that come and go."""
 
 import math
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -174,8 +175,9 @@ class OneByOne(torch.nn.Module):
         self.model, self.config = model, model.config
 
     def forward(self, input_ids: Any, use_cache: bool = True, cache_params: Any = None) -> Any:
+        name = next(name for name in ("cache", "cache_params") if name in signature(self.model.forward).parameters)
         kept = cache_params if input_ids.shape[1] == 1 else None
-        return self.model(input_ids=input_ids, use_cache=use_cache, cache_params=kept)
+        return self.model(input_ids=input_ids, use_cache=use_cache, **{name: kept})
 
 
 def test_what_goes_on_token_by_token_only_is_read_so(shelf: list[Book]) -> None:

@@ -8,6 +8,7 @@ import torch
 from hf.hf_cases import BOUNDED, prompt, small_model
 from model_cases import assert_close, named_tensors
 from titans_lm.hf import TitansCache
+from titans_lm.hf.naming import CACHE
 from titans_lm.ops.state import state_bytes
 
 
@@ -35,6 +36,24 @@ def test_a_cache_counts_slots_and_its_state_tokens() -> None:
     assert cache.get_seq_length() == 22
     assert cache.get_max_length() == -1
     assert cache.layers[0].get_mask_sizes(3) == (25, 0)
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_a_cache_goes_by_the_name_of_any_release(name: str) -> None:
+    model, ids = small_model("mac"), prompt(11, 2)
+    whole, read = model(ids).logits[:, -2:], model(ids[:, :9], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="got both cache and past_key_values; expected one of them"):
+        model(ids[:, 9:], cache=read, past_key_values=read)
+    with pytest.raises(ValueError, match="got both cache and past_key_values; expected one of them"):
+        model.generate(ids, cache=read, past_key_values=read, max_new_tokens=3, do_sample=False)
+    expected = model.generate(ids, max_new_tokens=3, do_sample=False)
+    found = model.generate(ids, **{name: copy.deepcopy(read)}, max_new_tokens=3, do_sample=False)
+    assert torch.equal(found, expected)
+    for reader in (model, model.model):
+        out = reader(ids[:, 9:], **{name: copy.deepcopy(read)})
+        assert out[CACHE] is out.past_key_values
+        assert out.past_key_values.get_seq_length() == 11
+        assert_close(out[0], whole if reader is model else model.model(ids)[0][:, -2:], 1e-5)
 
 
 @pytest.mark.parametrize("architecture", BOUNDED)

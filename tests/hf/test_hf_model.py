@@ -288,7 +288,9 @@ def test_a_model_can_be_loaded_in_another_precision(architecture: str, dtype: to
     assert out.logits.dtype == dtype
     assert_close(out.logits.float(), model(ids).logits, 1e-4 if dtype == torch.float64 else 0.5)
     precision = torch.promote_types(dtype, torch.float32)
-    initial = {p.dtype for name, p in loaded.named_parameters() if "initial" in name}
+    made = AutoModelForCausalLM.from_config(model.config, dtype=dtype)
+    assert made.dtype == dtype
+    initial = {p.dtype for m in (loaded, made) for name, p in m.named_parameters() if "initial" in name}
     assert initial == {precision}, "M_init starts a state, and states are never less than float32"
     assert {x.dtype for _, x in named_tensors(out.past_key_values.state) if x.is_floating_point()} == {precision}
 

@@ -48,6 +48,20 @@ def test_a_state_goes_in_and_comes_out(model):
     )
 
 
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+@torch.no_grad()
+def test_a_cache_goes_by_the_name_of_any_release(llama, name):
+    ids = some_ids(2, 3 * WINDOW)
+    once, read = llama(ids).logits[:, -2:], llama(ids[:, :-2], use_cache=True).past_key_values
+    for model in (llama, llama.base_model):
+        with pytest.raises(ValueError, match="got both cache and past_key_values; expected one of them"):
+            model(ids[:, -2:], cache=read, past_key_values=read)
+        found = model(ids[:, -2:], **{name: copy.deepcopy(read)})
+        assert apart(found[0], once if model is llama else model(ids)[0][:, -2:]) <= CLOSE
+    told = {"max_new_tokens": 3, "do_sample": False}
+    assert torch.equal(llama.generate(ids, **{name: read}, **told), llama.generate(ids, **told))
+
+
 @torch.no_grad()
 def test_rows_of_different_lengths_keep_states_of_their_own(model):
     ids, lengths = some_ids(3, 3 * WINDOW), (3, 2 * WINDOW, 3 * WINDOW)

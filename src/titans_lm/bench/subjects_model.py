@@ -4,6 +4,7 @@ Ours of any architecture, and Llama and Mamba2 from transformers at the same wid
 """
 
 import gc
+import inspect
 import math
 from collections.abc import Callable
 from importlib import import_module
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from titans_lm.bench.measure import Runnable, matmul_times, one_pass, resident, seconds, training_step
 from titans_lm.bench.registry import subject
 from titans_lm.config import BackboneConfig, MemoryConfig
+from titans_lm.evaluate.stream import CACHE_NAMES
 from titans_lm.memory import NeuralMemory
 from titans_lm.tnt import TNTMemory
 from titans_lm.train.fresh import language_model, size_of
@@ -258,7 +260,7 @@ def read(model: nn.Module, ids: Tensor, carried: Carried) -> tuple[Tensor, Carri
     if type(model).__name__ == "TitansForCausalLM":
         out = model(ids, state=carried, return_state=True, use_cache=False, logits_to_keep=1)
         return out.logits, out.state
-    kept = "cache_params" if type(model).__name__ == "Mamba2ForCausalLM" else "past_key_values"
+    kept = next(name for name in CACHE_NAMES if name in inspect.signature(model.forward).parameters)
     out = model(ids, **{kept: carried}, use_cache=True, logits_to_keep=1)
     return out.logits, out[kept]
 

@@ -23,6 +23,8 @@ ENDLESS = 1 << 62
 """More tokens than a text has."""
 PROBED = 24
 """Tokens on which a cache is tried: whether a text in pieces gives what it gives at once."""
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""What Hugging Face models call their cache: all the same from transformers 5.24 on, and in two ways before."""
 CLOSE, CLOSE_HALF = 1e-3, 0.1
 """Largest difference of log-probabilities between the two that counts as rounding: in float32 and above, and below."""
 
@@ -211,8 +213,8 @@ def check_positions(model: nn.Module, tokens: int, expected: str, told: str = "a
 @torch.no_grad()
 def _cache(model: nn.Module) -> tuple[str | None, bool]:
     """Name the cache of a Hugging Face model, and tell whether it keeps windows or recurrent states alone."""
-    output = model(input_ids=_probe(model, 2), use_cache=True)
-    for name in ("past_key_values", "cache_params"):
+    output, arguments = model(input_ids=_probe(model, 2), use_cache=True), inspect.signature(model.forward).parameters
+    for name in [name for name in CACHE_NAMES if name in arguments] or CACHE_NAMES:
         cache = getattr(output, name, None)
         if cache is not None:
             layers = getattr(cache, "layers", None) or []

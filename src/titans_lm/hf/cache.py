@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from titans_lm.backbone import BackboneState, frozen_memory, is_frozen
 from titans_lm.config import check_at_least
+from titans_lm.hf.naming import CACHE, rename_cache
 from titans_lm.ops.state import detach_state, map_state, repeat_rows, state_bytes, state_tensors, take_rows
 from titans_lm.ops.validate import check_tensors, form
 
@@ -289,13 +290,14 @@ class TitansCache(CroppableCache):
         self.store(model(x, self.state, valid)[1], count)
 
 
-def prepare_call(inputs: Any, kwargs: dict[str, Any], settings: Any) -> None:
-    """Refuse what a call of `generate` with these arguments and settings cannot mean.
+def prepare_call(inputs: Any, kwargs: dict[str, Any], settings: Any) -> dict[str, Any]:
+    """Refuse what a call of `generate` with these arguments and settings cannot mean, and give its arguments.
 
     A draft gets a mask of all tokens: no padding is to be guessed from its target's text, which may have that id.
     """
+    kwargs = rename_cache(kwargs)
     prompt, embeds = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("inputs_embeds")
-    mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+    mask, cache = kwargs.get("attention_mask"), kwargs.get(CACHE)
     check_tensors(prompt=prompt, attention_mask=mask, inputs_embeds=embeds)
     if prompt is not None and prompt.dim() != 2:
         raise ValueError(f"got a prompt {form(prompt)}; expected ids (B, T): prompt[None] of a single row")
@@ -304,7 +306,8 @@ def prepare_call(inputs: Any, kwargs: dict[str, Any], settings: Any) -> None:
     _check_prompt(prompt, mask, cache, embeds)
     _check_drafts(prompt, kwargs, settings)
     if settings.is_assistant and mask is None and prompt is not None:
-        kwargs["attention_mask"] = torch.ones_like(prompt)
+        return {**kwargs, "attention_mask": torch.ones_like(prompt)}
+    return kwargs
 
 
 def _check_prompt(prompt: Tensor | None, mask: Tensor | None, cache: Any, embeds: Tensor | None) -> None:
@@ -347,7 +350,7 @@ def _check_drafts(prompt: Any, kwargs: dict[str, Any], settings: Any) -> None:
             "assistant_model or prompt_lookup_num_tokens"
         )
     looked_up = kwargs.get("prompt_lookup_num_tokens", getattr(settings, "prompt_lookup_num_tokens", None))
-    cache, drafted = kwargs.get("past_key_values"), kwargs.get("assistant_model") is not None
+    cache, drafted = kwargs.get(CACHE), kwargs.get("assistant_model") is not None
     if kwargs.get("inputs_embeds") is not None and (drafted or (looked_up and isinstance(prompt, Tensor))):
         raise ValueError(
             "got tokens to draft and inputs_embeds; expected one of them: drafts come from ids, which are not what is "
@@ -388,12 +391,12 @@ def check_rows(mask: Any, cache: Any) -> None:
 
 def begin_cache(generation_config: Any, model_kwargs: dict[str, Any], make: Callable[[], CroppableCache]) -> None:
     """Begin a cache for `generate`, where none is given; ValueError for one that is not to be used."""
-    given = model_kwargs.get("past_key_values") is not None
+    given = model_kwargs.get(CACHE) is not None
     if given and generation_config.use_cache is False:
         raise ValueError("got past_key_values and use_cache=False; expected one of them")
     if given or generation_config.use_cache is False:
         return
-    cache = model_kwargs["past_key_values"] = make()
+    cache = model_kwargs[CACHE] = make()
     if generation_config.is_assistant:  # of what it drafts, only a part is accepted
         cache.activate_past_recording()
 

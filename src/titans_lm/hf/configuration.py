@@ -53,7 +53,7 @@ class TitansConfig(PreTrainedConfig):
 
     model_type = "titans"
     max_position_embeddings = 2**30  # no limit; clients that find no number, as lm-eval, cut texts at one of their own
-    keys_to_ignore_at_inference = ["past_key_values", "state"]  # noqa: RUF012 - the attribute's form is transformers'
+    keys_to_ignore_at_inference = ["past_key_values", "cache", "state"]  # noqa: RUF012 - the attribute's form is transformers'
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Titans as Hugging Face models: embedding, backbone, heads, and the contract of `generate()`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.cache_utils import Cache
-from transformers.modeling_outputs import ModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from titans_lm.backbone import Backbone, BackboneState
 from titans_lm.blocks import BLOCKS, concat_segments
@@ -20,6 +19,7 @@ from titans_lm.hf.cache import TitansCache, begin_cache, check_rows, last_real, 
 from titans_lm.hf.configuration import TitansConfig
 from titans_lm.hf.documents import PACKING, find_documents, read_documents
 from titans_lm.hf.labels import check_classes, kept_places, predicted
+from titans_lm.hf.naming import CACHE, take_either
 from titans_lm.layers import Diagnostics, Linear
 from titans_lm.ops.validate import check_surprise, check_tensors
 
@@ -30,8 +30,8 @@ UNREAD = {"assistant_tokenizer", "cache_position", "tokenizer"}
 
 
 @dataclass
-class TitansOutput(ModelOutput):
-    """What a forward pass returns.
+class TitansModelOutput(BaseModelOutputWithPast):
+    """What the stack returns.
 
     `state` (with return_state) carries gradients and belongs to truncated or full backpropagation through segments;
     `past_key_values` holds the same state without them. `surprise` (with output_surprise) has ‖∇ℓ‖ of every token,
@@ -39,11 +39,14 @@ class TitansOutput(ModelOutput):
     of what was forgotten, (B, T, H, L, 3).
     """
 
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    last_hidden_state: Tensor | None = None
-    past_key_values: Cache | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
+    state: BackboneState | None = None
+    surprise: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class TitansOutput(CausalLMOutputWithPast):
+    """What a head returns: loss and logits, and what the stack does (see `TitansModelOutput`)."""
+
     state: BackboneState | None = None
     surprise: tuple[Tensor, ...] | None = None
 
@@ -81,7 +84,7 @@ class TitansPreTrainedModel(PreTrainedModel):
         """Compile what reads single tokens (see `Backbone.compile_decoding`)."""
         self.base_model.backbone.compile_decoding(backend)
 
-    def _returned(self, output: TitansOutput, return_dict: bool | None) -> TitansOutput | tuple:
+    def _returned(self, output: Any, return_dict: bool | None) -> Any:
         wanted = self.config.return_dict if return_dict is None else return_dict
         return output.to_tuple() if wanted is False else output
 
@@ -89,7 +92,8 @@ class TitansPreTrainedModel(PreTrainedModel):
         self, loss: Tensor | None, logits: Tensor, trunk: Any, return_dict: bool | None
     ) -> TitansOutput | tuple:
         """Give what a head makes of its trunk, and what the trunk carries."""
-        return self._returned(replace(trunk, loss=loss, logits=logits, last_hidden_state=None), return_dict)
+        carried = {name: trunk.get(name) for name in (CACHE, "hidden_states", "state", "surprise")}
+        return self._returned(TitansOutput(loss=loss, logits=logits, **carried), return_dict)
 
 
 class TitansModel(TitansPreTrainedModel):
@@ -101,6 +105,7 @@ class TitansModel(TitansPreTrainedModel):
         self.backbone = Backbone(config.backbone_config())
         self.post_init()
 
+    @take_either
     def forward(
         self,
         input_ids: Int[Tensor, "B T"] | None = None,
@@ -116,7 +121,7 @@ class TitansModel(TitansPreTrainedModel):
         return_dict: bool | None = None,
         position_ids: Tensor | None = None,
         **packing: Any,
-    ) -> TitansOutput | tuple:
+    ) -> TitansModelOutput | tuple:
         """Read tokens after those that a cache or a state already holds.
 
         The mask (B, T) or (B, past + T) marks real tokens, padding on any side. Where `position_ids` (B, T) begin at 0
@@ -152,9 +157,9 @@ class TitansModel(TitansPreTrainedModel):
             x, state = self.backbone(x, state, valid, diagnostics)
         else:
             x, state = self._read_into(cache, x, state, valid, diagnostics)
-        output = TitansOutput(
+        output = TitansModelOutput(
             last_hidden_state=x,
-            past_key_values=cache if use_cache else None,
+            **{CACHE: cache if use_cache else None},
             hidden_states=(embedded, *diagnostics.hidden_states) if diagnostics and output_hidden_states else None,
             state=state if return_state else None,
             surprise=tuple(diagnostics.surprise_norms) if diagnostics and output_surprise else None,
@@ -263,7 +268,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 f"got cache_implementation={asked!r}; expected none: between tokens this model keeps the state of its "
                 "memory, of constant size, in a TitansCache"
             )
-        prepare_call(inputs, kwargs, settings)
+        kwargs = prepare_call(inputs, kwargs, settings)
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     # pyrefly: ignore [bad-override]: what follows the two differs between releases of transformers
@@ -280,7 +285,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 "got prefill_chunk_size and a prompt with padding on the right; expected padding on the left, or no "
                 "prefill_chunk_size: the last real token of a row may stand in an earlier chunk"
             )
-        check_rows(mask, model_kwargs.get("past_key_values"))
+        check_rows(mask, model_kwargs.get(CACHE))
         if generation_config.is_assistant:  # a draft is told its target's positions, which may be those of before
             model_kwargs.pop("position_ids", None)
         begin_cache(generation_config, model_kwargs, TitansCache)
@@ -309,6 +314,7 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
     def _prepare_position_ids_for_generation(self, *_: Any, **__: Any) -> None:
         """Make none: a state knows where it stands, and positions would be compared with it at every token."""
 
+    @take_either
     def forward(  # noqa: PLR0913 - the arguments are transformers'
         self,
         input_ids: Int[Tensor, "B T"] | None = None,

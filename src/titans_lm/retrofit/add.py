@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from titans_lm.checks import check_at_least, load_library
 from titans_lm.hf.cache import begin_cache, check_rows, prepare_call
+from titans_lm.hf.naming import CACHE, rename_cache, rename_given
 from titans_lm.ops.state import state_dtype
 from titans_lm.ops.validate import check_tensors, form
 from titans_lm.retrofit.attention import IMPLEMENTATION, PACKED, Call, Reach, check_reach
@@ -77,6 +78,7 @@ def attach(
             attention.memory = memories[index]
     names = tuple(inspect.signature(owner.base_model.forward).parameters)
     owner.base_model.register_forward_pre_hook(partial(_give_cache, attentions, names), with_kwargs=True)
+    owner.register_forward_pre_hook(rename_given, with_kwargs=True)
     for module in {owner.base_model, owner}:
         module.register_forward_hook(_give_state, with_kwargs=True)
     shared, config = owner.config, copy.deepcopy(owner.config)  # another model may be made of the same object
@@ -203,16 +205,15 @@ def _add_lora(model: Any, attention: Any, rank: int) -> None:
 
 
 def _generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
-    prepare_call(inputs, kwargs, generation_config or model.generation_config)
+    kwargs = prepare_call(inputs, kwargs, generation_config or model.generation_config)
     return type(model).generate(model, inputs, generation_config, *args, **kwargs)
 
 
 def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
     """Begin a cache of ours where transformers would begin one; its kinds of caches hold keys and values."""
-    cache = model_kwargs.get("past_key_values")
-    if cache is None:
+    if model_kwargs.get(CACHE) is None:
         generation_config.cache_implementation = None
-    check_rows(model_kwargs.get("attention_mask"), cache)
+    check_rows(model_kwargs.get("attention_mask"), model_kwargs.get(CACHE))
     begin_cache(generation_config, model_kwargs, lambda: RetrofitCache(model.config.num_hidden_layers))
     type(model)._prepare_cache_for_generation(model, generation_config, model_kwargs, *args, **kwargs)
 
@@ -242,8 +243,7 @@ def _withholding(model: Any, attentions: list[Any]) -> list[tuple[nn.Module, Any
         ids = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
         model.base_model(input_ids=ids, use_cache=False, reach=None)
     names = {module: name for name, module in model.named_modules()}
-    others = [attention for attention in attentions if attention not in given]
-    return [(model.get_submodule(names[attention].rpartition(".")[0]), attention) for attention in others]
+    return [(model.get_submodule(names[a].rpartition(".")[0]), a) for a in attentions if a not in given]
 
 
 def _note_reach(attention: Any, _: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -261,7 +261,7 @@ def _hand_on(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
             f"got attention {attention.config._attn_implementation!r} for a model with a memory; expected it to keep "
             f"its own, {IMPLEMENTATION!r}"
         )
-    cache = kwargs.get("past_key_values")
+    cache = kwargs.get(CACHE)
     call = Call(
         kwargs["hidden_states"] if "hidden_states" in kwargs else args[0],
         kwargs.get("position_embeddings"),
@@ -275,8 +275,8 @@ def _give_cache(
     attentions: list[Any], names: tuple[str, ...], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[()], dict[str, Any]]:
     """Begin a cache where one is wanted, and refuse any of another kind; all arguments go on by their names."""
-    kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
-    cache, wanted, count = kwargs.get("past_key_values"), kwargs.get("use_cache"), len(attentions)
+    kwargs = rename_cache({**dict(zip(names, args, strict=False)), **kwargs})
+    cache, wanted, count = kwargs.get(CACHE), kwargs.get("use_cache"), len(attentions)
     state = kwargs.pop("state", None)
     check_reach(kwargs.get("reach"))
     if kwargs.get("output_attentions"):
@@ -300,13 +300,13 @@ def _give_cache(
         wanted = False
     if asked:
         made = RetrofitCache.around(state, count, masked=kwargs.get("attention_mask") is not None)
-        return (), {**_placed(kwargs, state), "past_key_values": made, "use_cache": True}
+        return (), {**_placed(kwargs, state), CACHE: made, "use_cache": True}
     if cache is not None:
         return (), _recorded(model, cache, kwargs)
     if wanted is None:
         wanted = model.config.use_cache and not torch.is_grad_enabled()
     made = RetrofitCache(count) if wanted else None
-    return (), {**kwargs, "past_key_values": made, "use_cache": bool(wanted)}
+    return (), {**kwargs, CACHE: made, "use_cache": bool(wanted)}
 
 
 def _check_past(attentions: list[Any], cache: RetrofitCache | None, state: Any, kwargs: dict[str, Any]) -> None:
@@ -447,4 +447,4 @@ def _give_state(_: Any, __: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     if kwargs.get("return_state"):
         if isinstance(output, tuple):
             raise ValueError("got return_state and return_dict=False; expected one of them: a tuple has no name for it")
-        output.state = output.past_key_values.value
+        output.state = output[CACHE].value

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from titans_lm.hf.cache import Call, CroppableCache, TitansCacheLayer
+from titans_lm.hf.naming import CACHE
 from titans_lm.retrofit.attention import FULL, LayerState, Reach
 
 
@@ -69,7 +70,7 @@ class RetrofitCache(CroppableCache):
         super().__init__([RetrofitCacheLayer() for _ in range(num_layers)], keep)
 
     def read_again(self, model: Any, call: Call, count: int) -> None:
-        model(**call.inputs.part(slice(count)), **call.told, past_key_values=self, use_cache=True)
+        model(**call.inputs.part(slice(count)), **call.told, **{CACHE: self}, use_cache=True)
 
     @classmethod
     def around(cls, state: RetrofitState | None, num_layers: int, *, masked: bool) -> "RetrofitCache":
