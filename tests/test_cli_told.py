@@ -167,3 +167,26 @@ def test_a_device_may_be_given_twice_and_a_file_may_not(tmp_path):
     check_files(SimpleNamespace(json=device, save_memory=device))
     with pytest.raises(ValueError, match=r"given as save-memory too; expected a name of its own"):
         check_files(SimpleNamespace(json=file, save_memory=file))
+
+
+@pytest.mark.parametrize("command", ["generate", "ask", "read", "surprise"])
+def test_a_memory_that_is_none_is_told_before_a_model_is_loaded(command, tmp_path, capsys, monkeypatch):
+    def load_model(*_args):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("titans_lm.train.run.load_model", load_model)
+    text, none = tmp_path / "text", tmp_path / "none.memory"
+    text.write_text("Mary is in the kitchen.\n")
+    args = {
+        "generate": ["pretrained:facts", "--memory", none],
+        "ask": ["Where is Mary?", "--memory", none],
+        "read": [text, "--model", "pretrained:facts", "--onto", none, "--out", tmp_path / "out"],
+        "surprise": [text, "--model", "pretrained:facts", "--memory", none, "--out", tmp_path / "out"],
+    }[command]
+    code, _, err = titans(capsys, command, *args)
+    assert code == 2
+    assert "none.memory', which does not exist; expected a file that `titans read` has written" in err
+    text.rename(none)
+    code, _, err = titans(capsys, command, *(args if command in ("generate", "ask") else [none, *args[1:]]))
+    assert code == 2
+    assert "which is no memory file" in err

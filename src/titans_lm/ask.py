@@ -12,6 +12,7 @@ from titans_lm.data.tasks.vocabulary import as_taught, split_words
 from titans_lm.data.text import SNIFFED, looks_binary
 from titans_lm.generate import Generated, generate_text
 from titans_lm.streaming import Memory, load_memory, save_memory
+from titans_lm.streaming.file import check_memory_file
 from titans_lm.streaming.read import STDIN, StoppedReading, read_files
 from titans_lm.train.files import check_writable
 
@@ -152,3 +153,4 @@ def check_asked(files: Sequence[str | Path], question: str, memory: Path | None,
         check_writable("--out", out)
         if out.exists():
             raise ValueError(f"got --out {out}, which exists; ask it with --memory {out}, or choose another name")
+    check_memory_file(memory)

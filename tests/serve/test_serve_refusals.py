@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from serve.serve_cases import complete, serving, small_engine, wait_until_active
-from titans_lm.serve.app import Connection
+from titans_lm.serve.app import Connection, serve_model
 from titans_lm.serve.auth import Auth
 from titans_lm.serve.schema import ClientError
 from titans_lm.serve.settings import ServeSettings
@@ -408,3 +408,14 @@ def test_connections_that_send_no_request_keep_out_nobody(
         with suppress(ConnectionResetError):
             while after.recv(1000):
                 pass
+
+
+def test_a_taken_address_is_told_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = ServeSettings(port=taken.getsockname()[1], out=tmp_path / "store")
+        with pytest.raises(ValueError, match=r"got the address 127\.0\.0\.1:\d+, which cannot be had"):
+            serve_model(tmp_path / "nothing", settings)
+    with pytest.raises(ValueError, match="nothing"):
+        serve_model(tmp_path / "nothing", settings)
+    with socket.create_server(("127.0.0.1", settings.port)):
+        assert not settings.out.exists()

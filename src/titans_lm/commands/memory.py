@@ -121,10 +121,12 @@ class SurpriseOf(Configured):
 def run_read(command: Read) -> None:
     if command.model is None or command.out is None:
         raise ValueError("got no --model or no --out; expected titans read FILES --model MODEL --out FILE.memory")
+    from titans_lm.streaming.file import check_memory_file
     from titans_lm.streaming.read import check_reading, read_files
     from titans_lm.train.run import load_model, load_tokenizer
 
     check_reading(command.files, command.out, resume=command.resume)
+    check_memory_file(command.onto)
     model, tokenizer = load_model(command.model, command.device), load_tokenizer(command.model)
     names = ("onto", "resume", "save_every", "piece_len", "precision", "quiet")
     result = read_files(
@@ -181,9 +183,11 @@ def run_surprise(command: SurpriseOf) -> None:
         raise ValueError("got no FILE or no --model; expected titans surprise FILE --model MODEL")
     from titans_lm.checks import check_readable
     from titans_lm.report.surprise.files import write_surprise
+    from titans_lm.streaming.file import check_memory_file
     from titans_lm.train.run import load_model, load_tokenizer
 
     check_readable(command.file)
+    check_memory_file(command.memory)
     model, tokenizer = load_model(command.model, command.device), load_tokenizer(command.model)
     names = ("memory", "max_tokens", "piece_len", "quiet")
     given = {name: getattr(command, name) for name in names}

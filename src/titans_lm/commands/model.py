@@ -226,8 +226,10 @@ def run_generate(command: Generate) -> None:
 
     from titans_lm.generate import generate_text
     from titans_lm.streaming import load_memory, save_memory
+    from titans_lm.streaming.file import check_memory_file
     from titans_lm.train.run import load_model, load_tokenizer
 
+    check_memory_file(command.memory)
     model: Any = load_model(folder, command.device)
     memory = None if command.memory is None else load_memory(command.memory, model)
     if command.compile:

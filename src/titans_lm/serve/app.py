@@ -330,13 +330,13 @@ def serve_model(
     Every answer that a client has received is in the store by then; requests that still run may finish within 10
     seconds. Raises ValueError for a model whose state grows with the text, a store in use, or an address that is taken.
     """
-    model, tokenizer = load_model(folder, device), load_tokenizer(folder)
-    check_readable(model)
     name = settings.name or folder.resolve().name.removeprefix(PREFIX)
     key = os.environ.get(KEY) if settings.api_key is None else settings.api_key
     check_key(KEY, key)
     listening, store, app = _listen(settings.host, settings.port), None, None
     try:
+        model, tokenizer = load_model(folder, device), load_tokenizer(folder)
+        check_readable(model)
         if torch.device(model.device).type == "cpu":  # threads of one request would wait for those of another
             torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
         store = Store(settings.out, model, in_memory=settings.in_memory, most=settings.max_stored)

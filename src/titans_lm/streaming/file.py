@@ -306,6 +306,12 @@ def read_header(path: str | Path) -> Header:
         return Header.parse(_metadata(path, file)["header"])
 
 
+def check_memory_file(path: str | Path | None) -> None:
+    """Refuse what is no memory file before a model is loaded for it; None is no file."""
+    if path is not None:
+        read_header(path)
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Read a memory file; whatever shows that it is none, or not whole, is a ValueError."""
