@@ -22,8 +22,8 @@ from model_cases import (
 )
 from titans_lm.backbone import Backbone, frozen_memory
 from titans_lm.config import MemoryConfig
-from titans_lm.layers import Diagnostics
-from titans_lm.ops.state import state_bytes, take_rows
+from titans_lm.layers import Diagnostics, ShortConvolution
+from titans_lm.ops.state import map_state, select_rows, state_bytes, take_rows
 
 LONG = 2_000
 # A block of every kind, beside others and alone: what is asked here of a block, it answers alike in any stack.
@@ -300,3 +300,32 @@ class TestRefusals:
     def test_settings_of_something_else(self) -> None:
         with pytest.raises(ValueError, match="got a MemoryConfig for a stack; expected a BackboneConfig"):
             Backbone(MemoryConfig())
+
+
+@pytest.mark.parametrize("architecture", ["sliding", "mac"])
+@torch.no_grad()
+def test_a_position_may_stand_on_the_device_of_another_block(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stack that is spread over two GPUs; the second is meta here, where tensors have no numbers."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which does not know meta
+    stack, x = small_backbone(architecture, torch.float32), tokens(dtype=torch.float32)
+    _, state = stack(x)
+    elsewhere = map_state(lambda x: x.to("meta"), state)._replace(position=state.position)
+    y, after = stack.to("meta")(x[:, :1].to("meta"), elsewhere)
+    assert y.is_meta
+    assert after.position.is_meta
+    assert select_rows(torch.tensor([True, False]), after, after).layers is not None
+
+
+def test_weights_that_are_taken_away_while_a_model_is_made_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DeepSpeed's ZeRO-3 does after each module's own start."""
+    made = ShortConvolution.__init__
+
+    def emptied(module: Any, *args: Any, **kwargs: Any) -> None:
+        made(module, *args, **kwargs)
+        module.weight.data, module.weight.ds_id = torch.empty(0), 7
+
+    monkeypatch.setattr(ShortConvolution, "__init__", emptied)
+    with pytest.raises(ValueError, match=r"made under DeepSpeed ZeRO-3, .* expected a lower stage, or FSDP"):
+        small_backbone("lmm")

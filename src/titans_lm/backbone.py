@@ -144,6 +144,11 @@ class Backbone(nn.Module):
             memories = [module for module in self.modules() if isinstance(module, MemoryRule)]
             for place, memory in enumerate(memories):
                 memory.spread(place, len(memories))
+        if any(hasattr(weight, "ds_id") and not weight.numel() for weight in self.parameters()):
+            raise ValueError(
+                "got a model that is made under DeepSpeed ZeRO-3, which takes weights away before they are drawn; "
+                "expected a lower stage, or FSDP"
+            )
         self.apply(self.init_weights)
 
     def init_weights(self, module: nn.Module) -> None:
@@ -229,6 +234,7 @@ class Backbone(nn.Module):
         if x.shape[1] == 0:
             return self._read_nothing(x, state, diagnostics)
         state = self._start(x.shape[0]) if state is None else state
+        state = state._replace(position=state.position.to(x.device))  # blocks may lie on several devices
         packing = None
         if valid is not None and not bool(valid.all()):
             packing = Packing.of(valid)

@@ -3,10 +3,11 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from hf.hf_cases import SIZES, STACKS
 from model_cases import stack_named
@@ -182,3 +183,17 @@ def test_a_setting_that_was_changed_later_is_checked_when_a_model_is_made() -> N
     config.hidden_size = 15
     with pytest.raises(ValueError, match="expected a width that the heads divide"):
         config.backbone_config()
+
+
+def test_the_stub_is_uploaded_beside_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers uploads what is newer than what it has noted."""
+    seen: dict[str, Any] = {}
+
+    def upload(_: Any, folder: str, __: str, stamps: dict[str, float], **___: Any) -> None:
+        seen.update({file.name: stamps.get(file.name, 0.0) < file.stat().st_mtime for file in Path(folder).iterdir()})
+
+    api = SimpleNamespace(create_repo=lambda *_, **__: SimpleNamespace(repo_id="a/b"))
+    monkeypatch.setattr("transformers.configuration_utils.hf_api", lambda: api)
+    monkeypatch.setattr(PreTrainedConfig, "_upload_modified_files", upload)
+    TitansConfig(**SIZES).save_pretrained(str(tmp_path), push_to_hub=True)
+    assert seen == {"config.json": True, "modeling_titans_lm.py": True}

@@ -271,6 +271,8 @@ def test_a_saved_choice_of_no_cache_holds_beside_another_config(tmp_path: Path) 
     assert torch.equal(written, expected[:, 11:])
     with pytest.raises(ValueError, match="got past_key_values and use_cache=False; expected one of them"):
         model.generate(ids, past_key_values=TitansCache(), use_cache=False, max_new_tokens=3, **GREEDY)
+    with pytest.raises(ValueError, match=r"got return_state in generate\(\), whose outputs have none"):
+        model.generate(ids, return_state=True, use_cache=False, max_new_tokens=3, **GREEDY)
 
 
 def test_a_prompt_that_the_cache_has_read_is_refused() -> None:

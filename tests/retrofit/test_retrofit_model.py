@@ -218,6 +218,11 @@ def test_transformers_loads_and_saves_a_folder(tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter", base=str(tmp_path / "moved"))
     assert apart(found(ids).logits, model(ids).logits) == 0.0
+    settings = {"base": str(tmp_path / "moved"), "output_hidden_states": True, "torch_dtype": torch.float64}
+    told = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter", **settings)
+    assert len(told(ids).hidden_states) == 3
+    with pytest.raises(ValueError, match="got attention 'flex_attention', which has no place for a memory"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "adapter", attn_implementation="flex_attention", **settings)
 
 
 def test_a_cache_is_a_value():

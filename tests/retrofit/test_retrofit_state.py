@@ -10,6 +10,7 @@ from retrofit.retrofit_cases import FAMILIES, WINDOW, apart, base_of, some_ids, 
 from titans_lm.backbone import frozen_memory
 from titans_lm.evaluate.accuracy import bytes_of_state
 from titans_lm.evaluate.stream import StatefulReader, reader_for
+from titans_lm.hf.naming import CACHE
 from titans_lm.ops.state import state_bytes, state_tensors
 from titans_lm.retrofit import FULL, Reach, RetrofitCache
 from titans_lm.streaming import Memory, Reader, load_memory, save_memory
@@ -240,3 +241,25 @@ def test_a_frozen_memory_with_momentum_stays(llama):
         assert torch.equal(
             torch.stack([one.memory.M[0], one.memory.S[0]]), torch.stack([*other.memory.M, *other.memory.S])
         )
+
+
+@torch.no_grad()
+def test_layers_may_lie_on_another_device_than_what_is_read_first(llama, monkeypatch):
+    """A base that is spread over two GPUs; the second is meta here, where tensors have no numbers."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which does not know meta
+    attention = llama.base_model.layers[1].self_attn
+    k = torch.empty(1, 2, 2, 6, device="meta", dtype=torch.float64)
+    assert attention.rotation.moved_up(k, 1).is_meta
+    state = llama(some_ids(1, 5), return_state=True).state
+    elsewhere = state.layers[1]
+    spread = copy.deepcopy(llama)
+    spread.base_model.layers[1].to("meta")
+    there = spread.base_model.layers[1].self_attn
+    assert there is not attention
+    cache = RetrofitCache.around(state, 2, masked=False)
+    hidden = torch.empty(1, 1, 24, device="meta", dtype=torch.float64)
+    angles = tuple(torch.empty(1, 1, 6, device="meta", dtype=torch.float64) for _ in range(2))
+    there(hidden, position_embeddings=angles, attention_mask=None, **{CACHE: cache})
+    after = cache.layers[1].state
+    assert after.k.is_meta
+    assert after.k.shape[2:] == elsewhere.k.shape[2:]

@@ -296,6 +296,11 @@ def prepare_call(inputs: Any, kwargs: dict[str, Any], settings: Any) -> dict[str
     A draft gets a mask of all tokens: no padding is to be guessed from its target's text, which may have that id.
     """
     kwargs = rename_cache(kwargs)
+    if kwargs.get("return_state"):  # some releases would read it in as a cache
+        raise ValueError(
+            "got return_state in generate(), whose outputs have none; expected return_dict_in_generate=True, whose "
+            "past_key_values holds the state"
+        )
     prompt, embeds = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("inputs_embeds")
     mask, cache = kwargs.get("attention_mask"), kwargs.get(CACHE)
     check_tensors(prompt=prompt, attention_mask=mask, inputs_embeds=embeds)

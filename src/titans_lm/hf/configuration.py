@@ -115,6 +115,11 @@ class TitansConfig(PreTrainedConfig):
         self.auto_map = {auto: f"{_STUB.stem}.{name}" for auto, name in _AUTO_MAP.items()}
         super().save_pretrained(save_directory, push_to_hub, **kwargs)
 
+    def _upload_modified_files(self, folder: Any, repo: Any, stamps: dict[str, float], **kwargs: Any) -> Any:
+        """Upload the stub too, which was written before it was noted what there was."""
+        stamps = {name: stamp for name, stamp in stamps.items() if name != _STUB.name}
+        return super()._upload_modified_files(folder, repo, stamps, **kwargs)
+
     def validate(self) -> None:
         """Check the settings before they are written; names in layer_types are ours and not those of transformers."""
         self.backbone_config()

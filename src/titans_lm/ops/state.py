@@ -171,7 +171,7 @@ def select_rows(mask: Bool[Tensor, " B"], a: State, b: State) -> State:
     """Take row i from `a` where the mask is true and from `b` elsewhere; ValueError where they do not go together."""
 
     def pick(x: Tensor, y: Tensor) -> Tensor:
-        return torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, y)
+        return torch.where(mask.to(x.device).view(-1, *[1] * (x.dim() - 1)), x, y)
 
     try:
         return map_state(pick, a, b)

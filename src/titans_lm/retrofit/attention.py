@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from titans_lm.checks import check_at_least, check_switch
 from titans_lm.ops import MemoryState
-from titans_lm.ops.state import detach_state, take_places
+from titans_lm.ops.state import detach_state, map_state, take_places
 from titans_lm.retrofit.memory import LayerMemory
 from titans_lm.retrofit.rotary import Rotation
 
@@ -160,6 +160,8 @@ def attend(
         state = LayerState.start(tokens, layer, whole=whole)
     else:
         _check_goes_on(state, seen, layer)
+        if state.k.device != query.device:  # layers may lie on several devices, where a state lies on one
+            state = map_state(lambda x: x.to(query.device), state)
     o, state = read(tokens, state, seen, lengths, layer)
     if cache is not None:
         cache.store(detach_state(state) if torch.is_grad_enabled() else state, query.shape[2])

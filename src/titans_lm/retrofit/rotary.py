@@ -67,7 +67,7 @@ class Rotation(NamedTuple):
             return k
         if isinstance(steps, int):
             steps = torch.full((1, 1), steps, device=k.device)
-        angles = steps[..., None] * self.step * self.frequencies()
+        angles = steps[..., None] * self.step * self.frequencies().to(k.device)
         return self._turn(k, angles.cos().to(k.dtype), angles.sin().to(k.dtype))
 
     def _turn(self, x: Float[Tensor, "B T H D"], cos: Tensor, sin: Tensor) -> Float[Tensor, "B T H D"]:
@@ -121,4 +121,6 @@ def find_rotations(model: "PreTrainedModel", attentions: list[Any]) -> dict[int,
 
 
 def _apart(frequencies: Tensor, angles: Tensor) -> float:
-    return float((frequencies - angles).abs().max()) if frequencies.shape == angles.shape else float("inf")
+    if frequencies.shape != angles.shape:
+        return float("inf")
+    return float((frequencies.to(angles.device) - angles).abs().max())

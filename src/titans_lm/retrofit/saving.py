@@ -22,12 +22,21 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "titans-retrofit", 2
 FILE = "adapter.safetensors"
 """The name of an adapter in its folder."""
+UNUSED = "return_unused_kwargs"
 
 
 class RetrofitConfig(PreTrainedConfig):
     """What a folder with an adapter says of itself to transformers: `base`, `fingerprint` and `settings`."""
 
     model_type = FORMAT
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Make a config of what a file says; other settings, which transformers' own would keep, are for the base."""
+        names = ("_from_auto", "_from_pipeline", "_commit_hash", "name_or_path", "base", "fingerprint", "settings")
+        own, unused = {name: kwargs.pop(name) for name in names if name in kwargs}, kwargs.pop(UNUSED, False)
+        made = super().from_dict(config_dict, **own)
+        return (made, kwargs) if unused else made
 
 
 AutoConfig.register(FORMAT, RetrofitConfig)
