@@ -304,7 +304,8 @@ def _task_scores(task: str, values: dict[str, Any], found: dict[str, Any]) -> di
         if metric == "perplexity" and error is None and len(seen) > 1:  # that of the mean, times the slope of exp there
             error = value * float(np.std([sample[metric] for sample in seen], ddof=1)) / math.sqrt(len(seen))
         metrics[metric if kept == "none" else f"{metric} ({kept})"] = {"value": value, "stderr": error}
-    choosing = found.get("configs", {}).get(task, {}).get("output_type") == "multiple_choice"
+    config = found.get("configs", {}).get(task, {})  # one with process_results counts in another way
+    choosing = config.get("output_type") == "multiple_choice" and not config.get("process_results")
     items = {one["doc_id"]: (len(one["arguments"]), one["target"]) for one in (seen if choosing else ())}
     return {
         "items": found["n-samples"].get(task, {}).get("effective"),

@@ -181,5 +181,6 @@ def guessing(items: Sequence[tuple[int, Any]]) -> dict[str, float | None]:
     if not items:
         return {"chance": None, "majority": None}
     chance, golds = sum(1 / choices for choices, _ in items) / len(items), [gold for _, gold in items]
-    known = all(isinstance(gold, int) for gold in golds)
+    # one place for all is no knowledge of an answer: choices are scored one by one, and their place is not seen
+    known = len(set(map(str, golds))) > 1 and all(isinstance(gold, int) for gold in golds)
     return {"chance": chance, "majority": Counter(golds).most_common(1)[0][1] / len(golds) if known else None}

@@ -42,6 +42,7 @@ def test_recall_as_hoped() -> None:
     [
         (156, 156, ("no better than chance", "no better than chance", "no better than the window")),
         (5_000, 156, ("above chance, but not learned", "no better than chance", "has not learned the task")),
+        (5_001, 5_000, ("not learned", "not learned", "cannot be told from the window")),
         (5_000, 9_800, ("not learned", "learned (", "no better than the window")),
         (10_000, 3_000, ("100 %", "above chance, but not learned", "nowhere within reach")),
         (20, 156, ("worse than chance", "no better than chance", "no better than the window")),

@@ -27,7 +27,15 @@ from question_cases import (
 )
 from titans_lm.data.tokenizer import BOS, byte_tokenizer
 from titans_lm.lm_eval import TitansLM, harness_scores, run_local
-from titans_lm.questions import TASKS, check_local_tasks, local_tasks, longest_input, read_items, starts_with_bos
+from titans_lm.questions import (
+    TASKS,
+    check_local_tasks,
+    guessing,
+    local_tasks,
+    longest_input,
+    read_items,
+    starts_with_bos,
+)
 from titans_lm.train.checkpoint import save_model
 from titans_lm.train.run import RunFolder, load_model, load_tokenizer
 
@@ -224,6 +232,24 @@ def answered(folder: Path, name: str, sums: list[tuple[float, bool]]) -> dict[st
     asked = TitansLM(small_llama(), word_tokenizer())
     asked.loglikelihood = lambda requests: sums
     return harness_scores(run_local(asked, name, folder))[name]
+
+
+def test_a_place_that_is_always_right_is_no_answer_to_give() -> None:
+    """Choices are scored one by one: a model does not see where they stand."""
+    assert guessing([(2, 0)] * 5) == {"chance": 0.5, "majority": None}
+    assert guessing([(2, 0), (2, 1), (2, 1)]) == {"chance": 0.5, "majority": pytest.approx(2 / 3)}
+
+
+def test_tasks_that_count_in_another_way_have_no_chance() -> None:
+    seen = [{"doc_id": 0, "arguments": [1, 2], "target": 0}, {"doc_id": 1, "arguments": [1, 2], "target": 1}]
+    config: dict[str, Any] = {"output_type": "multiple_choice"}
+    found: dict[str, Any] = {
+        "results": {"t": {"acc,none": 0.5}}, "samples": {"t": seen}, "configs": {"t": config},
+        "n-samples": {}, "versions": {}, "n-shot": {},
+    }  # fmt: skip
+    assert harness_scores(found)["t"]["chance"] == 0.5
+    config["process_results"] = "def process_results(doc, results): ..."
+    assert harness_scores(found)["t"]["chance"] is None
 
 
 def test_scores_by_hand(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,32 @@ def test_facts_of_stories_are_told_by_size(tmp_path: Path) -> None:
         f"whose stories have {means['0']:.1f} (size 0), {means['512']:.1f} (size 512) facts on average"
         in scored.said(result)
     )
+
+
+def test_what_was_equal_is_told_as_it_was() -> None:
+    train = {"steps": 5, "batch_size": 4, "accumulate": 2, "batch_tokens": 128, "gate_l1": 0.0}
+    settings = {
+        "seeds": [0],
+        "rates": [0.01],
+        "examples": 16,
+        "sizes": ["64"],
+        "train": train,
+        "depths": [0.0, 0.5, 1.0],
+    }
+
+    def one(name: str, parameters: int, *tests: str) -> dict[str, Any]:
+        runs = [{"steps": 5, "tests": {test: {} for test in tests}}]
+        return {"name": name, "parameters": parameters, "runs": runs, "state_bytes": {"length": 64}}
+
+    result = {"settings": settings, "parameters_asked_for": 1000, "chance": {"64": 0.1}}
+    told = scored.said({**result, "contenders": [one("lmm", 1001, "1024x4"), one("llama", 1500, "1024x4")]})
+    assert "1,000 parameters each, but for Transformer++ (Llama) (1,500), 5 steps of up to 8 sequences" in told
+    assert "16 fresh sequences of each evaluation size;" in told
+    told = scored.said({**result, "contenders": [one("lmm", 1001, "64@0", "64@0.5", "64@1")]})
+    assert "1,000 parameters each, 5 steps" in told
+    assert "of each evaluation size at each of 3 depths;" in told
+    told = scored.said({**result, "contenders": [one("lmm", 1001, "64@0.5", "1024x4")]})
+    assert "at each of 3 depths where there is one needle;" in told
 
 
 def book(folder: Path) -> Path:

@@ -7,10 +7,11 @@ import pytest
 
 from bench.bench_cases import OP, measured
 from titans_lm.evaluate.positions import bounds
+from titans_lm.report import reread
 from titans_lm.report.books import bounds_told
 from titans_lm.report.page import MARK, pages, plots, read_results, render_results
 from titans_lm.report.section import is_earlier, status
-from titans_lm.report.text import said
+from titans_lm.report.text import said, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -151,6 +152,29 @@ def test_a_comparison_of_texts_names_models_with_fewer_seeds_and_rates():
     told = said(json.loads((ROOT / "docs/results/bench/compare-5m.json").read_text()))
     assert "(0.012 not for Transformer++ with short convolution, MAG, MAC)" in told
     assert "3 seeds (of Transformer++ with short convolution 1, LMM 2, Gated DeltaNet 2, MAG 1, MAL 1" in told
+
+
+def test_a_comparison_of_texts_says_what_stateful_models_are_measured_by():
+    told = said(json.loads((ROOT / "docs/results/bench/compare-gates.json").read_text()))
+    assert "Held out, stateful models carry their state; others begin anew every 512 tokens." in told
+    result = json.loads((ROOT / "docs/results/bench/compare-5m.json").read_text())
+    assert "stateful models carry" not in said(result)
+    result["contenders"][0]["runs"][0]["tokens"] -= 1
+    assert f"reads up to {result['contenders'][1]['runs'][0]['tokens']:,} tokens" in said(result)
+
+
+def test_books_that_gave_no_passage_are_not_counted():
+    result = json.loads((ROOT / "docs/results/bench/reread.json").read_text())
+    groups = result["settings"]["passages"] // result["settings"]["rows"]
+    told = reread.said({**result, "documents": result["documents"] * 50})
+    assert f"passages of each length from {groups} held-out books" in told
+
+
+def test_a_folder_is_what_it_holds():
+    ours = {"name": "runs/a", "test_bits_per_byte": {"mean": 2.0}}
+    other = {"name": "llama", "test_bits_per_byte": {"mean": 2.5}}
+    assert verdict([{**ours, "kind": "mac"}, other]).startswith("**runs/a has the lowest mean**")
+    assert verdict([{**ours, "kind": "gpt2"}, other]) == ""
 
 
 @pytest.mark.parametrize(("books", "told"), [(1, "no interval"), (3, "smallest and the largest"), (4, "95 %")])

@@ -34,8 +34,10 @@ def recall_findings(outcome: RecallOutcome) -> list[str]:
         f"The sliding window of {config.window} tokens, which in {config.num_hidden_layers} layers can look "
         f"{outcome.reach} tokens back at most, names {percent(window.accuracy)}: {_standing(window)}.",
     ]
-    if memory.interval[0] <= window.interval[1]:
+    if memory.accuracy <= window.accuracy:
         lines.append("So on this run the memory is no better than the window.")
+    elif memory.interval[0] <= window.interval[1]:
+        lines.append("So on this run the memory cannot be told from the window.")
     elif memory.accuracy < LEARNED:
         lines.append("So the memory bridges the gap, but it has not learned the task in these steps.")
     else:

@@ -17,7 +17,7 @@ from titans_lm.experiments.models import NamedModel, kind_of, read_config, weigh
 from titans_lm.experiments.reading_settings import ReadingSettings
 from titans_lm.experiments.runner import COMMITS, SPEC, WALL, Clock, Result, Say, once, write_record
 from titans_lm.train.checkpoint import INCIDENTAL
-from titans_lm.train.files import made, read_json, write_json
+from titans_lm.train.files import finite, made, read_json, write_json
 from titans_lm.train.fresh import size_of
 from titans_lm.train.progress import CountReport
 from titans_lm.train.run import load_model, load_tokenizer, resolve_model
@@ -164,6 +164,11 @@ def _read_once(planned: Planned, named: NamedModel, weights: str, settings: Read
         with CountReport(quiet=settings.quiet, title=f"{named.name} {planned.name}").start(planned.tokens) as report:
             found = planned.measure(report.read)
         made = clock.read()
+        if json.dumps(finite(found)) != json.dumps(found):
+            raise ValueError(
+                f"got numbers that are not finite from {named.path} in {planned.name}; expected a model that can read "
+                "so far: give shorter texts or rows"
+            )
         told = {SPEC: spec, "model": str(named.path), "seconds": made[WALL], COMMITS: made[COMMITS]}
         write_json(file, {**told, "tokens": planned.tokens, **found})
     return Reading(planned.key, read_json(file))

@@ -20,7 +20,7 @@ from titans_lm.data.tokenizer import TokenIds, count_ids, encode_document, is_by
 from titans_lm.evaluate.bits_per_byte import buckets, token_bits
 from titans_lm.evaluate.documents import first_token
 from titans_lm.evaluate.stream import check_positions, has_state
-from titans_lm.experiments.models import model_settings
+from titans_lm.experiments.models import kind_of, model_settings
 from titans_lm.experiments.runner import CONTENTS, SPEC, Result, Run, Say, kept, run_experiment, runs_of, write_record
 from titans_lm.experiments.settings import CompareSettings
 from titans_lm.report.table import mean_with_spread
@@ -151,7 +151,7 @@ class TextJob(Run):
         if not math.isfinite(result[HELD_OUT]):
             raise Diverged(f"{self.name}: its loss on held-out text is {result[HELD_OUT]}; give lower --rates")
         kept = {name: value for name, value in result.items() if name not in ("run", "model", "settings")}
-        records = [record for record in JsonLines(self.folder / METRICS).read() if HELD_OUT in record]
+        records = [record for record in JsonLines(self.folder / METRICS).read() if record.get(HELD_OUT) is not None]
         kept["curve"] = [{name: record[name] for name in ("step", "seconds", HELD_OUT)} for record in records]
         return kept if self.test is None else {**kept, **self._score(self.test)}
 
@@ -160,6 +160,8 @@ class TextJob(Run):
         model, tokenizer = load_model(self.folder, self.settings.device), load_tokenizer(self.folder)
         (texts, count), every = read_texts(source, tokenizer, self.test_bytes), self.settings.seq_len
         found: Result = {"test": score(model, texts, count, self.positions)}
+        if not math.isfinite(found["test"]["bits_per_byte"]):
+            raise Diverged(f"{self.name}: its loss on the test text is not finite; give lower --rates or --positions")
         if has_state(model):  # thrown away every so many tokens
             pieces = [piece for text in texts for piece in stretches(text, self.positions)]
             bits = token_bits(model, pieces, reset_every=every, piece_len=PIECE, batch_size=4)
@@ -205,6 +207,7 @@ def _summary(name: str, rate: float, trials: list[Result], results: list[Result]
     runs = [{"seed": result[SPEC]["settings"]["seed"], **kept(result, *KEPT)} for result in results]
     return {
         "name": name,
+        **({"kind": kind_of(Path(name))} if Path(name).is_dir() else {}),
         "parameters": runs[0]["parameters"],
         "shape": results[0]["shape"],
         "rate": rate,

@@ -7,7 +7,7 @@ from titans_lm.report.forecast import rates
 from titans_lm.report.plots import Plot
 from titans_lm.report.section import PARAMETERS, TITLES, Result, Section, contender_lines, remembers, title
 from titans_lm.report.table import Column, Table, bold
-from titans_lm.report.tasks import percent
+from titans_lm.report.tasks import percent, sequences
 from titans_lm.report.text import average
 
 BASELINES = {
@@ -68,7 +68,7 @@ def said(result: Result) -> str:
         f"{result['sequences']:,} sequences of {len(result['classes'])} classes in {settings['folds']} folds, each "
         f"tested once a seed by models trained on the others ({len(settings['seeds'])} "
         f"seed{'s' * (len(settings['seeds']) > 1)}); {100 * train['held_out']:g} % of the training data chooses the "
-        f"best of {train['steps']:,} steps of {train['batch_size']} sequences. {tried}{stacks}The largest class is "
+        f"best of {train['steps']:,} steps of {sequences(train)}. {tried}{stacks}The largest class is "
         f"{100 * result['majority']:.1f} % of all. Accuracy and macro F1 in %, Matthews' correlation times 100. Not "
         "comparable with published numbers of GenomicBenchmarks, which are of its official training and test sets."
         + (f" {cut:,} sequences were cut to {train['max_length']:,} nucleotides." if cut else "")

@@ -77,7 +77,7 @@ def said(result: Result) -> str:
     )
     longest = max(model["state_bytes"]["length"] for model in result["models"])
     minutes = sum(length["seconds"] for model in result["models"] for length in model["lengths"]) / 60.0
-    books = len(result["documents"])
+    books = min(len(result["documents"]), settings["passages"] // settings["rows"])  # given in turn, a row at a time
     return (
         f"A model reads {context}a passage of {' or '.join(map(str, settings['lengths']))} tokens, then as many tokens "
         "of other books as a column says, then the passage again. Its **gain** in bits per token is what the second "

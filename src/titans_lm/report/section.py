@@ -49,7 +49,7 @@ def title_of(one: Mapping[str, Any]) -> str:
 
 def has_memory(one: Mapping[str, Any]) -> bool:
     start = one.get("start")
-    return remembers(one["name"] if start is None else start["kind"])
+    return remembers(one.get("kind", one["name"]) if start is None else start["kind"])
 
 
 def parts(name: str, names: Mapping[str, str] = TITLES) -> tuple[str, str]:

@@ -26,6 +26,8 @@ from titans_lm.report.table import Column, Table, in_percent, written
 from titans_lm.report.text import of_results, shapes
 from titans_lm.train.options import plain_settings
 
+NEAR = 0.01
+"""Share by which sizes that are matched may differ."""
 KINDS: dict[str, Any] = {plan.__name__.removesuffix("Task"): plan for plan in TASKS.values()}
 """Tasks by what results call them."""
 LONG = ("Needle", "Variables", "CommonWords", "BabiLong")
@@ -78,7 +80,9 @@ def by_size(size: str) -> list[float]:
 
 def said(result: Result) -> str:
     settings, runs = result["settings"], result["contenders"][0]["runs"]
-    depths = f" at each of {len(settings['depths'])} depths" if settings.get("depths") else ""
+    at_depths = [AT in test for test in runs[0]["tests"]]
+    where = "" if all(at_depths) else " where there is one needle"
+    depths = f" at each of {len(settings['depths'])} depths{where}" if any(at_depths) else ""
     counted = {size: test.get("rows", settings["examples"]) for size, test in runs[0]["tests"].items()}
     fewer = ", ".join(f"{count:,} of {size}" for size, count in counted.items() if count < settings["examples"])
     few = f" ({fewer})" if fewer else ""
@@ -96,6 +100,9 @@ def equal(result: Result) -> str:
     trained = sum("start" in one for one in result["contenders"])
     own = "trained models, each with parameters of its own"
     size = own if asked is None else f"{asked:,} parameters each"
+    untrained = [one for one in result["contenders"] if asked is not None and "start" not in one]
+    off = [f"{title_of(one)} ({one['parameters']:,})" for one in untrained if abs(one["parameters"] / asked - 1) > NEAR]
+    size += f", but for {', '.join(off)}" if off else ""
     size += ", but for trained models, which keep theirs" if asked is not None and trained else ""
     if not train["steps"]:
         return f"{size}, tested as they are;"
@@ -106,7 +113,13 @@ def equal(result: Result) -> str:
     steps = f"{result['contenders'][0]['runs'][0]['steps']:,} {'more ' * (asked is None)}steps"
     joining = ", joining one after the other" if settings.get("curriculum") and len(settings["sizes"]) > 1 else ""
     sizes = f"training sizes {', '.join(settings['sizes']) or 'as set'}{often}{joining}{penalty}"
-    return f"{size}, {steps} of {train['batch_size']} sequences, {sizes}; {rates(settings)}"
+    return f"{size}, {steps} of {sequences(train)}, {sizes}; {rates(settings)}"
+
+
+def sequences(train: Result) -> str:
+    """Say how many sequences a step has; long ones may be fewer."""
+    at_most = "up to " if train.get("batch_tokens") else ""
+    return f"{at_most}{train['batch_size'] * train.get('accumulate', 1)} sequences"
 
 
 def stories(runs: list[Result]) -> str:

@@ -15,8 +15,8 @@ from titans_lm.report.section import (
     Section,
     contender_lines,
     each_said,
+    has_memory,
     parts,
-    remembers,
     title,
     title_of,
 )
@@ -89,14 +89,18 @@ def said(result: Result) -> str:
     apart = max(abs(one["parameters"] / asked - 1.0) for one in result["contenders"])
     pilot = "**A pilot of one seed**: small differences are those of seeds as well. " if seeds == 1 else ""
     fewer = [f"{_short(one)} {len(one['runs'])}" for one in result["contenders"] if len(one["runs"]) < seeds]
+    read = {run["tokens"] for one in result["contenders"] for run in one["runs"]}
+    same = "the same" if len(read) == 1 else "up to"
+    carried = any("stateful=true" in one["name"] for one in result["contenders"])
+    begun = f"Held out, stateful models carry their state; others begin anew every {train['seq_len']} tokens. "
     but = f" (of {', '.join(fewer)})" if fewer else ""
     text = (
-        f"{pilot}Every model has {asked:,} parameters (within {apart:.1%}) and reads the same {first['tokens']:,} "
+        f"{pilot}Every model has {asked:,} parameters (within {apart:.1%}) and reads {same} {max(read):,} "
         f"tokens in sequences of {train['seq_len']}{reread(train)}; {tuned(result)} {seeds} "
         f"seed{'s' * (seeds > 1)}{but}. The test text is {first['test']['bytes']:,} bytes in spans of "
         f"{settings['positions']:,} tokens, each read from a fresh state, carried along where a model has one; "
         f"columns of positions say where in the span. Tokens per second and minutes are those of training, "
-        f"{settings['jobs']} at once. "
+        f"{settings['jobs']} at once. {begun * carried}"
     )
     return f"{text}{also_said(result)}{verdict(best_first(result))}".strip()
 
@@ -191,8 +195,8 @@ def _short(contender: Result) -> str:
 
 
 def verdict(found: list[Result]) -> str:
-    with_memory = [one for one in found if remembers(one["name"])]
-    without = [one for one in found if not remembers(one["name"])]
+    with_memory = [one for one in found if has_memory(one)]
+    without = [one for one in found if not has_memory(one)]
     if not with_memory or not without:
         return ""
     ahead, behind = with_memory[0]["test_bits_per_byte"]["mean"], without[0]["test_bits_per_byte"]["mean"]
