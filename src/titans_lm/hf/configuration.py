@@ -115,10 +115,12 @@ class TitansConfig(PreTrainedConfig):
         self.auto_map = {auto: f"{_STUB.stem}.{name}" for auto, name in _AUTO_MAP.items()}
         super().save_pretrained(save_directory, push_to_hub, **kwargs)
 
-    def _upload_modified_files(self, folder: Any, repo: Any, stamps: dict[str, float], **kwargs: Any) -> Any:
+    def _upload_modified_files(
+        self, working_dir: Any, repo_id: str, files_timestamps: dict[str, float], *args: Any, **kwargs: Any
+    ) -> Any:
         """Upload the stub too, which was written before it was noted what there was."""
-        stamps = {name: stamp for name, stamp in stamps.items() if name != _STUB.name}
-        return super()._upload_modified_files(folder, repo, stamps, **kwargs)
+        before = {name: at for name, at in files_timestamps.items() if name != _STUB.name}
+        return super()._upload_modified_files(working_dir, repo_id, before, *args, **kwargs)
 
     def validate(self) -> None:
         """Check the settings before they are written; names in layer_types are ours and not those of transformers."""

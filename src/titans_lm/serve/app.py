@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from titans_lm.checks import nearest
 from titans_lm.data.tasks.vocabulary import is_word_tokenizer
-from titans_lm.serve.auth import Auth
+from titans_lm.serve.auth import Auth, retry_header
 from titans_lm.serve.batching import Runner
 from titans_lm.serve.engine import Engine
 from titans_lm.serve.metrics import Counted
@@ -88,8 +88,7 @@ def create_app(engine: Engine, name: str, api_key: str | None) -> FastAPI:
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(ClientError)
     async def _client(_: Request, error: ClientError) -> JSONResponse:
-        # OpenAI's clients repeat 408, 409 and 429 by themselves: what takes too long would be read three times.
-        return JSONResponse(error.body(), error.status, {"x-should-retry": str(error.code == "busy").lower()})
+        return JSONResponse(error.body(), error.status, retry_header(error))
 
     @app.exception_handler(Cancelled)
     async def _cancelled(_: Request, __: Cancelled) -> Response:
@@ -106,7 +105,7 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _bug(_: Request, error: Exception) -> JSONResponse:
         log.error("a request failed", exc_info=error)
-        return JSONResponse(failure().body(), 500)
+        return JSONResponse(failure().body(), 500, retry_header(failure()))
 
 
 async def _parsed(kind: type[Given], request: Request) -> Given:
@@ -268,10 +267,10 @@ KEPT_FREE = 128
 
 
 class Connection(H11Protocol):
-    """HTTP by h11, closed where no request's header has come whole in time.
+    """HTTP by h11, closed where no request's header has come whole in time, and no answer is taken.
 
-    Where there are too many connections the one that has waited longest for a request makes room, so that clients who
-    send nothing keep out nobody.
+    Where there are too many connections the one that has waited longest for a request makes room, those that have had
+    an answer before others, so that clients who send nothing keep out nobody.
     """
 
     most = max(16, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - KEPT_FREE))
@@ -279,6 +278,11 @@ class Connection(H11Protocol):
     seconds = 20.0
     """Most time that a header may take to arrive."""
     late: asyncio.TimerHandle | None = None
+    patience = 60.0
+    """Most time in which a client reads nothing of an answer."""
+    stuck: asyncio.TimerHandle | None = None
+    ahead = 2**20
+    """Most bytes that may be sent while a request is answered."""
 
     @property
     def waits(self) -> bool:
@@ -289,9 +293,18 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._begin()
         if len(self.connections) > self.most:
-            idle = [other for other in self.connections if isinstance(other, Connection) and other.late is not None]
+            idle = [other for other in self.connections if isinstance(other, Connection) and other.waits]
             oldest = min(idle, key=lambda other: other.late.when() if other.late is not None else 0.0)
             oldest.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.stuck = self.loop.call_later(self.patience, self.close)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.stuck is not None:
+            self.stuck.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
@@ -299,6 +312,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if len(self.conn.trailing_data[0]) > self.ahead:  # kept until the answer is there
+            self.close()
         if not self.waits:
             self._end()
         elif self.late is None:

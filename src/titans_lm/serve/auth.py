@@ -51,7 +51,7 @@ class Auth:
         except ClientError as error:
             refusal = error
         # What the client still sends is not waited for, so the connection cannot be used again.
-        response = JSONResponse(refusal.body(), refusal.status, {"connection": "close"})
+        response = JSONResponse(refusal.body(), refusal.status, {"connection": "close", **retry_header(refusal)})
         await response(scope, receive, send)
 
     def _check_host(self, host: str) -> None:
@@ -87,6 +87,9 @@ class Auth:
 
     async def _pass(self, request: Request, send: Any) -> None:
         """Take in the body and give the request to the application; ClientError where it is refused."""
+        if not request.scope["path"].startswith("/v1"):  # nothing there reads a body, or asks for a key
+            await self.app(request.scope, request.receive, send)
+            return
         body = bytearray()
         try:
             try:
@@ -137,6 +140,12 @@ class Auth:
                 400, f"the body has too many parts; expected at most {STRINGS:,} texts, {CONTAINERS:,} lists and "
                 f"objects, and {most:,} values in them", code="too_many_parts",
             )  # fmt: skip
+
+
+def retry_header(error: ClientError) -> dict[str, str]:
+    """The header by which OpenAI's clients know whether to repeat a request, as they do by themselves after 408, 409,
+    429 and 5xx: what takes too long would be sent and read three times."""
+    return {"x-should-retry": str(error.code == "busy").lower()}
 
 
 async def _drain(receive: Any, size: int, most: int) -> None:

@@ -89,14 +89,14 @@ class Runner:
             yield job.queue
         finally:
             job.cancel.set()
-            if not job.begun:  # it waits its turn, for nobody
+            if job.future is None or job.future.cancel():  # it waits its turn, for nobody
                 task.cancel()
 
     async def _do(self, name: str | None, job: "Job") -> None:
         try:
             async with nullcontext() if name is None else self._locks.setdefault(name, asyncio.Lock()):
-                job.begun = True
-                job.queue.put_nowait(await job.loop.run_in_executor(self.pool, job.work, job.emit, job.cancel))
+                job.future = self.pool.submit(job.work, job.emit, job.cancel)
+                job.queue.put_nowait(await asyncio.wrap_future(job.future))
         except Exception as error:  # noqa: BLE001 - whatever fails in a thread is what its request gets to hear
             job.queue.put_nowait(error)
 
@@ -118,7 +118,9 @@ class Job:
     def __init__(self, work: Work, loop: asyncio.AbstractEventLoop) -> None:
         self.work, self.loop = work, loop
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
-        self.cancel, self.begun = threading.Event(), False
+        self.cancel = threading.Event()
+        self.future: Future[Any] | None = None
+        """Once it is its turn among those of its name; a thread may have to become free yet."""
 
     def emit(self, text: str) -> None:
         """Pass on a piece of text from the thread."""

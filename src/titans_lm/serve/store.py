@@ -142,11 +142,11 @@ class Store:
     def delete(self, kind: Kind, name: str) -> bool:
         """Forget an entry; whether there was one."""
         path = self.path(kind, name)
+        remove_file(path)  # first: where the disk does not let it go it is not forgotten
         with self._lock:
             self._loaded.pop(path, None)
             found = self._known.pop(path, None) is not None or path in self._damaged
             self._damaged.discard(path)
-        remove_file(path)
         return found
 
     def _refuse(self, path: Path, error: Exception) -> None:

@@ -241,11 +241,16 @@ async function ingest(files) {
 
 async function read(file) {
   const text = decoded(await file.arrayBuffer());
-  const made = await (await post("v1/memories", { text, name: await freeName(file.name), source: file.name.slice(0, 200) })).json();
+  const made = await (await post("v1/memories", { text, name: await freeName(file.name), source: head(file.name, 200) })).json();
   await refresh();
   $("start").value = made.id;
+  if (state.busy) return;
   begin(made.id);
   $("text").focus();
+}
+
+function head(text, length) {
+  return [...text].slice(0, length).join("");
 }
 
 function decoded(bytes) {
@@ -261,7 +266,7 @@ function decoded(bytes) {
 
 async function freeName(name) {
   const taken = new Set((await get("v1/memories")).data.map((entry) => entry.id));
-  const short = name.slice(0, 190);
+  const short = head(name, 190);
   let free = short;
   for (let i = 2; taken.has(free); i += 1) free = `${short} (${i})`;
   return free;
