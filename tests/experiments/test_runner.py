@@ -118,6 +118,7 @@ class Training:
 
     def train(self, outlook=None) -> dict:
         run = RunFolder.open(self.folder) if begun_with(self.folder) else RunFolder.create(self.folder, self.spec())
+        run.note_settings()  # as `fit` does
         for step in range(len(run.metrics.read()) + 1, 4):
             run.metrics.append({"step": step, "seconds": 100.0 * step})
             if self.stop:

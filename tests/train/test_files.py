@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import json
 import os
@@ -266,3 +267,35 @@ def test_a_full_disk_is_one_however_a_library_tells_it(tmp_path, told):
         fill()
     assert caught.value.filename == str(tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+def test_where_there_are_no_locks_nobody_is_kept_out(tmp_path, monkeypatch):
+    """Lustre without `-o flock`, NFS without lockd."""
+
+    said = [errno.ENOSYS, errno.ENOLCK, errno.EIO]
+
+    def lockf(*_):
+        number = said.pop(0)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    for _ in range(2):
+        with claimed(tmp_path / "in-use"):
+            assert (tmp_path / "in-use").is_file()
+        assert names(tmp_path) == []
+    with pytest.raises(OSError, match="Input/output error"), claimed(tmp_path / "in-use"):
+        pass
+
+
+def test_a_new_folder_has_its_name_before_the_old_one_goes(tmp_path, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    for text in ("old", "new"):
+        with new_folder(tmp_path / "model") as unfinished:
+            (unfinished / "file").write_text(text)
+    assert (tmp_path / "model" / "file").read_text() == "new"
+    monkeypatch.setattr("shutil.rmtree", stopped)
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "model") as unfinished:
+        (unfinished / "file").write_text("newer")
+    assert (tmp_path / "model" / "file").read_text() == "newer"

@@ -2,9 +2,11 @@ import dataclasses
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from titans_lm.config import BackboneConfig
@@ -16,6 +18,7 @@ from titans_lm.prepare.run import prepare
 from titans_lm.prepare.settings import PrepareSettings
 from titans_lm.train.language import train_language_model
 from titans_lm.train.options import merge_settings, read_settings_file
+from titans_lm.train.parallel import Distributed
 from titans_lm.train.settings import LanguageSettings
 
 PLACE = "PLACE"
@@ -219,3 +222,21 @@ def test_a_run_beside_its_text_is_no_text(settings, tmp_path):
     train_language_model(settings)
     result = train_language_model(dataclasses.replace(settings, steps=7), resume=True)
     assert (result["steps"], result["data"]["train_documents"] + result["data"]["held_out_documents"]) == (7, 6)
+
+
+def test_processes_share_the_rows_of_an_evaluation(settings, monkeypatch):
+    """`batch_size` is that of all of them: each has a part of it, in training as in an evaluation."""
+
+    class Four(Distributed):
+        def share(self, rows):
+            return rows // 4
+
+    def fit(*_, eval_fn, **__):
+        raise StopIteration(eval_fn.held_out.batch_size)
+
+    monkeypatch.setattr("titans_lm.train.language.fit", fit)
+    monkeypatch.setattr(
+        "titans_lm.train.language.joined_distributed", lambda _: nullcontext(Four(0, 1, torch.device("cpu")))
+    )
+    with pytest.raises(StopIteration, match=r"^2$"):
+        train_language_model(dataclasses.replace(settings, batch_size=8))

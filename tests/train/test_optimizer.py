@@ -82,12 +82,26 @@ def test_runs_shorter_than_their_warm_up_have_a_learning_rate(settings):
     assert all(0 < learning_rate(step, settings) <= settings.lr for step in range(settings.steps))
 
 
-def test_processes_that_read_other_data_are_told_apart() -> None:
-    """As torchrun has them on two machines, each with its own copy of a file."""
+@pytest.mark.parametrize("change", [("data", {}), ("", {"lr": 1.0}), ("", {"accumulate": 2})])
+def test_processes_that_are_told_other_things_are_told_apart(change: tuple[str, dict[str, Any]]) -> None:
+    """As torchrun has them on two machines, each with its own copy of a file and its own command."""
 
     class Other(Distributed):
         def all_gather(self, value: Any) -> list[Any]:
-            return [value, value + "x"]
+            data, told = value
+            return [value, (data + change[0], told | change[1])]
 
-    with pytest.raises(ValueError, match="got other data or other settings of batches in process 1 than in process 0"):
+    with pytest.raises(ValueError, match="got other data or other settings in process 1 than in process 0"):
         Trainer(nn.Linear(2, 2), lambda step: {}, None, FitSettings(), Other(0, 2, torch.device("cpu")))
+
+
+def test_machines_may_differ_in_what_is_their_own() -> None:
+    told: list[dict[str, Any]] = []
+
+    class Other(Distributed):
+        def all_gather(self, value: Any) -> list[Any]:
+            told.append(value[1])
+            return [value, value]
+
+    Trainer(nn.Linear(2, 2), lambda step: {}, None, FitSettings(), Other(0, 1, torch.device("cpu")))
+    assert set(vars(FitSettings())) - set(told[0]) == {"device", "workers", "sinks"}

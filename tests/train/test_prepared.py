@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from prepare.prepare_cases import prepared, write_texts
 from titans_lm.config import BackboneConfig
+from titans_lm.data.batches import DocumentLanes
 from titans_lm.data.prepared import TokenFolder
 from titans_lm.data.text import text_below
 from titans_lm.evaluate.documents import held_out_tokens
@@ -195,3 +198,17 @@ def test_tokens_beside_their_text_are_no_text(tmp_path: Path) -> None:
     first = prepared(tmp_path, tmp_path / "tokens", shard_tokens=1000)
     again = prepared(tmp_path, tmp_path / "tokens", shard_tokens=1000)
     assert again.describe() == first.describe()
+
+
+def test_lanes_of_a_folder_leave_its_tokens_on_the_disk(tmp_path: Path) -> None:
+    """Each process that makes batches gets a copy of what makes them."""
+    write_texts(tmp_path / "texts", 60)
+    train = prepared(tmp_path / "texts", tmp_path / "out").train
+    lanes = DocumentLanes(train, seq_len=16, batch_size=3)
+    assert train.tokens > 1000
+    assert len(pickle.dumps(lanes)) < train.tokens
+    again, listed = pickle.loads(pickle.dumps(lanes)), DocumentLanes([*train], seq_len=16, batch_size=3)
+    for step in range(40):
+        for name, rows in lanes(step).items():
+            assert torch.equal(rows, again(step)[name])
+            assert torch.equal(rows, listed(step)[name])

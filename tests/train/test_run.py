@@ -41,10 +41,12 @@ def test_a_run_names_the_commits_that_it_was_trained_with(tmp_path, titans, monk
     now = "aaa"
     run = RunFolder.create(tmp_path / "run", {})
     assert commits_of(run.path) == ["aaa"]
-    RunFolder.open(run.path)
+    RunFolder.open(run.path).note_settings()
     assert commits_of(run.path) == ["aaa"]
     now = "bbb"
     RunFolder.open(run.path)
+    assert commits_of(run.path) == ["aaa"], "opened to look into, or by one of several processes"
+    RunFolder.open(run.path).note_settings()
     now = "aaa"
     run.finish(3, titans())
     assert commits_of(run.path) == ["aaa", "bbb", "aaa"]
@@ -52,7 +54,7 @@ def test_a_run_names_the_commits_that_it_was_trained_with(tmp_path, titans, monk
     assert told["torch"] == torch.__version__
     del told["commits"]
     (run.path / "environment.json").write_text(json.dumps(told))
-    RunFolder.open(run.path)
+    RunFolder.open(run.path).note_settings()
     assert commits_of(run.path) == ["unknown", "aaa"], "a run of before this was kept"
 
 

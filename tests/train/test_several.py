@@ -2,10 +2,13 @@
 
 import json
 import multiprocessing.connection
+import os
 import random
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from cli_cases import environment
 from forks import forks
 from prepare.prepare_cases import prepared, write_texts
+from titans_lm.train.loop import StopRequest
 from train.several import forked
 
 SCRIPT = Path(__file__).parent / "several.py"
@@ -186,3 +190,16 @@ def test_killed_five_times_in_a_row_it_reads_every_row_once(data: Path, tmp_path
     rows = [row for record in again for row in record["rows"]]
     assert rows == [row for record in whole for row in record["rows"]]
     assert len(rows) == 4 * 18 == len(set(rows)), "no row of the text is lost or read twice"
+
+
+@pytest.mark.parametrize("by", ["torchrun", "a person"])
+def test_one_wish_to_stop_may_come_twice(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """torchrun passes on the SIGTERM that a scheduler sends to all processes of a job, its workers among them."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7") if by == "torchrun" else monkeypatch.delenv(
+        "TORCHELASTIC_RUN_ID", raising=False
+    )
+    with StopRequest() as stop, nullcontext() if by == "torchrun" else pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stop

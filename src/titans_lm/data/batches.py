@@ -112,11 +112,11 @@ class DocumentLanes:
         self, documents: Sequence[TokenIds], *, seq_len: int, batch_size: int, seed: int = 0, pad: int = PAD
     ) -> None:
         check_sizes(seq_len, batch_size)
-        self.documents = _shares([document for document in documents if len(document) > 1], batch_size)
+        self.documents = _Shares(documents, batch_size)
         if not self.documents:
             raise ValueError("got no document of two tokens or more; expected text to train on")
         self.seq_len, self.batch_size, self.seed, self.pad = seq_len, batch_size, seed, pad
-        self.pieces = [-(-(len(document) - 1) // seq_len) for document in self.documents]
+        self.pieces = [-(-(stop - start - 1) // seq_len) for _, start, stop in self.documents.places]
         self.ends: list[list[int]] = [[] for _ in range(batch_size)]
         named: str | None = getattr(documents, "fingerprint", None)  # prepared documents have been hashed already
         settings = {"kind": "lanes", "seq_len": seq_len, "batch_size": batch_size, "seed": seed}
@@ -157,12 +157,29 @@ def check_sizes(seq_len: int, batch_size: int) -> None:
     check_at_least("batch_size", batch_size, 1)
 
 
-def _shares(documents: Sequence[TokenIds], lanes: int) -> list[TokenIds]:
-    """Cut documents longer than an equal share of all tokens; the cut token ends one part and begins the next."""
-    share = max(-(-sum(len(document) - 1 for document in documents) // lanes), 1)
-    return [
-        document[start : start + share + 1] for document in documents for start in range(0, len(document) - 1, share)
-    ]
+class _Shares(Sequence[TokenIds]):
+    """Documents of two tokens or more, cut where they are longer than an equal share of all tokens.
+
+    The cut token ends one part and begins the next. Only places are kept: a folder's tokens stay on the disk, also
+    where this goes to another process.
+    """
+
+    def __init__(self, documents: Sequence[TokenIds], lanes: int) -> None:
+        lengths = documents.lengths.tolist() if isinstance(documents, Split) else [len(one) for one in documents]
+        share = max(-(-sum(max(length - 1, 0) for length in lengths) // lanes), 1)
+        self.source = documents
+        self.places = [
+            (index, start, min(start + share + 1, length))
+            for index, length in enumerate(lengths)
+            for start in range(0, length - 1, share)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, place: Any) -> Any:
+        index, start, stop = self.places[place]
+        return self.source[index][start:stop]
 
 
 def prefetched(batches: Callable[[int], Batch], first: int, last: int, workers: int = 0) -> Iterator[Batch]:

@@ -25,6 +25,8 @@ IN_USE = "in-use"
 """A lock file: the folder it is in is being written by another process."""
 STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 """Names of what a process writes to, whatever that is: its file descriptors."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What file systems without locks say: Lustre without `-o flock`, NFS without lockd."""
 _ASKING = threading.Lock()
 _writing: set[str] = set()
 """Names of files and folders that threads of this process are at."""
@@ -166,9 +168,11 @@ def new_folder(path: Path) -> Iterator[Path]:
             yield unfinished
             for file in (*unfinished.rglob("*"), unfinished):
                 sync(file)
-            remove_folder(path)
+            before = _set_aside(path)
             os.replace(unfinished, path)
             sync(path.parent)
+            if before is not None:
+                shutil.rmtree(before, ignore_errors=True)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -176,10 +180,18 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder; it loses its name at once, so nobody ever reads a part of it."""
-    if path.exists():
-        doomed = Path(tempfile.mkdtemp(prefix=hidden(), dir=path.parent))
-        os.replace(path, doomed)
+    doomed = _set_aside(path)
+    if doomed is not None:
         shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _set_aside(path: Path) -> Path | None:
+    """Take a folder's name away, if it is there; what a killed process leaves is removed as unfinished."""
+    if not path.exists():
+        return None
+    doomed = Path(tempfile.mkdtemp(prefix=hidden(), dir=path.parent))
+    os.replace(path, doomed)
+    return doomed
 
 
 def remove_file(path: Path) -> None:
@@ -210,7 +222,8 @@ def _runs(process: int) -> bool:
 def claimed(path: Path) -> Iterator[None]:
     """Have a lock file to this process alone while the block runs; ValueError, naming its owner, where another has it.
 
-    A lock of POSIX: it ends with the process, however that ends, and processes made by this one do not have it.
+    A lock of POSIX: it ends with the process, however that ends, and processes made by this one do not have it. On a
+    file system without such locks nobody is kept out.
     """
     with path.open("a+") as file:
         try:
@@ -221,6 +234,9 @@ def claimed(path: Path) -> Iterator[None]:
                 f"got the folder {path.parent}, which {file.read()[:200] or 'another process'} has in use; "
                 "wait for it, stop it, or take another folder"
             ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
         if not os.fstat(file.fileno()).st_nlink:  # whoever had it has removed it since it was opened here
             with claimed(path):
                 yield

@@ -167,7 +167,7 @@ def train_language_model(
     """
     with joined_distributed(settings.device) as world:
         data = language_data(settings)
-        world.share(settings.batch_size)  # before a run folder is made
+        data.held_out.batch_size = world.share(settings.batch_size)  # refused before a run folder is made
         torch.manual_seed(settings.seed)
         sized = Sized(model) if model is not None else _first_model(settings, data, resume)
         check_positions(sized.model, settings.seq_len, "--seq-len {} or fewer")

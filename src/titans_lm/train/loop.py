@@ -5,6 +5,7 @@ loss that carries something from step to step offers `state_dict`, `load_state_d
 """
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -62,7 +63,8 @@ class StopRequest:
             self.waits = False
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        again, self.asked = self.asked, True
+        echo = number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ  # torchrun passes on what it gets too
+        again, self.asked = self.asked and not echo, True
         if self.waits:
             raise StoppedWaiting
         if again:

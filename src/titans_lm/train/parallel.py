@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -119,6 +120,10 @@ def check_alone(why: str = "models of sequences are small, and trained without t
         raise ValueError(f"got WORLD_SIZE={size}, several processes; expected one: {why}")
 
 
+PATIENCE = timedelta(hours=2)
+"""How long processes wait for one that saves a model, or reads through its data; torchrun ends them where one dies."""
+
+
 def open_distributed(device: str = "auto") -> Distributed:
     """Join the processes that torchrun has started, or be alone; ValueError for a device that is not there."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
@@ -129,7 +134,7 @@ def open_distributed(device: str = "auto") -> Distributed:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=PATIENCE)
     return Distributed(dist.get_rank(), dist.get_world_size(), chosen)
 
 

@@ -101,11 +101,11 @@ class RunFolder:
         path = Path(path)
         if not (path / SETTINGS).is_file():
             raise ValueError(f"got the run folder {path}, which holds no {SETTINGS}; expected the folder of a run")
-        _note_commit(path)
         return cls(path, tokenizer, settings)
 
     def note_settings(self) -> None:
-        """Write down the settings that a run goes on with, where they are others than it was begun with."""
+        """Write down the settings and the commit that a run goes on with, where they are others than before."""
+        _note_commit(self.path)
         if self.settings is not None and self.settings != begun_with(self.path):
             write_json(self.path / SETTINGS, self.settings)
 

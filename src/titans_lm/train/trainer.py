@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ LossFunction = Callable[[Any, Batch], tuple[Tensor, dict[str, Any]]]
 Record = dict[str, Any]
 COUNTS = ("step", "tokens", "skipped", "seconds")
 """What of a result a checkpoint holds."""
+PER_MACHINE = ("device", "workers", "sinks")
+"""Settings of training that processes need not have in common."""
 UNFIT = "had a loss or gradient that was not finite; lower the learning rate, or look for such values in the data"
 
 
@@ -113,11 +115,12 @@ class Trainer:
     ) -> None:
         self.world, self.device, self.settings, self.held_out = world, world.device, settings, held_out
         self.loss_fn: Any = loss_fn
-        marks = world.all_gather(getattr(batches, "fingerprint", ""))
-        if len(set(marks)) > 1:
+        own = {one.name: getattr(settings, one.name) for one in fields(FitSettings) if one.name not in PER_MACHINE}
+        marks = world.all_gather((getattr(batches, "fingerprint", ""), own))
+        if any(mark != marks[0] for mark in marks):
             other = next(rank for rank, mark in enumerate(marks) if mark != marks[0])
             raise ValueError(
-                f"got other data or other settings of batches in process {other} than in process 0; expected the same "
+                f"got other data or other settings in process {other} than in process 0; expected the same "
                 "files and options on every machine"
             )
         if world.size > 1 and settings.parallel == "fsdp" and hasattr(loss_fn, "forget"):
