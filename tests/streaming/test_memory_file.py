@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from accelerate import disk_offload
 from peft import LoraConfig, get_peft_model
+from safetensors import SafetensorError
 
 from streaming.stream_cases import CONSTANT, assert_same_memory, reading_model, text
 from titans_lm.former import LATER
@@ -402,3 +403,18 @@ def test_a_file_holds_what_a_window_reaches_back_to(length: int, tmp_path: Path)
     for reader in (a, b):
         reader.read(b"and more", new_document=False)
     assert_same_memory(a.memory, b.memory, 0.0)
+
+
+def test_a_memory_of_too_many_sources_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors takes a header of 100 MB."""
+
+    def save(*_: Any) -> bytes:
+        raise SafetensorError("Error while serializing: header too large")
+
+    model = reading_model("lmm")
+    reader = Reader(model)
+    reader.read(text(9))
+    monkeypatch.setattr("safetensors.torch.save", save)
+    with pytest.raises(ValueError, match="got a memory of 1 sources, too many for a file"):
+        save_memory(reader.memory, tmp_path / "memory", model)
+    assert not list(tmp_path.iterdir())

@@ -212,3 +212,13 @@ def test_lanes_of_a_folder_leave_its_tokens_on_the_disk(tmp_path: Path) -> None:
         for name, rows in lanes(step).items():
             assert torch.equal(rows, again(step)[name])
             assert torch.equal(rows, listed(step)[name])
+
+
+def test_few_files_of_a_folder_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titans_lm.data.prepared.MOST_OPEN", 3)
+    write_texts(tmp_path / "texts", 60)
+    train = prepared(tmp_path / "texts", tmp_path / "out", shard_tokens=200).train
+    assert len(train.shards) > 10
+    before = len(os.listdir("/proc/self/fd"))
+    assert train.lengths.sum() == len(train.take(0, train.tokens)) == train.tokens
+    assert len(os.listdir("/proc/self/fd")) <= before + 2 * 3

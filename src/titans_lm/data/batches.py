@@ -146,10 +146,15 @@ class DocumentLanes:
         return int(shuffled(self.seed, entry // count, count)[entry % count])
 
 
-@lru_cache(maxsize=8)
-def shuffled(seed: int, epoch: int, count: int) -> np.ndarray:
+def permuted(seed: int, epoch: int, count: int) -> np.ndarray:
     """The numbers below `count` in the order of an epoch, which the seed alone decides."""
     return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+shuffled = lru_cache(maxsize=8)(permuted)
+"""The same, kept for lanes that read documents of several epochs at a time."""
+of_epoch = lru_cache(maxsize=2)(permuted)
+"""The same, kept for rows of one epoch or of two at its border."""
 
 
 def check_sizes(seq_len: int, batch_size: int) -> None:
@@ -232,7 +237,7 @@ class _Rows(ABC):
     def __call__(self, step: int) -> Batch:
         samples = range(step * self.batch_size, (step + 1) * self.batch_size)
         places = (divmod(sample, self.rows) for sample in samples)
-        rows = [int(shuffled(self.seed, epoch, self.rows)[place]) for epoch, place in places]
+        rows = [int(of_epoch(self.seed, epoch, self.rows)[place]) for epoch, place in places]
         batch = padded([self._row(row) for row in rows], self.seq_len) | {"sample": torch.tensor(rows)}
         if batch["attention_mask"].all():
             del batch["attention_mask"]

@@ -66,6 +66,10 @@ def file_sum(path: Path) -> str:
         return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
 
 
+MOST_OPEN = 100
+"""Shards that are held open at once, with two files each: systems have limits of a few hundred."""
+
+
 class Split(Sequence[TokenIds]):
     """The documents of one part of a token folder, and the text as one stretch of tokens; nothing is held in memory.
 
@@ -96,6 +100,8 @@ class Split(Sequence[TokenIds]):
                 documents = np.load(path.with_suffix(".npy"), mmap_mode="r")
             except (OSError, ValueError) as error:
                 raise ValueError(f"{path} cannot be read: {error}; prepare the folder anew") from error
+            if len(self._open) >= MOST_OPEN:
+                self._open.pop(next(iter(self._open)))
             self._open[number] = tokens, documents
         return self._open[number]
 
@@ -123,8 +129,8 @@ class Split(Sequence[TokenIds]):
     @cached_property
     def lengths(self) -> np.ndarray:
         """Tokens of every document, int64 (n,)."""
-        ends = [self._shard(number)[1][:, ENDS] for number in range(len(self.shards))]
-        return np.concatenate([np.zeros(0, np.int64), *(np.diff(x, prepend=0) for x in ends)])
+        found = [np.diff(self._shard(number)[1][:, ENDS], prepend=0) for number in range(len(self.shards))]
+        return np.concatenate([np.zeros(0, np.int64), *found])
 
     def take(self, start: int, stop: int) -> TokenIds:
         """Tokens start … stop of all documents laid end to end, a copy."""

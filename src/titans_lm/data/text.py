@@ -197,8 +197,9 @@ def files_below(folder: Path, left_out: frozenset[str] = frozenset(), made: list
     for root, folders, files in os.walk(folder, onerror=shut.append):
         folders[:] = [name for name in folders if name not in left_out and not name.startswith(".")]
         if made is not None:
-            made += [Path(root, name) for name in folders if _is_made(Path(root, name))]
-            folders[:] = [name for name in folders if Path(root, name) not in made]
+            mine = {name for name in folders if _is_made(Path(root, name))}
+            made += [Path(root, name) for name in folders if name in mine]
+            folders[:] = [name for name in folders if name not in mine]
         found += [Path(root, name) for name in files if not name.startswith(".")]
     top = folder.resolve()
     twice = {path for path in found if path.is_symlink() and path.resolve().is_relative_to(top)}

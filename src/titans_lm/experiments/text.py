@@ -151,7 +151,7 @@ class TextJob(Run):
         if not math.isfinite(result[HELD_OUT]):
             raise Diverged(f"{self.name}: its loss on held-out text is {result[HELD_OUT]}; give lower --rates")
         kept = {name: value for name, value in result.items() if name not in ("run", "model", "settings")}
-        records = [record for record in JsonLines(self.folder / METRICS).read() if record.get(HELD_OUT) is not None]
+        records = [record for record in JsonLines(self.folder / METRICS) if record.get(HELD_OUT) is not None]
         kept["curve"] = [{name: record[name] for name in ("step", "seconds", HELD_OUT)} for record in records]
         return kept if self.test is None else {**kept, **self._score(self.test)}
 

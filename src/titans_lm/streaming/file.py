@@ -219,7 +219,11 @@ def save_memory(
     text = json_text(asdict(header))
     metadata = {"format": FORMAT, "version": str(VERSION), "header": text, "digest": _digest(text, tensors)}
     # safetensors copies what it is given to bytes; views of one storage become tensors of their own
-    data = safetensors.torch.save({k: v.clone() for k, v in tensors.items()}, metadata)
+    try:
+        data = safetensors.torch.save({k: v.clone() for k, v in tensors.items()}, metadata)
+    except SafetensorError as error:
+        count = sum(map(len, memory.sources))
+        raise ValueError(f"got a memory of {count:,} sources, too many for a file ({error}); expected fewer") from error
     write_atomically(Path(path), data, 0o600)  # it tells what was read
     return header
 

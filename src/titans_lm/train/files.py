@@ -295,12 +295,17 @@ class JsonLines:
         with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(record)) + "\n")
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Read the records one by one; a last line that was cut off when the machine died is left out."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.endswith(b"\n"):
+                        yield self._record(number, line)
+
     def read(self) -> list[dict[str, Any]]:
-        """Return the records; a last line that was cut off when the machine died is left out."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        return [self._record(number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+        """Return the records, all at once."""
+        return list(self)
 
     def _record(self, number: int, line: bytes) -> dict[str, Any]:
         """Read a line; ValueError where it is no record of a step."""
@@ -314,5 +319,4 @@ class JsonLines:
 
     def rewind(self, step: int) -> None:
         """Drop the records after a step: training goes on from there and writes them again."""
-        kept = [record for record in self.read() if record["step"] <= step]
-        write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        write_atomically(self.path, (json.dumps(record) + "\n" for record in self if record["step"] <= step))

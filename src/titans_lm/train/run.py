@@ -196,7 +196,7 @@ def seconds_of(run: Path) -> float:
 def progress_of(run: Path, most: float = math.inf) -> dict[str, Any]:
     """Tell how far a run had come at step `most`: its step, seconds of training, the last bits per byte held out."""
     told: dict[str, Any] = {}
-    for record in JsonLines(run / METRICS).read():
+    for record in JsonLines(run / METRICS):
         if record.get("step", 0) > most:
             break
         told |= {name: record[name] for name in ("step", "seconds", "held_out_bits_per_byte") if name in record}

@@ -70,13 +70,11 @@ class RunWriter:
             self.progress.say(f"going on from {checkpoint}")
         else:
             world.first(lambda: _check_unsaved(run, self.trainer.settings.steps))
-            if world.main and run.metrics.read():
+            if world.main and any(run.metrics):
                 self.progress.say("the run was stopped before its first checkpoint: it begins again")
         world.first(run.note_settings)
         world.first(lambda: run.metrics.rewind(self.trainer.result.step))
-        self.evaluated = world.first(
-            lambda: max((one["step"] for one in run.metrics.read() if "loss" not in one), default=-1)
-        )
+        self.evaluated = world.first(lambda: max((one["step"] for one in run.metrics if "loss" not in one), default=-1))
         if world.main:
             names = dict.fromkeys(self.trainer.settings.sinks)
             self.loggers = [LOGGERS[name](run.path, self.trainer.result.step, self.stack) for name in names]
