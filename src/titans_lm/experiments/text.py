@@ -20,10 +20,11 @@ from titans_lm.data.tokenizer import TokenIds, count_ids, encode_document, is_by
 from titans_lm.evaluate.bits_per_byte import buckets, token_bits
 from titans_lm.evaluate.documents import first_token
 from titans_lm.evaluate.stream import check_positions, has_state
-from titans_lm.experiments.models import kind_of, model_settings
+from titans_lm.experiments.models import OURS, kind_of, model_settings
 from titans_lm.experiments.runner import CONTENTS, SPEC, Result, Run, Say, kept, run_experiment, runs_of, write_record
 from titans_lm.experiments.settings import CompareSettings
 from titans_lm.report.table import mean_with_spread
+from titans_lm.train.baselines import baseline_names
 from titans_lm.train.files import JsonLines, read_json, write_json
 from titans_lm.train.fresh import MATCHED_BY, special_ids
 from titans_lm.train.language import language_data, train_language_model
@@ -207,7 +208,7 @@ def _summary(name: str, rate: float, trials: list[Result], results: list[Result]
     runs = [{"seed": result[SPEC]["settings"]["seed"], **kept(result, *KEPT)} for result in results]
     return {
         "name": name,
-        **({"kind": kind_of(Path(name))} if Path(name).is_dir() else {}),
+        **({"kind": kind_of(Path(name))} if _is_folder(name) else {}),
         "parameters": runs[0]["parameters"],
         "shape": results[0]["shape"],
         "rate": rate,
@@ -215,6 +216,11 @@ def _summary(name: str, rate: float, trials: list[Result], results: list[Result]
         "runs": runs,
         "test_bits_per_byte": mean_with_spread([run["test"]["bits_per_byte"] for run in runs]),
     }
+
+
+def _is_folder(name: str) -> bool:
+    """Whether a model is named by its folder: a name that is known means no folder that happens to lie there."""
+    return name.partition(":")[0] not in (*OURS, *baseline_names()) and Path(name).is_dir()
 
 
 def score(model: Any, texts: list[TokenIds], count: int, positions: int) -> Result:

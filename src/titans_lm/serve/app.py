@@ -267,7 +267,7 @@ KEPT_FREE = 128
 
 
 class Connection(H11Protocol):
-    """HTTP by h11, closed where no request's header has come whole in time, and no answer is taken.
+    """HTTP by h11, closed where no request's header has come whole in time, or an answer has been stuck.
 
     Where there are too many connections the one that has waited longest for a request makes room, those that have had
     an answer before others, so that clients who send nothing keep out nobody.
@@ -279,7 +279,7 @@ class Connection(H11Protocol):
     """Most time that a header may take to arrive."""
     late: asyncio.TimerHandle | None = None
     patience = 60.0
-    """Most time in which a client reads nothing of an answer."""
+    """Most time in which an answer is stuck: its client reads too little of it."""
     stuck: asyncio.TimerHandle | None = None
     ahead = 2**20
     """Most bytes that may be sent while a request is answered."""
@@ -293,9 +293,12 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._begin()
         if len(self.connections) > self.most:
-            idle = [other for other in self.connections if isinstance(other, Connection) and other.waits]
-            oldest = min(idle, key=lambda other: other.late.when() if other.late is not None else 0.0)
-            oldest.close()
+            others = [one for one in self.connections if isinstance(one, Connection) and one.waits and one is not self]
+            min(others or [self], key=Connection.turn).close()
+
+    def turn(self) -> tuple[bool, float]:
+        """Its place among those that make room: last where an answer is still on its way."""
+        return self.transport.get_write_buffer_size() > 0, 0.0 if self.late is None else self.late.when()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -308,6 +311,8 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
+        if self.stuck is not None:
+            self.stuck.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -322,6 +327,7 @@ class Connection(H11Protocol):
     def close(self) -> None:
         """Close it at once: nobody is told anything."""
         self._end()
+        self.connections.discard(self)  # several may come before it is gone
         self.transport.abort()
 
     def _begin(self) -> None:
