@@ -142,10 +142,17 @@ class Store:
     def delete(self, kind: Kind, name: str) -> bool:
         """Forget an entry; whether there was one."""
         path = self.path(kind, name)
-        remove_file(path)  # first: where the disk does not let it go it is not forgotten
         with self._lock:
             self._loaded.pop(path, None)
-            found = self._known.pop(path, None) is not None or path in self._damaged
+            known = self._known.pop(path, None)
+        try:
+            remove_file(path)
+        except OSError:  # what the disk does not let go is not forgotten
+            with self._lock:
+                self._known |= {} if known is None else {path: known}
+            raise
+        with self._lock:
+            found = known is not None or path in self._damaged
             self._damaged.discard(path)
         return found
 
