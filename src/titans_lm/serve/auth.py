@@ -27,7 +27,7 @@ DRAINED, DRAINING = 8, 2.0
 class Auth:
     """ASGI middleware: 401 without the key, 413 for a body that is too large, 408 for one that does not arrive.
 
-    The body is taken in whole before the application sees the request, so nothing is computed for a part of one.
+    Below /v1 the body is taken in whole before the application sees the request: nothing is computed for a part of one.
     """
 
     def __init__(self, app: Any, settings: ServeSettings, api_key: str | None) -> None:

@@ -30,7 +30,8 @@ from titans_lm.train.writer import RunWriter, due
 
 
 class StopRequest:
-    """Turn the first Ctrl-C or SIGTERM into a wish that a loop reads between steps; the second stops at once.
+    """Turn the first Ctrl-C or SIGTERM into a wish that a loop reads between steps; the second stops at once,
+    but for SIGTERM under torchrun, which passes on what it gets.
 
     Truthy once asked to stop. Outside of the main thread, which alone receives signals, it does nothing.
     """
